@@ -1,0 +1,58 @@
+# Needs make, git and python3 >= 3.11; everything else is installed by the first `make` of any target.
+SHELL := /bin/sh
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+QUICK ?=
+KILLS ?= 20
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast test-kernels kill-test lint bench bench-quick clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+setup: $(READY) ## install what is missing: Java and venv (as root), then .venv and the package
+
+demo: $(READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
+	$(BIN)/python -m examples.git_table $(ARGS)
+
+test: $(READY) ## the whole test suite, Spark included; ARGS are pytest's
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(READY) ## the tests without Spark and without slow ones
+	$(BIN)/python -m pytest -m "not spark and not slow" $(ARGS)
+
+test-kernels: $(READY) ## the kernels' tests: compiled, with bounds checks, and as plain Python
+	$(BIN)/python -m pytest tests/*/test_kernels.py
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest tests/*/test_kernels.py
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/*/test_kernels.py
+
+kill-test: $(READY) ## a streaming query killed KILLS times (20): each record exactly once
+	KAFKALOG_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/acceptance/test_killed_query.py $(ARGS)
+
+lint: $(READY) ## ruff's format and rules, mypy --strict
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY) ## every benchmark; prints JSON lines: claim, ours, peer, ratio, unit
+	@for program in bench/[a-z]*.py; do \
+	    name=$$(basename $$program .py); \
+	    $(BIN)/python -m bench.$$name --json $(QUICK) || exit 1; \
+	done
+
+bench-quick: ## the same on small inputs, in seconds
+	@$(MAKE) --no-print-directory bench QUICK=--quick
+
+clean: ## remove .venv and every cache
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp, so that it is done once; a change of the dependencies does it again.
+$(READY): pyproject.toml
+	@sh ./.ci/system-packages "$(PYTHON)"
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@

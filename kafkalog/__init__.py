@@ -1,0 +1,37 @@
+"""Kafka's compacted log for Spark, with no broker.
+
+`open` gives a log directory. Importing this package loads nothing heavy: no numba, pyarrow or
+Spark.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.config import CleanerConfig
+    from kafkalog.log import KafkaLog
+
+__all__ = ["__version__", "open"]
+
+__version__ = "0.1.0"
+
+
+def open(
+    path: str | Path,
+    *,
+    cleaner: bool | CleanerConfig = False,
+    read_only: bool = False,
+    create: bool = True,
+) -> KafkaLog:
+    """Open a log directory, creating it unless `create` is false; a context manager.
+
+    `cleaner=True` (or a `kafkalog.cleaner.CleanerConfig`) runs the background cleaner in this
+    process until the log is closed. Raises InvalidInputError when `path` is a file or holds no log,
+    and LockedByBrokerError when a Kafka broker owns it.
+    """
+    from kafkalog.log import KafkaLog
+
+    return KafkaLog(path, cleaner=cleaner, read_only=read_only, create=create)
+

@@ -1,0 +1,245 @@
+"""The cleaner's hot loops: key hashes, the table of offsets, and who survives.
+
+n = records, b = batches, s = slots. Every kernel takes plain arrays and returns plain numbers or a
+status; none allocates more than its caller gave it. Keys are read only after their place has been
+compared with the arena's size, so no further bounds check is compiled in.
+
+A slot is three unsigned words: the two halves of the key's hash, and the offset plus one. Zero in
+the third word means that the slot is free, so a table fresh from the operating system is empty and
+its memory is taken up page by page.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+RELEASE = "0.1.0"
+"""Part of what numba's cache is keyed by: a new release never runs an old release's code."""
+
+kernel: Any = partial(njit, cache=True, nogil=True)
+inlined: Any = partial(njit, cache=True, nogil=True, forceinline=True)
+
+BYTES = types.Array(types.uint8, 1, "C", readonly=True)  # accepts writable arrays too
+INTEGERS = types.Array(types.int64, 1, "C", readonly=True)
+WORDS = types.Array(types.uint64, 1, "C", readonly=True)
+HASHES_OUT = types.Array(types.uint64, 2, "C")
+
+_U1 = np.uint64(1)
+_U8 = np.uint64(8)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+
+@inlined()
+def _turn(word, bits):  # type: ignore[no-untyped-def]
+    return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
+
+
+@inlined()
+def _round(v0, v1, v2, v3):  # type: ignore[no-untyped-def]
+    v0 += v1
+    v1 = _turn(v1, 13) ^ v0
+    v0 = _turn(v0, 32)
+    v2 += v3
+    v3 = _turn(v3, 16) ^ v2
+    v0 += v3
+    v3 = _turn(v3, 21) ^ v0
+    v2 += v1
+    v1 = _turn(v1, 17) ^ v2
+    v2 = _turn(v2, 32)
+    return v0, v1, v2, v3
+
+
+@inlined()
+def _word(arena, position):  # type: ignore[no-untyped-def]
+    """Eight bytes as a little-endian word; the compiler makes one load of it."""
+    word = np.uint64(arena[position])
+    word |= np.uint64(arena[position + _U1]) << np.uint64(8)
+    word |= np.uint64(arena[position + np.uint64(2)]) << np.uint64(16)
+    word |= np.uint64(arena[position + np.uint64(3)]) << np.uint64(24)
+    word |= np.uint64(arena[position + np.uint64(4)]) << np.uint64(32)
+    word |= np.uint64(arena[position + np.uint64(5)]) << np.uint64(40)
+    word |= np.uint64(arena[position + np.uint64(6)]) << np.uint64(48)
+    word |= np.uint64(arena[position + np.uint64(7)]) << np.uint64(56)
+    return word
+
+
+@kernel(types.int64(BYTES, INTEGERS, INTEGERS, WORDS, HASHES_OUT))
+def hash_keys(arena, positions, sizes, secret, hashes):  # type: ignore[no-untyped-def]
+    """Write SipHash-2-4 with 128 bits of output of every key into `hashes`.
+
+    arena uint8; positions int64 (n); sizes int64 (n), -1 for no key; secret uint64 (2);
+    hashes uint64 (n, 2), a row per record, untouched where there is no key. Returns -1, or the
+    index of the first record whose key does not lie inside the arena.
+    """
+    limit = arena.shape[0]
+    k0 = secret[0]
+    k1 = secret[1]
+    for i in range(positions.shape[0]):
+        size = sizes[i]
+        if size < 0:
+            continue
+        if positions[i] < 0 or positions[i] > limit - size:
+            return i
+        v0 = k0 ^ np.uint64(0x736F6D6570736575)
+        v1 = k1 ^ np.uint64(0x646F72616E646F6D) ^ np.uint64(0xEE)
+        v2 = k0 ^ np.uint64(0x6C7967656E657261)
+        v3 = k1 ^ np.uint64(0x7465646279746573)
+        position = np.uint64(positions[i])
+        for _ in range(size >> 3):
+            word = _word(arena, position)
+            position += _U8
+            v3 ^= word
+            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0 ^= word
+        word = np.uint64(size & 0xFF) << np.uint64(56)
+        shift = np.uint64(0)
+        for _ in range(size & 7):
+            word |= np.uint64(arena[position]) << shift
+            position += _U1
+            shift += _U8
+        v3 ^= word
+        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+        v0 ^= word
+        v2 ^= np.uint64(0xEE)
+        for _ in range(4):
+            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+        hashes[i, 0] = v0 ^ v1 ^ v2 ^ v3
+        v1 ^= np.uint64(0xDD)
+        for _ in range(4):
+            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+        hashes[i, 1] = v0 ^ v1 ^ v2 ^ v3
+    return -1
+
+
+@inlined()
+def _find(slots, high, low):  # type: ignore[no-untyped-def]
+    """The slot of a key, or the free one where it would go; -1 when the table is full."""
+    count = np.uint64(slots.shape[0])
+    slot = ((high >> _HALF) * count) >> _HALF
+    for _ in range(slots.shape[0]):
+        if slots[slot, 2] == 0 or (slots[slot, 0] == high and slots[slot, 1] == low):
+            return np.int64(slot)
+        slot += _U1
+        if slot == count:
+            slot = np.uint64(0)
+    return np.int64(-1)
+
+
+@kernel()
+def put_offsets(  # type: ignore[no-untyped-def]
+    slots, hashes, sizes, offsets, first, start, end, capacity, size, mask, prefix
+):
+    """Put the offsets of records `first`.. with start <= offset < end; a later one replaces.
+
+    A record without a key, or whose second hash word under `mask` is not `prefix`, is passed over.
+    The first record to put while `size` keys are in the table and `size` is the capacity ends the
+    work, also when its key is there already (Kafka: CleanerOffsetMap filling, rule C12).
+    Returns (index of the record that ended it or n, size, index of the last put or -1).
+    """
+    last = -1
+    for i in range(first, offsets.shape[0]):
+        if sizes[i] < 0 or offsets[i] < start or offsets[i] >= end:
+            continue
+        if hashes[i, 1] & mask != prefix:
+            continue
+        if size >= capacity:
+            return i, size, last
+        slot = _find(slots, hashes[i, 0], hashes[i, 1])
+        if slot < 0:
+            return i, size, last
+        if slots[slot, 2] == 0:
+            slots[slot, 0] = hashes[i, 0]
+            slots[slot, 1] = hashes[i, 1]
+            size += 1
+        slots[slot, 2] = np.uint64(offsets[i] + 1)
+        last = i
+    return offsets.shape[0], size, last
+
+
+@kernel()
+def get_offsets(slots, hashes, out):  # type: ignore[no-untyped-def]
+    """Write the offset of every hash (n, 2) into `out` int64 (n); -1 where it is absent."""
+    for i in range(hashes.shape[0]):
+        slot = _find(slots, hashes[i, 0], hashes[i, 1])
+        out[i] = -1 if slot < 0 else np.int64(slots[slot, 2]) - 1
+
+
+@kernel()
+def retain_records(  # type: ignore[no-untyped-def]
+    slots, hashes, key_sizes, value_sizes, offsets, batch_index, expired,
+    latest_offset, tombstones_from, keep, kept, tombstones,
+):  # fmt: skip
+    """Decide record by record; Kafka: Cleaner.shouldRetainRecord, rules C51 to C58.
+
+    expired bool (b): the batch's delete horizon has passed; tombstones_from: tombstones at or
+    above this offset stay whatever their horizon. Out: keep bool (n); kept, tombstones int64 (b),
+    what each batch keeps. Returns the count of records dropped because they have no key.
+    """
+    keyless = 0
+    for i in range(offsets.shape[0]):
+        batch = batch_index[i]
+        stay = True
+        if offsets[i] <= latest_offset:
+            if key_sizes[i] < 0:
+                keyless += 1
+                stay = False
+            else:
+                slot = _find(slots, hashes[i, 0], hashes[i, 1])
+                if slot >= 0 and np.int64(slots[slot, 2]) - 1 > offsets[i]:
+                    stay = False
+                elif value_sizes[i] < 0 and expired[batch] and offsets[i] < tombstones_from:
+                    stay = False
+        keep[i] = stay
+        if stay:
+            kept[batch] += 1
+            if value_sizes[i] < 0:
+                tombstones[batch] += 1
+    return keyless
+
+
+@kernel()
+def select_latest(  # type: ignore[no-untyped-def]
+    slots, hashes, key_sizes, value_sizes, offsets, start, end, mask, prefix, keep
+):
+    """Mark in `keep` bool (n) the records that are the newest of their key and hold a value."""
+    for i in range(offsets.shape[0]):
+        keep[i] = False
+        if key_sizes[i] < 0 or value_sizes[i] < 0 or offsets[i] < start or offsets[i] >= end:
+            continue
+        if hashes[i, 1] & mask != prefix:
+            continue
+        slot = _find(slots, hashes[i, 0], hashes[i, 1])
+        keep[i] = slot >= 0 and np.int64(slots[slot, 2]) - 1 == offsets[i]
+
+
+@kernel()
+def choose_index_entries(  # type: ignore[no-untyped-def]
+    sizes, last_offsets, max_timestamps, since, interval, top, top_offset, rows, tops, top_offsets
+):
+    """Choose the batches that get an index entry; one decision per batch.
+
+    since: bytes since the last entry; top, top_offset: the largest timestamp so far and the last
+    offset of its batch. Out: rows int64 (b), which batches; tops, top_offsets int64 (b), the
+    largest timestamp there. Returns (count of entries, since, top, top_offset).
+    Kafka: LogSegment.append.
+    """
+    count = 0
+    for i in range(sizes.shape[0]):
+        if max_timestamps[i] > top:
+            top = max_timestamps[i]
+            top_offset = last_offsets[i]
+        if since > interval:
+            rows[count] = i
+            tops[count] = top
+            top_offsets[count] = top_offset
+            count += 1
+            since = 0
+        since += sizes[i]
+    return count, since, top, top_offset

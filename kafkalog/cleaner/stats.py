@@ -1,0 +1,65 @@
+"""What a cleaning did, and how a partition stands: plain figures, returned and never logged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CleanerStats", "PartitionStatus"]
+
+
+@dataclass(slots=True)
+class CleanerStats:
+    """What cleaning one partition read, kept and wrote, summed over its rounds.
+
+    Kafka: CleanerStats (rule C139); bytes are those of `.log` files, times are milliseconds.
+    """
+
+    topic: str
+    partition: int
+    start_offset: int = 0
+    """First dirty offset before."""
+    end_offset: int = 0
+    """First dirty offset after; equal to `start_offset` where only horizons were due."""
+    rounds: int = 0
+    """Fillings of the offset map."""
+    records_read: int = 0
+    records_kept: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    map_records_read: int = 0
+    map_bytes_read: int = 0
+    keyless_records: int = 0
+    """Records dropped because they have no key; Kafka: invalidMessagesRead."""
+    batches_rewritten: int = 0
+    segments_before: int = 0
+    segments_after: int = 0
+    buffer_utilization: float = 0.0
+    """Share of the offset map's slots that were taken in the last round."""
+    map_ms: float = 0.0
+    """Time spent on filling the offset map."""
+    elapsed_ms: float = 0.0
+    error: str | None = None
+    """Why the partition was left as it was and is now uncleanable; None after success."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """How a partition stands with the cleaner."""
+
+    topic: str
+    partition: int
+    log_start_offset: int
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    high_watermark: int
+    clean_bytes: int
+    dirty_bytes: int
+    """What a cleaning would treat as new."""
+    uncleanable_bytes: int
+    """What no cleaning may touch yet: the active segment, and what a lag holds back."""
+    dirty_ratio: float
+    """dirty_bytes / (clean_bytes + dirty_bytes); compared with min.cleanable.dirty.ratio."""
+    state: str
+    """`clean`, `dirty` (the cleaner will come), `uncleanable`, or `not compacted`."""
+    reason: str | None = None
+    """Why it is uncleanable."""

@@ -1,0 +1,55 @@
+"""The swap: finished `.cleaned` segments take the place of those they were made from.
+
+The steps and their order are Kafka's, because the loader (a broker's, and ours in
+`storage_engine.segments`) tells from the names alone how far a dead process had come:
+
+1. `.cleaned` -> `.swap`, the highest base first, of each segment its `.log` first. As long as one
+   `.cleaned` is left, the sources are live.
+2. The sources -> `.deleted`. From the last rename of step 1 on, the new segments are live.
+3. `.swap` -> the final names.
+
+The directory is synced after each step, so that a power cut cannot show a later step without the
+one before it. Kafka: LocalLog.replaceSegments; unlike it, no new base is taken for a vanished one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kafkalog.cleaner.cleaned_segment import CleanedSegment
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.segments import SegmentFiles, retire
+
+__all__ = ["replace_segments"]
+
+
+def replace_segments(
+    directory: Path, sources: Sequence[SegmentFiles], outputs: Sequence[CleanedSegment]
+) -> None:
+    """Put finished output segments in the place of the source segments (rule C111).
+
+    The caller holds the partition's cleaner lock, the commit lock and, exclusively, the segments
+    lock, and has finished every earlier swap. A source that is gone is passed over (C112). Raises
+    OSError and leaves the directory as it is then, which every reader resolves.
+    """
+    new_bases = {output.base_offset for output in outputs}
+    for output in sorted(outputs, key=lambda output: output.base_offset, reverse=True):
+        for suffix in layout.SEGMENT_SUFFIXES:
+            if output.path(suffix).exists():
+                name = layout.segment_file(output.base_offset, suffix, layout.SWAP)
+                files.rename(output.path(suffix), directory / name)
+    files.sync_directory(directory)
+
+    bases = [source.base_offset for source in sources]
+    retire(directory, bases, suffixes=layout.SEGMENT_SUFFIXES)
+    # The producer snapshot at a base that stays a base is as good as before (C113).
+    vanished = [base for base in bases if base not in new_bases]
+    retire(directory, vanished, suffixes=(layout.SNAPSHOT,))
+
+    for base in sorted(new_bases):
+        for suffix in layout.SEGMENT_SUFFIXES:
+            path = directory / layout.segment_file(base, suffix, layout.SWAP)
+            if path.exists():
+                files.rename(path, directory / layout.segment_file(base, suffix))
+    files.sync_directory(directory)

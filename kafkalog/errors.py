@@ -1,0 +1,109 @@
+"""Every error kafkalog raises, one class per fault.
+
+KafkaLogError
+├── InvalidInputError (ValueError)   the caller's options, arguments or rows
+│   └── UnknownTopicError            a topic this log does not have
+├── CorruptLogError                  bytes on disk are wrong: path, position, expected, found
+│   ├── CorruptBatchError            a record batch
+│   └── CorruptJournalError          the `commit` file
+├── OffsetOutOfRangeError            an offset outside [log start, high watermark)
+├── CommitConflictError              a batch id below the writer's last one
+├── LockedByBrokerError              a Kafka broker owns the directory
+└── StorageError                     the file system refused, or its files do not fit the journal
+    └── CommitInDoubtError           the commit record may or may not be on disk
+
+A message says where, what was expected, what was found and, if possible, what to do, in one line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = [
+    "CommitConflictError",
+    "CommitInDoubtError",
+    "CorruptBatchError",
+    "CorruptJournalError",
+    "CorruptLogError",
+    "DataLossError",
+    "InvalidInputError",
+    "KafkaLogError",
+    "LockedByBrokerError",
+    "OffsetOutOfRangeError",
+    "StorageError",
+    "UnknownTopicError",
+]
+
+
+class KafkaLogError(Exception):
+    """The root of all errors of this package."""
+
+
+class InvalidInputError(KafkaLogError, ValueError):
+    """An option, an argument or a row of the caller is wrong."""
+
+
+class UnknownTopicError(InvalidInputError):
+    """The log has no topic of that name."""
+
+
+class CorruptLogError(KafkaLogError):
+    """Bytes on disk are not what the format demands."""
+
+    def __init__(self, path: Path | str, position: int, expected: object, found: object) -> None:
+        super().__init__(path, position, expected, found)
+        self.path = str(path)
+        self.position = position
+        self.expected = expected
+        self.found = found
+
+    def __str__(self) -> str:
+        return f"{self.path}: at byte {self.position}: expected {self.expected}, found {self.found}"
+
+
+class CorruptBatchError(CorruptLogError):
+    """A record batch is cut off, has a wrong checksum, or does not decode."""
+
+
+class CorruptJournalError(CorruptLogError):
+    """The `commit` file is not a journal this release can read."""
+
+
+class OffsetOutOfRangeError(KafkaLogError):
+    """An offset lies outside what the partition holds."""
+
+    def __init__(
+        self, topic: str, partition: int, offset: int, log_start: int, high_watermark: int
+    ) -> None:
+        super().__init__(topic, partition, offset, log_start, high_watermark)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.log_start = log_start
+        self.high_watermark = high_watermark
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic}-{self.partition}: offset {self.offset} is out of range, "
+            f"the valid range is [{self.log_start}, {self.high_watermark}]"
+        )
+
+
+class DataLossError(KafkaLogError):
+    """Records that a Spark read still wants are gone; `failOnDataLoss=false` makes it a warning."""
+
+
+class CommitConflictError(KafkaLogError):
+    """A writer brings a batch id below the last one it committed."""
+
+
+class LockedByBrokerError(KafkaLogError):
+    """A Kafka broker holds, or owned last, the directory."""
+
+
+class StorageError(KafkaLogError):
+    """The file system failed, or its files contradict the journal."""
+
+
+class CommitInDoubtError(StorageError):
+    """The commit record may or may not be on the disk; the next commit or open settles it."""

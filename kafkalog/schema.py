@@ -1,0 +1,31 @@
+"""The columns of a log, as Arrow and Spark see them: those of Spark's Kafka source."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+__all__ = ["HEADERS", "changelog_schema"]
+
+HEADERS = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+)
+
+_FIELDS = [
+    pa.field("key", pa.binary()),
+    pa.field("value", pa.binary()),
+    pa.field("topic", pa.string()),
+    pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()),
+    pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    pa.field("timestampType", pa.int32()),
+]
+
+
+def changelog_schema(*, include_headers: bool = False) -> pa.Schema:
+    """Return the schema of a read; `include_headers` adds the eighth column.
+
+    A null value is a tombstone; `headers` is null, not empty, for a record without headers;
+    `timestampType` is 0 for CreateTime and 1 for LogAppendTime.
+    """
+    headers = [pa.field("headers", HEADERS)] if include_headers else []
+    return pa.schema(_FIELDS + headers)

@@ -1,0 +1,235 @@
+"""The header of a record batch v2: parse, pack, check, seal and stamp it.
+
+A *batch* is a header of 61 bytes and its records, which are one section of bytes, compressed or
+not. `base_offset` and `partition_leader_epoch` lie outside the checksum, so a finished batch can be
+given its place in the log by writing twelve bytes (`stamp`).
+
+Invariants:
+
+* `last_offset` is `base_offset + last_offset_delta` and survives cleaning: it may be larger than
+  the offset of the last record that is still in the batch, and `records_count` may be zero;
+* with the delete horizon bit, `base_timestamp` is the horizon; records' timestamp deltas are
+  relative to it all the same;
+* only the low byte of the attributes means anything.
+
+Like Kafka's DefaultRecordBatch, without the records: those are in `records.py`. Messages of the
+older formats v0 and v1 are refused here by their magic byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from crc32c import crc32c
+
+from kafkalog.errors import CorruptBatchError
+from kafkalog.storage_engine import layout
+
+__all__ = [
+    "BatchHeader",
+    "Buffer",
+    "check_batch",
+    "iterate_headers",
+    "pack_header",
+    "parse_header",
+    "seal_batch",
+    "stamp",
+]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The thirteen fields of a batch's header, as they stand in the bytes.
+
+    Timestamps are epoch milliseconds, -1 for none. `batch_length` counts the bytes after itself;
+    `size` is the whole batch.
+    """
+
+    base_offset: int
+    batch_length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records_count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return self.batch_length + layout.LOG_OVERHEAD
+
+    @property
+    def last_offset(self) -> int:
+        """The last offset the batch stands for, whether that record is still there or not."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the batch."""
+        return self.last_offset + 1
+
+    @property
+    def codec(self) -> int:
+        """The compression codec's number; 5 to 7 mean none that exists."""
+        return self.attributes & layout.CODEC_MASK
+
+    @property
+    def timestamp_type(self) -> int:
+        """`layout.CREATE_TIME` or `layout.LOG_APPEND_TIME`."""
+        return int(self.attributes & layout.TIMESTAMP_TYPE_BIT != 0)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the batch belongs to a transaction."""
+        return self.attributes & layout.TRANSACTIONAL_BIT != 0
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the batch holds a marker for the log itself, and no data."""
+        return self.attributes & layout.CONTROL_BIT != 0
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """The time from which tombstones of the batch may go; None while none is set."""
+        if self.attributes & layout.DELETE_HORIZON_BIT:
+            return self.base_timestamp
+        return None
+
+
+def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """Return the header at `position` as it stands; nothing in it is checked.
+
+    Raises struct.error when fewer than 61 bytes follow.
+    """
+    return BatchHeader(*layout.BATCH_HEADER.unpack_from(buffer, position))
+
+
+def pack_header(header: BatchHeader) -> bytes:
+    """Return the 61 bytes of a header, its checksum as given."""
+    return layout.BATCH_HEADER.pack(
+        header.base_offset,
+        header.batch_length,
+        header.leader_epoch,
+        header.magic,
+        header.crc,
+        header.attributes,
+        header.last_offset_delta,
+        header.base_timestamp,
+        header.max_timestamp,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        header.records_count,
+    )
+
+
+def seal_batch(
+    target: bytearray | memoryview,
+    position: int,
+    size: int,
+    *,
+    base_offset: int,
+    last_offset_delta: int,
+    records_count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    attributes: int = 0,
+    leader_epoch: int = -1,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+) -> None:
+    """Write the header, checksum included, of a batch whose records stand at `position + 61`.
+
+    `size` is that of the whole batch. Kafka: DefaultRecordBatch.writeHeader.
+    """
+    fields = (
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        records_count,
+    )
+    prefix = (base_offset, size - layout.LOG_OVERHEAD, leader_epoch, layout.MAGIC)
+    layout.BATCH_HEADER.pack_into(target, position, *prefix, 0, *fields)
+    with memoryview(target) as view:
+        crc = crc32c(view[position + layout.ATTRIBUTES_POSITION : position + size])
+    layout.BATCH_HEADER.pack_into(target, position, *prefix, crc, *fields)
+
+
+def check_batch(
+    buffer: Buffer, position: int, *, path: Path | str, file_position: int
+) -> BatchHeader:
+    """Return the header of the batch at `position` once size, magic, length and checksum hold.
+
+    `path` and `file_position` (where the batch lies in that file) are for the error's message.
+    Raises CorruptBatchError. Kafka: DefaultRecordBatch.ensureValid.
+    """
+    remaining = len(buffer) - position
+    if remaining < layout.BATCH_OVERHEAD:
+        raise CorruptBatchError(
+            path,
+            file_position,
+            f"a batch of at least {layout.BATCH_OVERHEAD} bytes",
+            f"{remaining} bytes",
+        )
+    header = parse_header(buffer, position)
+    if header.magic != layout.MAGIC:
+        raise CorruptBatchError(
+            path, file_position, f"magic {layout.MAGIC}", f"magic {header.magic}"
+        )
+    if not layout.BATCH_OVERHEAD <= header.size <= remaining:
+        raise CorruptBatchError(
+            path,
+            file_position,
+            f"a batch of {layout.BATCH_OVERHEAD} to {remaining} bytes",
+            f"a batch of {header.size} bytes",
+        )
+    with memoryview(buffer) as view:
+        crc = crc32c(view[position + layout.ATTRIBUTES_POSITION : position + header.size])
+    if crc != header.crc:
+        raise CorruptBatchError(
+            path, file_position, f"checksum {header.crc:#010x}", f"checksum {crc:#010x}"
+        )
+    return header
+
+
+def iterate_headers(
+    buffer: Buffer, start: int = 0, end: int | None = None
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield (position, header) of each complete batch in `buffer[start:end]`.
+
+    Ends before the first batch that is cut off, or that is none: a wrong magic or an impossible
+    length. Checksums are not looked at. Kafka: FileLogInputStream.nextBatch.
+    """
+    position = start
+    limit = len(buffer) if end is None else min(end, len(buffer))
+    while limit - position >= layout.BATCH_OVERHEAD:
+        header = parse_header(buffer, position)
+        size = header.size
+        if header.magic != layout.MAGIC or not layout.BATCH_OVERHEAD <= size <= limit - position:
+            return
+        yield position, header
+        position += size
+
+
+def stamp(
+    target: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int
+) -> None:
+    """Give a finished batch its place in the log; the checksum does not cover these bytes."""
+    layout.STAMP_OFFSET.pack_into(target, position, base_offset)
+    layout.STAMP_EPOCH.pack_into(target, position + layout.EPOCH_POSITION, leader_epoch)

@@ -1,0 +1,10 @@
+"""The clock, and its only reader: below the engine, and in the cleaner, time is an argument."""
+
+from __future__ import annotations
+
+import time
+
+
+def now_ms() -> int:
+    """Return epoch milliseconds."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,214 @@
+"""Commit what tasks have staged: verify all of it, then append all of it, then write one record.
+
+A batch id equal to its writer's last is a retry, and is dropped; a lower one is refused; a higher
+one goes on. Nothing here decodes data.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from crc32c import crc32c
+
+from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.journal import WRITER_RETENTION_MS
+from kafkalog.storage_engine.staging import NewTopic, Run, StagedMessage
+from kafkalog.storage_engine.state import State, WriterState
+from kafkalog.storage_engine.transaction import Transaction
+
+_logger = logging.getLogger(__name__)
+STAGED_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
+"""A staged file this old is named by no query that is alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who commits: an id, what it writes to (a topic, or `*`), and the batch it is at."""
+
+    id: str
+    target: str
+    batch_id: int
+
+    @property
+    def name(self) -> str:
+        """The writer's name in the journal."""
+        return f"{self.id} {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What a commit did: nothing if `skipped`, else (first, next) offset per (topic, partition)."""
+
+    skipped: bool
+    rows: int
+    offsets: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+
+
+def last_batch(state: State, writer: Writer, now_ms: int) -> WriterState | None:
+    """Return a writer's last batch, if it is not forgotten."""
+    known = state.writers.get(writer.name)
+    if known is None or known.time_ms < now_ms - WRITER_RETENTION_MS:
+        return None
+    return known
+
+
+def is_committed(state: State, writer: Writer, rows: int, now_ms: int) -> bool:
+    """Tell whether the batch is a retry; raises CommitConflictError when it is older than that."""
+    known = last_batch(state, writer, now_ms)
+    if known is None or writer.batch_id > known.batch_id:
+        return False
+    when = datetime.fromtimestamp(known.time_ms / 1000).astimezone()
+    if writer.batch_id < known.batch_id:
+        raise CommitConflictError(
+            f"this checkpoint is older than the log: committed {known.batch_id} at "
+            f"{when:%H:%M} ({when:%Y-%m-%d %H:%M:%S%z}), got {writer.batch_id} "
+            f"(writer {writer.id}, target {writer.target}); continue with the newer checkpoint, "
+            "or set option resetWriter=true to write these batches again"
+        )
+    _logger.warning(
+        "batch %d of writer %s to %s is committed already (at %s): its rows are not written again",
+        writer.batch_id,
+        writer.id,
+        writer.target,
+        when.isoformat(timespec="seconds"),
+    )
+    if rows != known.rows:
+        _logger.warning(
+            "batch %d of writer %s had %d rows when it was committed, the retry has %d: "
+            "the source gave other rows for the same batch",
+            writer.batch_id,
+            writer.id,
+            known.rows,
+            rows,
+        )
+    return True
+
+
+def append_staged(
+    transaction: Transaction,
+    root: Path,
+    staged: Sequence[StagedMessage],
+    create: Mapping[str, NewTopic],
+    now_ms: int,
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """Verify every staged byte, then append run by run in ascending Spark partition."""
+    ordered = sorted(staged, key=lambda message: message.spark_partition)
+    for message in ordered:
+        _verify(root, message)
+    for message in ordered:
+        _match_topics(transaction, message, create)
+    starts: dict[tuple[str, int], int] = {}
+    for message in ordered:
+        for run in message.runs:
+            appender = transaction.appender(run.topic, run.partition, now_ms)
+            starts.setdefault((run.topic, run.partition), appender.state.high_watermark)
+            if run.is_segment:
+                name = message.files[run.file].name
+                appender.adopt(root / name.removesuffix(layout.STAGED))
+            else:
+                appender.append(_read_run(root, message, run))
+    return {
+        key: (start, transaction.appender(*key, now_ms).state.high_watermark)
+        for key, start in starts.items()
+    }
+
+
+def _verify(root: Path, message: StagedMessage) -> None:
+    """Compare every staged file's size and checksum with what its task said."""
+    for file in message.files:
+        path = root / file.name
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise StorageError(
+                f"{path}: the staged file is missing; is the log's directory shared by driver and "
+                "executors? run the batch again"
+            ) from None
+        try:
+            size = os.fstat(fd).st_size
+            crc = files.checksum(fd, size, crc32c)
+        finally:
+            os.close(fd)
+        if (size, crc) != (file.size, file.crc):
+            raise StorageError(
+                f"{path}: the task staged {file.size} bytes with CRC-32C {file.crc:#010x}, found "
+                f"{size} bytes with {crc:#010x}; run the batch again"
+            )
+
+
+def _match_topics(
+    transaction: Transaction, message: StagedMessage, create: Mapping[str, NewTopic]
+) -> None:
+    """Check that the topics are those the task saw, and create those it expected to be created."""
+    for name, topic_id in message.topic_ids.items():
+        known = transaction.state.topics.get(name)
+        if topic_id:
+            if known is None or known.topic_id != topic_id:
+                raise StorageError(
+                    f"topic {name!r} was deleted or created anew while the batch was written: "
+                    f"the task saw id {topic_id}; run the batch again"
+                )
+            continue
+        new = create.get(name) or create.get("*")
+        if new is None:
+            raise InvalidInputError(f"topic {name!r} does not exist and is not to be created")
+        if known is not None:
+            if len(known.partitions) != new.partitions:
+                raise StorageError(
+                    f"topic {name!r} was created meanwhile with {len(known.partitions)} "
+                    f"partitions, the task expected {new.partitions}; run the batch again"
+                )
+            continue
+        try:
+            transaction.topic(name)
+        except InvalidInputError:
+            transaction.create_topic(name, new.partitions, new.config)
+
+
+def _read_run(root: Path, message: StagedMessage, run: Run) -> bytearray:
+    if run.file < 0:
+        return bytearray(memoryview(message.data)[run.position : run.position + run.size])
+    fd = os.open(root / message.files[run.file].name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return bytearray(files.read_at(fd, run.size, run.position))
+    finally:
+        os.close(fd)
+
+
+def staged_paths(root: Path, state: State, matches: Callable[[str], bool]) -> list[Path]:
+    """Return the staged files, in the root and in partitions, whose names match."""
+    directories = [root] + [
+        root / layout.partition_directory(topic.name, number)
+        for topic in state.topics.values()
+        for number in range(len(topic.partitions))
+    ]
+    suffixes = (layout.STAGED, layout.STAGED_INDEX, layout.STAGED_TIME_INDEX)
+    found: list[Path] = []
+    for directory in directories:
+        try:
+            names = os.listdir(directory)
+        except FileNotFoundError:
+            continue
+        found.extend(
+            directory / name
+            for name in names
+            if name.startswith(layout.OURS) and name.endswith(suffixes) and matches(name)
+        )
+    return found
+
+
+def remove_staged(root: Path, staged: Sequence[StagedMessage | None]) -> None:
+    """Remove the staged files that messages name; large ones with their indexes."""
+    for message in staged:
+        for file in message.files if message else ():
+            stem = file.name.removesuffix(layout.STAGED)
+            for suffix in (layout.STAGED, layout.STAGED_INDEX, layout.STAGED_TIME_INDEX):
+                path = root / f"{stem}{suffix}"
+                if suffix == layout.STAGED or path.parent != root:
+                    files.remove(path)

@@ -1,0 +1,194 @@
+"""Arrow columns to finished record batches, and keys to partitions.
+
+Batches are filled in the order of the rows, up to a size; each is complete, checksum included,
+but for its place in the log, which lies outside the checksum (`batch.stamp`).
+
+Like Kafka's RecordAccumulator, MemoryRecordsBuilder and BuiltInPartitioner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine import compression, kernel_cache, layout
+from kafkalog.storage_engine.batch import seal_batch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Encoded", "encode", "murmur2_partitions"]
+
+
+@dataclass(slots=True)
+class Encoded:
+    """Finished batches, one after the other in `data`, which can be written.
+
+    Base offsets count from 0 over all of them and the leader epoch is -1: `batch.stamp` both.
+    positions, counts: byte position and number of records of each batch; rows: all records
+    """
+
+    data: memoryview
+    positions: list[int]
+    counts: list[int]
+    rows: int
+
+
+def encode(
+    key: pa.Array | None,
+    value: pa.Array | None,
+    headers: pa.Array | None,
+    timestamps: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    *,
+    batch_size: int,
+    codec: int,
+    level: int | None,
+    timestamp_type: int,
+    max_message_bytes: int,
+) -> Encoded:
+    """Encode `rows` (indexes into the columns, in the order to write) into batches.
+
+    key, value: binary or string; None is a column of nulls. headers: a list of key and value.
+    timestamps: int64 (m,) ms, one for each row of the columns; with LogAppendTime the clock's
+    batch_size: bytes, before compression; larger only where one record is
+    level: None is the codec's default
+    Raises InvalidInputError for a record that no batch of `max_message_bytes` can hold (names row
+    and size), a header without a key, columns of other types or lengths, an unknown codec or level.
+    """
+    from kafkalog.storage_engine import columns
+
+    kernels = kernel_cache.load()
+    count = len(timestamps)
+    keys = columns.binary_column(key, count, "key")
+    values = columns.binary_column(value, count, "value")
+    header = columns.header_column(headers, count)
+    timestamps = np.ascontiguousarray(timestamps, dtype=np.int64)
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    body_sizes = np.empty(len(rows), dtype=np.int64)
+    # Compressed, a large record may still fit; but never one that a reader would take for a bomb.
+    limit = max_message_bytes if codec == layout.CODEC_NONE else compression.SIZE_MAX
+    plan = np.empty((kernels.PLAN_FIELDS, len(rows)), dtype=np.int64)
+    status, result, row = kernels.plan_batches(
+        keys.places,
+        keys.data.size,
+        values.places,
+        values.data.size,
+        header.lists,
+        header.keys.places,
+        header.keys.data.size,
+        header.values.places,
+        header.values.data.size,
+        timestamps,
+        rows,
+        min(batch_size, max_message_bytes),
+        limit,
+        body_sizes,
+        plan,
+    )
+    if status != kernels.OK:
+        _report(status, result, row, limit)
+    batches = np.ascontiguousarray(plan[:, :result])
+    sizes = batches[2]
+    target = columns.allocate(int(sizes.sum()))
+    written = kernels.write_records(
+        target,
+        keys.data,
+        keys.places,
+        values.data,
+        values.places,
+        header.lists,
+        header.keys.data,
+        header.keys.places,
+        header.values.data,
+        header.values.places,
+        timestamps,
+        rows,
+        body_sizes,
+        batches,
+    )
+    if written != len(target):
+        raise InvalidInputError("the columns were changed while they were written")
+    data = target.data
+    timestamp_bit = layout.TIMESTAMP_TYPE_BIT if timestamp_type else 0
+    if codec == layout.CODEC_NONE:
+        return _sealed(data, batches, [timestamp_bit] * len(sizes))
+    attributes = []
+    parts: list[bytes] = []
+    start = 0
+    for batch, size in enumerate(sizes.tolist()):
+        section = data[start + layout.BATCH_OVERHEAD : start + size]
+        part = compression.compress(codec, section, level)
+        attributes.append(timestamp_bit | codec)
+        if layout.BATCH_OVERHEAD + len(part) > max_message_bytes:
+            # What compression enlarges past the limit is written as it stands, if that fits.
+            if size > max_message_bytes:
+                _too_large(int(rows[batches[0, batch]]), size, max_message_bytes)
+            part = bytes(section)
+            attributes[-1] = timestamp_bit
+        parts += (bytes(layout.BATCH_OVERHEAD), part)
+        batches[2, batch] = layout.BATCH_OVERHEAD + len(part)
+        start += size
+    return _sealed(memoryview(bytearray().join(parts)), batches, attributes)
+
+
+def _sealed(data: memoryview, batches: npt.NDArray[np.int64], attributes: Sequence[int]) -> Encoded:
+    """Write the headers. batches: int64 (5, b) as `kernels.plan_batches` leaves it."""
+    ends = np.cumsum(batches[2])
+    positions = (ends - batches[2]).tolist()
+    counts = (batches[1] - batches[0]).tolist()
+    columns = zip(positions, counts, attributes, batches.T.tolist(), strict=True)
+    for position, count, attribute, (first, _, size, base_timestamp, max_timestamp) in columns:
+        seal_batch(
+            data,
+            position,
+            size,
+            base_offset=first,
+            last_offset_delta=count - 1,
+            records_count=count,
+            base_timestamp=base_timestamp,
+            max_timestamp=max_timestamp,
+            attributes=attribute,
+        )
+    return Encoded(data, positions, counts, sum(counts))
+
+
+def _too_large(row: int, size: int, limit: int) -> NoReturn:
+    raise InvalidInputError(
+        f"row {row}: a batch of at most {limit} bytes was expected, "
+        f"its record alone takes {size}; raise max.message.bytes"
+    )
+
+
+def _report(status: int, size: int, row: int, limit: int) -> NoReturn:
+    kernels = kernel_cache.load()
+    if status == kernels.TOO_LARGE:
+        _too_large(row, size, limit)
+    if status == kernels.BAD_HEADER_KEY:
+        raise InvalidInputError(f"row {row}: a header's key was expected, found null")
+    raise InvalidInputError(f"row {row}: the columns have no such row, or it lies outside its data")
+
+
+def murmur2_partitions(keys: pa.Array, partition_count: int) -> npt.NDArray[np.int32]:
+    """Return the partition of each key (binary or string), -1 for null: int32 (n,).
+
+    Kafka: Utils.murmur2, BuiltInPartitioner.partitionForKey.
+    """
+    from kafkalog.storage_engine import columns
+
+    if partition_count < 1:
+        raise InvalidInputError(f"partition count: expected at least 1, found {partition_count}")
+    kernels = kernel_cache.load()
+    column = columns.binary_column(keys, len(keys), "key")
+    partitions = np.empty(len(keys), dtype=np.int32)
+    status = kernels.murmur2_partitions(
+        column.data, column.places[0], column.places[1], partition_count, partitions
+    )
+    if status != kernels.OK:
+        raise InvalidInputError("key: a value lies outside its data")
+    return partitions

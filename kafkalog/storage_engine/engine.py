@@ -1,0 +1,414 @@
+"""A log directory: its topics, its commits, its reads.
+
+Files are the truth, and no process is special: any number of processes may open the same root, read
+it, and take turns at writing. Opening reads one small file and scans nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError
+from kafkalog.storage_engine import checkpoints, clock, commit, files, layout, staging
+from kafkalog.storage_engine.commit import CommitResult, Writer
+from kafkalog.storage_engine.journal import Journal
+from kafkalog.storage_engine.staging import NewTopic, StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.state import PartitionState, State, TopicState
+from kafkalog.storage_engine.transaction import Transaction
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kafkalog.storage_engine.log_view import LogView
+
+__all__ = ["CommitResult", "Engine", "NewTopic", "Writer"]
+
+_logger = logging.getLogger(__name__)
+
+AppendResult = CommitResult
+
+
+class Engine:
+    """One process's access to a log directory; a context manager.
+
+    `read_only` never writes a byte. Raises InvalidInputError for a path that is a file, or has no
+    log where none is to be created, and LockedByBrokerError for a directory that a broker owns.
+    """
+
+    def __init__(self, path: str | Path, *, read_only: bool = False, create: bool = True) -> None:
+        self.root = Path(path).absolute()
+        self.read_only = read_only
+        if self.root.exists() and not self.root.is_dir():
+            raise InvalidInputError(f"{self.root}: a log is a directory, this is a file")
+        commit_file = self.root / layout.COMMIT
+        self._journal = Journal(commit_file)
+        self._root_lock = files.RootLock(self.root)
+        self._commit_lock = files.FileLock(self.root / layout.COMMIT_LOCK)
+        if not commit_file.exists():
+            if (self.root / layout.META_PROPERTIES).exists():
+                raise LockedByBrokerError(
+                    f"{self.root}: this is a Kafka broker's log directory (it has "
+                    f"{layout.META_PROPERTIES}); this release reads and writes its own logs only"
+                )
+            if read_only or not create:
+                raise InvalidInputError(
+                    f"{self.root}: no log here (it has no `{layout.COMMIT}` file); create one with "
+                    "kafkalog.open(path), or by writing to it"
+                )
+            self._create()
+        elif not read_only and not self._journal.is_settled():
+            with contextlib.suppress(LockedByBrokerError), self._root_lock.shared():
+                self._settle_if_free()
+
+    def _create(self) -> None:
+        missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
+        self.root.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            files.sync_directory(path.parent)
+        foreign = [
+            entry.name
+            for entry in self.root.iterdir()
+            if entry.is_dir() and not entry.name.startswith((".", layout.OURS))
+        ]
+        if foreign:
+            raise InvalidInputError(
+                f"{self.root}: the directory is not empty (it has {sorted(foreign)[0]!r}) and is "
+                "no log; choose an empty or a new directory"
+            )
+        with self._root_lock.shared(), self._commit_lock.exclusive():
+            if not (self.root / layout.COMMIT).exists():
+                Journal.create(self.root / layout.COMMIT)
+
+    def _settle_if_free(self) -> None:
+        with self._commit_lock.exclusive(wait=False) as is_free:
+            if is_free:
+                self._journal.settle()
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Return the published state; costs one small read when nothing has changed."""
+        return self._journal.published()
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        *,
+        exist_ok: bool = False,
+        now_ms: int | None = None,
+    ) -> TopicState:
+        """Create a topic with Kafka's topic configs; `cleanup.policy` is `compact` unless given.
+
+        Raises InvalidInputError for a name Kafka forbids, an unknown config, or an existing topic;
+        with `exist_ok` an existing topic is returned as it is.
+        """
+        if exist_ok and name in self.state().topics:
+            return self.state().topics[name]
+        with self.transaction() as transaction:
+            if exist_ok and name in transaction.state.topics:
+                return transaction.state.topics[name]
+            transaction.create_topic(name, partitions, with_default_policy(config or {}))
+            return transaction.publish(_now(now_ms)).topics[name]
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics, sorted."""
+        return sorted(self.state().topics)
+
+    def describe(self, name: str) -> TopicState:
+        """Return a topic's id, config and partitions; raises UnknownTopicError."""
+        return self.state().topic(name)
+
+    def alter_topic(
+        self, name: str, config: Mapping[str, str], *, now_ms: int | None = None
+    ) -> TopicState:
+        """Set configs of a topic; the others stay."""
+        with self.transaction() as transaction:
+            transaction.alter_topic(name, {**transaction.topic(name).config, **config})
+            return transaction.publish(_now(now_ms)).topics[name]
+
+    def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return {partition: (log start offset, high watermark)}."""
+        partitions = self.describe(topic).partitions
+        return {n: (p.log_start_offset, p.high_watermark) for n, p in enumerate(partitions)}
+
+    def partition_directory(self, topic: str, partition: int) -> Path:
+        """Return where a partition's files are."""
+        return self.root / layout.partition_directory(topic, partition)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Hold the commit lock with a settled journal; what is not published is undone."""
+        if self.read_only:
+            raise InvalidInputError(f"{self.root}: the log was opened read-only")
+        with self._root_lock.shared() as check_lock, self._commit_lock.exclusive():
+            transaction = Transaction(self.root, self._journal, self._journal.settle(), check_lock)
+            try:
+                yield transaction
+            except BaseException as fault:
+                transaction.abandon(fault)
+                raise
+            transaction.close()
+
+    def append(
+        self,
+        topic: str,
+        records: Any,
+        *,
+        now_ms: int | None = None,
+        batch_size: int = staging.BATCH_SIZE,
+    ) -> AppendResult:
+        """Append records in one atomic, synced commit.
+
+        `records` is a pyarrow table or record batch with the columns value and, if wanted, key,
+        headers, timestamp and partition; or (key, value) pairs of bytes or text, where a value of
+        None is a tombstone. Raises InvalidInputError for a row that the topic does not take.
+        """
+        writer = StagedWriter(
+            None, self.state(), now_ms=lambda: _now(now_ms), batch_size=batch_size
+        )
+        for rows in _record_batches(records):
+            writer.append(topic, rows)
+        return self.commit([writer.finish()], now_ms=now_ms)
+
+    def commit(
+        self,
+        staged: Sequence[StagedMessage],
+        *,
+        writer: Writer | None = None,
+        create: Mapping[str, NewTopic] | None = None,
+        reset_writer: bool = False,
+        now_ms: int | None = None,
+    ) -> CommitResult:
+        """Append what tasks have staged, at once or not at all, and remove the staged files.
+
+        A batch that its writer has committed already is skipped. Raises CommitConflictError for an
+        older batch (`reset_writer` lets it pass), StorageError for staged files that are not what
+        their tasks said, CommitInDoubtError when only the next holder can tell.
+        """
+        now_ms = _now(now_ms)
+        rows = sum(message.rows for message in staged)
+        with self.transaction() as transaction:
+            is_new = writer is None or (reset_writer and self._is_older(transaction, writer))
+            if writer and not is_new:
+                is_new = not commit.is_committed(transaction.state, writer, rows, now_ms)
+            if not is_new:
+                commit.remove_staged(self.root, staged)
+                return CommitResult(skipped=True, rows=0)
+            if rows == 0:
+                commit.remove_staged(self.root, staged)
+                return CommitResult(skipped=False, rows=0)
+            offsets = commit.append_staged(transaction, self.root, staged, create or {}, now_ms)
+            if writer is not None:
+                transaction.record_writer(writer.name, writer.batch_id, rows, now_ms)
+            transaction.publish(now_ms, rows=rows)
+        commit.remove_staged(self.root, staged)
+        if writer is not None:
+            self._remove_abandoned(writer)
+        return CommitResult(skipped=False, rows=rows, offsets=offsets)
+
+    def _is_older(self, transaction: Transaction, writer: Writer) -> bool:
+        known = transaction.state.writers.get(writer.name)
+        return known is not None and writer.batch_id < known.batch_id
+
+    def abort(
+        self,
+        staged: Sequence[StagedMessage | None],
+        *,
+        writer: Writer | None = None,
+        prefix: str | None = None,
+        now_ms: int | None = None,
+    ) -> bool:
+        """Remove what a failed batch staged; returns False, and keeps all, when it is published.
+
+        Spark calls abort also after a commit that failed, so the journal is looked at first: a
+        commit in doubt is settled here. `prefix` names the staged files of a batch without writer.
+        """
+        with self.transaction() as transaction:
+            if writer is not None:
+                known = commit.last_batch(transaction.state, writer, _now(now_ms))
+                if known is not None and known.batch_id == writer.batch_id:
+                    return False
+            commit.remove_staged(self.root, staged)
+            if prefix is None and writer is not None:
+                slug = writer_slug(writer.id, writer.target)
+                prefix = layout.staged_prefix(slug, writer.batch_id)
+            if prefix:
+                wanted = prefix
+                for path in commit.staged_paths(
+                    self.root, transaction.state, lambda name: name.startswith(wanted)
+                ):
+                    files.remove(path)
+            return True
+
+    def _remove_abandoned(self, writer: Writer) -> None:
+        """Remove what failed attempts of this batch, and of earlier ones, have left in the root."""
+        prefix = layout.staged_prefix(writer_slug(writer.id, writer.target))
+        for name in os.listdir(self.root):
+            if not name.startswith(prefix):
+                continue
+            batch_id = name.removeprefix(prefix).split("-")[0]
+            if batch_id.isdigit() and int(batch_id) <= writer.batch_id:
+                files.remove(self.root / name)
+
+    def sweep_staged(self, *, now_ms: int) -> int:
+        """Remove staged files so old that no living query can name them; returns how many."""
+        count = 0
+        for path in commit.staged_paths(self.root, self.state(), lambda _: True):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime * 1000 < now_ms - commit.STAGED_RETENTION_MS:
+                    files.remove(path)
+                    count += 1
+        return count
+
+    def sync(self, *, now_ms: int | None = None) -> None:
+        """Make durable what relaxed commits (`flush.messages`, `flush.ms`) have left unsynced."""
+        if self.state().unsynced:
+            with self.transaction() as transaction:
+                transaction.publish(_now(now_ms))
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def view(self, topic: str, partition: int, *, whole: bool = False) -> LogView:
+        """Open a partition at this moment; close the view after use."""
+        from kafkalog.storage_engine.log_view import open_view
+
+        count = len(self.describe(topic).partitions)
+        if not 0 <= partition < count:
+            raise InvalidInputError(
+                f"topic {topic!r} has partitions 0 to {count - 1}, there is no {partition}"
+            )
+
+        def load_state() -> PartitionState:
+            return self.describe(topic).partitions[partition]
+
+        directory = self.partition_directory(topic, partition)
+        return open_view(directory, topic, partition, load_state, whole=whole)
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        include_headers: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of `[start, end)`, from log start and to high watermark by default.
+
+        Raises OffsetOutOfRangeError, which names the valid range.
+        """
+        from kafkalog.schema import changelog_schema
+
+        schema = changelog_schema(include_headers=include_headers or "headers" in (columns or ()))
+        if columns is not None:
+            import pyarrow as pa
+
+            unknown = sorted(set(columns) - set(schema.names))
+            if unknown:
+                raise InvalidInputError(
+                    f"unknown column {unknown[0]!r}; known: {', '.join(schema.names)}"
+                )
+            schema = pa.schema([schema.field(name) for name in columns])
+        with self.view(topic, partition) as view:
+            first = view.state.log_start_offset if start is None else start
+            last = view.state.high_watermark if end is None else end
+            yield from view.read(first, last, schema=schema)
+
+    def close(self) -> None:
+        """Sync what relaxed commits left, and write Kafka's checkpoint files."""
+        if self.read_only or not (self.root / layout.COMMIT).exists():
+            return
+        try:
+            with self.transaction() as transaction:
+                if transaction.state.unsynced:
+                    transaction.publish(_now(None))
+                checkpoints.write_root_checkpoints(self.root, transaction.state)
+        except (StorageError, LockedByBrokerError, OSError) as fault:
+            _logger.warning("%s: checkpoints were not written at close: %s", self.root, fault)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def with_default_policy(config: Mapping[str, str]) -> dict[str, str]:
+    """Return the config of a new topic: compacted unless it says otherwise."""
+    return {"cleanup.policy": "compact", **config}
+
+
+def _now(now_ms: int | None) -> int:
+    return clock.now_ms() if now_ms is None else now_ms
+
+
+def _record_batches(records: Any) -> Iterable[pa.RecordBatch]:
+    import pyarrow as pa
+
+    if isinstance(records, pa.RecordBatch):
+        return [_checked(records)]
+    if isinstance(records, pa.Table):
+        return [_checked(batch) for batch in records.to_batches()]
+    try:
+        pairs = [(_to_bytes(key), _to_bytes(value)) for key, value in records]
+    except (TypeError, ValueError) as fault:
+        raise InvalidInputError(
+            f"records: expected a pyarrow table or (key, value) pairs of bytes or text: {fault}"
+        ) from None
+    columns = {
+        "key": pa.array([key for key, _ in pairs], pa.binary()),
+        "value": pa.array([value for _, value in pairs], pa.binary()),
+    }
+    return [pa.RecordBatch.from_pydict(columns)]
+
+
+def _to_bytes(value: bytes | str | None) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise TypeError(f"{type(value).__name__} is neither bytes nor text")
+
+
+def _checked(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Check the columns of an append; raises InvalidInputError naming the column and its types."""
+    import pyarrow as pa
+
+    types = pa.types
+    rules: dict[str, tuple[str, Any]] = {
+        "key": ("binary or string", lambda t: types.is_binary(t) or types.is_string(t)),
+        "value": ("binary or string", lambda t: types.is_binary(t) or types.is_string(t)),
+        "headers": ("list<struct<key: string, value: binary>>", types.is_list),
+        "timestamp": (
+            "timestamp, or int64 epoch ms",
+            lambda t: types.is_timestamp(t) or t == pa.int64(),
+        ),
+        "partition": ("int32 or int64", types.is_integer),
+    }
+    if "value" not in rows.schema.names:
+        raise InvalidInputError("records: required column 'value' not found")
+    for name in rows.schema.names:
+        if name not in rules:
+            raise InvalidInputError(f"records: unknown column {name!r}; known: {', '.join(rules)}")
+        expected, fits = rules[name]
+        if not fits(rows.schema.field(name).type):
+            raise InvalidInputError(
+                f"records: column {name!r} is {rows.schema.field(name).type}, expected {expected}"
+            )
+    return rows

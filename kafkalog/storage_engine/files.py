@@ -1,0 +1,365 @@
+"""Every durable act and every lock: only this module syncs, renames, removes, truncates, locks.
+
+Tests inject faults here, by replacing these functions: so the rest of the package calls them as
+`files.sync_file(...)`, through the module, and never `os.fsync`.
+
+Locks
+-----
+- `RootLock` is Kafka's `.lock`, held *shared* by whoever writes or cleans. A broker takes it
+  exclusively, so the two exclude each other. It is an open-file-description lock, which conflicts
+  with Java's POSIX lock and, unlike it, survives the closing of other descriptors of the file.
+- `FileLock` and `SegmentsLock` are `flock` locks of ours. Every acquisition opens a descriptor of
+  its own, so two threads of one process exclude each other like two processes. A process that dies
+  drops its locks; a forked child closes the descriptors that it inherits, and holds none.
+
+The order is: cleaner lock < commit lock < segments locks (ascending). No lock is upgraded from
+shared to exclusive, and none is held across a yield or code of the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import os
+import struct
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from kafkalog.errors import LockedByBrokerError, StorageError
+from kafkalog.storage_engine import layout
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_PIECE_SIZE = 1 << 20
+_LOCK_TRIES = 10
+_SET_LOCK = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+def read_at(fd: int, size: int, position: int) -> bytes:
+    """Read `size` bytes at `position`; fewer only at the end of the file."""
+    data = os.pread(fd, size, position)
+    if len(data) == size or not data:
+        return data
+    parts = [data]
+    count = len(data)
+    while count < size:
+        part = os.pread(fd, size - count, position + count)
+        if not part:
+            break
+        parts.append(part)
+        count += len(part)
+    return b"".join(parts)
+
+
+def write_at(fd: int, data: Buffer, position: int) -> None:
+    """Write all of `data` at `position`, however the kernel splits it."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, position)
+        view = view[count:]
+        position += count
+
+
+def truncate(fd: int, size: int) -> None:
+    """Cut, or extend with zeros, an open file to `size` bytes."""
+    os.ftruncate(fd, size)
+
+
+# --- durability ----------------------------------------------------------------------------------
+
+
+def sync_file(fd: int) -> None:
+    """Make the content and the size of an open file durable."""
+    os.fsync(fd)
+
+
+def sync_data(fd: int) -> None:
+    """Make the content of an open file durable; for files that do not grow."""
+    os.fdatasync(fd)
+
+
+def sync_path(path: Path) -> None:
+    """Make the content of a closed file durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync_file(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Make names that appeared in, or vanished from, a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file over whatever bears the target's name; durable after `sync_directory`."""
+    os.replace(source, target)
+
+
+def remove(path: Path) -> None:
+    """Remove a file if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory and the files in it."""
+    for entry in sorted(path.iterdir()):
+        remove(entry)
+    os.rmdir(path)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory; its parents must exist."""
+    os.mkdir(path)
+
+
+def create(path: Path, data: Buffer = b"") -> None:
+    """Write a new file, content synced; its name is durable after `sync_directory`."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        if data:
+            write_at(fd, data, 0)
+            sync_file(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomically(path: Path, data: Buffer) -> None:
+    """Put a whole file in place: temporary file, sync, rename, sync of the directory."""
+    temporary = path.with_name(path.name + layout.TEMPORARY)
+    create(temporary, data)
+    rename(temporary, path)
+    sync_directory(path.parent)
+
+
+def set_times(path: Path, mtime_ns: int) -> None:
+    """Set a file's times of access and modification."""
+    os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+def checksum(fd: int, size: int, crc: Callable[[bytes, int], int]) -> int:
+    """Return the checksum of the first `size` bytes of a file, read in pieces."""
+    value = position = 0
+    while position < size:
+        piece = read_at(fd, min(_PIECE_SIZE, size - position), position)
+        if not piece:
+            break
+        value = crc(piece, value)
+        position += len(piece)
+    return value
+
+
+# --- locks ---------------------------------------------------------------------------------------
+
+_descriptors: set[int] = set()
+_mutexes: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+_guard = threading.Lock()
+
+
+def _forget_inherited_locks() -> None:
+    """In a forked child: close the parent's lock descriptors, or its death would not free them."""
+    global _guard  # noqa: PLW0603  a mutex of another thread may be held for ever in the child
+    for fd in _descriptors:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _descriptors.clear()
+    _mutexes.clear()
+    _guard = threading.Lock()
+
+
+def _before_fork() -> None:
+    _guard.acquire()
+
+
+def _after_fork() -> None:
+    _guard.release()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget_inherited_locks
+)
+
+
+@contextlib.contextmanager
+def _descriptor(path: Path, *, writable: bool) -> Iterator[int | None]:
+    """Open a lock file; None where it is missing and cannot be created."""
+    fd: int | None
+    with _guard:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as fault:
+            if writable or fault.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                fd = None
+        if fd is not None:
+            _descriptors.add(fd)
+    try:
+        yield fd
+    finally:
+        # In a forked child the descriptor is closed already, and its number may be another file's.
+        if fd is not None and fd in _descriptors:
+            _descriptors.discard(fd)
+            os.close(fd)
+
+
+def _flock(fd: int, operation: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, operation)
+    except BlockingIOError:
+        raise
+    except OSError as fault:
+        raise StorageError(f"{path}: this file system has no locks ({fault.strerror})") from fault
+
+
+class FileLock:
+    """A `flock` lock on one file, for processes and for threads.
+
+    A directory that cannot be written is locked `shared` only if its lock file exists: where it
+    does not, nobody who could write there has ever been.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextlib.contextmanager
+    def exclusive(self, *, wait: bool = True) -> Iterator[bool]:
+        """Hold the lock alone; with `wait=False` yield False at once when it is taken."""
+        with _guard:
+            mutex = _mutexes[str(self.path)]
+        if not mutex.acquire(blocking=wait):
+            yield False
+            return
+        try:
+            with _descriptor(self.path, writable=True) as fd:
+                assert fd is not None
+                try:
+                    _flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), self.path)
+                except BlockingIOError:
+                    yield False
+                    return
+                yield True
+        finally:
+            # A forked child has a new mutex; releasing its parent's would be harmless but wrong.
+            if mutex.locked():
+                mutex.release()
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold the lock together with other sharers."""
+        with _descriptor(self.path, writable=False) as fd:
+            if fd is not None:
+                _flock(fd, fcntl.LOCK_SH, self.path)
+            yield
+
+
+class SegmentsLock:
+    """The lock of one partition's set of files: shared to list and open, exclusive to change it.
+
+    Everyone passes the turnstile, and a writer keeps it while it waits: readers that come later
+    queue behind the writer, so a stream of readers cannot starve it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._turnstile = FileLock(directory / layout.SEGMENTS_TURNSTILE)
+        self._lock = FileLock(directory / layout.SEGMENTS_LOCK)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the set of files alone."""
+        with self._turnstile.exclusive(), self._lock.exclusive():
+            yield
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold the set of files together with other readers."""
+        with contextlib.ExitStack() as held:
+            with self._turnstile.shared():
+                held.enter_context(self._lock.shared())
+            yield
+
+
+class RootLock:
+    """Kafka's `.lock` in the root directory, held shared; never unlinked by us."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / layout.ROOT_LOCK
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[Callable[[], None]]:
+        """Keep brokers out; yields a check that the lock still is on the file of that name.
+
+        Raises LockedByBrokerError when a broker holds the directory.
+        """
+        for _ in range(_LOCK_TRIES):
+            with _descriptor(self.path, writable=True) as fd:
+                assert fd is not None
+                self._lock(fd)
+                if not self._is_current(fd):
+                    continue  # a broker that shut down deleted the file between open and lock
+                yield functools.partial(self._check, fd)
+                return
+        raise LockedByBrokerError(f"{self.path}: the lock file is replaced again and again")
+
+    def _lock(self, fd: int) -> None:
+        try:
+            fcntl.fcntl(fd, _SET_LOCK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+        except (BlockingIOError, PermissionError) as fault:
+            raise LockedByBrokerError(
+                f"{self.path}: a Kafka broker holds this directory; "
+                "stop the broker, or open the log with read_only=True"
+            ) from fault
+        except OSError as fault:
+            raise StorageError(
+                f"{self.path}: this file system has no locks ({fault.strerror})"
+            ) from fault
+
+    def _check(self, fd: int) -> None:
+        if not self._is_current(fd):
+            raise LockedByBrokerError(
+                f"{self.path}: the lock file was replaced while it was held; "
+                "a Kafka broker runs, or ran, on this directory"
+            )
+
+    def _is_current(self, fd: int) -> bool:
+        try:
+            named = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        held = os.fstat(fd)
+        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+
+@functools.cache
+def boot_id() -> str:
+    """Name this boot of this host: unsynced bytes survive exactly as long as it lasts."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+@functools.cache
+def host_id() -> str:
+    """Name this host."""
+    try:
+        return Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        return os.uname().nodename

@@ -1,0 +1,343 @@
+"""The `commit` file: a small preallocated journal, and the only truth about what a log holds.
+
+A header, then numbered records with length and checksum; a record is the JSON of what one commit
+changed (`state.Change`). Writing a record and syncing it *is* the commit. Then `published_end` in
+the header is moved behind it: readers go no further, so nobody ever sees what a power cut could
+take back.
+
+Invariants
+----------
+- Records below `published_end` are whole; the numbers have no gaps.
+- Whoever writes here holds the commit lock. Readers hold nothing.
+- A record that follows `published_end` with a right checksum was written by a process that died
+  between writing and publishing. It counts: the next holder of the lock makes it durable and
+  publishes it (`settle`). A torn one is absent.
+- The file is written with zeros when it is made, so that a sync of a record moves no metadata.
+- A record marked `unsynced` (relaxed `flush.messages`) counts only as long as the host runs: after
+  a power cut the whole log goes back to the last synced record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+
+from kafkalog.errors import CommitInDoubtError, CorruptJournalError, StorageError
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.state import State
+
+WRITER_RETENTION_MS = 30 * 24 * 60 * 60 * 1000
+_READ_TRIES = 200
+_READ_PAUSE_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The header as read: which file this is, and how far it is published and synced."""
+
+    generation: bytes
+    published_end: int
+    synced_end: int
+    outlived: bool
+    """This host has been booted anew since the numbers were written."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """A state, where the record that led to it ends, and the same for the last synced record."""
+
+    header: _Header
+    state: State
+    end: int
+    synced_state: State
+    synced_end: int
+
+    def after(self, end: int, number: int, change: Mapping[str, Any]) -> _Replay:
+        state = self.state.apply(number, change)
+        if "unsynced" in change:
+            return _Replay(self.header, state, end, self.synced_state, self.synced_end)
+        return _Replay(self.header, state, end, state, end)
+
+    def synced(self) -> _Replay:
+        return _Replay(
+            self.header, self.synced_state, self.synced_end, self.synced_state, self.synced_end
+        )
+
+
+class Journal:
+    """One process's hold on the `commit` file of a log."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._replay: _Replay | None = None
+        """What any thread has read last, which may be older than what another one has read."""
+        self._settled: _Replay | None = None
+        """What the holder of the commit lock goes on from; no reader writes here."""
+        self._in_doubt = False
+
+    # --- reading, without a lock -----------------------------------------------------------------
+
+    def published(self) -> State:
+        """Return the published state; one small read when nothing has changed.
+
+        Raises CorruptJournalError, and StorageError for a format of another release.
+        """
+        return self._load().state
+
+    def _load(self) -> _Replay:
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            header = self._read_header(fd)
+            known = self._replay
+            if known is not None and known.header == header:
+                return known
+            replay = self._read(fd, header)
+        finally:
+            os.close(fd)
+        self._replay = replay
+        return replay
+
+    def is_settled(self) -> bool:
+        """Tell whether no whole record follows what is published."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            header = self._read_header(fd)
+            replay = self._read(fd, header)
+            return (
+                not header.outlived
+                and self._next_record(fd, replay.end, replay.state.number) is None
+            )
+        finally:
+            os.close(fd)
+
+    def _read_header(self, fd: int) -> _Header:
+        for _ in range(_READ_TRIES):
+            block = files.read_at(fd, layout.JOURNAL_RECORDS_POSITION, 0)
+            if len(block) < layout.JOURNAL_RECORDS_POSITION:
+                raise CorruptJournalError(
+                    self.path, 0, f"{layout.JOURNAL_RECORDS_POSITION} bytes", f"{len(block)} bytes"
+                )
+            magic, version, generation = layout.JOURNAL_HEADER.unpack_from(block)
+            if magic != layout.JOURNAL_MAGIC:
+                raise CorruptJournalError(self.path, 0, layout.JOURNAL_MAGIC, magic)
+            if version != layout.JOURNAL_VERSION:
+                raise StorageError(
+                    f"{self.path}: the format version is {version}, this release of kafkalog "
+                    f"reads {layout.JOURNAL_VERSION}: use the release that wrote it, or a newer one"
+                )
+            position = layout.JOURNAL_PUBLISHED_POSITION
+            checksum_position = position + layout.JOURNAL_PUBLISHED.size
+            (checksum,) = layout.CHECKSUM.unpack_from(block, checksum_position)
+            if crc32c(block[position:checksum_position]) == checksum:
+                published, synced, host, boot = layout.JOURNAL_PUBLISHED.unpack_from(
+                    block, position
+                )
+                outlived = host == _digest(files.host_id()) and boot != _digest(files.boot_id())
+                return _Header(generation, published, synced, outlived)
+            time.sleep(_READ_PAUSE_S)  # met a writer half way through its 36 bytes
+        raise CorruptJournalError(
+            self.path,
+            layout.JOURNAL_PUBLISHED_POSITION,
+            "a published end with its checksum",
+            "other",
+        )
+
+    def _read(self, fd: int, header: _Header) -> _Replay:
+        """Replay the records that are published, from where this process had got to.
+
+        After a new boot, whatever is on the disk is durable, and counts also past the published end
+        (which is not synced); but the relaxed records after the last synced one do not.
+        """
+        start = layout.JOURNAL_RECORDS_POSITION
+        replay = _Replay(header, State(), start, State(), start)
+        known = self._replay
+        if (
+            known is not None
+            and known.header.generation == header.generation
+            and known.end <= header.published_end
+            and not header.outlived
+            and not known.header.outlived
+        ):
+            replay = dataclasses.replace(known, header=header)
+        while replay.end < header.published_end or header.outlived:
+            found = self._next_record(fd, replay.end, replay.state.number)
+            if found is None:
+                if header.outlived and replay.end >= header.synced_end:
+                    break
+                raise CorruptJournalError(
+                    self.path,
+                    replay.end,
+                    f"record {replay.state.number + 1}",
+                    "bytes that are no record",
+                )
+            replay = replay.after(*found)
+        return replay.synced() if header.outlived else replay
+
+    def _next_record(
+        self, fd: int, position: int, number_before: int
+    ) -> tuple[int, int, dict[str, Any]] | None:
+        """Return (its end, number, change) of the record at `position`; None when it is none."""
+        head = files.read_at(fd, layout.JOURNAL_RECORD.size, position)
+        if len(head) < layout.JOURNAL_RECORD.size:
+            return None
+        length, checksum, number = layout.JOURNAL_RECORD.unpack(head)
+        # The first record of a rewritten file is a snapshot and keeps the number it stands for.
+        is_snapshot = position == layout.JOURNAL_RECORDS_POSITION
+        if length == 0 or (number != number_before + 1 and not is_snapshot):
+            return None
+        if position + len(head) + length > os.fstat(fd).st_size:
+            return None
+        payload = files.read_at(fd, length, position + len(head))
+        if len(payload) < length or _checksum(number, payload) != checksum:
+            return None
+        return position + len(head) + length, number, json.loads(payload)
+
+    # --- writing, under the commit lock ----------------------------------------------------------
+
+    @classmethod
+    def create(cls, path: Path) -> None:
+        """Put an empty journal in place; the caller holds the commit lock."""
+        files.write_atomically(path, _image(State(), layout.JOURNAL_SIZE))
+
+    def settle(self) -> State:
+        """Count what a dead process left, make it durable, publish it, and return the state."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            header = self._read_header(fd)
+            before = self._settled
+            if before is None or before.header.generation != header.generation:
+                # Whoever put this file in place may have died before its name was durable.
+                files.sync_directory(self.path.parent)
+            known = self._replay
+            if known is None or known.header != header:
+                known = self._read(fd, header)
+            replay = known
+            while (found := self._next_record(fd, replay.end, replay.state.number)) is not None:
+                replay = replay.after(*found)
+                if header.outlived:
+                    replay = known  # relaxed records that a power cut has made unbelievable
+                    break
+            left = replay.end - known.end
+            if left or header.outlived or self._in_doubt:
+                if left:
+                    # Written again: after a failed sync the pages may only pretend to be clean.
+                    files.write_at(fd, files.read_at(fd, left, known.end), known.end)
+                if header.outlived:
+                    self._erase(fd, replay.end)
+                files.sync_data(fd)
+                replay = dataclasses.replace(replay, header=self._publish(fd, replay))
+            self._in_doubt = False
+            self._settled = self._replay = replay
+            return replay.state
+        finally:
+            os.close(fd)
+
+    def append(self, change: Mapping[str, Any], *, sync: bool = True) -> State:
+        """Write a record: the commit point, when `sync`. The journal must be settled.
+
+        Raises CommitInDoubtError when the record was written and its sync failed: it may be on
+        disk, and the next holder of the lock finds out.
+        """
+        known = self._settled
+        assert known is not None, "settle first"
+        number = known.state.number + 1
+        content = dict(change)
+        if not sync:
+            content["unsynced"] = True
+        record = _record(number, content)
+        if known.end + len(record) > self.path.stat().st_size:
+            self.rewrite()  # the caller has synced all data: see `is_full`
+            known = self._settled
+        end = known.end + len(record)
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            try:
+                files.write_at(fd, record, known.end)
+                if sync:
+                    files.sync_data(fd)
+                replay = known.after(end, number, content)
+                header = self._publish(fd, replay)
+            except OSError as fault:
+                self._in_doubt = True
+                raise CommitInDoubtError(
+                    f"{self.path}: record {number} could not be synced and published "
+                    f"({fault.strerror}); the commit is in doubt, "
+                    "the next commit or open settles it"
+                ) from fault
+            self._settled = self._replay = dataclasses.replace(replay, header=header)
+            return replay.state
+        finally:
+            os.close(fd)
+
+    def is_full(self, change: Mapping[str, Any]) -> bool:
+        """Tell whether the next record needs a rewrite first, and so a synced state."""
+        known = self._settled
+        assert known is not None, "settle first"
+        size = len(_record(known.state.number + 1, {**change, "unsynced": True}))
+        return known.end + size > self.path.stat().st_size
+
+    def rewrite(self) -> None:
+        """Replace the file by one snapshot record, forgetting writers that are long silent."""
+        known = self._settled
+        assert known is not None, "settle first"
+        state = known.state
+        horizon_ms = state.time_ms - WRITER_RETENTION_MS
+        kept = {name: entry for name, entry in state.writers.items() if entry.time_ms >= horizon_ms}
+        state = State(state.number, state.time_ms, state.topics, kept)
+        files.write_atomically(self.path, _image(state, layout.JOURNAL_SIZE))
+        self._settled = self._load()
+
+    def _publish(self, fd: int, replay: _Replay) -> _Header:
+        synced_end = replay.synced_end
+        files.write_at(fd, _published(replay.end, synced_end), layout.JOURNAL_PUBLISHED_POSITION)
+        return _Header(replay.header.generation, replay.end, synced_end, outlived=False)
+
+    def _erase(self, fd: int, position: int) -> None:
+        """Zero what follows, so that no record of a lost future fits behind a new one."""
+        size = os.fstat(fd).st_size
+        files.write_at(fd, bytes(size - position), position)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+def _checksum(number: int, payload: bytes) -> int:
+    return crc32c(payload, crc32c(layout.JOURNAL_NUMBER.pack(number)))
+
+
+def _record(number: int, content: Mapping[str, Any]) -> bytes:
+    payload = json.dumps(content, separators=(",", ":")).encode("ascii")
+    return layout.JOURNAL_RECORD.pack(len(payload), _checksum(number, payload), number) + payload
+
+
+def _published(end: int, synced_end: int) -> bytes:
+    content = layout.JOURNAL_PUBLISHED.pack(
+        end, synced_end, _digest(files.host_id()), _digest(files.boot_id())
+    )
+    return content + layout.CHECKSUM.pack(crc32c(content))
+
+
+def _image(state: State, size_min: int) -> bytes:
+    """Return a whole journal file whose only record is a snapshot of `state`."""
+    record = _record(state.number, state.snapshot()) if state.number else b""
+    end = layout.JOURNAL_RECORDS_POSITION + len(record)
+    image = bytearray(max(size_min, 4 * end))
+    layout.JOURNAL_HEADER.pack_into(
+        image, 0, layout.JOURNAL_MAGIC, layout.JOURNAL_VERSION, uuid.uuid4().bytes
+    )
+    published = _published(end, end)
+    position = layout.JOURNAL_PUBLISHED_POSITION
+    image[position : position + len(published)] = published
+    image[layout.JOURNAL_RECORDS_POSITION : end] = record
+    return bytes(image)

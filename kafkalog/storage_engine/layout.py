@@ -1,0 +1,213 @@
+"""Every byte layout and every file name, in one place.
+
+Kafka's layouts are documented in `docs/format.md`; the class that defines each one in Apache Kafka
+stands in its comment. All integers are big-endian. What is ours, and not Kafka's, are the `commit`
+journal and the names that begin with `kl-` (a Kafka broker ignores both).
+
+This module is pure: no files, no clock, no third-party imports; the numba kernels import it too.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Final
+
+# --- record batch v2: org.apache.kafka.common.record.DefaultRecordBatch --------------------------
+BATCH_HEADER: Final = struct.Struct(
+    ">q"  # base_offset: of the first record, also when that record was cleaned away
+    "i"  # batch_length: bytes after this field
+    "i"  # partition_leader_epoch: -1 none
+    "b"  # magic: 2
+    "I"  # crc: CRC-32C of all that follows
+    "h"  # attributes: see the bits below
+    "i"  # last_offset_delta
+    "q"  # base_timestamp: ms of the first record, or the delete horizon
+    "q"  # max_timestamp: ms
+    "q"  # producer_id: -1 none
+    "h"  # producer_epoch: -1 none
+    "i"  # base_sequence: -1 none
+    "i"  # records_count
+)
+BATCH_OVERHEAD: Final = 61
+assert BATCH_HEADER.size == BATCH_OVERHEAD
+LOG_OVERHEAD: Final = 12
+"""Bytes before what `batch_length` counts: base_offset and batch_length."""
+LENGTH_POSITION: Final = 8
+EPOCH_POSITION: Final = 12
+MAGIC_POSITION: Final = 16
+CRC_POSITION: Final = 17
+ATTRIBUTES_POSITION: Final = 21
+"""The checksum covers the batch from here on."""
+LAST_OFFSET_DELTA_POSITION: Final = 23
+BASE_TIMESTAMP_POSITION: Final = 27
+MAX_TIMESTAMP_POSITION: Final = 35
+PRODUCER_ID_POSITION: Final = 43
+PRODUCER_EPOCH_POSITION: Final = 51
+BASE_SEQUENCE_POSITION: Final = 53
+RECORDS_COUNT_POSITION: Final = 57
+MAGIC: Final = 2
+STAMP_OFFSET: Final = struct.Struct(">q")  # base_offset, at byte 0 of a batch
+STAMP_EPOCH: Final = struct.Struct(">i")  # partition_leader_epoch, at byte 12
+
+CODEC_MASK: Final = 0x07
+TIMESTAMP_TYPE_BIT: Final = 0x08
+TRANSACTIONAL_BIT: Final = 0x10
+CONTROL_BIT: Final = 0x20
+DELETE_HORIZON_BIT: Final = 0x40
+
+CODEC_NONE: Final = 0
+CODEC_GZIP: Final = 1
+CODEC_SNAPPY: Final = 2
+CODEC_LZ4: Final = 3
+CODEC_ZSTD: Final = 4
+CODECS: Final = {
+    "none": CODEC_NONE,
+    "gzip": CODEC_GZIP,
+    "snappy": CODEC_SNAPPY,
+    "lz4": CODEC_LZ4,
+    "zstd": CODEC_ZSTD,
+}
+CODEC_NAMES: Final = {codec: name for name, codec in CODECS.items()}
+
+CREATE_TIME: Final = 0
+LOG_APPEND_TIME: Final = 1
+NO_TIMESTAMP: Final = -1
+MAX_RECORD_OVERHEAD: Final = 21
+"""The most bytes a record takes beside its length field, key, value and headers."""
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+
+# --- compressed record sections: what stands around the blocks -----------------------------------
+GZIP_HEADER: Final = bytes.fromhex("1f8b08000000000000ff")
+"""Deflate, no name, no time, unknown operating system: as Java's GZIPOutputStream writes it."""
+GZIP_TRAILER: Final = struct.Struct("<II")  # CRC-32 (zlib), size modulo 2^32; little-endian
+XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+XERIAL_HEADER: Final = struct.Struct(">8sii")  # magic, version, lowest compatible version
+XERIAL_BLOCK: Final = struct.Struct(">i")  # bytes of the raw snappy block that follows
+LZ4_MAGIC: Final = bytes.fromhex("04224d18")
+
+# --- indexes: OffsetIndex, TimeIndex -------------------------------------------------------------
+OFFSET_INDEX_ENTRY: Final = struct.Struct(
+    ">i"  # relative_offset: last offset of the batch, minus the segment's base offset
+    "i"  # position: where that batch starts in the .log file
+)
+TIME_INDEX_ENTRY: Final = struct.Struct(
+    ">q"  # timestamp: the largest in the segment up to that batch
+    "i"  # relative_offset: last offset of the batch that carries it
+)
+assert (OFFSET_INDEX_ENTRY.size, TIME_INDEX_ENTRY.size) == (8, 12)
+
+# --- file names: LogFileUtils, UnifiedLog --------------------------------------------------------
+LOG: Final = ".log"
+INDEX: Final = ".index"
+TIME_INDEX: Final = ".timeindex"
+TRANSACTION_INDEX: Final = ".txnindex"
+SNAPSHOT: Final = ".snapshot"
+SEGMENT_SUFFIXES: Final = (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)
+CLEANED: Final = ".cleaned"
+SWAP: Final = ".swap"
+DELETED: Final = ".deleted"
+TEMPORARY: Final = ".tmp"
+
+PARTITION_METADATA: Final = "partition.metadata"
+LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
+RECOVERY_POINT_CHECKPOINT: Final = "recovery-point-offset-checkpoint"
+LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
+REPLICATION_CHECKPOINT: Final = "replication-offset-checkpoint"
+CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
+META_PROPERTIES: Final = "meta.properties"
+ROOT_LOCK: Final = ".lock"
+
+# --- ours: names that no Kafka broker parses or deletes, but for the canary ----------------------
+COMMIT: Final = "commit"
+COMMIT_LOCK: Final = "kl-commit.lock"
+CLEANER_LOCK: Final = "kl-cleaner.lock"
+UNCLEANABLE: Final = "kl-uncleanable"
+DELETE_HORIZON: Final = "kl-delete-horizon"
+SEGMENTS_LOCK: Final = "kl-segments.lock"
+SEGMENTS_TURNSTILE: Final = "kl-segments.turnstile"
+CANARY: Final = "kl-canary.deleted"
+"""A file that every broker deletes when it loads a partition, and we never do."""
+UNRECORDED: Final = "kl-unrecorded"
+"""In a partition's directory as long as no journal record is known to name its topic."""
+STAGED: Final = ".staged"
+STAGED_INDEX: Final = ".staged-offsets"
+STAGED_TIME_INDEX: Final = ".staged-times"
+OURS: Final = "kl-"
+
+_DIGITS = 20
+_SEGMENT_FILE = re.compile(
+    r"^(\d{20})(\.(?:log|index|timeindex|txnindex|snapshot))(\.cleaned|\.swap|\.deleted)?$"
+)
+_TOPIC_NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}$")
+INTERNAL_TOPICS: Final = ("__cluster_metadata", "__consumer_offsets", "__transaction_state")
+
+
+def segment_file(base_offset: int, suffix: str, stage: str = "") -> str:
+    """Return the name of a segment's file, such as `00000000000000000042.log.swap`."""
+    return f"{base_offset:0{_DIGITS}d}{suffix}{stage}"
+
+
+def parse_segment_file(name: str) -> tuple[int, str, str] | None:
+    """Return (base offset, suffix, stage) of a segment's file; the stage is '' for a live one."""
+    match = _SEGMENT_FILE.match(name)
+    if match is None:
+        return None
+    return int(match[1]), match[2], match[3] or ""
+
+
+def partition_directory(topic: str, partition: int) -> str:
+    """Return the name of a partition's directory."""
+    return f"{topic}-{partition}"
+
+
+def topic_name_fault(name: str) -> str | None:
+    """Say why Kafka forbids a topic name; None when it does not (Kafka: Topic.validate)."""
+    if name in {"", ".", ".."}:
+        return f"topic name {name!r} is not allowed"
+    if not _TOPIC_NAME.match(name):
+        return (
+            f"topic name {name!r} is not allowed: 1 to 249 characters out of "
+            "a-z A-Z 0-9 . _ - are expected"
+        )
+    return None
+
+
+def staged_file(writer: str, batch_id: int, spark_partition: int, attempt: int, part: int) -> str:
+    """Return the name, without suffix, of a file a sink task stages; `part` counts large files."""
+    tail = f"-{part}" if part else ""
+    return f"{OURS}{writer}-{batch_id}-{spark_partition}-{attempt}{tail}"
+
+
+def staged_prefix(writer: str, batch_id: int | None = None) -> str:
+    """Return what the names of all files staged by a writer (for one batch) begin with."""
+    return f"{OURS}{writer}-" if batch_id is None else f"{OURS}{writer}-{batch_id}-"
+
+
+# --- ours: the `commit` journal ------------------------------------------------------------------
+JOURNAL_HEADER: Final = struct.Struct(
+    ">8s"  # magic: JOURNAL_MAGIC
+    "I"  # format version: JOURNAL_VERSION
+    "16s"  # generation: random, new at every rewrite of the file
+)
+JOURNAL_PUBLISHED: Final = struct.Struct(
+    ">Q"  # published_end: readers go no further than this byte
+    "Q"  # synced_end: what lies below has been synced, and outlives a power cut
+    "8s"  # host: digest of the host's id
+    "8s"  # boot: digest of the boot's id, in which the two numbers were written
+)
+CHECKSUM: Final = struct.Struct(">I")
+JOURNAL_RECORD: Final = struct.Struct(
+    ">I"  # length: bytes of the payload; 0 ends the journal
+    "I"  # CRC-32C of number and payload
+    "Q"  # number: one more than the record before
+)
+JOURNAL_NUMBER: Final = struct.Struct(">Q")
+JOURNAL_MAGIC: Final = b"kafkalog"
+JOURNAL_VERSION: Final = 1
+JOURNAL_PUBLISHED_POSITION: Final = 64
+JOURNAL_RECORDS_POSITION: Final = 512
+"""Records begin in a disk sector of their own: a torn one cannot reach the header."""
+JOURNAL_SIZE: Final = 1 << 20
+"""The preallocated size; a full journal is rewritten as one snapshot record."""

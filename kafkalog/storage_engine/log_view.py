@@ -1,0 +1,364 @@
+"""A partition at one moment: what readers, the cleaner and tables read a log through.
+
+A view has its `.log` files open, and so keeps the moment at which it was opened, whatever is
+rolled, swapped or retired afterwards. It holds no lock: the segments lock is shared only while
+files are listed and opened.
+
+Invariants:
+
+- nothing at or above the state's high watermark is returned, and of the active segment no byte
+  after `active_size` is looked at: what lies there belongs to nobody, or to a commit in flight;
+- the checksums of all batches that are returned were compared, and their offsets rise;
+- indexes only choose where a scan begins (`segments.locate`); they are opened by name when needed,
+  so one of another moment, or none, may meet the open log: then a longer scan is all it costs.
+
+Gaps are normal: the cleaner removes records, whole batches, and all batches of a segment.
+
+Descriptors are bounded: of a partition with very many segments a view opens a *window*, and lists
+again when it is used up. The later segments are then those of a later moment, which yield the same
+records as far as they are still wanted: a changelog reader cannot tell. Who must see exactly one
+moment (which record is the newest of its key?) opens the view `whole`.
+
+Kafka: UnifiedLog.read, LogSegment.read, FileRecords, without the fetch sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.open_segment import Chunk, OpenSegment
+from kafkalog.storage_engine.segments import SegmentFiles, file_names, list_segments
+from kafkalog.storage_engine.state import PartitionState
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from kafkalog.storage_engine.records import BatchTable
+
+__all__ = ["Chunk", "LogView", "open_view"]
+
+CHUNK_SIZE = 1 << 20
+WINDOW = 128
+"""Segments a view opens at once, unless it is opened whole."""
+_COMPRESSED_RUN = 64 << 10
+"""Compressed bytes that become one Arrow batch; what they grow to is known only afterwards."""
+_LISTINGS = 100
+"""Attempts to list a directory between two changes of a broker's."""
+
+
+class _Window:
+    """Consecutive segments with their `.log` files open."""
+
+    def __init__(
+        self, state: PartitionState, segments: list[SegmentFiles], offset: int, size: int | None
+    ) -> None:
+        """Open `size` segments (None: all there are), from the one that may hold `offset`."""
+        bases = [segment.base_offset for segment in segments]
+        first = 0 if size is None else max(0, bisect_right(bases, offset) - 1)
+        last = len(bases) if size is None else min(first + size, len(bases))
+        self.is_first = first == 0
+        self.following = bases[last] if last < len(bases) else None
+        """Base offset of the segment after the window; None when there is none."""
+        self.bases = bases[first:last]
+        self.segments: list[OpenSegment] = []
+        try:
+            for place in range(first, last):
+                is_active = bases[place] == state.active_base
+                self.segments.append(
+                    OpenSegment(
+                        segments[place],
+                        end_offset=bases[place + 1] if place + 1 < len(bases) else layout.INT64_MAX,
+                        committed=state.active_size if is_active else None,
+                    )
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def covers(self, offset: int) -> bool:
+        """Whether the segment that may hold `offset` is in the window, if there is one at all."""
+        if self.following is not None and offset >= self.following:
+            return False
+        return self.is_first or offset >= self.bases[0]
+
+    def close(self) -> None:
+        for segment in self.segments:
+            segment.close()
+
+
+def _committed(
+    directory: Path, segments: list[SegmentFiles], state: PartitionState
+) -> list[SegmentFiles]:
+    """Leave out segments that a commit in flight, or a dead one, created; miss none."""
+    kept = [segment for segment in segments if segment.base_offset <= state.active_base]
+    if state.active_size and (not kept or kept[-1].base_offset != state.active_base):
+        raise _missing(directory, state.active_base)
+    if state.high_watermark > state.log_start_offset and (
+        not kept or kept[0].base_offset > state.log_start_offset
+    ):
+        raise _missing(directory, state.log_start_offset)
+    return kept
+
+
+def _missing(directory: Path, offset: int) -> StorageError:
+    return StorageError(
+        f"{directory}: the segment of offset {offset} is missing; committed records are lost"
+    )
+
+
+class LogView:
+    """A partition at one moment; see the module. Close it, or use it as a context manager.
+
+    `state` is the partition's, `segments` are all segments it had, open or not. Any number of
+    threads may read; iterators end before the view is closed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        topic: str,
+        partition: int,
+        state: PartitionState,
+        segments: list[SegmentFiles],
+        *,
+        load_state: Callable[[], PartitionState] | None = None,
+        start: int | None = None,
+    ) -> None:
+        """Open the segments; the caller holds the segments lock, shared or exclusive.
+
+        With `load_state` open a window of them that begins at offset `start` (the log start); it
+        gives the state of later moments, under the lock. Raises StorageError, and
+        FileNotFoundError when a file is gone since it was listed.
+        """
+        self.directory = directory
+        self.topic = topic
+        self.partition = partition
+        self.state = state
+        self.segments = _committed(directory, segments, state)
+        self._load_state = load_state
+        self._window = _Window(
+            state,
+            self.segments,
+            state.log_start_offset if start is None else start,
+            WINDOW if load_state else None,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_window"):
+            self.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._window.close()
+
+    def read(self, start: int, end: int, *, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the data records with start <= offset < end, in order, as columns of `schema`.
+
+        A batch holds about a chunk (1 MiB of the file, less when compressed), or one record batch
+        where that alone is larger; none is empty. Control batches never surface. Raises
+        OffsetOutOfRangeError outside [log start, high watermark], CorruptBatchError and
+        StorageError.
+        """
+        for offset in (start, end):
+            if not self.state.log_start_offset <= offset <= self.state.high_watermark:
+                raise self._out_of_range(offset, self.state)
+        if start > end:
+            raise InvalidInputError(
+                f"{self.topic}-{self.partition}: the range [{start}, {end}) ends before it starts"
+            )
+        return self._read(start, end, schema)
+
+    def _read(self, start: int, end: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        from kafkalog.storage_engine import records
+
+        for chunk in self.chunks(start, end):
+            for selection in _decodable_runs(chunk.table):
+                batch = records.decode(
+                    chunk.buffer,
+                    chunk.table,
+                    start=chunk.start,
+                    end=chunk.end,
+                    schema=schema,
+                    topic=self.topic,
+                    partition=self.partition,
+                    path=chunk.path,
+                    file_position=chunk.file_position,
+                    selection=selection,
+                )
+                if batch.num_rows:
+                    yield batch
+
+    def chunks(self, start: int, end: int, *, chunk_size: int = CHUNK_SIZE) -> Iterator[Chunk]:
+        """Yield every batch with last_offset >= start and base_offset < end, control batches too.
+
+        `start` may lie below the log start: what the segments still hold is returned. A chunk is
+        larger than `chunk_size` (bytes) only where single batches are. Raises as `read` does.
+        """
+        offset = start
+        for segment in self._open_segments(start, end):
+            for chunk in segment.chunks(offset, end, chunk_size):
+                offset = int(chunk.table.last_offsets[-1]) + 1
+                yield chunk
+
+    def position_of(self, offset: int) -> tuple[SegmentFiles, int] | None:
+        """Return where the first batch with last_offset >= `offset` is: its segment and position.
+
+        None when there is none below the high watermark. Checksums are not compared.
+        """
+        end = self.state.high_watermark
+        for segment in self._open_segments(offset, end):
+            for position, header in segment.batches_from(offset):
+                return None if header.base_offset >= end else (segment.files, position)
+        return None
+
+    def offset_for_time(self, timestamp: int) -> int | None:
+        """Return the first offset whose record is as young as `timestamp` (epoch ms), or younger.
+
+        None when there is none in [log start, high watermark). Control records count, as they do
+        in Kafka. Kafka: UnifiedLog.fetchOffsetByTimestamp.
+        """
+        start, end = self.state.log_start_offset, self.state.high_watermark
+        for segment in self._open_segments(start, end):
+            for position, header in segment.batches_since(timestamp):
+                if header.base_offset >= end:
+                    return None
+                if header.last_offset < start or not header.records_count:
+                    continue
+                found = segment.first_offset_since(
+                    position, header, timestamp, start=start, end=end
+                )
+                if found is not None:
+                    return found
+        return None
+
+    def _open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
+        """Yield the segments that may hold offsets of [start, end), window after window."""
+        if end > self.state.high_watermark:
+            raise self._out_of_range(end, self.state)
+        offset: int | None = start
+        while offset is not None and offset < end:
+            with self._window_at(offset) as window:
+                for segment in window.segments[max(0, bisect_right(window.bases, offset) - 1) :]:
+                    if segment.files.base_offset >= end:
+                        return
+                    yield segment
+                offset = window.following
+
+    @contextlib.contextmanager
+    def _window_at(self, offset: int) -> Iterator[_Window]:
+        """Open the window of an offset, unless it is the one that is open."""
+        load_state = self._load_state
+        if load_state is None or self._window.covers(offset):
+            yield self._window
+            return
+
+        def reopen(state: PartitionState, listed: list[SegmentFiles]) -> _Window:
+            if offset < state.log_start_offset and (
+                not listed or listed[0].base_offset > max(offset, self.state.log_start_offset)
+            ):
+                # Deleted since the view was opened: saying so beats a silent gap.
+                raise self._out_of_range(offset, state)
+            return _Window(state, _committed(self.directory, listed, state), offset, WINDOW)
+
+        window = _open_moment(self.directory, load_state, reopen)
+        try:
+            yield window
+        finally:
+            window.close()
+
+    def _out_of_range(self, offset: int, state: PartitionState) -> OffsetOutOfRangeError:
+        return OffsetOutOfRangeError(
+            self.topic, self.partition, offset, state.log_start_offset, state.high_watermark
+        )
+
+
+# --- opening -------------------------------------------------------------------------------------
+
+_Opened = TypeVar("_Opened", "LogView", _Window)
+
+
+def open_view(
+    directory: Path,
+    topic: str,
+    partition: int,
+    load_state: Callable[[], PartitionState],
+    *,
+    whole: bool = False,
+    start: int | None = None,
+) -> LogView:
+    """Open a partition as it is now: state, listing and files of one moment.
+
+    `load_state` is called under the shared segments lock, and again when a view of more than
+    `WINDOW` segments gets past the ones it has open. `whole` opens all of them: for whoever needs
+    the one moment. `start` is the offset where reading will begin, if it is known.
+    """
+
+    def opened(state: PartitionState, listed: list[SegmentFiles]) -> LogView:
+        later = None if whole or len(listed) <= WINDOW else load_state
+        return LogView(directory, topic, partition, state, listed, load_state=later, start=start)
+
+    return _open_moment(directory, load_state, opened)
+
+
+def _open_moment(
+    directory: Path,
+    load_state: Callable[[], PartitionState],
+    opened: Callable[[PartitionState, list[SegmentFiles]], _Opened],
+) -> _Opened:
+    """Call `opened` with a state and a listing that belong together.
+
+    Our own processes wait for the lock; a broker does not know it, so the listing counts only when
+    a second one agrees, and a file that vanishes in between means: once more.
+    """
+    if not directory.is_dir():
+        raise StorageError(f"{directory}: the directory of the partition is missing")
+    for _ in range(_LISTINGS):
+        with files.SegmentsLock(directory).shared():
+            names = file_names(directory)
+            state = load_state()
+            try:
+                result = opened(state, list_segments(directory))
+            except FileNotFoundError:
+                continue
+            if file_names(directory) == names:
+                return result
+            result.close()
+    raise StorageError(
+        f"{directory}: its segments changed during each of {_LISTINGS} listings; try again"
+    )
+
+
+def _decodable_runs(table: BatchTable) -> Iterator[npt.NDArray[np.int64] | None]:
+    """Yield the data batches to decode at once; None for all of the table."""
+    import numpy as np
+
+    is_data = (table.attributes & layout.CONTROL_BIT) == 0
+    wanted = np.flatnonzero(is_data & (table.counts != 0))
+    if not len(wanted):
+        return
+    if not (table.attributes[wanted] & layout.CODEC_MASK).any():
+        yield wanted if len(wanted) < len(table) else None
+        return
+    sizes = table.sizes[wanted]
+    run = (np.cumsum(sizes) - sizes) // _COMPRESSED_RUN
+    yield from np.split(wanted, np.flatnonzero(np.diff(run)) + 1)

@@ -1,0 +1,211 @@
+"""One segment that is open for reading: its batches in chunks, its headers, its times.
+
+What is read is checked here: a chunk's checksums, and that offsets rise, from batch to batch and
+below the next segment's base, since the checksum does not cover where a batch's offsets begin.
+
+Kafka: LogSegment.read, FileRecords, FileLogInputStream.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafkalog.errors import CorruptBatchError, StorageError
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.batch import BatchHeader, parse_header
+from kafkalog.storage_engine.index import OffsetIndex, TimeIndex
+from kafkalog.storage_engine.segments import SegmentFiles, headers, locate, locate_time
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.records import BatchTable
+
+__all__ = ["Chunk", "OpenSegment"]
+
+_READ_AHEAD_MAX = 16 << 20
+"""Bytes up to which a read grows past the large batch it is for; only a batch alone is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some consecutive whole batches of one segment, their checksums compared.
+
+    Positions in `table` count from the start of `buffer`, which lies at byte `file_position` of
+    `path`. Batches may begin below `start` or end at or above `end`: only records in
+    [start, end) belong to the chunk.
+    """
+
+    buffer: bytes
+    table: BatchTable
+    path: Path
+    file_position: int
+    segment_base: int
+    start: int
+    end: int
+
+
+class OpenSegment:
+    """A segment whose `.log` file is open; `close` it.
+
+    `limit` is the byte its log ends at, `end_offset` the base offset of the next segment.
+    """
+
+    def __init__(self, segment: SegmentFiles, *, end_offset: int, committed: int | None) -> None:
+        """Open the file, to be read to its end or to `committed` bytes.
+
+        Raises StorageError, and FileNotFoundError when it is gone since it was listed.
+        """
+        self.files = segment
+        self.end_offset = end_offset
+        try:
+            self._fd = os.open(segment.log, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
+        except OSError as fault:
+            advice = "; raise the limit of open files (ulimit -n)" * (fault.errno == errno.EMFILE)
+            raise StorageError(
+                f"{segment.log}: cannot be opened: {fault.strerror}{advice}"
+            ) from fault
+        size = os.fstat(self._fd).st_size
+        self.limit = size if committed is None else committed
+        if size < self.limit:
+            self.close()
+            raise StorageError(
+                f"{segment.log}: {committed} bytes are committed, but the file has {size}; "
+                "committed records are lost"
+            )
+
+    def close(self) -> None:
+        """Close the file; whoever still reads meets a closed descriptor, not another file's."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def chunks(self, start: int, end: int, size: int) -> Iterator[Chunk]:
+        """Yield the batches that reach into [start, end), `size` bytes at a time.
+
+        A batch that a chunk cuts off is read again from its start; one that is larger alone makes
+        a larger chunk. Raises CorruptBatchError, StorageError.
+        """
+        from kafkalog.storage_engine import records
+
+        path = self.files.log
+        position = self._locate(start) if start > self.files.base_offset else 0
+        wish = size
+        previous = self.files.base_offset - 1
+        while position < self.limit:
+            buffer = self._read(min(wish, self.limit - position), position)
+            table, consumed, fault = records.scan_batches(buffer)
+            count = len(table)
+            if count:
+                self._check_order(table, previous, position)
+                previous = int(table.last_offsets[-1])
+                first = int(table.last_offsets.searchsorted(start))
+                stop = int(table.base_offsets.searchsorted(end))
+                if first < stop:
+                    wanted = _slice(table, first, stop)
+                    records.check_crcs(buffer, wanted, path=path, file_position=position)
+                    base = self.files.base_offset
+                    yield Chunk(buffer, wanted, path, position, base, start, end)
+                if stop < count or previous + 1 >= end:
+                    return
+                # Large batches come in series: read ahead, or each would be read twice.
+                wish = max(size, min(2 * int(table.sizes.max()), _READ_AHEAD_MAX))
+            position += consumed
+            if fault is not None:
+                raise CorruptBatchError(path, position, "a record batch v2", fault)
+            if not count:
+                wish = self._whole_batch(buffer, position)
+
+    def batches_from(self, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Yield (position, header) of each batch that ends at or above `offset`, unchecked."""
+        for position, header in self._headers(self._locate(offset)):
+            if header.last_offset >= offset:
+                yield position, header
+
+    def batches_since(self, timestamp: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Yield (position, header) of each batch with a record as young as `timestamp` (ms)."""
+        index = OffsetIndex(self.files.index, self.files.base_offset)
+        times = TimeIndex(self.files.time_index, self.files.base_offset)
+        start = locate_time(self._fd, self.limit, index, times, timestamp)
+        for position, header in self._headers(start):
+            if header.max_timestamp >= timestamp:
+                yield position, header
+
+    def first_offset_since(
+        self, position: int, header: BatchHeader, timestamp: int, *, start: int, end: int
+    ) -> int | None:
+        """Return the first offset of [start, end) in one batch that is as young as `timestamp`."""
+        from kafkalog.storage_engine import records
+
+        buffer = self._read(header.size, position)
+        table, _, _ = records.scan_batches(buffer)
+        path = self.files.log
+        records.check_crcs(buffer, table, path=path, file_position=position)
+        found = records.index_records(buffer, table, path=path, file_position=position)
+        offsets = found.offsets
+        young = (found.timestamps >= timestamp) & (offsets >= start) & (offsets < end)
+        return int(offsets[young.argmax()]) if young.any() else None
+
+    def _locate(self, offset: int) -> int:
+        index = OffsetIndex(self.files.index, self.files.base_offset)
+        return locate(self._fd, self.limit, index, offset)
+
+    def _headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
+        for place, header in headers(self._fd, position, self.limit):
+            yield place, header
+            position = place + header.size
+        if position < self.limit:
+            expected, found = "a whole record batch v2", f"{self.limit - position} other bytes"
+            raise CorruptBatchError(self.files.log, position, expected, found)
+
+    def _read(self, size: int, position: int) -> bytes:
+        buffer = files.read_at(self._fd, size, position)
+        if len(buffer) < size:
+            raise StorageError(
+                f"{self.files.log}: ends at byte {position + len(buffer)} while it is read, "
+                f"but {self.limit} bytes are committed"
+            )
+        return buffer
+
+    def _whole_batch(self, buffer: bytes, position: int) -> int:
+        """Return how many bytes to read for the batch that `buffer` holds only the start of."""
+        remaining = self.limit - position
+        needed = layout.BATCH_OVERHEAD
+        if len(buffer) >= layout.BATCH_OVERHEAD:
+            needed = parse_header(buffer).size
+        if not len(buffer) < needed <= remaining:
+            raise CorruptBatchError(
+                self.files.log, position, f"a record batch of {needed} bytes", f"{remaining} bytes"
+            )
+        return needed
+
+    def _check_order(self, table: BatchTable, previous: int, file_position: int) -> None:
+        """Raise CorruptBatchError unless offsets rise from `previous` and stay in the segment."""
+        bases, lasts = table.base_offsets, table.last_offsets
+        wrong = (lasts < bases) | (lasts >= self.end_offset)
+        wrong[0] |= bases[0] <= previous
+        wrong[1:] |= bases[1:] <= lasts[:-1]
+        if wrong.any():
+            batch = int(wrong.argmax())
+            before = int(lasts[batch - 1]) if batch else previous
+            raise CorruptBatchError(
+                self.files.log,
+                file_position + int(table.positions[batch]),
+                f"offsets above {before} and below {self.end_offset}",
+                f"a batch of the offsets {bases[batch]} to {lasts[batch]}",
+            )
+
+
+def _slice(table: BatchTable, first: int, stop: int) -> BatchTable:
+    if first == 0 and stop == len(table):
+        return table
+    columns = {
+        field.name: getattr(table, field.name)[first:stop] for field in dataclasses.fields(table)
+    }
+    return dataclasses.replace(table, **columns)

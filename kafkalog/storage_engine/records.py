@@ -1,0 +1,485 @@
+"""The records of batches as columns: decoded to Arrow, encoded from Arrow, filtered.
+
+A *chunk* is a piece of a .log file. `scan_batches` finds its batches (a `BatchTable`), `check_crcs`
+proves them, `index_records` finds the records (a `RecordTable`: where each lies in an *arena*, the
+chunk itself or the decompressed record sections), `to_arrow` copies columns out. `decode` is all of
+it for a range of offsets.
+
+Invariants, checked on everything that is read:
+
+* a record lies within its batch, and its fields end exactly where its length says;
+* offsets rise strictly within a batch and do not pass its last offset;
+* a batch holds as many records as its header says, and nothing after them;
+* what is decompressed stays below a limit, and is never written past it either.
+
+No Python code runs per record. numba and pyarrow are imported by the functions that need them. The
+Arrow side is in `columns.py`, the way from Arrow to batches in `encoding.py`.
+
+Like Kafka's DefaultRecordBatch, DefaultRecord and MemoryRecordsBuilder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from kafkalog.errors import CorruptBatchError, InvalidInputError
+from kafkalog.storage_engine import columns, compression, kernel_cache, layout
+from kafkalog.storage_engine.batch import Buffer, seal_batch
+from kafkalog.storage_engine.encoding import Encoded, encode, murmur2_partitions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "BatchTable",
+    "Encoded",
+    "RecordTable",
+    "check_crcs",
+    "decode",
+    "empty_batch",
+    "encode",
+    "filter_batch",
+    "index_records",
+    "murmur2_partitions",
+    "rebuild_batch",
+    "scan_batches",
+    "to_arrow",
+]
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+NO_APPEND_TIME: Final = -(2**63)
+
+
+@dataclass(slots=True)
+class BatchTable:
+    """The headers of b batches of a chunk; every array is int64 (b,).
+
+    positions and sizes are bytes in the chunk, timestamps are ms; `base_timestamps` is the delete
+    horizon where its bit is set.
+    """
+
+    positions: Integers
+    sizes: Integers
+    base_offsets: Integers
+    last_offsets: Integers
+    leader_epochs: Integers
+    attributes: Integers
+    base_timestamps: Integers
+    max_timestamps: Integers
+    producer_ids: Integers
+    producer_epochs: Integers
+    base_sequences: Integers
+    counts: Integers
+    crcs: Integers
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(slots=True)
+class RecordTable:
+    """Where n records lie in `arena`; records keep the order of their batches.
+
+    fields: int64 (9, n), the rows that the properties below name
+    batch_index: int32 (n,), the record's batch in the `BatchTable`
+    """
+
+    arena: Bytes
+    batch_index: npt.NDArray[np.int32]
+    fields: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return int(self.fields.shape[1])
+
+    def _row(self, index: int) -> Integers:
+        row: Integers = self.fields[index]
+        return row
+
+    @property
+    def starts(self) -> Integers:
+        """Position of the record's length field."""
+        return self._row(0)
+
+    @property
+    def ends(self) -> Integers:
+        """Position after the record."""
+        return self._row(1)
+
+    @property
+    def offsets(self) -> Integers:
+        """Offset in the log."""
+        return self._row(2)
+
+    @property
+    def timestamps(self) -> Integers:
+        """Milliseconds; of a LogAppendTime batch its max timestamp."""
+        return self._row(3)
+
+    @property
+    def key_positions(self) -> Integers:
+        """Position of the key's bytes."""
+        return self._row(4)
+
+    @property
+    def key_sizes(self) -> Integers:
+        """Bytes of the key, -1 for none."""
+        return self._row(5)
+
+    @property
+    def value_positions(self) -> Integers:
+        """Position of the value's bytes."""
+        return self._row(6)
+
+    @property
+    def value_sizes(self) -> Integers:
+        """Bytes of the value, -1 for a tombstone."""
+        return self._row(7)
+
+    @property
+    def header_positions(self) -> Integers:
+        """Position of the header count."""
+        return self._row(8)
+
+
+def scan_batches(buffer: Buffer) -> tuple[BatchTable, int, str | None]:
+    """Return the complete batches, the position after the last, and why the scan ended there.
+
+    The reason is None when the buffer ends there or within a batch, else it says in words why no
+    batch of format v2 follows. Checksums are not looked at.
+    """
+    kernels = kernel_cache.load()
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    count, position, ending = kernels.count_batches(data)
+    headers = np.empty((kernels.HEADER_FIELDS, count), dtype=np.int64)
+    kernels.scan_batches(data, headers)
+    headers[3] += headers[2]  # the last offset's delta
+    reason = None
+    if ending == kernels.SCAN_LENGTH:
+        start = position + layout.LENGTH_POSITION
+        length = int.from_bytes(buffer[start : start + 4], "big", signed=True)
+        reason = f"batch length {length}, less than a header"
+    elif ending == kernels.SCAN_MAGIC:
+        reason = f"magic {buffer[position + layout.MAGIC_POSITION]}, not {layout.MAGIC}"
+    return BatchTable(*headers), position, reason
+
+
+def check_crcs(buffer: Buffer, table: BatchTable, *, path: Path | str, file_position: int) -> None:
+    """Raise CorruptBatchError for the first batch whose checksum is wrong.
+
+    `file_position` is where the chunk begins in the file `path`.
+    """
+    batches = zip(
+        (table.positions + layout.ATTRIBUTES_POSITION).tolist(),
+        (table.positions + table.sizes).tolist(),
+        table.crcs.tolist(),
+        strict=True,
+    )
+    with memoryview(buffer) as view:
+        for start, end, expected in batches:
+            found = crc32c(view[start:end])
+            if found != expected:
+                raise CorruptBatchError(
+                    path,
+                    file_position + start - layout.ATTRIBUTES_POSITION,
+                    f"checksum {expected:#010x}",
+                    f"checksum {found:#010x}",
+                )
+
+
+def index_records(
+    buffer: Buffer,
+    table: BatchTable,
+    *,
+    path: Path | str,
+    file_position: int,
+    selection: npt.NDArray[Any] | None = None,
+    limit: int = compression.SIZE_MAX,
+) -> RecordTable:
+    """Find the records of the selected batches (ascending indexes; None for all).
+
+    Decompresses what is compressed, each batch to `limit` bytes at most. Raises CorruptBatchError.
+    Kafka: DefaultRecordBatch.iterator.
+    """
+    kernels = kernel_cache.load()
+    if selection is None:
+        selection = np.arange(len(table))
+    fault = _Fault(path, file_position, table, selection)
+    arena, starts, ends = _arena(buffer, table, selection, limit, fault)
+    counts = table.counts[selection]
+    # A count is believed only as far as its bytes can bear it: memory is taken for it next.
+    wild = np.flatnonzero(
+        (counts < 0) | ((counts > 0) & (counts > (ends - starts) // kernels.RECORD_SIZE_MIN))
+    )
+    if len(wild):
+        section = int(wild[0])
+        room = int(ends[section] - starts[section])
+        fault.report(section, f"records that fit {room} bytes", f"a count of {counts[section]}")
+    append_time = table.attributes[selection] & layout.TIMESTAMP_TYPE_BIT != 0
+    base_offsets = table.base_offsets[selection]
+    sections = np.stack(
+        (
+            starts,
+            ends,
+            counts,
+            base_offsets,
+            table.last_offsets[selection] - base_offsets,
+            table.base_timestamps[selection],
+            np.where(append_time, table.max_timestamps[selection], NO_APPEND_TIME),
+        )
+    )
+    count = int(counts.sum())
+    fields = columns.allocate(kernels.RECORD_FIELDS * count, np.int64)
+    fields = fields.reshape(kernels.RECORD_FIELDS, count)
+    status, section, position = kernels.index_records(arena, sections, fields)
+    if status != kernels.OK:
+        place = position - int(starts[section])
+        fault.report(section, *_record_fault(status, place, int(counts[section])))
+    batch_index = np.repeat(selection.astype(np.int32), counts)
+    return RecordTable(arena, batch_index, fields)
+
+
+def decode(
+    buffer: Buffer,
+    table: BatchTable,
+    *,
+    start: int,
+    end: int,
+    schema: pa.Schema,
+    topic: str,
+    partition: int,
+    path: Path | str,
+    file_position: int,
+    selection: npt.NDArray[Any] | None = None,
+) -> pa.RecordBatch:
+    """Return the records with `start` <= offset < `end` of the selected batches.
+
+    Control batches are the caller's to leave out. Raises CorruptBatchError; see `to_arrow`.
+    """
+    records = index_records(
+        buffer, table, path=path, file_position=file_position, selection=selection
+    )
+    offsets = records.offsets
+    rows = None
+    if len(offsets) and (offsets.min() < start or offsets.max() >= end):
+        rows = np.flatnonzero((offsets >= start) & (offsets < end))
+    return to_arrow(records, table, rows, schema=schema, topic=topic, partition=partition)
+
+
+def to_arrow(
+    records: RecordTable,
+    table: BatchTable,
+    rows: Integers | None,
+    *,
+    schema: pa.Schema,
+    topic: str,
+    partition: int,
+) -> pa.RecordBatch:
+    """Return `rows` (indexes of records; None for all) as an Arrow batch of `schema`.
+
+    The schema's columns are any of those of `schema.changelog_schema(include_headers=True)`, in any
+    order; only these are built. Timestamps beyond what microseconds can tell read as the nearest
+    that they can. Raises InvalidInputError for another column, and for a column of 2 GiB or more,
+    which takes a smaller chunk.
+    """
+    return columns.build(records, table, rows, schema=schema, topic=topic, partition=partition)
+
+
+def filter_batch(
+    buffer: Buffer,
+    table: BatchTable,
+    batch: int,
+    records: RecordTable,
+    keep: npt.NDArray[np.bool_],
+    *,
+    delete_horizon_ms: int | None,
+) -> bytes | None:
+    """Return the batch with only its kept records; None when none is kept.
+
+    Offsets, timestamps, producer, epoch, sequence and codec stay; so do the first and last offset
+    of the batch. A batch that keeps all and gets no new horizon is returned byte for byte.
+
+    keep: bool (n of that batch,); delete_horizon_ms: a horizon to set, None leaves it as it is.
+    Kafka: MemoryRecords.filterTo.
+    """
+    if not keep.any():
+        return None
+    has_horizon = bool(table.attributes[batch] & layout.DELETE_HORIZON_BIT)
+    if has_horizon and delete_horizon_ms == int(table.base_timestamps[batch]):
+        delete_horizon_ms = None
+    if keep.all() and delete_horizon_ms is None:
+        start = int(table.positions[batch])
+        return bytes(buffer[start : start + int(table.sizes[batch])])
+    first = int(np.searchsorted(records.batch_index, batch))
+    rows = first + np.flatnonzero(keep)
+    return rebuild_batch(records, table, batch, rows, delete_horizon_ms=delete_horizon_ms)
+
+
+def rebuild_batch(
+    records: RecordTable,
+    table: BatchTable,
+    batch: int,
+    rows: Integers,
+    *,
+    delete_horizon_ms: int | None = None,
+    last_offset: int | None = None,
+) -> bytes:
+    """Return a batch of the records `rows` (at least one) under the header of `batch`.
+
+    The rows may come from several batches, in offset order, if the header fits them all: then
+    `last_offset` is that of the last batch. Compressed with the header's codec at its default
+    level; where that exceeds what a reader would decompress, as it stands.
+    """
+    kernels = kernel_cache.load()
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    attributes = int(table.attributes[batch])
+    base_timestamp = int(records.timestamps[rows[0]])
+    if delete_horizon_ms is not None:
+        attributes |= layout.DELETE_HORIZON_BIT
+        base_timestamp = delete_horizon_ms
+    elif attributes & layout.DELETE_HORIZON_BIT:
+        base_timestamp = int(table.base_timestamps[batch])
+    if attributes & layout.TIMESTAMP_TYPE_BIT:
+        max_timestamp = int(table.max_timestamps[batch])
+    else:
+        max_timestamp = int(records.timestamps[rows].max())
+    base_offset = int(table.base_offsets[batch])
+    place = (records.arena, records.fields, rows, base_offset, base_timestamp)
+    size = kernels.rewrite_records(*place, np.empty(0, dtype=np.uint8))
+    section = bytearray(max(size, 0))
+    if size < 0 or kernels.rewrite_records(*place, np.frombuffer(section, np.uint8)) != size:
+        raise InvalidInputError(f"batch {batch}: its record table does not fit its records")
+    codec = attributes & layout.CODEC_MASK
+    data = bytes(layout.BATCH_OVERHEAD) + compression.compress(codec, section)
+    last = int(table.last_offsets[batch]) if last_offset is None else last_offset
+    return _sealed(
+        data,
+        table,
+        batch,
+        attributes=attributes,
+        last_offset=last,
+        records_count=len(rows),
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+    )
+
+
+def empty_batch(buffer: Buffer, table: BatchTable, batch: int) -> bytes:
+    """Return the batch without any record: 61 bytes that keep its offsets and its producer.
+
+    No codec, no delete horizon. Kafka: DefaultRecordBatch.writeEmptyHeader.
+    """
+    kept = layout.TIMESTAMP_TYPE_BIT | layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
+    return _sealed(
+        bytes(layout.BATCH_OVERHEAD),
+        table,
+        batch,
+        attributes=int(table.attributes[batch]) & kept,
+        last_offset=int(table.last_offsets[batch]),
+        records_count=0,
+        base_timestamp=layout.NO_TIMESTAMP,
+        max_timestamp=int(table.max_timestamps[batch]),
+    )
+
+
+def _sealed(
+    data: bytes,
+    table: BatchTable,
+    batch: int,
+    *,
+    attributes: int,
+    last_offset: int,
+    records_count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+) -> bytes:
+    target = bytearray(data)
+    base_offset = int(table.base_offsets[batch])
+    seal_batch(
+        target,
+        0,
+        len(target),
+        base_offset=base_offset,
+        last_offset_delta=last_offset - base_offset,
+        records_count=records_count,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        attributes=attributes,
+        leader_epoch=int(table.leader_epochs[batch]),
+        producer_id=int(table.producer_ids[batch]),
+        producer_epoch=int(table.producer_epochs[batch]),
+        base_sequence=int(table.base_sequences[batch]),
+    )
+    return bytes(target)
+
+
+def _arena(
+    buffer: Buffer, table: BatchTable, selection: npt.NDArray[Any], limit: int, fault: _Fault
+) -> tuple[Bytes, Integers, Integers]:
+    """Return the bytes that hold the record sections, and each section's start and end."""
+    starts = table.positions[selection] + layout.BATCH_OVERHEAD
+    ends = table.positions[selection] + table.sizes[selection]
+    codecs = table.attributes[selection] & layout.CODEC_MASK
+    if not codecs.any():
+        return np.frombuffer(buffer, dtype=np.uint8), starts, ends
+    sections = []
+    counts = table.counts[selection].tolist()
+    with memoryview(buffer) as view:
+        for number, codec in enumerate(codecs.tolist()):
+            if counts[number] == 0:  # nobody looks at the bytes of an empty batch
+                sections.append(b"")
+                continue
+            try:
+                data = compression.decompress(
+                    codec, view[int(starts[number]) : int(ends[number])], limit=limit
+                )
+            except ValueError as error:
+                expected, _, found = str(error).removeprefix("expected ").partition(", found ")
+                fault.report(number, expected, found)
+            sections.append(data)
+    sizes = np.array([len(section) for section in sections], dtype=np.int64)
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    arena = columns.allocate(int(sizes.sum()))
+    for section, start, end in zip(sections, starts.tolist(), ends.tolist(), strict=True):
+        arena[start:end] = np.frombuffer(section, dtype=np.uint8)
+    return arena, starts, ends
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """Where a chunk lies, for the error about one of its batches."""
+
+    path: Path | str
+    file_position: int
+    table: BatchTable
+    selection: npt.NDArray[Any]
+
+    def report(self, section: int, expected: str, found: str) -> NoReturn:
+        position = int(self.table.positions[self.selection[section]])
+        raise CorruptBatchError(self.path, self.file_position + position, expected, found)
+
+
+def _record_fault(status: int, place: int, count: int) -> tuple[str, str]:
+    """Return (expected, found) for a status; `place` is a position in the record section."""
+    kernels = kernel_cache.load()
+    at = f"byte {place} of its records"
+    faults = {
+        kernels.BAD_VARINT: (f"a varint in the record at {at}", "one cut off or too long"),
+        kernels.BAD_LENGTH: (f"a record within its batch at {at}", "a length beyond its end"),
+        kernels.BAD_FIELD: (f"fields within the record at {at}", "a size beyond its end"),
+        kernels.BAD_HEADER_COUNT: (f"the header count of the record at {at}", "an impossible one"),
+        kernels.BAD_END: (f"a record that ends with its fields at {at}", "bytes after them"),
+        kernels.BAD_OFFSET: (f"offsets that rise within the batch at {at}", "another one"),
+        kernels.BAD_COUNT: (f"{count} records that fill the batch", f"its end or more at {at}"),
+        kernels.BAD_RANGE: ("a batch within its chunk", "one beyond it"),
+    }
+    expected, found = faults[status]
+    return expected, found

@@ -1,0 +1,307 @@
+"""The segments of a partition: which files are live, and where in one an offset lies.
+
+A *segment* is a `.log` file, named by its base offset, with its indexes beside it. The cleaner
+replaces runs of segments in steps (`.cleaned`, then `.swap` while the sources become `.deleted`,
+then the final names), and a process may die between any two of them. So the names of the files,
+and nothing else, say which ones are live:
+
+1. A `.swap` file whose base is at or above that of any `.cleaned` file is dead: the new segments
+   were not all renamed, in descending order, when the process died. So the sources are live. (So a
+   cleaner that finds `.swap` files finishes them before it writes its first `.cleaned` file.)
+2. Otherwise the `.log.swap` files are live, and what they replace is not: every file without such
+   an ending whose base lies in [smallest base, largest next offset) of them.
+3. A `.swap` index whose `.log` bears its final name already belongs to it.
+4. `.cleaned` and `.deleted` files are never live.
+
+`list_segments` comes to this conclusion in memory and `finish_swaps` on disk. These are the first
+three passes of Kafka's LogLoader; the renames are those of LocalLog.replaceSegments.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.batch import BatchHeader, iterate_headers, parse_header
+from kafkalog.storage_engine.index import OffsetIndex, TimeIndex
+
+__all__ = [
+    "SegmentFiles",
+    "file_names",
+    "finish_swaps",
+    "header_at",
+    "headers",
+    "list_segments",
+    "locate",
+    "locate_time",
+    "next_offset",
+    "retire",
+    "sweep_deleted",
+]
+
+_HEADERS_SIZE = 64 << 10
+"""Bytes read at once to walk over small batches."""
+_SMALL_BATCH = 8 << 10
+"""Batches above this size are walked over by reading their headers only."""
+_TIME_HINTS = 3
+"""Entries of a time index that are tried before the whole segment is looked at."""
+_RETIRED = (*layout.SEGMENT_SUFFIXES, layout.SNAPSHOT)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFiles:
+    """Where the files of one live segment are; only the `.log` must exist.
+
+    `size` is that of the `.log` file in bytes when it was listed: it may hold more than what is
+    committed. Paths end in `.swap` where a dead process left them so.
+    """
+
+    base_offset: int
+    log: Path
+    index: Path
+    time_index: Path
+    transaction_index: Path
+    size: int
+
+
+# --- which files are live ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The segment files of a directory, as base offset -> suffixes, and what is to be done."""
+
+    live: dict[int, set[str]]
+    """Files under their final names, the replaced ones included."""
+    swaps: dict[int, set[str]]
+    """`.swap` files that become final."""
+    dead_swaps: dict[int, set[str]]
+    cleaned: dict[int, set[str]]
+    replaced: set[int]
+    """Base offsets of final files that the swap files replace."""
+
+
+def file_names(directory: Path) -> frozenset[str]:
+    """Return the names of all segment files but those a cleaner is still writing.
+
+    Equal names before and after a listing mean that it saw one moment of the directory, also
+    where a broker that knows no lock of ours replaces files.
+    """
+    return frozenset(name for name, _, _, stage in _scan(directory) if stage != layout.CLEANED)
+
+
+def _scan(directory: Path) -> Iterator[tuple[str, int, str, str]]:
+    """Yield (name, base offset, suffix, stage) of every segment file."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            parsed = layout.parse_segment_file(entry.name)
+            if parsed is not None:
+                yield (entry.name, *parsed)
+
+
+def _resolve(directory: Path) -> _Files:
+    stages: dict[str, dict[int, set[str]]] = {
+        stage: {} for stage in ("", layout.SWAP, layout.CLEANED, layout.DELETED)
+    }
+    for _, base, suffix, stage in _scan(directory):
+        stages[stage].setdefault(base, set()).add(suffix)
+    live, cleaned = stages[""], stages[layout.CLEANED]
+    swaps, dead_swaps = stages[layout.SWAP], {}
+    if cleaned:
+        first_cleaned = min(cleaned)
+        dead_swaps = {base: swaps[base] for base in swaps if base >= first_cleaned}
+        swaps = {base: swaps[base] for base in swaps if base < first_cleaned}
+    logs = [base for base in swaps if layout.LOG in swaps[base]]
+    replaced: set[int] = set()
+    if logs:
+        end = max(next_offset(_swapped(directory, base)) for base in logs)
+        start = min(logs)
+        # An empty .log.swap spans no offsets, and still replaces what has its own base.
+        replaced = {base for base in live if start <= base < end or base in logs}
+    return _Files(live, swaps, dead_swaps, cleaned, replaced)
+
+
+def _swapped(directory: Path, base: int) -> SegmentFiles:
+    return _segment_files(directory, base, set(layout.SEGMENT_SUFFIXES))
+
+
+def _segment_files(directory: Path, base: int, swaps: set[str]) -> SegmentFiles:
+    log, index, time_index, transaction_index = (
+        directory / layout.segment_file(base, suffix, layout.SWAP if suffix in swaps else "")
+        for suffix in layout.SEGMENT_SUFFIXES
+    )
+    return SegmentFiles(base, log, index, time_index, transaction_index, log.stat().st_size)
+
+
+def list_segments(directory: Path) -> list[SegmentFiles]:
+    """Return the live segments, ascending; half a swap is resolved in memory, the disk stays as is.
+
+    The caller holds the segments lock, shared or exclusive. Raises FileNotFoundError when a file
+    vanishes meanwhile, which only a process without that lock, such as a broker, can cause.
+    """
+    found = _resolve(directory)
+    segments: list[SegmentFiles] = []
+    for base in sorted(found.live.keys() | found.swaps.keys()):
+        swaps = found.swaps.get(base, set())
+        if layout.LOG in swaps:
+            segments.append(_swapped(directory, base))
+        elif layout.LOG in found.live.get(base, ()) and base not in found.replaced:
+            segments.append(_segment_files(directory, base, swaps))
+    return segments
+
+
+def finish_swaps(directory: Path) -> None:
+    """Bring the disk to what `list_segments` says: finish or forget the swap of a dead process.
+
+    The caller holds the cleaner lock and, exclusively, the segments lock. May die at any step: the
+    next call goes on. `.deleted` files stay for readers that have just listed (`sweep_deleted`).
+    """
+    found = _resolve(directory)
+    if not (found.swaps or found.dead_swaps or found.cleaned):
+        return
+    # A dead .swap is dead only as long as the .cleaned file stands that says so.
+    _remove(directory, found.dead_swaps, layout.SWAP)
+    _remove(directory, found.cleaned, layout.CLEANED)
+    # What is replaced is known only as long as the last .log.swap stands.
+    retire(directory, found.replaced)
+    for base in sorted(found.swaps):
+        for suffix in (s for s in _RETIRED if s in found.swaps[base]):
+            files.rename(
+                directory / layout.segment_file(base, suffix, layout.SWAP),
+                directory / layout.segment_file(base, suffix),
+            )
+    files.sync_directory(directory)
+
+
+def _remove(directory: Path, found: dict[int, set[str]], stage: str) -> None:
+    for base, suffixes in found.items():
+        for suffix in suffixes:
+            files.remove(directory / layout.segment_file(base, suffix, stage))
+    if found:
+        files.sync_directory(directory)
+
+
+def retire(
+    directory: Path, base_offsets: Iterable[int], *, suffixes: Iterable[str] = _RETIRED
+) -> None:
+    """Rename the files of segments to `.deleted`, producer snapshots included, durably.
+
+    The caller holds the segments lock exclusively. Files that are not there are passed over.
+    """
+    wanted = [(base, suffix) for base in sorted(base_offsets) for suffix in suffixes]
+    changed = False
+    for base, suffix in wanted:
+        path = directory / layout.segment_file(base, suffix)
+        if path.exists():
+            files.rename(path, directory / layout.segment_file(base, suffix, layout.DELETED))
+            changed = True
+    if changed:
+        files.sync_directory(directory)
+
+
+def sweep_deleted(directory: Path, *, older_than_ms: int, now_ms: int) -> int:
+    """Remove `.deleted` segment files that got that name at least `older_than_ms` ago.
+
+    Returns how many. Needs no lock: no reader opens such a file, and who has it open keeps it. The
+    canary is not a segment's file. Kafka: file.delete.delay.ms.
+    """
+    count = 0
+    retired = [name for name, _, _, stage in _scan(directory) if stage == layout.DELETED]
+    for path in (directory / name for name in retired):
+        try:
+            # Renaming a file changes its ctime, and nothing changes that of a retired file.
+            changed_ms = path.stat().st_ctime_ns // 1_000_000
+        except FileNotFoundError:
+            continue  # another sweep
+        if changed_ms <= now_ms - older_than_ms:
+            files.remove(path)
+            count += 1
+    return count
+
+
+# --- where an offset lies ------------------------------------------------------------------------
+
+
+def header_at(fd: int, position: int, limit: int) -> BatchHeader | None:
+    """Return the header of the whole batch v2 at `position` of a `.log` file; None if none is.
+
+    `limit` is the byte the log ends at. The checksum is not looked at.
+    """
+    if not 0 <= position <= limit - layout.BATCH_OVERHEAD:
+        return None
+    data = files.read_at(fd, layout.BATCH_OVERHEAD, position)
+    if len(data) < layout.BATCH_OVERHEAD:
+        return None
+    header = parse_header(data)
+    if header.magic != layout.MAGIC or header.last_offset_delta < 0:
+        return None
+    return header if layout.BATCH_OVERHEAD <= header.size <= limit - position else None
+
+
+def headers(fd: int, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield (position, header) of the batches from `position` up to byte `limit` of a `.log` file.
+
+    Ends early, like `batch.iterate_headers`, before anything that is no whole batch v2.
+    """
+    while (header := header_at(fd, position, limit)) is not None:
+        if header.size > _SMALL_BATCH:
+            yield position, header
+            position += header.size
+            continue
+        data = files.read_at(fd, min(_HEADERS_SIZE, limit - position), position)
+        start = position
+        for place, found in iterate_headers(data):
+            yield start + place, found
+            position = start + place + found.size
+        if position == start:
+            return  # the file was cut meanwhile
+
+
+def locate(fd: int, limit: int, index: OffsetIndex, offset: int) -> int:
+    """Return the position of a batch such that all before it lie wholly below `offset`.
+
+    It is the place of the closest index entry that the batch there confirms, else 0.
+    """
+    for last_offset, position in index.hints(offset):
+        header = header_at(fd, position, limit)
+        if header is not None and header.last_offset == last_offset:
+            return position
+    return 0
+
+
+def locate_time(
+    fd: int, limit: int, index: OffsetIndex, time_index: TimeIndex, timestamp: int
+) -> int:
+    """Return the position of a batch such that all before it are older than `timestamp` (ms).
+
+    It comes from an entry of the time index that its batch confirms, else it is 0.
+    """
+    for tried, (largest, offset) in enumerate(time_index.hints(timestamp)):
+        if tried == _TIME_HINTS:
+            break
+        for position, header in headers(fd, locate(fd, limit, index, offset), limit):
+            if header.last_offset >= offset:
+                if header.base_offset <= offset and header.max_timestamp == largest:
+                    return position
+                break
+    return 0
+
+
+def next_offset(segment: SegmentFiles) -> int:
+    """Return the offset after a segment's last whole batch; its base offset when it has none.
+
+    Kafka: LogSegment.readNextOffset.
+    """
+    fd = os.open(segment.log, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        limit = os.fstat(fd).st_size
+        index = OffsetIndex(segment.index, segment.base_offset)
+        following = segment.base_offset
+        for _, header in headers(fd, locate(fd, limit, index, layout.INT64_MAX), limit):
+            following = header.next_offset
+        return following
+    finally:
+        os.close(fd)

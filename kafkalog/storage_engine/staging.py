@@ -1,0 +1,497 @@
+"""What a sink task leaves for the commit: finished batches in a staged file, and a small message.
+
+A task encodes, compresses and syncs; the commit, in another process, verifies and appends. A batch
+lacks only its base offset and leader epoch, which lie outside its checksum: in a run the base
+offsets count from 0.
+
+A task has **one** staged file in the root, with a run per log partition. Only where a run grows
+large enough to become a segment, it gets a file of its own in its partition's directory, with its
+indexes beside it, and the commit renames it into place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.state import State
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+BATCH_SIZE = 65_536
+"""Bytes of records, before compression, that fill a batch (Kafka's producer: batch.size)."""
+_GATHER_SIZE = 16 << 20
+"""Bytes of rows that are gathered before they are encoded, so that batches fill up."""
+_PENDING_SIZE = 128 << 20
+"""Bytes of finished batches that a task keeps in memory."""
+SEGMENT_RUN_SIZE = 64 << 20
+"""A run of so many bytes becomes a segment, where `segment.bytes` allows one so large."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """How to create a topic that does not exist yet."""
+
+    partitions: int
+    config: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file the commit verifies: its name below the root, its size, its CRC-32C."""
+
+    name: str
+    size: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Finished batches of one log partition: a range of a staged file, or of the message's data."""
+
+    topic: str
+    partition: int
+    file: int
+    """Number of the file in `StagedMessage.files`; -1 for `StagedMessage.data`."""
+    position: int
+    size: int
+    rows: int
+    is_segment: bool = False
+    """The file is this run alone, and is renamed into place."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedMessage:
+    """What a task tells the commit; small, and picklable."""
+
+    spark_partition: int = 0
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    """The topics written to, each with the id the task saw; '' for one to be created."""
+    files: tuple[StagedFile, ...] = ()
+    runs: tuple[Run, ...] = ()
+    rows: int = 0
+    data: bytes = b""
+
+
+def writer_slug(writer_id: str, target: str) -> str:
+    """Return the 32 hex digits that stand for a writer in file names."""
+    return hashlib.blake2b(f"{writer_id}\0{target}".encode(), digest_size=16).hexdigest()
+
+
+class StagedWriter:
+    """Stages the rows of one task attempt; with `root=None` it stages in memory, for small appends.
+
+    Rows of one log partition keep their order. Raises InvalidInputError for a partition out of
+    range, a missing key on a compacted topic, and a record above `max.message.bytes`.
+    """
+
+    def __init__(
+        self,
+        root: Path | None,
+        state: State,
+        *,
+        now_ms: Callable[[], int],
+        writer_slug: str = "",
+        batch_id: int = 0,
+        spark_partition: int = 0,
+        attempt: int = 0,
+        new_topics: Mapping[str, NewTopic] = {},
+        batch_size: int = BATCH_SIZE,
+        codec: str | None = None,
+    ) -> None:
+        self._root = root
+        self._state = state
+        self._now_ms = now_ms
+        self._name = (writer_slug, batch_id, spark_partition, attempt)
+        self._new_topics = new_topics
+        self._batch_size = batch_size
+        self._codec = codec
+        self._topics: dict[str, _Topic] = {}
+        self._gathered: dict[str, list[pa.RecordBatch]] = {}
+        self._gathered_size = 0
+        self._spark_partition = spark_partition
+        self._shared: _StagedFileWriter | None = None
+        self._large: dict[tuple[str, int], _StagedFileWriter] = {}
+        self._files: list[_StagedFileWriter] = []
+        self._runs: list[Run] = []
+        self._rows = 0
+
+    def append(self, topic: str, rows: pa.RecordBatch) -> None:
+        """Add rows: columns value and, if there are, key, headers, timestamp, partition."""
+        if rows.num_rows == 0:
+            return
+        self._topic(topic)
+        self._gathered.setdefault(topic, []).append(rows)
+        self._gathered_size += rows.nbytes
+        self._rows += rows.num_rows
+        if self._gathered_size >= _GATHER_SIZE:
+            self._encode()
+
+    def finish(self) -> StagedMessage:
+        """Encode what is left, sync, and return the message for the commit."""
+        self._encode()
+        data = bytearray()
+        for name, topic in self._topics.items():
+            for partition in sorted(topic.pending):
+                if self._root is None:
+                    run = topic.pending[partition]
+                    size = len(run.data)
+                    self._runs.append(Run(name, partition, -1, len(data), size, run.rows))
+                    data += run.data
+                else:
+                    self._spill(name, partition)
+        staged = tuple(writer.finish() for writer in self._files)
+        return StagedMessage(
+            self._spark_partition,
+            {name: topic.topic_id for name, topic in self._topics.items()},
+            staged,
+            tuple(self._runs),
+            self._rows,
+            bytes(data),
+        )
+
+    def discard(self) -> None:
+        """Remove what was staged: the attempt has failed."""
+        for writer in self._files:
+            writer.discard()
+
+    def _topic(self, name: str) -> _Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = self._open_topic(name)
+        return topic
+
+    def _open_topic(self, name: str) -> _Topic:
+        known = self._state.topics.get(name)
+        if known is not None:
+            config = TopicConfig.parse(known.config)
+            return _Topic(name, known.topic_id, len(known.partitions), config, self._codec)
+        new = self._new_topics.get(name) or self._new_topics.get("*")
+        if new is None:
+            self._state.topic(name)  # raises UnknownTopicError
+            raise AssertionError
+        fault = layout.topic_name_fault(name)
+        if fault:
+            raise InvalidInputError(fault)
+        return _Topic(name, "", new.partitions, TopicConfig.parse(new.config), self._codec)
+
+    def _encode(self) -> None:
+        """Turn the gathered rows into finished batches, and spill them when they are many."""
+        import pyarrow as pa
+
+        for name, batches in self._gathered.items():
+            rows = pa.Table.from_batches(batches).combine_chunks().to_batches()
+            for batch in rows:
+                self._topics[name].encode(batch, self._batch_size, self._now_ms())
+        self._gathered.clear()
+        self._gathered_size = 0
+        if self._root is None:
+            return
+        for name, topic in self._topics.items():
+            for partition, run in topic.pending.items():
+                is_open = (name, partition) in self._large
+                if is_open or (
+                    len(run.data) >= SEGMENT_RUN_SIZE
+                    and topic.config.segment_bytes >= SEGMENT_RUN_SIZE
+                    and topic.topic_id
+                ):
+                    self._spill_large(name, partition)
+        if sum(topic.pending_size for topic in self._topics.values()) > _PENDING_SIZE:
+            for name, topic in self._topics.items():
+                for partition in sorted(topic.pending):
+                    self._spill(name, partition)
+
+    def _spill(self, name: str, partition: int) -> None:
+        """Move a pending run to the file that all runs of this task share."""
+        topic = self._topics[name]
+        run = topic.pending[partition]
+        if not run.data:
+            return
+        if (name, partition) in self._large:
+            self._spill_large(name, partition)
+            return
+        if self._shared is None:
+            self._shared = self._open(Path(layout.staged_file(*self._name, 0)))
+        number = self._files.index(self._shared)
+        position = self._shared.append(run.data)
+        self._runs.append(Run(name, partition, number, position, len(run.data), run.rows))
+        run.clear()
+
+    def _spill_large(self, name: str, partition: int) -> None:
+        """Move a pending run to a file that becomes a segment; a full one has a successor."""
+        topic = self._topics[name]
+        run = topic.pending[partition]
+        writer = self._large.get((name, partition))
+        position = 0
+        while position < len(run.positions):
+            if writer is None:
+                directory = Path(layout.partition_directory(name, partition))
+                file = layout.staged_file(*self._name, len(self._files) + 1)
+                writer = self._open(directory / file)
+                writer.begin_segment(topic.config)
+                self._large[name, partition] = writer
+                number = len(self._files) - 1
+                self._runs.append(Run(name, partition, number, 0, 0, 0, is_segment=True))
+            position, rows = writer.append_batches(run, position)
+            number = self._files.index(writer)
+            index = next(i for i, known in enumerate(self._runs) if known.file == number)
+            known = self._runs[index]
+            self._runs[index] = Run(
+                name, partition, number, 0, writer.size, known.rows + rows, is_segment=True
+            )
+            if position < len(run.positions):
+                writer = None
+        run.clear()
+
+    def _open(self, name: Path) -> _StagedFileWriter:
+        assert self._root is not None
+        writer = _StagedFileWriter(self._root, name)
+        self._files.append(writer)
+        return writer
+
+
+class _Pending:
+    """Finished batches of one log partition, not yet written; base offsets count from 0."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.data = bytearray()
+        self.positions: list[int] = []
+        self.counts: list[int] = []
+        self.timestamps: list[int] = []
+        self.rows = 0
+
+
+class _Topic:
+    """One topic a task writes to."""
+
+    def __init__(
+        self, name: str, topic_id: str, partitions: int, config: TopicConfig, codec: str | None
+    ) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.partition_count = partitions
+        self.config = config
+        self.pending: dict[int, _Pending] = {}
+        self._keyless = 0
+        named = config.compression_type
+        if named == "producer":
+            named = codec or "none"
+        self._codec = layout.CODECS["none" if named == "uncompressed" else named]
+
+    @property
+    def pending_size(self) -> int:
+        return sum(len(run.data) for run in self.pending.values())
+
+    def encode(self, rows: pa.RecordBatch, batch_size: int, now_ms: int) -> None:
+        """Partition and encode rows; the order within a partition is the order given."""
+        import numpy as np
+
+        from kafkalog.storage_engine import batch, records
+
+        config = self.config
+        columns = {name: rows.column(name) for name in rows.schema.names}
+        partitions = self._partitions(columns, rows.num_rows)
+        if self.partition_count == 1:
+            order, starts = np.arange(rows.num_rows), np.array([0, rows.num_rows])
+            numbers = [0]
+        else:
+            order = np.argsort(partitions, kind="stable")
+            found, first = np.unique(partitions[order], return_index=True)
+            numbers, starts = found.tolist(), np.append(first, rows.num_rows)
+        timestamps = _timestamps(columns.get("timestamp"), rows.num_rows, now_ms)
+        type_ = layout.CREATE_TIME
+        if config.message_timestamp_type == "LogAppendTime":
+            type_, timestamps = layout.LOG_APPEND_TIME, np.full(rows.num_rows, now_ms, np.int64)
+        level = {
+            layout.CODEC_GZIP: config.compression_gzip_level,
+            layout.CODEC_LZ4: config.compression_lz4_level,
+            layout.CODEC_ZSTD: config.compression_zstd_level,
+        }.get(self._codec)
+        for index, partition in enumerate(numbers):
+            encoded = records.encode(
+                columns.get("key"),
+                columns["value"],
+                columns.get("headers"),
+                timestamps,
+                order[starts[index] : starts[index + 1]].astype(np.int64),
+                batch_size=batch_size,
+                codec=self._codec,
+                level=level,
+                timestamp_type=type_,
+                max_message_bytes=config.max_message_bytes,
+            )
+            run = self.pending.setdefault(partition, _Pending())
+            data = encoded.data
+            if run.rows:
+                for position, count_before in zip(
+                    encoded.positions, _running(encoded.counts, run.rows), strict=True
+                ):
+                    layout.STAMP_OFFSET.pack_into(data, position, count_before)
+            shift = len(run.data)
+            run.data += data
+            run.positions.extend(shift + position for position in encoded.positions)
+            run.counts.extend(encoded.counts)
+            run.timestamps.extend(
+                batch.parse_header(data, position).max_timestamp for position in encoded.positions
+            )
+            run.rows += encoded.rows
+
+    def _partitions(self, columns: Mapping[str, pa.Array], row_count: int) -> npt.NDArray[np.int32]:
+        import numpy as np
+        import pyarrow.compute as pc
+
+        from kafkalog.storage_engine import records
+
+        key = columns.get("key")
+        null_count = row_count if key is None else key.null_count
+        if null_count and self.config.is_compacted:
+            raise InvalidInputError(
+                f"topic {self.name!r} is compacted (cleanup.policy has compact) and {null_count} "
+                f"of {row_count} rows have a null key: give every row a key, or create the topic "
+                "with topic.cleanup.policy=delete"
+            )
+        if key is None:
+            chosen = np.full(row_count, -1, np.int32)
+        else:
+            chosen = records.murmur2_partitions(key, self.partition_count)
+        keyless = np.flatnonzero(chosen < 0)
+        if len(keyless):
+            spread = (self._keyless + np.arange(len(keyless))) % self.partition_count
+            chosen = chosen.copy()
+            chosen[keyless] = spread
+            self._keyless += len(keyless)
+        given = columns.get("partition")
+        if given is not None and given.null_count < row_count:
+            wanted = pc.fill_null(given, -1).to_numpy(zero_copy_only=False)
+            is_given = pc.is_valid(given).to_numpy(zero_copy_only=False)
+            wrong = is_given & ((wanted < 0) | (wanted >= self.partition_count))
+            if wrong.any():
+                raise InvalidInputError(
+                    f"column partition: {int(wanted[wrong][0])} is out of range, topic "
+                    f"{self.name!r} has partitions 0 to {self.partition_count - 1}"
+                )
+            chosen = np.where(is_given, wanted, chosen).astype(np.int32)
+        return chosen
+
+
+def _running(counts: list[int], start: int) -> list[int]:
+    offsets = []
+    for count in counts:
+        offsets.append(start)
+        start += count
+    return offsets
+
+
+def _timestamps(column: pa.Array | None, row_count: int, now_ms: int) -> npt.NDArray[np.int64]:
+    """Return epoch milliseconds; a missing or null timestamp is now, as a producer's would be."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column is None:
+        return np.full(row_count, now_ms, np.int64)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+    filled: npt.NDArray[np.int64] = pc.fill_null(column, now_ms).to_numpy(zero_copy_only=False)
+    return filled.astype(np.int64)
+
+
+class _StagedFileWriter:
+    """Writes one staged file; a segment's has its indexes written beside it."""
+
+    def __init__(self, root: Path, name: Path) -> None:
+        self._root = root
+        self._stem = name
+        self._path = root / name.with_name(name.name + layout.STAGED)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self.size = 0
+        self._crc = 0
+        self._config: TopicConfig | None = None
+        self._index = bytearray()
+        self._time_index = bytearray()
+        self._offset = 0
+        self._indexed_position = 0
+        self._largest = (layout.NO_TIMESTAMP, 0)
+        self._time_indexed = layout.NO_TIMESTAMP
+
+    def append(self, data: bytearray) -> int:
+        position = self.size
+        files.write_at(self._fd, data, position)
+        self._crc = crc32c(data, self._crc)
+        self.size += len(data)
+        return position
+
+    def begin_segment(self, config: TopicConfig) -> None:
+        self._config = config
+
+    def append_batches(self, run: _Pending, first: int) -> tuple[int, int]:
+        """Append batches of a run until the segment is full; return the next one, and the rows."""
+        assert self._config is not None
+        last, rows = first, 0
+        ends = [*run.positions[1:], len(run.data)]
+        size = self.size
+        while last < len(run.positions):
+            batch_size = ends[last] - run.positions[last]
+            if size and size + batch_size > self._config.segment_bytes:
+                break
+            layout.STAMP_OFFSET.pack_into(run.data, run.positions[last], self._offset)
+            self._offset += run.counts[last]
+            self._index_batch(size, run.timestamps[last])
+            size += batch_size
+            rows += run.counts[last]
+            last += 1
+        if last > first:
+            self.append(run.data[run.positions[first] : ends[last - 1]])
+        return last, rows
+
+    def _index_batch(self, position: int, timestamp: int) -> None:
+        assert self._config is not None
+        if timestamp > self._largest[0]:
+            self._largest = timestamp, self._offset - 1
+        if position - self._indexed_position > self._config.index_interval_bytes:
+            self._index += layout.OFFSET_INDEX_ENTRY.pack(self._offset - 1, position)
+            self._indexed_position = position
+            self._index_time()
+
+    def _index_time(self) -> None:
+        if self._largest[0] > self._time_indexed:
+            self._time_index += layout.TIME_INDEX_ENTRY.pack(*self._largest)
+            self._time_indexed = self._largest[0]
+
+    def finish(self) -> StagedFile:
+        if self._config is not None:
+            self._index_time()
+            for suffix, data in (
+                (layout.STAGED_INDEX, self._index),
+                (layout.STAGED_TIME_INDEX, self._time_index),
+            ):
+                files.create(self._beside(suffix), data)
+        files.sync_file(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        return StagedFile(str(self._path.relative_to(self._root)), self.size, self._crc)
+
+    def discard(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        for suffix in (layout.STAGED, layout.STAGED_INDEX, layout.STAGED_TIME_INDEX):
+            files.remove(self._beside(suffix))
+
+    def _beside(self, suffix: str) -> Path:
+        return self._root / self._stem.with_name(self._stem.name + suffix)

@@ -1,0 +1,176 @@
+"""What a log consists of at one point of its journal: immutable, and cheap to derive from the last.
+
+A journal record is a change; `State.apply` gives the state after it. The invariants:
+
+- a partition's readers see `[log_start_offset, high_watermark)` and nothing else;
+- its active segment is the one with base `active_base`, and is valid up to byte `active_size`;
+- `log_start_offset <= first_dirty_offset`, `last_stable_offset <= high_watermark`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from kafkalog.errors import UnknownTopicError
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition, as the journal has it."""
+
+    high_watermark: int = 0
+    """The end of what is committed; the next append begins here."""
+    active_base: int = 0
+    """Base offset of the segment that is appended to."""
+    active_size: int = 0
+    """Bytes of it that are committed."""
+    log_start_offset: int = 0
+    last_stable_offset: int = 0
+    """The end of what no open transaction holds back."""
+    first_dirty_offset: int = 0
+    """The cleaner has brought everything below this offset to its newest records."""
+    cleaning_offset: int = 0
+    """End of the last cleaning that may have been swapped in; above `first_dirty_offset` only
+    while one is, or was when a process died."""
+    leader_epoch: int = 0
+
+    @property
+    def cleaned_to(self) -> int:
+        """A view must not end below this offset: records under it may be gone for newer ones."""
+        return max(self.first_dirty_offset, self.cleaning_offset)
+
+
+_PARTITION_FIELDS = tuple(f.name for f in dataclasses.fields(PartitionState))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """One topic: its id, its overrides of Kafka's topic configs, and its partitions."""
+
+    name: str
+    topic_id: str
+    config: Mapping[str, str]
+    partitions: tuple[PartitionState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterState:
+    """The last batch that a writer committed."""
+
+    batch_id: int
+    rows: int
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The whole log at one point of the journal."""
+
+    number: int = 0
+    """Number of the journal record this state follows."""
+    time_ms: int = 0
+    """When that record was written."""
+    topics: Mapping[str, TopicState] = field(default_factory=dict)
+    writers: Mapping[str, WriterState] = field(default_factory=dict)
+    unsynced: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Partitions with bytes that a power cut could take (relaxed `flush.messages`), each with the
+    base offset of the first segment to sync."""
+    unsynced_rows: int = 0
+    synced_ms: int = 0
+    """When the last synced record was written."""
+
+    def topic(self, name: str) -> TopicState:
+        """Return a topic; raises UnknownTopicError, which lists the topics there are."""
+        try:
+            return self.topics[name]
+        except KeyError:
+            known = ", ".join(sorted(self.topics)[:20]) or "none"
+            raise UnknownTopicError(
+                f"topic {name!r} does not exist; the topics of this log are: {known}"
+            ) from None
+
+    def apply(self, number: int, change: Mapping[str, Any]) -> State:
+        """Return the state after a journal record: see `Change` for its form."""
+        topics = dict(self.topics)
+        for name, entry in change.get("topics", EMPTY).items():
+            known = topics.get(name)
+            partitions = known.partitions if known else ()
+            missing = int(entry["partitions"]) - len(partitions)
+            topics[name] = TopicState(
+                name,
+                str(entry["id"]),
+                MappingProxyType(dict(entry["config"])),
+                partitions + (PartitionState(),) * missing,
+            )
+        for name, entries in change.get("partitions", EMPTY).items():
+            known = topics[name]
+            changed = list(known.partitions)
+            for partition, values in entries.items():
+                changed[int(partition)] = PartitionState(
+                    **dict(zip(_PARTITION_FIELDS, values, strict=False))
+                )
+            topics[name] = dataclasses.replace(known, partitions=tuple(changed))
+        writers = dict(self.writers) if change.get("writers") else self.writers
+        for writer, fields in change.get("writers", EMPTY).items():
+            assert isinstance(writers, dict)
+            if fields is None:
+                writers.pop(writer, None)
+            else:
+                writers[writer] = WriterState(*fields)
+        time_ms = int(change.get("time_ms", self.time_ms))
+        if "unsynced" not in change:
+            return State(number, time_ms, topics, writers, synced_ms=time_ms)
+        unsynced = dict(self.unsynced)
+        for name, entries in change.get("partitions", EMPTY).items():
+            for partition in map(int, entries):
+                before = self.topics[name].partitions[partition].active_base
+                unsynced.setdefault((name, partition), before)
+        rows = self.unsynced_rows + int(change.get("rows", 0))
+        return State(number, time_ms, topics, writers, unsynced, rows, self.synced_ms)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the one change that leads from an empty log to this state."""
+        change = Change()
+        for topic in self.topics.values():
+            change.topic(topic.name, topic.topic_id, len(topic.partitions), topic.config)
+            for partition, state in enumerate(topic.partitions):
+                if state != PartitionState():
+                    change.partition(topic.name, partition, state)
+        for writer, entry in self.writers.items():
+            change.writers[writer] = [entry.batch_id, entry.rows, entry.time_ms]
+        return change.record(self.time_ms)
+
+
+class Change:
+    """What one commit changes, gathered while it is prepared; the journal keeps its `record`."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, dict[str, Any]] = {}
+        self.partitions: dict[str, dict[str, list[int]]] = {}
+        self.writers: dict[str, list[int] | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.topics or self.partitions or self.writers)
+
+    def topic(self, name: str, topic_id: str, partitions: int, config: Mapping[str, str]) -> None:
+        """Create a topic, or change its config."""
+        self.topics[name] = {"id": topic_id, "partitions": partitions, "config": dict(config)}
+
+    def partition(self, topic: str, partition: int, state: PartitionState) -> None:
+        """Give a partition a new state."""
+        values = [int(getattr(state, name)) for name in _PARTITION_FIELDS]
+        self.partitions.setdefault(topic, {})[str(partition)] = values
+
+    def record(self, time_ms: int) -> dict[str, Any]:
+        """Return the payload of a journal record."""
+        content: dict[str, Any] = {"time_ms": time_ms}
+        for name in ("topics", "partitions", "writers"):
+            if getattr(self, name):
+                content[name] = getattr(self, name)
+        return content

@@ -1,0 +1,175 @@
+"""One holder's turn at a log: the settled state, what it appends, and the record that commits it.
+
+Order of things: the root lock shared and the commit lock (both taken by `Engine.transaction`), the
+journal settled, then any number of changes, then `publish`: sync every touched file, write the
+record, move `published_end`. An exception before `publish` undoes everything.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kafkalog.errors import CommitInDoubtError, InvalidInputError
+from kafkalog.storage_engine import files, layout, partition
+from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.journal import Journal
+from kafkalog.storage_engine.state import Change, State, TopicState
+
+_logger = logging.getLogger(__name__)
+
+
+class Transaction:
+    """Changes to a log under the commit lock; `state` is settled, and includes what was published.
+
+    Used by commits and by the cleaner; may publish more than once.
+    """
+
+    def __init__(
+        self, root: Path, journal: Journal, state: State, check_lock: Callable[[], None]
+    ) -> None:
+        self.state = state
+        self._root = root
+        self._journal = journal
+        self._check_lock = check_lock
+        self._change = Change()
+        self._created: dict[str, TopicState] = {}
+        self._appenders: dict[tuple[str, int], partition.Appender] = {}
+        self._touched: set[str] = set()
+
+    def topic(self, name: str) -> TopicState:
+        """Return a topic, also one created in this transaction."""
+        return self._created.get(name) or self.state.topic(name)
+
+    def create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> TopicState:
+        """Create a topic and its directories; it exists once published."""
+        fault = layout.topic_name_fault(name)
+        if fault:
+            raise InvalidInputError(fault)
+        if name in layout.INTERNAL_TOPICS:
+            raise InvalidInputError(f"topic {name!r} belongs to Kafka itself and is only read")
+        if name in self.state.topics or name in self._created:
+            raise InvalidInputError(f"topic {name!r} exists already")
+        if not 1 <= partitions <= layout.INT32_MAX:
+            raise InvalidInputError(f"topic {name!r}: {partitions} partitions, expected at least 1")
+        TopicConfig.parse(config)
+        topic_id = _new_topic_id()
+        for number in range(partitions):
+            directory = self._root / layout.partition_directory(name, number)
+            partition.create_partition(directory, topic_id)
+        files.sync_directory(self._root)
+        self._change.topic(name, topic_id, partitions, config)
+        state = State().apply(1, self._change.record(0)).topics[name]
+        self._created[name] = state
+        return state
+
+    def alter_topic(self, name: str, config: Mapping[str, str]) -> None:
+        """Replace a topic's config overrides."""
+        topic = self.topic(name)
+        TopicConfig.parse(config)
+        self._change.topic(name, topic.topic_id, len(topic.partitions), config)
+
+    def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
+        """Return the appender of a partition, cut to its recorded state at the first call."""
+        appender = self._appenders.get((topic, number))
+        if appender is None:
+            known = self.topic(topic)
+            appender = partition.Appender(
+                self._root / layout.partition_directory(topic, number),
+                known.topic_id,
+                known.partitions[number],
+                TopicConfig.parse(known.config),
+                now_ms,
+            )
+            self._appenders[topic, number] = appender
+        return appender
+
+    def roll(self, topic: str, number: int, now_ms: int) -> None:
+        """Close a partition's active segment and begin a new one at the log end."""
+        self.appender(topic, number, now_ms).roll()
+
+    def change_partition(self, topic: str, number: int, **fields: int) -> None:
+        """Set fields of a partition's state (`first_dirty_offset`, `cleaning_offset`, ...)."""
+        state = dataclasses.replace(self.topic(topic).partitions[number], **fields)
+        self._change.partition(topic, number, state)
+
+    def record_writer(self, name: str, batch_id: int, rows: int, time_ms: int) -> None:
+        """Remember a writer's last batch."""
+        self._change.writers[name] = [batch_id, rows, time_ms]
+
+    def publish(self, now_ms: int, *, rows: int = 0) -> State:
+        """Make the changes durable and visible; the commit point lies in here.
+
+        Raises CommitInDoubtError when the record was written and its sync failed: then nothing may
+        be undone.
+        """
+        for (topic, number), appender in self._appenders.items():
+            if appender.state != self.topic(topic).partitions[number]:
+                self._change.partition(topic, number, appender.state)
+                self._touched.add(topic)
+        change = self._change.record(now_ms)
+        change["rows"] = rows
+        sync = self._must_sync(change, rows, now_ms)
+        if sync:
+            self._sync()
+        self._check_lock()
+        self.state = self._journal.append(change, sync=sync)
+        self.close()
+        for topic in self._created.values():
+            for number in range(len(topic.partitions)):
+                partition.note_recorded(self._root / layout.partition_directory(topic.name, number))
+        self._change = Change()
+        self._created.clear()
+        return self.state
+
+    def _must_sync(self, change: Mapping[str, Any], rows: int, now_ms: int) -> bool:
+        """Decide by `flush.messages` and `flush.ms` of the touched topics; unset means now."""
+        configs = [TopicConfig.parse(self.topic(name).config) for name in self._touched]
+        only_rows = set(change) <= {"time_ms", "rows", "partitions", "writers"}
+        if not configs or not only_rows or not all(config.is_relaxed for config in configs):
+            return True
+        unsynced = self.state.unsynced_rows + rows
+        return (
+            unsynced >= min(config.flush_messages for config in configs)
+            or now_ms - self.state.synced_ms >= min(config.flush_ms for config in configs)
+            or self._journal.is_full(change)
+        )
+
+    def _sync(self) -> None:
+        for appender in self._appenders.values():
+            appender.sync()
+        for (topic, number), base_offset in self.state.unsynced.items():
+            directory = self._root / layout.partition_directory(topic, number)
+            partition.sync_segments(directory, base_offset)
+
+    def close(self) -> None:
+        """Close the partitions' files; what was not published stays for the next holder to cut."""
+        for appender in self._appenders.values():
+            appender.close()
+        self._appenders.clear()
+
+    def abandon(self, fault: BaseException) -> None:
+        """Undo what was not published, unless that is in doubt; a second failure is only logged."""
+        in_doubt = isinstance(fault, CommitInDoubtError)
+        for appender in self._appenders.values():
+            try:
+                if in_doubt or not isinstance(fault, OSError):
+                    appender.close()  # the next holder cuts
+                else:
+                    appender.abandon()
+            except OSError:
+                _logger.exception("%s: could not be cut; the next commit will", appender.directory)
+        self._appenders.clear()
+
+
+def _new_topic_id() -> str:
+    """Draw a topic id as Kafka writes it: 22 characters, never beginning with `-`."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        if not text.startswith("-"):
+            return text

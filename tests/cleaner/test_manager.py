@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status
+from kafkalog.cleaner.clean import CleaningAborted
+from kafkalog.errors import InvalidInputError, UnknownTopicError
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.engine import Engine
+from tests.cleaner.naive import batch, dump, newest_values, offsets, records_of
+
+MINUTE = 60_000
+
+
+def filled(root: Path, *topics: str, partitions: int = 1, **config: str) -> Engine:
+    """Topics of several closed segments in which one key is written again and again."""
+    engine = Engine(root)
+    for topic in topics:
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        engine.create_topic(topic, partitions, {"segment.bytes": "100", **settings})
+        for i in range(5):
+            engine.append(topic, [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+    return engine
+
+
+def corrupt(engine: Engine, topic: str) -> Callable[[], None]:
+    """Flip a byte of a record's value; returns what flips it back."""
+    path = sorted(engine.partition_directory(topic, 0).glob("*.log"))[1]
+
+    def flip() -> None:
+        data = bytearray(path.read_bytes())
+        data[-2] ^= 1
+        path.write_bytes(data)
+
+    flip()
+    return flip
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- choosing ------------------------------------------------------------------------------------
+
+
+def test_cleaning_what_is_due_leaves_the_active_segment_alone(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    (stats,) = clean(engine, now_ms=1)
+    assert (stats.start_offset, stats.end_offset, stats.records_kept) == (0, 8, 2)
+    assert offsets(dump(engine)) == [6, 7, 8, 9]
+    assert clean(engine, now_ms=1) == []
+
+
+def test_a_forced_cleaning_takes_the_active_segment_too(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    (stats,) = clean(engine, force=True, now_ms=1)
+    assert stats.end_offset == 10
+    assert offsets(dump(engine)) == [8, 9]
+    assert clean(engine, force=True, now_ms=1) == []
+    engine.append("t", [("c", "1")], now_ms=1)
+    assert offsets(dump(engine)) == [8, 9, 10]
+
+
+def test_a_forced_cleaning_respects_the_shortest_lag(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t", min_compaction_lag_ms="500")
+    assert clean(engine, force=True, now_ms=1_499) == []
+    assert len(clean(engine, force=True, now_ms=1_500)) == 1
+
+
+def test_the_filthiest_partition_comes_first(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "a", "b", "c", min_cleanable_dirty_ratio="0.1")
+    clean(engine, "a", force=True, now_ms=1)
+    clean(engine, "b", force=True, now_ms=1)
+    for topic, count in (("a", 3), ("b", 6)):
+        for i in range(count):
+            engine.append(topic, [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+    assert [stats.topic for stats in clean(engine, now_ms=1)] == ["c", "b", "a"]
+
+
+def test_a_topic_that_is_not_compacted_is_not_cleaned(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t", cleanup_policy="delete")
+    assert clean(engine, force=True, now_ms=1) == []
+    with pytest.raises(InvalidInputError, match=r"cleanup\.policy"):
+        clean(engine, "t", force=True, now_ms=1)
+    with pytest.raises(UnknownTopicError):
+        clean(engine, "u", now_ms=1)
+    assert [s.state for s in status(engine, 1)] == ["not compacted"]
+
+
+def test_all_partitions_of_a_topic_are_cleaned(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 4)
+    for i in range(3):
+        engine.append("t", [(f"k{j}", f"{i}") for j in range(40)], now_ms=1)
+    assert [s.partition for s in clean(engine, "t", force=True, now_ms=1)] == [0, 1, 2, 3]
+    found = [record for p in range(4) for record in records_of(dump(engine, "t", p))]
+    assert len(found) == len(newest_values(found)) == 40
+
+
+def test_a_tombstone_that_is_due_brings_the_cleaner_to_a_quiet_partition(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t", delete_retention_ms="500")
+    engine.append("t", [("a", None)], now_ms=1)
+    clean(engine, force=True, now_ms=1_000)
+    assert offsets(dump(engine)) == [9, 10]
+    assert clean(engine, now_ms=1_499) == []
+    assert [s.state for s in status(engine, 1_500)] == ["dirty"]
+    assert [s.rounds for s in clean(engine, now_ms=1_500)] == [1]
+    assert offsets(dump(engine)) == [9]
+    assert clean(engine, now_ms=10**9) == []
+
+
+def test_the_status_gives_sections_in_offsets_and_bytes(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    (found,) = status(engine, 1)
+    size = sum(p.stat().st_size for p in (tmp_path / "t-0").glob("*.log"))
+    assert (found.first_dirty_offset, found.first_uncleanable_offset) == (0, 8)
+    assert (found.clean_bytes, found.dirty_bytes) == (0, size * 4 // 5)
+    assert (found.uncleanable_bytes, found.dirty_ratio) == (size // 5, 1.0)
+    assert (found.state, found.reason) == ("dirty", None)
+    clean(engine, now_ms=1)
+    (found,) = status(engine, 1)
+    assert (found.first_dirty_offset, found.dirty_ratio, found.state) == (8, 0.0, "clean")
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def test_a_corrupt_partition_becomes_uncleanable_and_the_others_are_cleaned(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "bad", "good")
+    repair = corrupt(engine, "bad")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "bad-0").glob("*.log")}
+    first, second = sorted(clean(engine, now_ms=1_000), key=lambda stats: stats.topic)
+    assert first.error is not None and "checksum" in first.error and ".log" in first.error
+    assert second.error is None and second.rounds == 1
+    # Not a byte of it has changed, least of all a checksum.
+    assert {p.name: p.read_bytes() for p in (tmp_path / "bad-0").glob("*.log*")} == before
+    bad, good = status(engine, 1_000)
+    assert (bad.state, bad.reason, good.state) == ("uncleanable", first.error, "clean")
+    # A minute later, then two: the pause doubles.
+    assert clean(engine, now_ms=1_000 + MINUTE - 1) == []
+    assert len(clean(engine, now_ms=1_000 + MINUTE)) == 1
+    assert clean(engine, now_ms=1_000 + 3 * MINUTE - 1) == []
+    mark = json.loads((tmp_path / "bad-0" / layout.UNCLEANABLE).read_bytes())
+    assert (mark["version"], mark["failures"], mark["since_ms"]) == (1, 2, 1_000)
+    repair()
+    assert [s.error for s in clean(engine, now_ms=1_000 + 3 * MINUTE)] == [None]
+    assert [s.state for s in status(engine, 1)] == ["clean", "clean"]
+    assert not (tmp_path / "bad-0" / layout.UNCLEANABLE).exists()
+
+
+def test_a_changed_config_or_force_tries_an_uncleanable_partition_again(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    repair = corrupt(engine, "t")
+    assert clean(engine, now_ms=1_000)[0].error
+    engine.alter_topic("t", {"segment.bytes": "200"})
+    assert clean(engine, now_ms=1_001)[0].error
+    assert clean(engine, now_ms=1_002) == []
+    repair()
+    assert clean(engine, force=True, now_ms=1_003)[0].error is None
+
+
+def test_a_mark_of_a_newer_release_is_respected(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    (tmp_path / "t-0" / layout.UNCLEANABLE).write_text('{"version": 2, "why": []}')
+    assert clean(engine, now_ms=10**12) == []
+    assert "newer release" in str(status(engine, 1)[0].reason)
+
+
+@pytest.mark.parametrize("act", ["write_at", "create", "sync_path"])
+def test_an_error_while_writing_leaves_the_log_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    engine = filled(tmp_path, "t")
+    engine.alter_topic("t", {"segment.bytes": "10000"})  # one group: groups are swapped singly
+    before = dump(engine)
+    original = getattr(files, act)
+
+    def failing(target: object, *arguments: object) -> None:
+        # The descriptor of a `.cleaned` file, or its path.
+        name = (
+            str(target)
+            if isinstance(target, Path)
+            else str(Path(f"/proc/self/fd/{target}").readlink())
+        )
+        if name.endswith(".cleaned"):
+            raise OSError(28, "No space left on device")
+        original(target, *arguments)
+
+    monkeypatch.setattr(files, act, failing)
+    (stats,) = clean(engine, now_ms=1_000)
+    assert stats.error is not None and "No space left" in stats.error
+    assert not list((tmp_path / "t-0").glob("*.cleaned"))
+    assert dump(engine) == before
+    assert engine.describe("t").partitions[0].cleaned_to == 0
+    assert [s.state for s in status(engine, 1)] == ["uncleanable"]
+    monkeypatch.undo()
+    assert clean(engine, now_ms=1_000 + MINUTE)[0].error is None
+
+
+def test_files_of_a_dead_cleaner_are_removed_first(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    left = tmp_path / "t-0" / layout.segment_file(4, layout.LOG, layout.CLEANED)
+    left.write_bytes(batch(4, [("a", "half")]).data()[:70])
+    assert clean(engine, now_ms=1)[0].error is None
+    assert not left.exists()
+
+
+def test_a_cleaning_that_is_asked_to_stop_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    before = dump(engine)
+
+    def stop() -> None:
+        raise CleaningAborted("asked to")
+
+    assert clean(engine, now_ms=1, check_abort=stop) == []
+    assert dump(engine) == before
+    assert [s.state for s in status(engine, 1)] == ["dirty"]
+
+
+# --- several cleaners ----------------------------------------------------------------------------
+
+
+def test_a_partition_that_another_cleaner_works_on_is_passed_over(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "a", "b")
+    with files.FileLock(tmp_path / "a-0" / layout.CLEANER_LOCK).exclusive():
+        assert [stats.topic for stats in clean(Engine(tmp_path), now_ms=1)] == ["b"]
+    assert [stats.topic for stats in clean(engine, now_ms=1)] == ["a"]
+
+
+def test_cleaners_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="0")
+    stop = threading.Event()
+    faults: list[BaseException] = []
+
+    def run(work: Callable[[Engine], object]) -> None:
+        try:
+            with Engine(tmp_path) as other:
+                while not stop.is_set():
+                    work(other)
+        except BaseException as fault:
+            faults.append(fault)
+
+    def force(other: Engine) -> None:
+        for stats in clean(other, force=True, now_ms=5):
+            if stats.error is not None:
+                raise AssertionError(stats.error)
+
+    def look(other: Engine) -> None:
+        found = newest_values(records_of(dump(other)))
+        assert set(found) >= {b"a", b"b"}
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in (force, force, look)]
+    for thread in threads:
+        thread.start()
+    for i in range(40):
+        engine.append("t", [("a", f"new {i}"), (f"k{i}", "x")], now_ms=1)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    clean(engine, force=True, now_ms=5)
+    found = records_of(dump(engine))
+    assert len(found) == 42
+    assert newest_values(found)[b"a"] == (88, b"new 39")
+
+
+# --- the thread ----------------------------------------------------------------------------------
+
+
+def test_the_thread_cleans_what_is_due_and_goes_on_after_faults(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "bad", "good")
+    corrupt(engine, "bad")
+    thread = CleanerThread(engine, CleanerConfig(backoff_ms=10), clock=lambda: 1_000)
+    thread.start()
+    try:
+        eventually(lambda: thread.cleanings == 1 and thread.failures == 1)
+        for i in range(4):
+            engine.append("good", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+        eventually(lambda: [s.state for s in status(engine, 1_000)] == ["uncleanable", "clean"])
+    finally:
+        thread.stop()
+    assert not thread.is_alive
+    assert thread.failures == 1
+
+
+def test_the_thread_stops_at_once_and_can_start_again(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"segment.bytes": "100"})
+    thread = CleanerThread(engine, CleanerConfig(backoff_ms=10**7), clock=lambda: 1_000)
+    for expected in (1, 2):
+        for i in range(4):
+            engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+        thread.start()
+        thread.start()
+        eventually(lambda: thread.cleanings == expected)  # noqa: B023
+        started = time.monotonic()
+        thread.stop()
+        assert time.monotonic() - started < 5
+    thread.stop()
+
+
+def test_an_error_of_the_clock_does_not_end_the_thread(tmp_path: Path) -> None:
+    calls = []
+
+    def clock() -> int:
+        calls.append(1)
+        if len(calls) < 3:
+            raise OSError("no time")
+        return 1_000
+
+    engine = filled(tmp_path, "t")
+    thread = CleanerThread(engine, CleanerConfig(backoff_ms=1), clock=clock)
+    thread.start()
+    eventually(lambda: thread.cleanings == 1)
+    thread.stop()
+    assert thread.failures == 2
+
+
+def test_the_settings_are_checked(tmp_path: Path) -> None:
+    for wrong in ({"dedupe_buffer_size": 1}, {"io_buffer_load_factor": 0.0}, {"backoff_ms": -1}):
+        with pytest.raises(InvalidInputError):
+            CleanerConfig(**wrong)  # type: ignore[arg-type]

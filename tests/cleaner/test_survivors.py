@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from kafkalog.cleaner.offset_map import OffsetMap
+from kafkalog.cleaner.stats import CleanerStats
+from kafkalog.cleaner.survivors import build_offset_map, latest
+from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
+from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine.engine import Engine
+from tests.cleaner.naive import Batch, batch, dump, foreign_log, newest_values, records_of
+
+
+def singles(first: int, *names: str) -> list[Batch]:
+    """One batch per record, as a producer without batching writes."""
+    return [batch(first + i, [(name, f"v{first + i}")]) for i, name in enumerate(names)]
+
+
+def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[int, CleanerStats]:
+    stats = CleanerStats("t", 0)
+    with engine.view("t", 0, whole=True) as view:
+        return build_offset_map(view, start, end, offset_map, stats=stats), stats
+
+
+def newest(engine: Engine, end: int | None = None, budget_bytes: int = 1 << 20) -> dict[bytes, int]:
+    with engine.view("t", 0, whole=True) as view:
+        end = view.state.high_watermark if end is None else end
+        schema = changelog_schema()
+        found: dict[bytes, int] = {}
+        for rows in latest(view, end, budget_bytes=budget_bytes, schema=schema):
+            assert rows.schema == schema
+            for key, offset in zip(
+                rows["key"].to_pylist(), rows["offset"].to_pylist(), strict=True
+            ):
+                assert key not in found
+                found[key] = offset
+        return found
+
+
+# --- the first pass ------------------------------------------------------------------------------
+
+
+def test_the_map_knows_exactly_the_keys_of_its_range(tmp_path: Path) -> None:
+    names = [f"k{i}" for i in range(500)]
+    segments = {base: singles(base, *names[base : base + 100]) for base in range(0, 500, 100)}
+    engine = foreign_log(tmp_path, segments | {500: []})
+    for start, end in [(0, 100), (100, 400), (200, 500)]:
+        offset_map = OffsetMap(1000)
+        found, stats = built(engine, start, end, offset_map)
+        assert (found, offset_map.latest_offset + 1) == (end, end)
+        assert (offset_map.size, stats.map_records_read) == (end - start, end - start)
+
+
+def test_a_full_map_ends_the_round_after_the_last_record_it_took(tmp_path: Path) -> None:
+    engine = foreign_log(tmp_path, {0: singles(0, "0", "1", "2", "3", "4"), 5: []})
+    offset_map = OffsetMap(3, 0.75)
+    assert built(engine, 2, 5, offset_map)[0] == 4
+    assert offset_map.size == 2
+
+
+def test_a_map_that_fills_within_a_batch_ends_within_it(tmp_path: Path) -> None:
+    pairs = [("a", "1"), ("", "no key"), ("b", "2"), ("c", "3")]
+    engine = foreign_log(tmp_path, {0: [batch(0, [("a", "0")]), batch(1, pairs)], 5: []})
+    assert built(engine, 0, 5, OffsetMap(3, 0.75))[0] == 4
+    # Full at the end of one batch, and the next batch only begins: the round ends between them.
+    assert built(engine, 0, 5, OffsetMap(2, 0.75))[0] == 1
+
+
+@pytest.mark.parametrize("active_base", [11, 15, 30])
+def test_the_end_passes_gaps_between_segments(tmp_path: Path, active_base: int) -> None:
+    names = [f"k{i}" for i in range(10)]
+    engine = foreign_log(tmp_path, {0: singles(0, *names), active_base: []})
+    assert built(engine, 0, active_base, OffsetMap(100))[0] == active_base
+
+
+def test_a_map_that_fills_behind_a_gap_ends_at_the_next_segment(tmp_path: Path) -> None:
+    segments = {0: singles(0, "a"), 20: singles(20, "b"), 30: []}
+    engine = foreign_log(tmp_path, segments)
+    assert built(engine, 0, 30, OffsetMap(2, 0.75))[0] == 20
+
+
+def test_offsets_far_apart_are_mapped(tmp_path: Path) -> None:
+    far = 7_206_178
+    engine = foreign_log(tmp_path, {0: [*singles(0, "a"), *singles(far, "b")], far + 1: []})
+    offset_map = OffsetMap(10)
+    built(engine, 0, far + 1, offset_map)
+    assert (offset_map.latest_offset, offset_map.size) == (far, 2)
+
+
+def test_control_and_transactional_batches_are_not_mapped(tmp_path: Path) -> None:
+    batches = [
+        batch(0, [("a", "0")]),
+        batch(1, [("a", "1")], attributes=0x10, producer=7, sequence=0),
+        batch(2, [("b", "2")], attributes=0x30, producer=7),
+    ]
+    engine = foreign_log(tmp_path, {0: batches, 3: []})
+    offset_map = OffsetMap(10)
+    assert built(engine, 0, 3, offset_map)[0] == 3
+    assert offset_map.size == 1
+
+
+# --- the newest records --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [5, 13, 40, 10_000])
+@pytest.mark.parametrize("codec", ["producer", "zstd"])
+def test_the_newest_records_are_exact_at_any_number_of_keys(
+    tmp_path: Path, slots: int, codec: str
+) -> None:
+    rng = random.Random(slots)
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"segment.bytes": "1500", "compression.type": codec})
+    for i in range(20):
+        rows = [
+            (f"k{rng.randrange(90)}", None if rng.random() < 0.2 else f"{i}-{j}") for j in range(20)
+        ]
+        engine.append("t", rows, now_ms=1000)
+    records = records_of(dump(engine))
+    for end in (0, 1, 137, 400):
+        expected = {
+            key: offset
+            for key, (offset, value) in newest_values(r for r in records if r.offset < end).items()
+            if value is not None
+        }
+        assert newest(engine, end, budget_bytes=24 * slots) == expected
+
+
+def test_records_without_a_key_are_no_newest_records(tmp_path: Path) -> None:
+    engine = foreign_log(tmp_path, {0: [batch(0, [("", "x"), ("a", "y")])]})
+    assert newest(engine) == {b"a": 1}
+
+
+def test_a_view_older_than_the_cleaning_is_refused_with_both_offsets(tmp_path: Path) -> None:
+    engine = foreign_log(tmp_path, {0: singles(0, "a", "a", "a"), 3: []}, first_dirty=2)
+    with pytest.raises(InvalidInputError, match=r"offset 1 .* offset 2"):
+        newest(engine, 1)
+    assert newest(engine, 2) == {b"a": 1}
+    with pytest.raises(OffsetOutOfRangeError):
+        newest(engine, 4)
+
+
+def test_a_transactional_batch_is_refused_rather_than_guessed(tmp_path: Path) -> None:
+    batches = [batch(0, [("a", "1")], attributes=0x10, producer=7, sequence=0)]
+    with pytest.raises(InvalidInputError, match="transactional"):
+        newest(foreign_log(tmp_path, {0: batches}))

@@ -1,0 +1,156 @@
+"""A swap that is cut short at any step: readers see the right records, the next cleaning heals."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kafkalog.cleaner import clean, latest
+from kafkalog.cleaner.cleaned_segment import CleanedSegment
+from kafkalog.cleaner.swap import replace_segments
+from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine import files
+from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.segments import list_segments
+from tests.cleaner.naive import batch, dump, dump_view, foreign_log, newest_values, records_of
+from tests.storage_engine.faults import Died, each_act
+
+Fault = Callable[[], BaseException]
+
+
+def dirty_log(root: Path) -> Engine:
+    """Five closed segments that become three, and an active one."""
+    segments = {
+        base: [batch(base, [(f"k{i % 7}", f"v{i}") for i in range(base, base + 5)])]
+        for base in range(0, 25, 5)
+    }
+    return foreign_log(root, segments | {25: [batch(25, [("k1", "last")])]}, config={
+        "segment.bytes": "170", "min.cleanable.dirty.ratio": "0",
+    })  # fmt: skip
+
+
+def newest(engine: Engine) -> dict[bytes, int]:
+    with engine.view("t", 0, whole=True) as view:
+        found: dict[bytes, int] = {}
+        end = view.state.high_watermark
+        for rows in latest(view, end, budget_bytes=1 << 20, schema=changelog_schema()):
+            found |= zip(rows["key"].to_pylist(), rows["offset"].to_pylist(), strict=True)
+        return found
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("swap") / "log"
+    dirty_log(root).close()
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [Died, lambda: OSError(28, "No space left on device")])
+def test_a_cleaning_cut_short_at_any_durable_act_loses_nothing_and_heals(
+    template: Path, tmp_path: Path, fault: Fault
+) -> None:
+    before = Engine(template, read_only=True)
+    all_records, newest_offsets = records_of(dump(before)), newest(before)
+    reference = tmp_path / "reference"
+    shutil.copytree(template, reference)
+    clean(Engine(reference), now_ms=1)
+    healed_batches = dump(Engine(reference))
+
+    n = 0
+    is_cut_short = True
+    while is_cut_short:
+        n += 1
+        root = tmp_path / str(n)
+        shutil.copytree(template, root)
+        engine = Engine(root)
+        is_cut_short = each_act(lambda e=engine: clean(e, now_ms=1), n, fault())  # type: ignore[misc]
+        reader = Engine(root, read_only=True)
+        left = records_of(dump(reader))
+        assert newest_values(left) == newest_values(all_records), n
+        assert set(left) <= set(all_records), n
+        assert newest(reader) == newest_offsets, n
+        # Whatever was left, another cleaner brings the log to where the first was heading.
+        other = Engine(root)
+        other.append("t", [("new", "1")], now_ms=1)
+        clean(other, force=True, now_ms=90_000)
+        assert newest(other) == newest_offsets | {b"new": 26}, n
+        state = other.describe("t").partitions[0]
+        assert (state.first_dirty_offset, state.cleaned_to) == (27, 27), n
+        names = [path.name for path in (root / "t-0").iterdir()]
+        assert not [name for name in names if name.endswith((".cleaned", ".swap"))], n
+        assert "kl-uncleanable" not in names, n
+        shutil.rmtree(root)
+    assert n > 40
+    assert len(healed_batches) < len(dump(before))
+
+
+@pytest.mark.slow
+def test_several_outputs_cut_short_at_any_rename_are_old_or_new_as_a_whole(tmp_path: Path) -> None:
+    n = 0
+    outcomes = set()
+    is_cut_short = True
+    while is_cut_short:
+        n += 1
+        root = tmp_path / str(n)
+        engine = foreign_log(
+            root, {0: [batch(0, [("a", "1")])], 1: [batch(1, [("a", "2"), ("b", "1")])], 3: []}
+        )
+        directory = root / "t-0"
+        sources = list_segments(directory)[:2]
+        config = TopicConfig.parse({})
+        outputs = []
+        # A second output whose base is that of a source must not be taken for a vanished one.
+        for base, pairs in ((0, [("x", "1")]), (1, [("a", "2"), ("b", "1")])):
+            output = CleanedSegment(directory, base, config)
+            item = batch(base, pairs)
+            import numpy as np
+
+            figures = [np.array([v]) for v in (len(item.data()), item.last, 1000)]
+            output.append([item.data()], *figures)
+            output.finish(10**18)
+            outputs.append(output)
+
+        def swap() -> None:
+            with files.SegmentsLock(directory).exclusive():  # noqa: B023
+                replace_segments(directory, sources, outputs)  # noqa: B023
+
+        is_cut_short = each_act(swap, n, Died())
+        keys = tuple(record.key for record in records_of(dump(engine)))
+        outcomes.add(keys)
+        assert keys in {(b"a", b"a", b"b"), (b"x", b"a", b"b")}, n
+    assert len(outcomes) == 2
+    assert [s.base_offset for s in list_segments(directory)] == [0, 1, 3]
+
+
+def test_a_reader_that_is_open_during_a_cleaning_sees_its_moment(tmp_path: Path) -> None:
+    engine = dirty_log(tmp_path)
+    before = dump(engine)
+    with engine.view("t", 0, whole=True) as view:
+        first = next(iter(view.chunks(0, 26)))
+        assert clean(engine, force=True, now_ms=1)[0].error is None
+        assert dump_view(view) == before
+        assert first.segment_base == 0
+    assert len(records_of(dump(engine))) == len(newest_values(records_of(before)))
+
+
+def test_replaced_files_go_after_the_delay_and_the_canary_never(tmp_path: Path) -> None:
+    import time
+
+    engine = dirty_log(tmp_path)
+    clean(engine, now_ms=1)
+    directory = tmp_path / "t-0"
+    assert list(directory.glob("*.log.deleted"))
+    now = time.time_ns() // 1_000_000
+    engine.append("t", [("a", "1")], now_ms=1)
+    clean(engine, force=True, now_ms=now + 59_000)
+    assert list(directory.glob("*.log.deleted"))
+    engine.append("t", [("a", "2")], now_ms=1)
+    clean(engine, force=True, now_ms=now + 10**7)
+    # Only what this very cleaning replaced is left.
+    assert len(list(directory.glob("*.log.deleted"))) <= 2
+    assert (directory / "kl-canary.deleted").exists()

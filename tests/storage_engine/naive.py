@@ -1,0 +1,207 @@
+"""The record format a second time, slow and plain: what the kernels are compared with.
+
+Imports nothing of kafkalog. A fault is a ValueError.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+INT64 = 1 << 64
+
+
+@dataclass
+class Record:
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+
+
+def signed(number: int, bits: int) -> int:
+    number &= (1 << bits) - 1
+    return number - (1 << bits) if number >> (bits - 1) else number
+
+
+def varint(number: int) -> bytes:
+    rest = 2 * number if number >= 0 else -2 * number - 1
+    out = []
+    while True:
+        rest, low = divmod(rest, 128)
+        if rest == 0:
+            return bytes([*out, low])
+        out.append(low + 128)
+
+
+def read_varint(data: bytes, position: int, end: int, bits: int) -> tuple[int, int]:
+    """Return (value, next position) of a varint (32 bits) or varlong (64)."""
+    value = 0
+    for i, byte in enumerate(data[position : min(end, position + (5 if bits == 32 else 10))]):
+        value += byte % 128 * 128**i
+        if byte < 128:
+            value %= 1 << bits
+            return (value // 2 if value % 2 == 0 else -(value // 2) - 1), position + i + 1
+    raise ValueError("varint")
+
+
+def sized(data: bytes | None) -> bytes:
+    return varint(-1) if data is None else varint(len(data)) + data
+
+
+def record(
+    offset_delta: int,
+    timestamp_delta: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: list[tuple[bytes, bytes | None]],
+) -> bytes:
+    body = b"\0" + varint(timestamp_delta) + varint(offset_delta) + sized(key) + sized(value)
+    body += varint(len(headers))
+    for name, content in headers:
+        body += sized(name) + sized(content)
+    return varint(len(body)) + body
+
+
+def section(records: list[Record], base_offset: int, base_timestamp: int) -> bytes:
+    return b"".join(
+        record(r.offset - base_offset, r.timestamp - base_timestamp, r.key, r.value, r.headers)
+        for r in records
+    )
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFF_FFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F6_3B78 if crc & 1 else 0)
+    return crc ^ 0xFFFF_FFFF
+
+
+def batch(
+    records: list[Record],
+    *,
+    payload: bytes | None = None,
+    base_offset: int = 0,
+    last_offset_delta: int | None = None,
+    count: int | None = None,
+    attributes: int = 0,
+    base_timestamp: int | None = None,
+    max_timestamp: int | None = None,
+    leader_epoch: int = -1,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+) -> bytes:
+    """Return a batch; `payload` stands for a section that is compressed, or wrong."""
+    times = [r.timestamp for r in records] or [-1]
+    if base_timestamp is None:
+        base_timestamp = times[0]
+    if payload is None:
+        payload = section(records, base_offset, base_timestamp)
+    if last_offset_delta is None:
+        last_offset_delta = records[-1].offset - base_offset if records else 0
+    covered = struct.pack(
+        ">hiqqqhii",
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max(times) if max_timestamp is None else max_timestamp,
+        *producer,
+        len(records) if count is None else count,
+    )
+    covered += payload
+    prefix = struct.pack(">qiibI", base_offset, len(covered) + 9, leader_epoch, 2, crc32c(covered))
+    return prefix + covered
+
+
+def read_section(
+    data: bytes,
+    *,
+    count: int,
+    base_offset: int,
+    last_offset_delta: int,
+    base_timestamp: int,
+    append_timestamp: int | None = None,
+) -> list[Record]:
+    """Return the records of a decompressed section, or raise ValueError."""
+    if count < 0:
+        raise ValueError("count")
+    records = []
+    position = 0
+    last_delta = -1
+    for _ in range(count):
+        length, position = read_varint(data, position, len(data), 32)
+        end = position + length
+        if length < 1 or end > len(data):
+            raise ValueError("length")
+        time_delta, position = read_varint(data, position + 1, end, 64)
+        delta, position = read_varint(data, position, end, 32)
+        if not last_delta < delta <= last_offset_delta:
+            raise ValueError("offset")
+        last_delta = delta
+        parts: list[bytes | None] = []
+        for _ in range(2):
+            part, position = read_sized(data, position, end)
+            parts.append(part)
+        header_count, position = read_varint(data, position, end, 32)
+        if not 0 <= header_count <= end - position:
+            raise ValueError("header count")
+        headers: list[tuple[bytes, bytes | None]] = []
+        for _ in range(header_count):
+            name, position = read_sized(data, position, end)
+            content, position = read_sized(data, position, end)
+            if name is None:
+                raise ValueError("header key")
+            headers.append((name, content))
+        if position != end:
+            raise ValueError("end")
+        time = base_timestamp + time_delta if append_timestamp is None else append_timestamp
+        records.append(Record(base_offset + delta, signed(time, 64), *parts, headers))
+    if count and position != len(data):
+        raise ValueError("count")
+    return records
+
+
+def read_sized(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
+    size, position = read_varint(data, position, end, 32)
+    if size < 0:
+        return None, position
+    if size > end - position:
+        raise ValueError("size")
+    return data[position : position + size], position + size
+
+
+def murmur2(data: bytes) -> int:
+    """Return the signed hash, as Java prints it."""
+    mask = 0xFFFF_FFFF
+    multiplier = 0x5BD1_E995
+    value = 0x9747_B28C ^ len(data)
+    whole = len(data) // 4 * 4
+    for (word,) in struct.iter_unpack("<I", data[:whole]):
+        part = word * multiplier & mask
+        part = (part ^ part >> 24) * multiplier & mask
+        value = value * multiplier & mask ^ part
+    if rest := data[whole:]:
+        value = (value ^ int.from_bytes(rest, "little")) * multiplier & mask
+    value = (value ^ value >> 13) * multiplier & mask
+    return signed(value ^ value >> 15, 32)
+
+
+def partition(key: bytes, partitions: int) -> int:
+    return (murmur2(key) & 0x7FFF_FFFF) % partitions
+
+
+def batches(records: list[Record], batch_size: int) -> list[list[Record]]:
+    """Group records as an encoder must: a batch is full before it would pass `batch_size` bytes."""
+    groups: list[list[Record]] = []
+    for item in records:
+        if groups:
+            first = groups[-1][0]
+            grown = [*groups[-1], item]
+            if 61 + len(section(grown, first.offset, first.timestamp)) <= batch_size:
+                groups[-1] = grown
+                continue
+        groups.append([item])
+    return groups

@@ -1,0 +1,230 @@
+"""Opening, topics, configs: bad input is named, nothing is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError, UnknownTopicError
+from kafkalog.storage_engine import checkpoints, files, layout
+from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
+from kafkalog.storage_engine.journal import Journal
+from kafkalog.storage_engine.staging import StagedWriter
+from tests.storage_engine.faults import Died
+
+
+def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("x")
+    with pytest.raises(InvalidInputError, match="a log is a directory, this is a file"):
+        Engine(path)
+
+
+def test_a_directory_without_a_log_is_not_opened_read_only(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="no log here"):
+        Engine(tmp_path, read_only=True)
+
+
+def test_a_directory_of_something_else_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "documents").mkdir()
+    with pytest.raises(InvalidInputError, match="the directory is not empty"):
+        Engine(tmp_path)
+
+
+def test_a_brokers_directory_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / layout.META_PROPERTIES).write_text("version=1\n")
+    with pytest.raises(LockedByBrokerError, match="a Kafka broker's log directory"):
+        Engine(tmp_path)
+
+
+def test_a_topic_is_there_for_every_process(tmp_path: Path) -> None:
+    topic = Engine(tmp_path).create_topic("t", 3, {"segment.bytes": "1000"})
+    assert len(topic.topic_id) == 22
+    assert Engine(tmp_path).describe("t") == topic
+    assert topic.config == {"cleanup.policy": "compact", "segment.bytes": "1000"}
+
+
+def test_a_partition_directory_carries_kafkas_metadata(tmp_path: Path) -> None:
+    topic = Engine(tmp_path).create_topic("t")
+    directory = tmp_path / "t-0"
+    assert checkpoints.read_topic_id(directory) == topic.topic_id
+    assert (directory / layout.CANARY).exists()
+    text = (directory / layout.PARTITION_METADATA).read_text()
+    assert text == f"version: 0\ntopic_id: {topic.topic_id}"
+
+
+def test_the_first_append_notes_the_leader_epoch(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t")
+    engine.append("t", [("k", "v")])
+    assert (tmp_path / "t-0" / layout.LEADER_EPOCH_CHECKPOINT).read_text() == "0\n1\n0 0\n"
+
+
+def test_close_writes_kafkas_root_checkpoints(tmp_path: Path) -> None:
+    with Engine(tmp_path) as engine:
+        engine.create_topic("t")
+        engine.append("t", [("k", "v")] * 4)
+    assert (tmp_path / layout.REPLICATION_CHECKPOINT).read_text() == "0\n1\nt 0 4\n"
+    assert (tmp_path / layout.CLEANER_CHECKPOINT).read_text() == "0\n0\n"
+
+
+def test_an_existing_topic_is_not_created_again(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    topic = engine.create_topic("t")
+    with pytest.raises(InvalidInputError, match="'t' exists already"):
+        engine.create_topic("t")
+    assert engine.create_topic("t", 9, exist_ok=True) == topic
+
+
+def test_a_directory_left_by_a_creation_that_died_is_replaced(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    with pytest.raises(RuntimeError), engine.transaction() as transaction:
+        transaction.create_topic("t", 2, {})
+        raise RuntimeError
+    assert (tmp_path / "t-1").exists()
+    assert engine.topics() == []
+    engine.create_topic("t", 2)
+    engine.append("t", [("k", "v")])
+
+
+def test_a_creation_that_died_with_records_written_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = {"t": NewTopic(2, {"cleanup.policy": "compact"})}
+    rows = pa.RecordBatch.from_pydict(
+        {"key": pa.array([b"k"], pa.binary()), "value": pa.array([b"v"], pa.binary())}
+    )
+
+    def commit() -> None:
+        engine = Engine(tmp_path)
+        writer = StagedWriter(tmp_path, engine.state(), now_ms=lambda: 1, new_topics=new)
+        writer.append("t", rows)
+        engine.commit([writer.finish()], writer=Writer("query", "t", 0), create=new)
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(Journal, "append", raise_died)
+        commit()
+    assert any(path.stat().st_size for path in tmp_path.glob("t-*/*.log"))
+    commit()
+    assert sum(end for _, end in Engine(tmp_path).offsets("t").values()) == 1
+    assert not list(tmp_path.glob(f"t-*/{layout.UNRECORDED}"))
+
+
+def raise_died(*args: object, **kwargs: object) -> None:
+    raise Died
+
+
+def test_every_directory_on_the_way_to_a_new_log_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    monkeypatch.setattr(files, "sync_directory", synced.add)
+    Engine(tmp_path / "a" / "b")
+    assert synced == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
+
+
+def test_a_directory_with_records_is_never_replaced(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    (tmp_path / "t-0").mkdir()
+    (tmp_path / "t-0" / layout.segment_file(0, layout.LOG)).write_bytes(b"records of a broker")
+    with pytest.raises(StorageError, match="is not a partition of this log"):
+        engine.create_topic("t")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250, "ä"])
+def test_a_name_that_kafka_forbids_is_an_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInputError, match="is not allowed"):
+        Engine(tmp_path).create_topic(name)
+
+
+def test_kafkas_own_topics_are_not_created(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="belongs to Kafka itself"):
+        Engine(tmp_path).create_topic("__consumer_offsets")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"segment.byte": "1000"},
+            "unknown topic config 'segment.byte'; did you mean segment.bytes",
+        ),
+        ({"retention.ms": "1"}, "unknown topic config 'retention.ms'"),
+        ({"segment.bytes": "13"}, r"segment.bytes: expected a whole number in \[14, 2147483647\]"),
+        ({"segment.bytes": "many"}, "segment.bytes: expected a whole number"),
+        ({"cleanup.policy": "squash"}, "cleanup.policy: expected compact, delete"),
+        ({"min.cleanable.dirty.ratio": "1.5"}, r"expected a number in \[0, 1\], found '1.5'"),
+        ({"compression.type": "brotli"}, "expected one of uncompressed, gzip"),
+        (
+            {"min.compaction.lag.ms": "9", "max.compaction.lag.ms": "8"},
+            "must not exceed max.compaction.lag.ms",
+        ),
+    ],
+)
+def test_a_bad_config_names_the_config_and_its_range(
+    tmp_path: Path, config: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        Engine(tmp_path).create_topic("t", 1, config)
+    assert Engine(tmp_path).topics() == []
+
+
+def test_a_config_is_altered_for_every_process(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"segment.bytes": "1000"})
+    engine.append("t", [("k", "v")])
+    engine.alter_topic("t", {"segment.bytes": "2000", "segment.ms": "5"})
+    described = Engine(tmp_path).describe("t")
+    assert described.config["segment.bytes"] == "2000"
+    assert described.partitions[0].high_watermark == 1
+
+
+def test_an_unknown_topic_is_named_with_those_there_are(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("a")
+    with pytest.raises(UnknownTopicError, match="the topics of this log are: a"):
+        engine.offsets("b")
+
+
+def test_a_read_only_log_is_not_written(tmp_path: Path) -> None:
+    Engine(tmp_path).create_topic("t")
+    with pytest.raises(InvalidInputError, match="opened read-only"):
+        Engine(tmp_path, read_only=True).append("t", [("k", "v")])
+
+
+@pytest.mark.parametrize("records", [[1], [("k",)], [("k", 3)], 7])
+def test_records_of_the_wrong_shape_are_an_error(tmp_path: Path, records: object) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t")
+    with pytest.raises(InvalidInputError, match="records"):
+        engine.append("t", records)
+
+
+def test_a_record_above_max_message_bytes_is_an_error(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"max.message.bytes": "1000"})
+    with pytest.raises(InvalidInputError, match=r"max\.message\.bytes"):
+        engine.append("t", [("k", "v" * 2000)])
+    assert engine.offsets("t") == {0: (0, 0)}
+
+
+HEAVY = """
+import sys
+import kafkalog
+from kafkalog.storage_engine.engine import Engine
+engine = Engine(sys.argv[1])
+engine.create_topic("t", 1, exist_ok=True)
+engine.offsets("t")
+engine.commit([])
+print(sorted({"numba", "pyarrow", "pyspark", "numpy"} & set(sys.modules)))
+"""
+
+
+def test_opening_planning_and_committing_import_nothing_heavy(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HEAVY, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,183 @@
+"""Locks: between processes, between threads, against a broker, over forks; and whole writes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kafkalog.errors import LockedByBrokerError
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.engine import Engine
+
+# What Java's FileChannel.tryLock does: an exclusive POSIX lock on the whole file.
+BROKER = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+try:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError:
+    print("refused", flush=True)
+else:
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def broker(root: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", BROKER, str(root / layout.ROOT_LOCK)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+def answer(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.communicate(timeout=10)
+
+
+def test_a_log_held_by_a_broker_is_not_written_but_read(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t")
+    engine.append("t", [("k", "v")])
+    process = broker(tmp_path)
+    assert answer(process) == b"locked"
+    with pytest.raises(LockedByBrokerError, match="a Kafka broker holds this directory"):
+        engine.append("t", [("k", "w")])
+    assert sum(b.num_rows for b in Engine(tmp_path, read_only=True).read("t", 0)) == 1
+    stop(process)
+    engine.append("t", [("k", "w")])
+
+
+def test_a_broker_is_kept_out_while_we_write(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    with engine.transaction():
+        process = broker(tmp_path)
+        assert answer(process) == b"refused"
+        stop(process)
+    process = broker(tmp_path)
+    assert answer(process) == b"locked"
+    stop(process)
+
+
+def test_two_sharers_do_not_exclude_each_other(tmp_path: Path) -> None:
+    lock = files.RootLock(tmp_path)
+    with lock.shared(), lock.shared():
+        pass
+
+
+def test_the_root_lock_survives_closing_another_descriptor_of_the_file(tmp_path: Path) -> None:
+    with files.RootLock(tmp_path).shared():
+        with open(tmp_path / layout.ROOT_LOCK, "rb"):
+            pass  # a plain POSIX lock would be gone now
+        process = broker(tmp_path)
+        assert answer(process) == b"refused"
+        stop(process)
+
+
+def test_a_lock_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    with files.RootLock(tmp_path).shared() as check:
+        check()
+        os.unlink(tmp_path / layout.ROOT_LOCK)  # what a broker does when it shuts down
+        with pytest.raises(LockedByBrokerError, match="was replaced while it was held"):
+            check()
+
+
+def test_an_exclusive_lock_excludes_threads_of_the_same_process(tmp_path: Path) -> None:
+    lock = files.FileLock(tmp_path / "lock")
+    taken: list[bool] = []
+
+    def take() -> None:
+        with files.FileLock(tmp_path / "lock").exclusive(wait=False) as is_free:
+            taken.append(is_free)
+
+    with lock.exclusive():
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    assert taken == [False, True]
+
+
+def test_an_exclusive_lock_waits_for_sharers_of_other_descriptors(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with files.FileLock(path).shared(), files.FileLock(path).exclusive(wait=False) as is_free:
+        assert not is_free
+
+
+def test_a_stream_of_readers_does_not_starve_a_writer(tmp_path: Path) -> None:
+    stop_reading = threading.Event()
+
+    def read() -> None:
+        while not stop_reading.is_set():
+            with files.SegmentsLock(tmp_path).shared():
+                time.sleep(0.002)
+
+    readers = [threading.Thread(target=read) for _ in range(8)]
+    for reader in readers:
+        reader.start()
+    try:
+        for _ in range(20):
+            with files.SegmentsLock(tmp_path).exclusive():
+                pass
+    finally:
+        stop_reading.set()
+        for reader in readers:
+            reader.join()
+
+
+def test_a_forked_child_does_not_keep_its_parents_locks_alive(tmp_path: Path) -> None:
+    holder = """
+import os, sys, time
+from pathlib import Path
+from kafkalog.storage_engine import files
+with files.FileLock(Path(sys.argv[1])).exclusive():
+    child = os.fork()
+    if child == 0:
+        print(os.getpid(), flush=True)  # it has closed what it inherited
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(60)
+"""
+    path = tmp_path / "lock"
+    process = subprocess.Popen([sys.executable, "-c", holder, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        with files.FileLock(path).exclusive(wait=False) as is_free:
+            assert not is_free
+        process.kill()
+        process.wait()
+        with files.FileLock(path).exclusive(wait=False) as is_free:
+            assert is_free
+    finally:
+        os.kill(child, 9)
+        process.stdout.close()
+
+
+def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, bytes(data[:3]), at))
+    path = tmp_path / "file"
+    files.create(path, b"0123456789")
+    assert path.read_bytes() == b"0123456789"
+
+
+def test_the_lock_structure_is_the_kernels() -> None:
+    assert files._FLOCK.size == struct.calcsize("hhqqi4x") == 32
+    assert fcntl.F_OFD_SETLK == 37

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafkalog.storage_engine.index import OffsetIndex, TimeIndex, offset_entry, time_entry
+
+BASE = 1000
+OFFSETS = [(1009, 100), (1019, 250), (1040, 400), (1041, 999)]
+TIMES = [(5, 1009), (7, 1019), (100, 1040)]
+
+
+@pytest.fixture
+def offset_index(tmp_path: Path) -> OffsetIndex:
+    path = tmp_path / f"{BASE:020d}.index"
+    path.write_bytes(b"".join(offset_entry(BASE, *entry) for entry in OFFSETS))
+    return OffsetIndex(path)
+
+
+@pytest.fixture
+def time_index(tmp_path: Path) -> TimeIndex:
+    path = tmp_path / f"{BASE:020d}.timeindex"
+    path.write_bytes(b"".join(time_entry(BASE, *entry) for entry in TIMES))
+    return TimeIndex(path)
+
+
+def append(index: OffsetIndex | TimeIndex, data: bytes) -> None:
+    index.path.write_bytes(index.path.read_bytes() + data)
+
+
+def test_entries_are_kafkas_bytes() -> None:
+    assert offset_entry(1000, 1009, 258) == bytes.fromhex("00000009 00000102")
+    assert time_entry(1000, 1 << 33, 1009) == bytes.fromhex("0000000200000000 00000009")
+
+
+def test_an_entry_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(struct.error):
+        offset_entry(0, 1 << 31, 0)
+
+
+def test_lookup_finds_the_last_entry_at_or_below_the_offset(offset_index: OffsetIndex) -> None:
+    found = {o: offset_index.lookup(o) for o in (1000, 1008, 1009, 1018, 1019, 1040, 5000)}
+    assert found == {1000: 0, 1008: 0, 1009: 100, 1018: 100, 1019: 250, 1040: 400, 5000: 999}
+
+
+def test_time_lookup_finds_the_last_entry_that_is_older(time_index: TimeIndex) -> None:
+    found = {t: time_index.lookup(t) for t in (-1, 5, 6, 7, 8, 100, 101)}
+    assert found == {-1: 1000, 5: 1000, 6: 1009, 7: 1009, 8: 1019, 100: 1019, 101: 1040}
+
+
+def test_a_missing_file_has_no_entries(tmp_path: Path) -> None:
+    index = OffsetIndex(tmp_path / f"{7:020d}.index")
+    assert (index.entries(), index.last_entry(), index.lookup(9)) == ([], None, 0)
+    assert index.entries_below(9) == 0
+    assert TimeIndex(tmp_path / f"{7:020d}.timeindex").lookup(9) == 7
+
+
+def test_the_base_offset_comes_from_the_name(tmp_path: Path) -> None:
+    assert OffsetIndex(tmp_path / f"{42:020d}.index.swap").base_offset == 42
+    assert OffsetIndex(tmp_path / "kl-staged", 43).base_offset == 43
+    with pytest.raises(ValueError, match="not the name"):
+        OffsetIndex(tmp_path / "kl-staged")
+
+
+@pytest.mark.parametrize("zeros", [1, 7, 8, 12, 24, 960])
+def test_zero_padding_and_torn_entries_are_passed_over(
+    offset_index: OffsetIndex, time_index: TimeIndex, zeros: int
+) -> None:
+    append(offset_index, bytes(zeros))
+    append(time_index, bytes(zeros))
+    assert offset_index.entries() == OFFSETS
+    assert offset_index.last_entry() == OFFSETS[-1]
+    assert offset_index.lookup(1020) == 250
+    assert time_index.entries() == TIMES
+    assert time_index.last_entry() == TIMES[-1]
+    assert time_index.lookup(1000) == 1040
+
+
+def test_entries_end_before_the_first_that_does_not_rise(offset_index: OffsetIndex) -> None:
+    append(offset_index, offset_entry(BASE, 1041, 2000) + offset_entry(BASE, 1050, 3000))
+    assert offset_index.entries() == OFFSETS
+
+
+@pytest.mark.parametrize("offset", range(998, 1045))
+def test_entries_at_or_above_a_cut_go(
+    offset_index: OffsetIndex, time_index: TimeIndex, offset: int
+) -> None:
+    append(offset_index, bytes(80))
+    assert offset_index.entries_below(offset) == sum(entry[0] < offset for entry in OFFSETS)
+    assert time_index.entries_below(offset) == sum(entry[1] < offset for entry in TIMES)
+
+
+@given(
+    data=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), max_size=60),
+    offset=st.integers(0, 3000),
+    zeros=st.integers(0, 50),
+)
+def test_lookup_is_what_a_linear_search_finds(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: list[tuple[int, int]],
+    offset: int,
+    zeros: int,
+) -> None:
+    entries = []
+    last, position = 0, 0
+    for rise, size in data:
+        last, position = last + rise, position + size
+        entries.append((last, position))
+    path = tmp_path_factory.mktemp("index") / f"{0:020d}.index"
+    path.write_bytes(b"".join(offset_entry(0, *e) for e in entries) + bytes(zeros))
+    index = OffsetIndex(path)
+    assert index.entries() == entries
+    assert index.lookup(offset) == max((p for o, p in entries if o <= offset), default=0)
+
+
+@given(data=st.binary(max_size=400), offset=st.integers(0, 1 << 31))
+def test_garbage_yields_only_hints_that_could_be_true(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, offset: int
+) -> None:
+    directory = tmp_path_factory.mktemp("index")
+    (directory / f"{BASE:020d}.index").write_bytes(data)
+    (directory / f"{BASE:020d}.timeindex").write_bytes(data)
+    hints = list(OffsetIndex(directory / f"{BASE:020d}.index").hints(offset))
+    assert all(BASE <= last <= offset and position > 0 for last, position in hints)
+    times = list(TimeIndex(directory / f"{BASE:020d}.timeindex").hints(offset))
+    assert all(time < offset and last >= BASE for time, last in times)

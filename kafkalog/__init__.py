@@ -7,13 +7,14 @@ Spark.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.log import KafkaLog
+    from kafkalog.sink.order import in_order
 
-__all__ = ["__version__", "open"]
+__all__ = ["__version__", "in_order", "open"]
 
 __version__ = "0.1.0"
 
@@ -35,3 +36,10 @@ def open(
 
     return KafkaLog(path, cleaner=cleaner, read_only=read_only, create=create)
 
+
+def __getattr__(name: str) -> Any:
+    if name == "in_order":
+        from kafkalog.sink.order import in_order
+
+        return in_order
+    raise AttributeError(f"module 'kafkalog' has no attribute {name!r}")

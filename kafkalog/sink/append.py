@@ -1,0 +1,81 @@
+"""Append: a foreachBatch callable that writes into a log exactly once.
+
+`writeStream.format("kafkalog")` needs none of this. It is for what Spark does only through
+`foreachBatch`: output mode `update`, or several writes of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.sink.query import MicroBatch, micro_batch_of_driver
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Append"]
+
+_done: dict[tuple[str, ...], int] = {}
+"""The last batch that each (run, path, topic, name) of this process has written."""
+_DONE_MAX = 1024
+
+
+class Append:
+    """Write each micro-batch into the log at `path`, once per (query, micro-batch, name).
+
+    Use it as `stream.writeStream.foreachBatch(Append(path, "t")).outputMode("update").start()`, or
+    call it inside your own function as `Append(path, "t")(df, batch_id)`. A micro-batch that Spark
+    repeats after a failure is skipped. Two writes to one topic in one micro-batch need two names:
+    else the second would pass for a repetition of the first, so it raises InvalidInputError.
+
+    `topic` None takes the topic from each row's `topic` column. Further keywords are options of the
+    sink; those with a dot in them go into `options`: `options={"topic.segment.bytes": "1048576"}`.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        topic: str | None = None,
+        *,
+        name: str = "",
+        options: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        self.path = fspath(path)
+        self.topic = topic
+        self.name = name
+        self.options = {**(options or {}), **more}
+        taken = {"txnappid", "txnversion"} & {option.lower() for option in self.options}
+        if taken:
+            raise InvalidInputError(
+                f"Append sets {' and '.join(sorted(taken))} itself; to tell two writes of a "
+                "micro-batch apart give each its name="
+            )
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch; `batch_id` is Spark's."""
+        running = micro_batch_of_driver(df, "kafkalog.sink.Append")
+        use = (running.run_id, self.path, self.topic or "*", self.name)
+        if running.run_id and _done.get(use) == batch_id:
+            raise InvalidInputError(
+                f"a second Append writes to {self.topic or 'the topics'} at {self.path} in "
+                f"micro-batch {batch_id}; give each its own name="
+            )
+        writer = df.write.format("kafkalog").mode("append").options(**self.options)
+        if self.topic is not None:
+            writer = writer.option("topic", self.topic)
+        writer.option("txnAppId", self.writer_id(running)).option("txnVersion", batch_id).save(
+            self.path
+        )
+        # A run executes each micro-batch once, so only a second use can come here again.
+        _done.pop(use, None)
+        _done[use] = batch_id
+        while len(_done) > _DONE_MAX:
+            _done.pop(next(iter(_done)))
+
+    def writer_id(self, running: MicroBatch) -> str:
+        """Return the name under which the log remembers this write's batch ids."""
+        return f"{running.query_id}/{self.name}" if self.name else running.query_id

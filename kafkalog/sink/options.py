@@ -1,0 +1,209 @@
+"""The options of a write, read once from Spark's strings.
+
+Names are those of Spark's Kafka sink where it has them; letter case does not matter, as everywhere
+in Spark. A name that nobody knows is an error rather than ignored: a misspelt `txnVersion` would
+otherwise cost the exactly-once guarantee in silence.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.address import log_directory
+from kafkalog.storage_engine.config import TopicConfig
+
+__all__ = ["SinkOptions"]
+
+DEFAULT_BATCH_SIZE = 65536
+_TOPIC_PREFIX = "topic."
+_CLIENT_PREFIX = "kafka."
+_KNOWN = (
+    "path",
+    "topic",
+    "numPartitions",
+    "topic.<kafka topic config>",
+    "txnAppId",
+    "txnVersion",
+    "batch.size",
+    "kafka.batch.size",
+    "kafka.compression.type",
+    "resetWriter",
+    "includeHeaders",
+)
+_BY_LOWER_CASE = {name.lower(): name for name in _KNOWN}
+_FORBIDDEN = ("kafka.key.serializer", "kafka.value.serializer")
+_SPARKS_OWN = frozenset(
+    {
+        "checkpointlocation",
+        "queryname",
+        "outputmode",
+        "mergeschema",
+        # What saveAsTable adds: the reserved properties of a table.
+        "provider",
+        "owner",
+        "comment",
+        "collation",
+        "external",
+        "location",
+        "is_managed_location",
+        "table_type",
+    }
+)
+_SPARKS_PREFIXES = ("option.", "_async", "asyncprogress", "spark.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """What a write was asked to do; the names in brackets are the options."""
+
+    root: Path
+    """Directory of the log [path]."""
+    topic: str | None = None
+    """The topic of every row, whatever a `topic` column says [topic]; None: the column decides."""
+    num_partitions: int = 1
+    """Partitions of a topic that the write creates [numPartitions]."""
+    topic_config: Mapping[str, str] = field(default_factory=dict)
+    """Kafka's configs of a topic that the write creates [topic.<name>]; compacted unless given."""
+    txn_app_id: str | None = None
+    """Names the writer of a batch write, so that a repeated one is skipped [txnAppId]."""
+    txn_version: int | None = None
+    """Number of the batch write, rising with each new one of its writer [txnVersion]."""
+    codec: str | None = None
+    """none, gzip, snappy, lz4, zstd [kafka.compression.type]; None: what the topic says."""
+    batch_size: int = DEFAULT_BATCH_SIZE
+    """Bytes at which a record batch is closed [batch.size, kafka.batch.size]."""
+    reset_writer: bool = False
+    """Accept a batch id below the last committed one [resetWriter]."""
+    checkpoint: str | None = None
+    """The stream's checkpoint, when it was given as an option [checkpointLocation]."""
+    ignored: tuple[str, ...] = ()
+    """Options of Kafka's client, which mean nothing without a broker."""
+
+    @property
+    def target(self) -> str:
+        """The topic of a writer's batch ids; `*` when each row names its own."""
+        return self.topic if self.topic is not None else "*"
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        """Read the strings; raises InvalidInputError naming the option, and what it may be."""
+        given = {str(name).lower(): str(value) for name, value in options.items()}
+        ignored = _check_names(given)
+        topic = given.get("topic")
+        if topic is not None:
+            topic = topic.strip()
+            fault = layout.topic_name_fault(topic)
+            if fault:
+                raise InvalidInputError(f"option topic: {fault}")
+        app_id, version = _transaction(given)
+        return cls(
+            root=log_directory(given),
+            topic=topic,
+            num_partitions=_whole(given, "numPartitions", 1, 1),
+            topic_config=_topic_config(given),
+            txn_app_id=app_id,
+            txn_version=version,
+            codec=_codec(given),
+            batch_size=_batch_size(given),
+            reset_writer=_flag(given, "resetWriter"),
+            checkpoint=given.get("checkpointlocation"),
+            ignored=ignored,
+        )
+
+
+def _check_names(given: Mapping[str, str]) -> tuple[str, ...]:
+    """Refuse unknown names; return the options of Kafka's client, which are ignored."""
+    ignored = []
+    for name in given:
+        if name in _FORBIDDEN:
+            raise InvalidInputError(
+                f"Kafka option '{name.removeprefix(_CLIENT_PREFIX)}' is not supported: "
+                "keys and values are written as the bytes they are"
+            )
+        if name in _BY_LOWER_CASE or name in _SPARKS_OWN or name.startswith(_SPARKS_PREFIXES):
+            continue
+        if name.startswith(_TOPIC_PREFIX):
+            continue
+        if name.startswith(_CLIENT_PREFIX):
+            ignored.append(name)
+            continue
+        near = difflib.get_close_matches(name, [*_BY_LOWER_CASE, "checkpointlocation"], 2, 0.7)
+        hint = " or ".join(_BY_LOWER_CASE.get(match, "checkpointLocation") for match in near)
+        question = f"did you mean {hint}? " if near else ""
+        raise InvalidInputError(
+            f"unknown option {name!r} of a write; {question}known: {', '.join(_KNOWN)}, "
+            "and kafka.* options, which are ignored"
+        )
+    return tuple(sorted(ignored))
+
+
+def _transaction(given: Mapping[str, str]) -> tuple[str | None, int | None]:
+    app_id = given.get("txnappid")
+    if (app_id is None) != ("txnversion" not in given):
+        alone, missing = ("txnAppId", "txnVersion") if app_id else ("txnVersion", "txnAppId")
+        raise InvalidInputError(
+            f"option {alone} is given without {missing}: a write is exactly once by both together"
+        )
+    if app_id is None:
+        return None, None
+    if not app_id.strip():
+        raise InvalidInputError("option txnAppId: expected a name, found an empty text")
+    return app_id, _whole(given, "txnVersion", 0, 0)
+
+
+def _topic_config(given: Mapping[str, str]) -> dict[str, str]:
+    config = {
+        name.removeprefix(_TOPIC_PREFIX): value
+        for name, value in given.items()
+        if name.startswith(_TOPIC_PREFIX)
+    }
+    config.setdefault("cleanup.policy", "compact")
+    TopicConfig.parse(config)
+    return config
+
+
+def _codec(given: Mapping[str, str]) -> str | None:
+    codec = given.get("kafka.compression.type")
+    if codec is None:
+        return None
+    codec = codec.strip().lower()
+    if codec not in layout.CODECS:
+        raise InvalidInputError(
+            f"option kafka.compression.type: expected one of {', '.join(layout.CODECS)}, "
+            f"found {codec!r}"
+        )
+    return codec
+
+
+def _batch_size(given: Mapping[str, str]) -> int:
+    name = "batch.size" if "batch.size" in given else "kafka.batch.size"
+    return _whole(given, name, 1, DEFAULT_BATCH_SIZE, layout.INT32_MAX)
+
+
+def _whole(
+    given: Mapping[str, str], name: str, low: int, default: int, high: int = layout.INT64_MAX
+) -> int:
+    text = given.get(name.lower())
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise InvalidInputError(
+            f"option {name}: expected a whole number from {low} to {high}, found {text!r}"
+        )
+    return value
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name.lower(), "false").strip().lower()
+    if text not in {"true", "false"}:
+        raise InvalidInputError(f"option {name}: expected true or false, found {text!r}")
+    return text == "true"

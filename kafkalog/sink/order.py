@@ -1,0 +1,119 @@
+"""Rows of one key reach the sink in the order of a column.
+
+Spark promises no order between the files of a micro-batch or the tasks of a stage, and refuses to
+sort a stream; the log keeps what it is given, and compaction believes the log. So rows of one key
+are brought into one task, and that task sorts all it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from kafkalog.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+__all__ = ["in_order"]
+
+_ROWS_MAX = 10_000
+_BYTES_MAX = 16 << 20
+
+
+def in_order(
+    df: DataFrame,
+    by: str | Sequence[str] = "seq",
+    partitions: int | None = None,
+    *,
+    key: str | Sequence[str] = "key",
+) -> DataFrame:
+    """Return the rows of `df`, those of each key in one task and in ascending order of `by`.
+
+    Works on streams (each micro-batch on its own) and on plain DataFrames. `partitions` is the
+    number of tasks; None leaves it to Spark (`spark.sql.shuffle.partitions`). A task holds all its
+    rows in memory while it sorts, so a large micro-batch wants more partitions. Nulls of `by` come
+    first; rows with equal `by` come in any order. The sink does not write the column `by`.
+
+    Raises InvalidInputError for columns that do not exist or have no order.
+    """
+    names = [by] if isinstance(by, str) else list(by)
+    keys = [key] if isinstance(key, str) else list(key)
+    _check_columns(df, names, keys)
+    if partitions is not None and (isinstance(partitions, bool) or int(partitions) < 1):
+        raise InvalidInputError(f"in_order: partitions: expected 1 or more, found {partitions!r}")
+    quoted = ["`" + name.replace("`", "``") + "`" for name in keys]
+    gathered = (
+        df.repartition(*quoted) if partitions is None else df.repartition(int(partitions), *quoted)
+    )
+    return gathered.mapInArrow(_sorter(names), df.schema)
+
+
+def _check_columns(df: DataFrame, names: Sequence[str], keys: Sequence[str]) -> None:
+    if not names or not keys:
+        raise InvalidInputError("in_order: expected at least one column to order by, and one key")
+    types = {column.name: column.dataType.typeName() for column in df.schema.fields}
+    for role, wanted in (("by", names), ("key", keys)):
+        for name in wanted:
+            if name not in types:
+                raise InvalidInputError(
+                    f"in_order: {role}={name!r}: no such column; "
+                    f"the columns are: {', '.join(types) or 'none'}"
+                )
+    for name in names:
+        if types[name] in {"array", "map", "struct", "variant", "void"}:
+            raise InvalidInputError(
+                f"in_order: by={name!r}: a column of type {types[name]} has no order here"
+            )
+
+
+def _sorter(
+    names: Sequence[str],
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def sort(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return sorted_batches(batches, names)
+
+    return sort
+
+
+def sorted_batches(
+    batches: Iterable[pa.RecordBatch],
+    names: Sequence[str],
+    *,
+    rows_max: int = _ROWS_MAX,
+    bytes_max: int = _BYTES_MAX,
+) -> Iterator[pa.RecordBatch]:
+    """Sort all rows of a task by `names`, and yield them in batches of bounded size.
+
+    Spark hands a task its rows in several batches, so they are collected first.
+    """
+    import pyarrow as pa
+
+    collected = list(batches)
+    if not collected:
+        return
+    table = pa.Table.from_batches(collected)
+    del collected
+    # One chunk per column: taking rows out of many chunks would copy them all every time.
+    table = table.combine_chunks()
+    indices = _order(table, names)
+    size = max(1, table.nbytes // max(1, table.num_rows))
+    step = max(1, min(rows_max, bytes_max // size))
+    for start in range(0, table.num_rows, step):
+        yield from table.take(indices.slice(start, step)).combine_chunks().to_batches()
+
+
+def _order(table: pa.Table, names: Sequence[str]) -> pa.Array:
+    """Return the row numbers in ascending order, nulls first as in Spark."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = []
+    for name in names:
+        column = table.column(table.schema.get_all_field_indices(name)[0])
+        if column.null_count:
+            columns.append(pc.is_valid(column))
+        columns.append(column)
+    keys = pa.table(columns, names=[str(place) for place in range(len(columns))])
+    return pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])

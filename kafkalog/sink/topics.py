@@ -1,0 +1,55 @@
+"""The topic of a write: made by the driver before any task runs, or by the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.sink.columns import SinkColumns
+from kafkalog.sink.options import SinkOptions
+from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.staging import NewTopic, StagedMessage
+
+__all__ = ["new_topics", "prepare_topic", "topics_to_create"]
+
+
+def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
+    """Create the log, and the topic of the option `topic`, where they are missing.
+
+    Raises InvalidInputError when every row would be refused for want of a key.
+    """
+    # Engines of the sink are not closed: that would sync what a relaxed topic leaves unsynced.
+    engine = Engine(options.root)
+    if options.topic is None:
+        return
+    known = engine.state().topics.get(options.topic)
+    config = options.topic_config if known is None else known.config
+    if columns.key < 0 and TopicConfig.parse(config).is_compacted:
+        raise InvalidInputError(
+            f"topic {options.topic!r} is compacted (cleanup.policy has compact) and the rows have "
+            "no column 'key': give every row a key, or create the topic with "
+            "topic.cleanup.policy=delete"
+        )
+    if known is None:
+        engine.create_topic(
+            options.topic, options.num_partitions, options.topic_config, exist_ok=True
+        )
+
+
+def new_topics(options: SinkOptions) -> Mapping[str, NewTopic]:
+    """Return how tasks treat topics that do not exist: `*` stands for any that a row may name."""
+    if options.topic is not None:
+        return {}
+    return {"*": NewTopic(options.num_partitions, options.topic_config)}
+
+
+def topics_to_create(
+    options: SinkOptions, staged: Iterable[StagedMessage]
+) -> Mapping[str, NewTopic]:
+    """Return the topics that tasks have written to and the log did not have."""
+    new = NewTopic(options.num_partitions, options.topic_config)
+    names = {
+        name for message in staged for name, topic_id in message.topic_ids.items() if not topic_id
+    }
+    return dict.fromkeys(sorted(names), new)

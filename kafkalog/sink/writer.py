@@ -1,0 +1,276 @@
+"""The writers that Spark drives: tasks stage, the driver commits.
+
+Spark runs a task's whole `write` before it asks whether that attempt counts, and may run it twice;
+so `write` publishes nothing. It leaves a staged file and returns a message that names it; `commit`
+publishes all messages of a micro-batch by one journal record, under the writer's id. Invariants:
+
+- for a stream the writer is (query id, topic), which tasks learn from Spark's local properties: the
+  object that writes and the one that commits share no state, and users set nothing;
+- a micro-batch that Spark repeats is found in the journal and skipped;
+- `abort` also runs after a `commit` that failed, so it asks the journal first (`Engine.abort`).
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.sink.backlog import warn_of_backlog
+from kafkalog.sink.columns import SinkColumns
+from kafkalog.sink.options import SinkOptions
+from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
+from kafkalog.sink.topics import new_topics, prepare_topic, topics_to_create
+from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.engine import Engine, Writer
+from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+__all__ = ["BatchWriter", "SinkMessage", "StreamWriter", "batch_writer", "stream_writer"]
+
+_log = logging.getLogger("kafkalog.sink")
+_warned: set[tuple[str, ...]] = set()
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """Return the writer of one `df.write`; creates the topic that the option `topic` names.
+
+    Raises InvalidInputError for options, columns and save modes that Spark's Kafka sink refuses.
+    """
+    if overwrite:
+        raise InvalidInputError(
+            "Save mode Overwrite not allowed for Kafka. "
+            "Allowed save modes are Append and ErrorIfExists (default)."
+        )
+    parsed, columns = _prepare(options, schema)
+    return BatchWriter(parsed, columns)
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    """Return the writer of one micro-batch; creates the topic that the option `topic` names.
+
+    `overwrite` is how Spark announces output mode `complete`: appended, as Spark's Kafka sink does.
+    Raises InvalidInputError for options and columns that Spark's Kafka sink refuses.
+    """
+    parsed, columns = _prepare(options, schema)
+    if parsed.txn_app_id is not None:
+        raise InvalidInputError(
+            "options txnAppId and txnVersion are for df.write; "
+            "a stream is exactly once by its query id and micro-batch id"
+        )
+    return StreamWriter(parsed, columns)
+
+
+def _prepare(options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SinkColumns]:
+    parsed = SinkOptions.parse(options)
+    columns = SinkColumns.of(schema, parsed.topic)
+    prepare_topic(parsed, columns)
+    return parsed, columns
+
+
+@dataclass(frozen=True, slots=True)
+class SinkMessage(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    spark_partition: int
+    micro_batch: MicroBatch | None
+    """None in a plain batch job."""
+    staged: StagedMessage | None
+    """None when the task had no rows."""
+
+
+class _LogWriter:
+    """What batch and stream writers share: staging rows, publishing what was staged."""
+
+    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
+        self.options = options
+        self.columns = columns
+
+    def _stage(
+        self,
+        iterator: Iterator[pa.RecordBatch],
+        slug: str,
+        batch_id: int,
+        running: MicroBatch | None,
+    ) -> SinkMessage:
+        """Stage the rows of one task attempt, in their order."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        spark_partition = context.partitionId() if context is not None else 0
+        staging: StagedWriter | None = None
+        try:
+            for batch in iterator:
+                if batch.num_rows == 0:
+                    continue
+                if staging is None:
+                    staging = StagedWriter(
+                        self.options.root,
+                        Engine(self.options.root, read_only=True).state(),
+                        writer_slug=slug,
+                        batch_id=batch_id,
+                        spark_partition=spark_partition,
+                        attempt=_attempt(context),
+                        new_topics=new_topics(self.options),
+                        batch_size=self.options.batch_size,
+                        codec=self.options.codec,
+                        now_ms=_now_ms,
+                    )
+                for topic, records in self._records(batch):
+                    staging.append(topic, records)
+            return SinkMessage(spark_partition, running, staging.finish() if staging else None)
+        except BaseException:
+            if staging is not None:
+                staging.discard()
+            raise
+
+    def _records(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if self.options.topic is not None:
+            return iter([(self.options.topic, self.columns.records(batch))])
+        return self.columns.by_topic(batch)
+
+    def _publish(self, messages: Sequence[SinkMessage | None], writer: Writer | None) -> None:
+        """Publish what the messages name; the engine skips what it finds published, and says so."""
+        staged = [message.staged for message in messages if message and message.staged]
+        Engine(self.options.root).commit(
+            staged,
+            writer=writer,
+            create=topics_to_create(self.options, staged),
+            reset_writer=self.options.reset_writer,
+            now_ms=_now_ms(),
+        )
+
+    def _discard(
+        self, messages: Sequence[SinkMessage | None], writer: Writer | None, prefix: str
+    ) -> None:
+        """Remove what was staged, unless the journal says that it is published.
+
+        A failed task leaves None for a message; what it staged is found by the prefix of its name.
+        """
+        staged = [message.staged for message in messages if message and message.staged]
+        Engine(self.options.root).abort(staged, writer=writer, prefix=prefix)
+
+    def _warn_of_ignored(self, writer: str) -> None:
+        if self.options.ignored:
+            _warn_once(
+                (writer, "ignored"),
+                f"options of Kafka's client mean nothing without a broker and are ignored: "
+                f"{', '.join(self.options.ignored)}",
+            )
+
+
+class BatchWriter(_LogWriter, DataSourceArrowWriter):
+    """The writer of one `df.write`: Spark pickles this very object for its tasks and its commit."""
+
+    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
+        super().__init__(options, columns)
+        self._writer = (
+            Writer(options.txn_app_id, options.target, options.txn_version or 0)
+            if options.txn_app_id is not None
+            else None
+        )
+        self._batch_id = options.txn_version or 0
+        # A write without a name gets one for its files.
+        self._slug = writer_slug(options.txn_app_id or secrets.token_hex(16), options.target)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
+        """Stage the rows of one task (runs on an executor)."""
+        return self._stage(iterator, self._slug, self._batch_id, micro_batch_of_task())
+
+    def commit(self, messages: Sequence[Any]) -> None:
+        """Publish the rows of all tasks at once, or skip them as a repetition (on the driver).
+
+        Raises CommitConflictError for a txnVersion below the last one.
+        """
+        self._publish(messages, self._writer)
+        running = _micro_batch_of(messages)
+        if running is not None and self._writer is None:
+            _warn_once(
+                (running.query_id, self.options.target, "at least once"),
+                f"df.write to {self.options.target} inside a streaming query is at-least-once: "
+                "a repeated micro-batch lands twice; use kafkalog.sink.Append(path, topic), or set "
+                "txnAppId and txnVersion",
+            )
+        self._warn_of_ignored(running.query_id if running else self._slug)
+
+    def abort(self, messages: Sequence[Any]) -> None:
+        """Remove what the tasks staged; also called after a commit that failed."""
+        prefix = layout.staged_prefix(self._slug, self._batch_id)
+        self._discard(messages, self._writer, prefix)
+
+
+class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
+    """The writer of one micro-batch; the object that commits is not the one that wrote."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
+        """Stage the rows of one task (runs on an executor)."""
+        running = micro_batch_of_task()
+        if running is None:
+            raise InvalidInputError(
+                "this task does not know its streaming query: Spark's local properties "
+                "sql.streaming.queryId and streaming.sql.batchId are missing"
+            )
+        slug = writer_slug(running.query_id, self.options.target)
+        return self._stage(iterator, slug, running.batch_id, running)
+
+    def commit(self, messages: Sequence[Any], batchId: int) -> None:
+        """Publish the micro-batch at once, or skip it as a repetition (runs on the driver).
+
+        Raises CommitConflictError when the checkpoint is older than the log.
+        """
+        writer = self._writer(messages, batchId)
+        if writer is None:
+            return  # no task ran, so there is nothing to publish
+        self._publish(messages, writer)
+        self._warn_of_ignored(writer.id)
+        warn_of_backlog(self.options, writer.id, _now_ms())
+
+    def abort(self, messages: Sequence[Any], batchId: int) -> None:
+        """Remove what the tasks staged; also called after a commit that failed."""
+        writer = self._writer(messages, batchId)
+        if writer is not None:
+            slug = writer_slug(writer.id, writer.target)
+            self._discard(messages, writer, layout.staged_prefix(slug, batchId))
+
+    def _writer(self, messages: Sequence[SinkMessage | None], batch_id: int) -> Writer | None:
+        """Return who writes; None when neither a message nor the checkpoint can say."""
+        running = _micro_batch_of(messages)
+        query_id = running.query_id if running else checkpoint_query_id(self.options.checkpoint)
+        return None if query_id is None else Writer(query_id, self.options.target, batch_id)
+
+
+def _micro_batch_of(messages: Sequence[SinkMessage | None]) -> MicroBatch | None:
+    return next((m.micro_batch for m in messages if m is not None and m.micro_batch), None)
+
+
+def _attempt(context: Any) -> int:
+    """Return a number that no other attempt of this task has.
+
+    Spark's own attempt ids begin anew with each driver, and a task of a dead driver may live on.
+    """
+    own = context.taskAttemptId() if context is not None else 0
+    return (int(own) << 32) | secrets.randbits(32)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _warn_once(what: tuple[str, ...], text: str) -> None:
+    """Log a warning once per process; Spark keeps the process while a query is busy."""
+    if what not in _warned:
+        _warned.add(what)
+        _log.warning(text)

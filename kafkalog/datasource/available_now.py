@@ -1,0 +1,51 @@
+"""What must hold before each micro-batch of `Trigger.AvailableNow`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from kafkalog.datasource.offsets import TopicPartition
+from kafkalog.errors import DataLossError
+
+__all__ = ["check_available_now"]
+
+
+def check_available_now(
+    end: Mapping[TopicPartition, int],
+    target: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
+) -> None:
+    """Check a batch's end against the query's target and the log as it is now.
+
+    A query that stops at a target it fixed at its start never ends, or ends wrong, when partitions
+    or records vanish meanwhile. So these faults are DataLossErrors whatever `failOnDataLoss` says
+    (Spark: KafkaMicroBatchStream's checks for AvailableNow).
+    """
+    if end.keys() != target.keys():
+        raise DataLossError(
+            "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_END_OFFSET_AND_PREFETCHED] the batch ends in "
+            f"{_join(end)}, the query's target in {_join(target)}"
+        )
+    beyond = [p for p, offset in end.items() if offset > target[p]]
+    if beyond:
+        raise DataLossError(
+            "[END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_PREFETCHED] the batch ends "
+            f"beyond the query's target in {_join(beyond)}"
+        )
+    lost = [p for p in end if p not in latest]
+    if lost:
+        raise DataLossError(
+            "[LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW] partitions are gone "
+            f"since the query began: {_join(lost)}; run it again"
+        )
+    shrunk = [p for p, offset in end.items() if offset > latest[p]]
+    if shrunk:
+        raise DataLossError(
+            "[END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_LATEST_WITH_TRIGGER_"
+            f"AVAILABLENOW] records are gone since the query began, in {_join(shrunk)}; "
+            "run it again"
+        )
+
+
+def _join(partitions: Collection[TopicPartition]) -> str:
+    return ", ".join(str(partition) for partition in sorted(partitions)) or "no partition"

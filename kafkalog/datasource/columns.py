@@ -1,0 +1,75 @@
+"""The columns of a read: those of Spark's Kafka source, or those of them the user asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from kafkalog.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["arrow_schema", "check_columns", "spark_schema"]
+
+_HEADERS = ArrayType(
+    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+)
+
+
+def spark_schema(*, include_headers: bool) -> StructType:
+    """Return the schema of a read; every column is nullable, as Spark demands of Arrow batches."""
+    columns = [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+    if include_headers:
+        columns.append(StructField("headers", _HEADERS))
+    return StructType(columns)
+
+
+def check_columns(schema: StructType) -> None:
+    """Check a schema given by the user.
+
+    A subset of the columns, in any order, is honoured, and the others are not decoded: a user
+    schema is the only column pruning Spark offers to a Python source. Raises InvalidInputError.
+    """
+    ours = {field.name: field for field in spark_schema(include_headers=True)}
+    names = [field.name for field in schema]
+    wrong = [f.name for f in schema if not f.nullable or f.dataType != _type_of(ours.get(f.name))]
+    if wrong or not names or len(set(names)) < len(names):
+        columns = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in ours.values())
+        raise InvalidInputError(
+            "Kafka source has a fixed schema and cannot be set with a custom one, except for a "
+            f"subset of its nullable columns: {columns}; got {schema.simpleString()}"
+        )
+
+
+def arrow_schema(names: Iterable[str]) -> pa.Schema:
+    """Return the Arrow schema of some columns; Spark compares that of our batches with its own."""
+    import pyarrow as pa
+
+    from kafkalog.schema import changelog_schema
+
+    columns = changelog_schema(include_headers=True)
+    return pa.schema([columns.field(name) for name in names])
+
+
+def _type_of(field: StructField | None) -> object:
+    return None if field is None else field.dataType

@@ -1,0 +1,25 @@
+"""What happens when records that a read still wants are gone: the option `failOnDataLoss`."""
+
+from __future__ import annotations
+
+import logging
+
+from kafkalog.errors import DataLossError
+
+__all__ = ["report_data_loss"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def report_data_loss(kind: str, reason: str, *, fail: bool) -> None:
+    """Raise DataLossError, or warn and go on.
+
+    `kind` is Spark's name for the case, such as PARTITIONS_DELETED; it stands in the message,
+    because the class of a Python error does not reach the JVM.
+    """
+    if fail:
+        raise DataLossError(
+            f"[KAFKA_DATA_LOSS.{kind}] {reason}; "
+            "set the option failOnDataLoss to false to go on without these records"
+        )
+    _LOGGER.warning("[KAFKA_DATA_LOSS.%s] %s; going on, since failOnDataLoss=false", kind, reason)

@@ -1,0 +1,173 @@
+"""Offsets of many partitions, and their JSON: `{"topic":{"0":23,"1":-1}}`.
+
+The JSON is that of Spark's Kafka source, in options and in checkpoints. Two numbers stand for
+places that are looked up later: -2 is the earliest offset a partition still has, -1 the one that
+its next record will get. All other numbers are the offset of the next record to read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.layout import INT64_MAX
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "OffsetJson",
+    "Offsets",
+    "StartOrEnd",
+    "TopicPartition",
+    "from_json",
+    "to_json",
+]
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+_NAMES: Final = {"earliest": EARLIEST, "latest": LATEST}
+_EXAMPLE: Final = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic; sorts by topic, then by number (Kafka: TopicPartition)."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+Offsets = dict[TopicPartition, int]
+OffsetJson = dict[str, dict[str, int]]
+
+
+def to_json(offsets: Mapping[TopicPartition, int]) -> OffsetJson:
+    """Return the offsets as Spark stores them.
+
+    Spark compares offsets as text, so equal offsets must give equal text: topics are sorted, and
+    the partitions of a topic by number.
+    """
+    nested: OffsetJson = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        nested.setdefault(topic, {})[str(partition)] = offset
+    return nested
+
+
+def from_json(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
+    """Return the offsets of a checkpoint's JSON; raises InvalidInputError when it is no such."""
+    offsets: Offsets = {}
+    for topic, partitions in nested.items():
+        if not isinstance(partitions, Mapping):
+            raise _bad_json(nested)
+        for partition, offset in partitions.items():
+            if not _is_offset(offset):
+                raise _bad_json(nested)
+            offsets[TopicPartition(topic, _partition(partition, nested))] = offset
+    return offsets
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrEnd:
+    """Where a read starts or ends, as its option says, before anything is looked up.
+
+    `everywhere` holds for all partitions; else each one is named, alone or through its topic.
+    """
+
+    everywhere: int | None = None
+    partitions: Mapping[TopicPartition, int] = field(default_factory=dict)
+    topics: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> StartOrEnd:
+        """Parse `earliest`, `latest` (any letter case) or JSON.
+
+        In the JSON a topic's value is a map of partitions, or `"earliest"` or `"latest"` for all
+        of them. Raises InvalidInputError.
+        """
+        word = text.strip().lower()
+        if word in _NAMES:
+            return cls(everywhere=_NAMES[word])
+        document = parse_object(text)
+        if document is None:
+            raise _bad_json(text)
+        partitions: Offsets = {}
+        topics: dict[str, int] = {}
+        for topic, value in document.items():
+            if isinstance(value, str) and value.strip().lower() in _NAMES:
+                topics[topic] = _NAMES[value.strip().lower()]
+            elif isinstance(value, dict):
+                for partition, offset in value.items():
+                    if not _is_offset(offset):
+                        raise _bad_json(text)
+                    partitions[TopicPartition(topic, _partition(partition, text))] = offset
+            else:
+                raise _bad_json(text)
+        return cls(partitions=partitions, topics=topics)
+
+    @property
+    def is_specific(self) -> bool:
+        """Whether the option was JSON."""
+        return self.everywhere is None
+
+    def offsets(self, assigned: Iterable[TopicPartition], *, option: str) -> Offsets:
+        """Return an offset, -1 and -2 included, for each assigned partition.
+
+        Raises InvalidInputError, which names the option, when its JSON does not name exactly these
+        partitions.
+        """
+        wanted = sorted(assigned)
+        if self.everywhere is not None:
+            return dict.fromkeys(wanted, self.everywhere)
+        topics = {partition.topic for partition in wanted}
+        if not topics.issuperset(self.topics):
+            raise InvalidInputError(
+                f"[KAFKA_TOPIC_OFFSET_DOES_NOT_MATCH_ASSIGNED] {option}: no partition is assigned "
+                f"of {_join(set(self.topics) - topics)}; assigned topics: {_join(topics)}"
+            )
+        named = {p: offset for p in wanted if (offset := self.topics.get(p.topic)) is not None}
+        named.update(self.partitions)
+        if named.keys() != set(wanted):
+            raise InvalidInputError(
+                f"[KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED] If {option} contains specific "
+                "offsets, you must specify all TopicPartitions. Use -1 for latest, -2 for "
+                f"earliest, if you don't care. Specified: {_join(named)}. Assigned: {_join(wanted)}"
+            )
+        return {partition: named[partition] for partition in wanted}
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """Return the JSON object in `text`, or None when it is no object or names a key twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) < len(pairs):
+            raise ValueError("a key appears twice")
+        return dict(pairs)
+
+    try:
+        document = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _partition(text: str, source: object) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise _bad_json(source)
+    return int(text)
+
+
+def _is_offset(value: object) -> bool:
+    return type(value) is int and EARLIEST <= value <= INT64_MAX
+
+
+def _bad_json(found: object) -> InvalidInputError:
+    return InvalidInputError(f"Expected e.g. {_EXAMPLE}, got {found}")
+
+
+def _join(names: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, names))) or "none"

@@ -1,0 +1,96 @@
+"""The names of the source's options, and what becomes of names it does not use.
+
+They are those of Spark's Kafka source. A name is matched in any letter case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Final
+
+from kafkalog.errors import InvalidInputError
+
+__all__ = ["check_names"]
+
+SUPPORTED: Final = (
+    "path",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "includeHeaders",
+    "kafka.isolation.level",
+    "view",
+)
+NOT_YET: Final = (
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxRecordsPerPartition",
+)
+INERT: Final = (
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+)
+"""Options of Spark's Kafka source that tune a network client; there is none here."""
+FORBIDDEN: Final = (
+    "kafka.auto.offset.reset",
+    "kafka.key.deserializer",
+    "kafka.value.deserializer",
+    "kafka.enable.auto.commit",
+    "kafka.interceptor.classes",
+)
+CLIENT_PREFIX: Final = "kafka."
+_CREATE_TABLE: Final = "provider"
+"""Spark adds this name, and the table's properties, to the options of CREATE TABLE."""
+
+
+def check_names(options: Mapping[str, str]) -> list[str]:
+    """Check the names of `options` (lower-case keys); return those that have no effect, sorted.
+
+    Raises InvalidInputError for a name that is unknown, forbidden, or not supported in this
+    version.
+    """
+    supported = {name.lower() for name in SUPPORTED}
+    inert = {name.lower() for name in INERT}
+    not_yet = {name.lower(): name for name in NOT_YET}
+    ignored: list[str] = []
+    for name in sorted(options):
+        if name in supported:
+            continue
+        if name in FORBIDDEN:
+            raise InvalidInputError(
+                f"Kafka option {name.removeprefix(CLIENT_PREFIX)!r} is not supported: "
+                "records are delivered as bytes, and positions are kept by Spark"
+            )
+        if name in not_yet:
+            raise InvalidInputError(
+                f"option {not_yet[name]} is not supported in this version; "
+                f"supported options: {', '.join(SUPPORTED)}"
+            )
+        if name in inert or name.startswith(CLIENT_PREFIX):
+            ignored.append(name)
+        elif _CREATE_TABLE not in options:
+            raise _unknown(name)
+    return ignored
+
+
+def _unknown(name: str) -> InvalidInputError:
+    known = {known.lower(): known for known in (*SUPPORTED, *NOT_YET, *INERT)}
+    near = [known[match] for match in get_close_matches(name, known, n=2)]
+    hint = f", did you mean {' or '.join(near)}?" if near else ""
+    return InvalidInputError(
+        f"unknown option {name!r}{hint}; known options: {', '.join(SUPPORTED)}, "
+        "and kafka.* (client options, without effect)"
+    )

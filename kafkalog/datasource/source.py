@@ -1,0 +1,77 @@
+"""`format("kafkalog")`: the class through which Spark reads and writes a log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from kafkalog.datasource.batch_reader import KafkaLogBatchReader
+from kafkalog.datasource.columns import check_columns, spark_schema
+from kafkalog.datasource.options import SourceOptions
+from kafkalog.datasource.stream_reader import KafkaLogStreamReader
+from kafkalog.storage_engine.address import log_directory
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+    from pyspark.sql.types import StructType
+
+__all__ = ["KafkaLogDataSource"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class KafkaLogDataSource(DataSource):
+    """A log directory as a Spark table, with the options and columns of `format("kafka")`.
+
+    The address is the option `path`. Spark makes an instance for every read and write, and does
+    not say which; options that select topics are those of a read and are checked at once, so that
+    `load()` fails on a bad one. Raises InvalidInputError.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        log_directory(options)
+        if SourceOptions.are_reading(options):
+            ignored = SourceOptions.parse(options).ignored
+            if ignored:
+                _LOGGER.warning(
+                    "options without effect, since no Kafka client is involved: %s",
+                    ", ".join(ignored),
+                )
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "kafkalog"
+
+    def schema(self) -> StructType:
+        """Return the columns of a read; raises InvalidInputError when no topic is selected."""
+        options = SourceOptions.parse(self.options)
+        return spark_schema(include_headers=options.include_headers)
+
+    def reader(self, schema: StructType) -> KafkaLogBatchReader:
+        """Return the batch reader for a schema: ours, or the user's subset of it."""
+        check_columns(schema)
+        return KafkaLogBatchReader(SourceOptions.parse(self.options), tuple(schema.fieldNames()))
+
+    def streamReader(self, schema: StructType) -> KafkaLogStreamReader:
+        """Return the micro-batch reader; what is wrong it says when it is first asked something.
+
+        Spark loses the message of an error that is raised here.
+        """
+        return KafkaLogStreamReader(dict(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Return the writer of `df.write`."""
+        from kafkalog.sink.writer import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """Return the writer of `df.writeStream`."""
+        from kafkalog.sink.writer import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)

@@ -1,0 +1,57 @@
+"""Logs for the source's tests, and what a read of them gives."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from kafkalog.datasource.source import KafkaLogDataSource
+from kafkalog.storage_engine.engine import Engine
+
+Pair = tuple[bytes | None, bytes | None]
+
+
+def append(root: Path, topic: str, pairs: Iterable[Pair]) -> None:
+    """Append pairs in one commit; the topic is created when it is missing."""
+    with Engine(root) as engine:
+        engine.create_topic(topic, 1, {"cleanup.policy": "delete"}, exist_ok=True)
+        engine.append(topic, list(pairs), now_ms=1_700_000_000_000)
+
+
+def append_to(root: Path, topic: str, counts: Mapping[int, int]) -> None:
+    """Append so many records to each partition of a topic, in one commit."""
+    import pyarrow as pa
+
+    numbers = [partition for partition, count in counts.items() for _ in range(count)]
+    rows = pa.table(
+        {
+            "key": pa.array([str(row).encode() for row in range(len(numbers))], pa.binary()),
+            "value": pa.array([b"v"] * len(numbers), pa.binary()),
+            "partition": pa.array(numbers, pa.int32()),
+        }
+    )
+    with Engine(root) as engine:
+        engine.create_topic(topic, max(counts) + 1, {}, exist_ok=True)
+        engine.append(topic, rows, now_ms=1_700_000_000_000)
+
+
+def numbered(count: int, start: int = 0) -> list[Pair]:
+    """Pairs with keys and values of their own."""
+    return [(f"k{i}".encode(), f"v{i}".encode()) for i in range(start, start + count)]
+
+
+def source(root: Path, **options: str) -> KafkaLogDataSource:
+    """The source of topic `t`, unless the options select others."""
+    strategy = {} if "subscribePattern" in options else {"subscribe": "t"}
+    return KafkaLogDataSource(options={"path": str(root), **strategy, **options})
+
+
+def rows(reader: Any, partitions: Iterable[InputPartition]) -> list[dict[str, Any]]:
+    """What the tasks of these partitions give, in order."""
+    return [
+        row
+        for partition in partitions
+        for batch in reader.read(partition)
+        for row in batch.to_pylist()
+    ]

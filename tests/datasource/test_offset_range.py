@@ -1,0 +1,85 @@
+"""The numbers are those of Spark's KafkaOffsetRangeCalculatorSuite."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafkalog.datasource.offset_range import OffsetRange, split_ranges
+from kafkalog.datasource.offsets import TopicPartition
+
+
+def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
+    return [OffsetRange(TopicPartition("t", p), *pair) for p, pair in enumerate(bounds)]
+
+
+def bounds(pieces: list[OffsetRange]) -> dict[int, list[int]]:
+    """The cuts of each partition, its start and end included; pieces must join."""
+    found: dict[int, list[int]] = {}
+    for piece in pieces:
+        cuts = found.setdefault(piece.partition.partition, [piece.start])
+        assert cuts[-1] == piece.start
+        cuts.append(piece.end)
+    return found
+
+
+def test_without_a_minimum_every_partition_is_one_task() -> None:
+    assert split_ranges(ranges((1, 5), (1, 1), (1, 21))) == ranges((1, 5), (1, 1), (1, 21))[::2]
+
+
+@pytest.mark.parametrize(
+    ("given_ranges", "min_partitions", "expected"),
+    [
+        pytest.param([(1, 2), (1, 2), (1, 2)], 3, {0: [1, 2], 1: [1, 2], 2: [1, 2]}, id="N to N"),
+        pytest.param([(1, 5)], 4, {0: [1, 2, 3, 4, 5]}, id="one to N"),
+        pytest.param([(1, 5), (1, 21)], 4, {0: [1, 5], 1: [1, 7, 14, 21]}, id="skewed"),
+        pytest.param([(1, 21)], 4, {0: [1, 6, 11, 16, 21]}, id="even"),
+        pytest.param([(1, 1), (1, 21)], 4, {1: [1, 6, 11, 16, 21]}, id="empty ignored"),
+        pytest.param([(1, 2), (1, 1001)], 4, {0: [1, 2], 1: [1, 334, 667, 1001]}, id="very skewed"),
+        pytest.param([(1, 5), (1, 5)], 1, {0: [1, 5], 1: [1, 5]}, id="fewer than partitions"),
+        pytest.param([(1, 11)], 3, {0: [1, 4, 7, 11]}, id="inexact"),
+        pytest.param(
+            [(0, 10), (0, 10), (0, 1)],
+            6,
+            {0: [0, 3, 6, 10], 1: [0, 3, 6, 10], 2: [0, 1]},
+            id="never drop offsets",
+        ),
+        pytest.param(
+            [(0, 10_000), (0, 15_000), (0, 20_000)],
+            9,
+            {
+                0: [0, 5000, 10_000],
+                1: [0, 5000, 10_000, 15_000],
+                2: [0, 5000, 10_000, 15_000, 20_000],
+            },
+            id="proportional",
+        ),
+        pytest.param(
+            [(0, 500), (0, 12_000), (0, 15_001)],
+            6,
+            {0: [0, 500], 1: [0, 6000, 12_000], 2: [0, 5000, 10_000, 15_001]},
+            id="one small range",
+        ),
+        pytest.param(
+            [(0, 1), (0, 1), (0, 10_000)],
+            6,
+            {0: [0, 1], 1: [0, 1], 2: [0, 2500, 5000, 7500, 10_000]},
+            id="two small ranges",
+        ),
+    ],
+)
+def test_a_minimum_splits_large_ranges(
+    given_ranges: list[tuple[int, int]], min_partitions: int, expected: dict[int, list[int]]
+) -> None:
+    assert bounds(split_ranges(ranges(*given_ranges), min_partitions)) == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), max_size=6), st.integers(1, 40)
+)
+def test_no_offset_is_dropped(pairs: list[tuple[int, int]], min_partitions: int) -> None:
+    given_ranges = ranges(*[(start, start + size) for start, size in pairs])
+
+    cuts = bounds(split_ranges(given_ranges, min_partitions))
+
+    filled = {r.partition.partition: (r.start, r.end) for r in given_ranges if r.size}
+    assert {p: (cut[0], cut[-1]) for p, cut in cuts.items()} == filled

@@ -1,0 +1,1 @@
+"""Programs that use kafkalog on real input; start with `git_table`."""

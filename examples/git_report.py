@@ -1,0 +1,103 @@
+"""What the demo prints: what was done, in figures, and both tables beside git's own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from examples.git_history import Entry
+
+__all__ = ["Comparison", "compare", "report"]
+
+DIFFERENCES_SHOWN: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A table beside git's own."""
+
+    name: str
+    paths: int
+    missing: list[str]
+    extra: list[str]
+    different: list[str]
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether the table holds exactly git's paths, each with git's mode and object."""
+        return not (self.missing or self.extra or self.different)
+
+
+def compare(name: str, table: dict[bytes, Entry], expected: dict[bytes, Entry]) -> Comparison:
+    """Compare a table with `git ls-tree -r HEAD`."""
+    common = table.keys() & expected.keys()
+    return Comparison(
+        name,
+        len(table),
+        missing=show(expected.keys() - table.keys()),
+        extra=show(table.keys() - expected.keys()),
+        different=show({path for path in common if table[path] != expected[path]}),
+    )
+
+
+def show(paths: set[bytes]) -> list[str]:
+    """Return paths as texts a terminal can show."""
+    return sorted(repr(os.fsdecode(path)) for path in paths)
+
+
+def report(
+    console: Console,
+    repository: Path,
+    figures: dict[str, Any],
+    expected: dict[bytes, Entry],
+    comparisons: list[Comparison],
+) -> dict[str, Any]:
+    """Print what was done and how it compares; return it too."""
+    background = figures["background"]
+    before, after = figures["bytes_before"], figures["bytes_after"]
+    lines = {
+        "repository": f"{repository}: {figures['commits']:,} commits, {len(expected):,} paths",
+        "written": f"{figures['records_written']:,} records ({figures['upserts']:,} upserts, "
+        f"{figures['deletes']:,} deletes) in {figures['batches']} micro-batches, "
+        f"{figures['seconds']} s with the follower",
+        "cleaned": f"{background['cleanings']} cleanings in the background while it streamed "
+        f"removed {background['records_removed']:,} records; then "
+        f"{figures['forced_cleanings']} forced ones the rest",
+        "kept": f"{figures['records_kept']:,} records",
+        "bytes": f"{before:,} before, {figures['bytes_after_background']:,} after the stream, "
+        f"{after:,} at the end",
+        "dirty ratio": f"{figures['dirty_ratio_before']} after the stream, "
+        f"{figures['dirty_ratio_after']} at the end",
+    }
+    for name, line in lines.items():
+        print_line(console, name, line)
+    for comparison in comparisons:
+        print_line(
+            console,
+            comparison.name,
+            f"{comparison.paths:,} paths; beside git ls-tree -r HEAD: "
+            f"{len(comparison.missing)} missing, {len(comparison.extra)} extra, "
+            f"{len(comparison.different)} different",
+        )
+    for comparison in comparisons:
+        for kind in ("missing", "extra", "different"):
+            for path in getattr(comparison, kind)[:DIFFERENCES_SHOWN]:
+                print_line(console, comparison.name, f"{kind}: {path}")
+    is_identical = all(comparison.is_identical for comparison in comparisons)
+    console.print("identical" if is_identical else "DIFFERENT", highlight=False)
+    return {
+        "repository": str(repository),
+        "paths": len(expected),
+        **figures,
+        "comparisons": [asdict(comparison) for comparison in comparisons],
+        "identical": is_identical,
+    }
+
+
+def print_line(console: Console, name: str, line: str) -> None:
+    """Print one line of the report."""
+    console.print(f"{name:<12} {line}", markup=False, highlight=False, soft_wrap=True)

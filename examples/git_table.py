@@ -1,0 +1,327 @@
+"""A git repository as a table: its history streamed into a compacted log, and followed from there.
+
+`python -m examples.git_table [--repo DIR] [--path DIR] [--json]`, or `make demo`.
+
+1. Every commit of the first-parent history becomes upserts and deletes of paths, in commit order,
+   as files that `spark.readStream` takes a few of at a time.
+2. `writeStream.format("kafkalog")` writes them to the topic `git`: key = path, value = JSON of
+   mode, blob, commit and author time, null for a deleted path. While it runs, the background
+   cleaner removes what newer commits have replaced.
+3. At the same time a second query reads the topic back, and `foreachBatch(SQLiteUpsert(...))`
+   follows it into a database.
+4. Both that table and the batch read `view=latest` are compared with `git ls-tree -r HEAD`. The
+   last line is `identical`, or else the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import kafkalog
+from examples.git_feed import Feed, write_feed
+from examples.git_history import Entry, GitError, head_tree
+from examples.git_report import compare, report
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
+from kafkalog.sink.upsert import SQLiteUpsert
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from kafkalog.cleaner import PartitionStatus
+    from kafkalog.log import KafkaLog
+
+TOPIC: Final = "git"
+PARTITIONS: Final = 4
+FILES_PER_BATCH: Final = 2
+SPARK_TASKS: Final = 2
+LAG_ALLOWED_MS: Final = 3_600_000
+"""Deletes stay in the log for so long: a follower that is further behind would never see them."""
+TOPIC_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(256 << 10),
+    "min.cleanable.dirty.ratio": "0.1",
+    "delete.retention.ms": str(LAG_ALLOWED_MS),
+    "file.delete.delay.ms": "1000",
+}
+"""Kafka's defaults suit logs of many gigabytes; a history of a few megabytes wants small steps."""
+CLEANER: Final = CleanerConfig(backoff_ms=500)
+SPARK: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": str(SPARK_TASKS),
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; return 0 when both tables are git's, 1 on differences or errors."""
+    options = parser().parse_args(arguments)
+    # Messages go to stderr: with --json, stdout is one line of JSON.
+    console = Console(stderr=options.json)
+    logging.basicConfig(format="%(name)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    try:
+        with tempfile.TemporaryDirectory(prefix="kafkalog-demo-") as temporary:
+            scratch = Path(temporary)
+            log_path = options.path.absolute() if options.path else scratch / "log"
+            result = run(options.repo.absolute(), log_path, scratch, console)
+    except (GitError, KafkaLogError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(result))
+    return 0 if result["identical"] else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    described = argparse.ArgumentParser(
+        prog="python -m examples.git_table",
+        description="Stream a git repository's history through a compacted log and compare the "
+        "tables that follow it with `git ls-tree -r HEAD`.",
+    )
+    described.add_argument(
+        "--repo",
+        type=Path,
+        default=Path(__file__).resolve().parent.parent,
+        metavar="DIR",
+        help="the repository, a work tree or a bare one (default: this project's)",
+    )
+    described.add_argument(
+        "--path", type=Path, metavar="DIR", help="keep the log here (default: thrown away)"
+    )
+    described.add_argument("--json", action="store_true", help="print the figures as one JSON line")
+    return described
+
+
+def run(repository: Path, log_path: Path, scratch: Path, console: Console) -> dict[str, Any]:
+    """Do the whole of it; return the figures."""
+    expected = head_tree(repository)
+    with kafkalog.open(log_path, cleaner=CLEANER) as log, progress_bars(console) as bars:
+        if TOPIC in log.topics():
+            raise InvalidInputError(f"{log_path} already holds a topic {TOPIC!r}; name another")
+        feed = write_feed(repository, scratch / "feed", bars)
+        log.create_topic(TOPIC, partitions=PARTITIONS, config=TOPIC_CONFIG)
+        spark = start_spark()
+        try:
+            streamed = stream(spark, log, feed, scratch, bars)
+            cleaned = clean_rest(log)
+            tables = {
+                "view=latest": read_view(spark, log_path),
+                "SQLite": read_database(scratch / "git.sqlite"),
+            }
+        finally:
+            spark.stop()
+        comparisons = [compare(name, table, expected) for name, table in tables.items()]
+        figures = feed.figures() | streamed | cleaned
+    return report(console, repository, figures, expected, comparisons)
+
+
+def start_spark() -> SparkSession:
+    """Start Spark for two cores, quietly; its workers use this very interpreter."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(f"local[{SPARK_TASKS}]").appName("git-table")
+    for name, value in SPARK.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def stream(
+    spark: SparkSession, log: KafkaLog, feed: Feed, scratch: Path, bars: Progress
+) -> dict[str, Any]:
+    """Run both queries until the second has followed all that the first wrote."""
+    started = time.monotonic()
+    changes = (
+        spark.readStream.schema("seq long, key binary, value binary")
+        .option("maxFilesPerTrigger", FILES_PER_BATCH)
+        .parquet(str(feed.directory))
+    )
+    follower = (
+        spark.readStream.format("kafkalog")
+        .option("path", str(log.root))
+        .option("subscribe", TOPIC)
+        .option("startingOffsets", "earliest")
+        .load()
+        .writeStream.foreachBatch(SQLiteUpsert(scratch / "git.sqlite", "git"))
+        .option("checkpointLocation", str(scratch / "follower"))
+        .trigger(processingTime="500 milliseconds")
+        .start()
+    )
+    writer = (
+        # Spark orders nothing across files and tasks; a key's changes must land as committed.
+        kafkalog.in_order(changes, by="seq", partitions=SPARK_TASKS)
+        .writeStream.format("kafkalog")
+        .option("path", str(log.root))
+        .option("topic", TOPIC)
+        .option("checkpointLocation", str(scratch / "writer"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        watch(log, writer, follower, feed.changes, bars)
+        follower.processAllAvailable()
+    finally:
+        writer.stop()
+        follower.stop()
+    return {
+        "records_written": written(log),
+        "batches": len([p for p in writer.recentProgress if p["numInputRows"]]),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def watch(
+    log: KafkaLog, writer: StreamingQuery, follower: StreamingQuery, total: int, bars: Progress
+) -> None:
+    """Show how far the queries and the cleaner are, until the first one has ended."""
+    write_bar = bars.add_task("written to the log", total=total)
+    follow_bar = bars.add_task("followed into SQLite", total=total)
+    while True:
+        has_ended = writer.awaitTermination(1)  # raises what the query failed with
+        if not follower.isActive:
+            follower.awaitTermination()
+        bars.update(write_bar, completed=written(log))
+        bars.update(follow_bar, completed=followed(follower))
+        if has_ended:
+            return
+
+
+def written(log: KafkaLog) -> int:
+    """Return how many records the topic has ever been given."""
+    return sum(high_watermark for _, high_watermark in log.offsets(TOPIC).values())
+
+
+def followed(query: StreamingQuery) -> int:
+    """Return up to which record, over all partitions, the query has come."""
+    progress = query.lastProgress
+    end = progress["sources"][0]["endOffset"] if progress else None
+    offsets = json.loads(end) if isinstance(end, str) else end or {}
+    return sum(max(0, offset) for offset in offsets.get(TOPIC, {}).values())
+
+
+def clean_rest(log: KafkaLog) -> dict[str, Any]:
+    """Clean at once what the background cleaner would come to in time; return the figures of both.
+
+    It leaves alone the active segments, and the deletes until `delete.retention.ms` has passed. The
+    first forced cleaning rolls the active segments, the second one is told that the time has come.
+    """
+    assert log.cleaner is not None
+    log.cleaner.stop()
+    dirty = log.status()
+    before = log_bytes(log)
+    background = {
+        "cleanings": log.cleaner.cleanings,
+        "failures": log.cleaner.failures,
+        "records_removed": log.cleaner.records_removed,
+        "bytes_removed": log.cleaner.bytes_removed,
+    }
+    due_ms = time.time_ns() // 1_000_000 + LAG_ALLOWED_MS + 60_000
+    forced = log.clean(TOPIC, force=True) + log.clean(TOPIC, force=True, now_ms=due_ms)
+    faults = [stats.error for stats in forced if stats.error]
+    if faults:
+        raise StorageError(faults[0])
+    return {
+        "background": background,
+        "bytes_before": before + background["bytes_removed"],
+        "bytes_after_background": before,
+        "bytes_after": log_bytes(log),
+        "dirty_ratio_before": dirty_ratio(dirty),
+        "dirty_ratio_after": dirty_ratio(log.status()),
+        "forced_cleanings": len(forced),
+        "records_kept": sum(
+            batch.num_rows
+            for partition in range(PARTITIONS)
+            for batch in log.read(TOPIC, partition, columns=["offset"])
+        ),
+    }
+
+
+def log_bytes(log: KafkaLog) -> int:
+    """Return the bytes of committed batches that the topic's partitions hold now."""
+    return sum(
+        partition.clean_bytes + partition.dirty_bytes + partition.uncleanable_bytes
+        for partition in log.status()
+        if partition.topic == TOPIC
+    )
+
+
+def dirty_ratio(status: list[PartitionStatus]) -> float:
+    """Return the largest share of a partition that no cleaning has seen, the active segment too."""
+    ratios = [
+        (partition.dirty_bytes + partition.uncleanable_bytes) / size
+        for partition in status
+        if partition.topic == TOPIC
+        and (size := partition.clean_bytes + partition.dirty_bytes + partition.uncleanable_bytes)
+    ]
+    return round(max(ratios, default=0.0), 3)
+
+
+def read_view(spark: SparkSession, log_path: Path) -> dict[bytes, Entry]:
+    """Return the newest value of every key, as Spark's batch read `view=latest` gives it."""
+    rows = (
+        spark.read.format("kafkalog")
+        .option("path", str(log_path))
+        .option("subscribe", TOPIC)
+        .option("view", "latest")
+        .load()
+        .select("key", "value")
+        .toArrow()
+    )
+    keys, values = rows.column("key").to_pylist(), rows.column("value").to_pylist()
+    return {key: entry(value) for key, value in zip(keys, values, strict=True)}
+
+
+def read_database(path: Path) -> dict[bytes, Entry]:
+    """Return the table that the follower kept."""
+    with closing(sqlite3.connect(path)) as database:
+        is_there = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'git'").fetchone()
+        rows = database.execute("SELECT key, value FROM git") if is_there else []
+        return {bytes(key): entry(value) for key, value in rows}
+
+
+def entry(value: bytes) -> Entry:
+    """Return what of a record's value git lists too."""
+    fields = json.loads(value)
+    return Entry(fields["mode"], fields["blob"])
+
+
+@contextmanager
+def progress_bars(console: Console) -> Iterator[Progress]:
+    """Yield progress bars, which show on a terminal only and vanish at the end."""
+    columns = (
+        TextColumn("{task.description:<22}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
+        yield bars
+
+
+if __name__ == "__main__":
+    sys.exit(main())

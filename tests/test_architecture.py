@@ -1,0 +1,321 @@
+"""The design's rules about who may import and do what, read from the sources with `ast`.
+
+The tables at the top are the whole policy.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "kafkalog"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+ROOMS = {
+    "storage_engine": set(),
+    "cleaner": {"storage_engine"},
+    "sink": {"storage_engine"},
+    "datasource": {"storage_engine", "cleaner", "sink"},
+}
+"""Which rooms a room may import; the modules at the package's top are the rooms' meeting place."""
+LEAVES = {"errors", "schema"}
+"""Top-level modules that every room may import."""
+ONLY_INSIDE_FUNCTIONS = {("datasource", "sink"), ("datasource", "cleaner")}
+"""Spark wants one class per format, and a view needs the survivors; planning must need neither."""
+PYSPARK_ROOMS = {"datasource", "sink"}
+LIGHT = [
+    "kafkalog",
+    "kafkalog.log",
+    "kafkalog.storage_engine.engine",
+    "kafkalog.storage_engine.commit",
+    "kafkalog.storage_engine.journal",
+    "kafkalog.storage_engine.partition",
+    "kafkalog.storage_engine.batch",
+    "kafkalog.storage_engine.log_view",
+    "kafkalog.cleaner.thread",
+    "kafkalog.cleaner.manager",
+]
+"""Modules whose import is free of the heavy packages: 0.7 s and 110 MiB in every fresh worker."""
+LIGHT_IN_SPARK = [
+    "kafkalog.datasource.source",
+    "kafkalog.datasource.offsets",
+    "kafkalog.datasource.batch_reader",
+    "kafkalog.datasource.stream_reader",
+    "kafkalog.sink.writer",
+]
+"""The same, but pyspark's own data source API already imports pyarrow."""
+DURABLE = {
+    "os": {
+        *("fsync", "fdatasync", "rename", "replace", "renames", "unlink", "remove", "rmdir"),
+        *("truncate", "ftruncate", "link", "symlink", "utime", "posix_fallocate"),
+    },
+    "shutil": {"rmtree", "move", "copyfile", "copy", "copy2"},
+    "fcntl": {"flock", "lockf", "fcntl"},
+}
+DURABLE_METHODS = {"unlink", "rename", "rmdir", "symlink_to", "hardlink_to", "touch"}
+DURABLE_OUTSIDE = {"sink/upsert"}
+"""Databases of others are not the log."""
+CLOCK_READERS = {"storage_engine/clock.py"}
+"""The surfaces, where `now_ms=None` means now."""
+CLOCK_ROOMS = {"datasource", "sink"}
+CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
+SEGMENT_SUFFIXES = {
+    *(".log", ".index", ".timeindex", ".txnindex", ".snapshot"),
+    *(".cleaned", ".swap", ".deleted", ".staged"),
+}
+LINES_MAX = 500
+KERNEL_LINES_MAX = 1000
+"""Kernels that call each other stay together: numba's cache does not see edits of other files."""
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield (module, is it at the top level), `from a import b` as both a and a.b.
+
+    What stands under `if TYPE_CHECKING:` is no import.
+    """
+    tree = ast.parse(path.read_text(), str(path))
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    typing_only = {
+        id(node)
+        for test in ast.walk(tree)
+        if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.unparse(test.test)
+        for statement in test.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) not in inside
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}: line {node.lineno}: relative import"
+            yield str(node.module), id(node) not in inside
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", id(node) not in inside
+
+
+def calls(path: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield (what the attribute is taken of, attribute, line) of every attribute in the file."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node.value), node.attr, node.lineno
+
+
+def test_rooms_import_only_downwards() -> None:
+    faults = []
+    for path in SOURCES:
+        room = room_of(path)
+        if room not in ROOMS:
+            continue
+        for module, is_top in imports(path):
+            parts = module.split(".")
+            if parts[0] != "kafkalog" or len(parts) < 2 or parts[1] in {room, *LEAVES}:
+                continue
+            target = parts[1]
+            if target not in ROOMS:
+                faults.append(f"{name_of(path)} imports {module}, which stands above it")
+            elif target not in ROOMS[room]:
+                faults.append(f"{name_of(path)} imports {module}")
+            elif is_top and (room, target) in ONLY_INSIDE_FUNCTIONS:
+                faults.append(f"{name_of(path)} imports {module} outside a function")
+    assert faults == []
+
+
+def test_numba_is_imported_by_kernel_files_alone() -> None:
+    assert [
+        name_of(path)
+        for path in SOURCES
+        if path.name != "kernels.py"
+        and any(module.split(".")[0] in {"numba", "llvmlite"} for module, _ in imports(path))
+    ] == []
+
+
+def test_pyspark_stays_in_its_rooms() -> None:
+    assert [
+        name_of(path)
+        for path in SOURCES
+        if room_of(path) not in PYSPARK_ROOMS
+        and any(module.split(".")[0] == "pyspark" for module, _ in imports(path))
+    ] == []
+
+
+def test_kernels_are_self_contained() -> None:
+    allowed = {"__future__", "typing", "collections", "functools", "numpy", "numba", "llvmlite"}
+    faults = []
+    for path in SOURCES:
+        if path.name != "kernels.py":
+            continue
+        for module, _ in imports(path):
+            is_layout = module.startswith("kafkalog.storage_engine.layout")
+            is_parent = module == "kafkalog.storage_engine"
+            if module.split(".")[0] not in allowed and not is_layout and not is_parent:
+                faults.append(f"{name_of(path)} imports {module}")
+    assert faults == []
+
+
+def test_kernels_carry_the_release() -> None:
+    import kafkalog
+
+    for path in SOURCES:
+        if path.name == "kernels.py":
+            assert f'RELEASE = "{kafkalog.__version__}"' in path.read_text(), name_of(path)
+
+
+def test_kernels_are_imported_inside_functions() -> None:
+    assert [
+        f"{name_of(path)} imports {module}"
+        for path in SOURCES
+        if path.name != "kernels.py"
+        for module, is_top in imports(path)
+        if is_top and "kernels" in module.split(".")
+    ] == []
+
+
+def test_every_public_kernel_is_compared_with_a_naive_twin() -> None:
+    faults = []
+    for path in SOURCES:
+        if path.name != "kernels.py":
+            continue
+        tests = (ROOT / "tests" / room_of(path) / "test_kernels.py").read_text()
+        for node in ast.parse(path.read_text()).body:
+            if (
+                isinstance(node, ast.FunctionDef)
+                and not node.name.startswith("_")
+                and any("kernel" in ast.unparse(mark) for mark in node.decorator_list)
+                and node.name not in tests
+            ):
+                faults.append(f"{name_of(path)}: {node.name} has no test")
+    assert faults == []
+
+
+def test_no_bare_jit() -> None:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                for mark in node.decorator_list:
+                    assert not ast.unparse(mark).startswith(("njit", "jit", "numba.")), (
+                        f"{name_of(path)}: {node.name}"
+                    )
+
+
+def test_durable_acts_are_in_files_alone() -> None:
+    faults = []
+    for path in SOURCES:
+        name = name_of(path)
+        if name == "storage_engine/files.py" or name.startswith(tuple(DURABLE_OUTSIDE)):
+            continue
+        for owner, attribute, line in calls(path):
+            is_module_call = attribute in DURABLE.get(owner, ())
+            is_method = attribute in DURABLE_METHODS and owner != "files"
+            if is_module_call or is_method:
+                faults.append(f"{name}:{line} {owner}.{attribute}")
+    assert faults == []
+
+
+def test_layouts_are_in_layout_alone() -> None:
+    faults = []
+    for path in SOURCES:
+        if name_of(path) == "storage_engine/layout.py":
+            continue
+        # files.py packs the operating system's `struct flock`, which is no layout of the log
+        is_lock = name_of(path) == "storage_engine/files.py"
+        if not is_lock and any(module == "struct" for module, _ in imports(path)):
+            faults.append(f"{name_of(path)} imports struct")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and node.value in SEGMENT_SUFFIXES:
+                faults.append(f"{name_of(path)}:{node.lineno} spells {node.value!r}")
+    assert faults == []
+
+
+def test_time_is_an_argument() -> None:
+    faults = []
+    for path in SOURCES:
+        name = name_of(path)
+        if room_of(path) in CLOCK_ROOMS or name.startswith(tuple(CLOCK_READERS)):
+            continue
+        for owner, attribute, line in calls(path):
+            if (owner.rsplit(".", 1)[-1], attribute) in CLOCKS:
+                faults.append(f"{name}:{line} reads the clock")
+    assert faults == []
+
+
+def test_no_module_named_after_nothing() -> None:
+    nothing = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py", "base.py"}
+    assert [name_of(path) for path in SOURCES if path.name in nothing] == []
+
+
+def test_files_stay_readable() -> None:
+    faults = {}
+    for path in SOURCES:
+        lines = path.read_text().count("\n")
+        if lines > (KERNEL_LINES_MAX if path.name == "kernels.py" else LINES_MAX):
+            faults[name_of(path)] = lines
+    assert faults == {}
+
+
+def test_errors_are_ours_and_never_swallowed_whole() -> None:
+    faults = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler) and node.type is None:
+                faults.append(f"{name_of(path)}:{node.lineno} bare except")
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                raised = ast.unparse(node.exc)
+                if raised.startswith(("Exception(", "BaseException(", "RuntimeError(")):
+                    faults.append(f"{name_of(path)}:{node.lineno} raises {raised[:40]}")
+    assert faults == []
+
+
+def loaded_by(modules: list[str], heavy: list[str]) -> list[str]:
+    program = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    loaded: list[str] = ast.literal_eval(result.stdout)
+    return loaded
+
+
+def test_engine_planning_and_commit_import_nothing_heavy() -> None:
+    assert loaded_by(LIGHT, ["numba", "pyarrow", "pandas", "pyspark"]) == []
+
+
+@pytest.mark.slow
+def test_spark_planning_never_imports_numba() -> None:
+    assert loaded_by(LIGHT_IN_SPARK, ["numba"]) == []
+
+
+def test_version_is_the_same_everywhere() -> None:
+    import tomllib
+
+    import kafkalog
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == kafkalog.__version__
+    assert f"## {kafkalog.__version__}" in (ROOT / "CHANGELOG.md").read_text().replace(
+        "[", ""
+    ).replace("]", "")

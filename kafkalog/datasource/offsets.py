@@ -114,6 +114,13 @@ class StartOrEnd:
         """Whether the option was JSON."""
         return self.everywhere is None
 
+    def named(self, assigned: Iterable[TopicPartition]) -> Offsets:
+        """Return the offsets that are named; `assigned` says what all partitions are."""
+        if self.everywhere is not None:
+            return dict.fromkeys(assigned, self.everywhere)
+        named = {p: offset for p in assigned if (offset := self.topics.get(p.topic)) is not None}
+        return named | dict(self.partitions)
+
     def offsets(self, assigned: Iterable[TopicPartition], *, option: str) -> Offsets:
         """Return an offset, -1 and -2 included, for each assigned partition.
 
@@ -121,16 +128,15 @@ class StartOrEnd:
         partitions.
         """
         wanted = sorted(assigned)
-        if self.everywhere is not None:
-            return dict.fromkeys(wanted, self.everywhere)
+        named = self.named(wanted)
+        if not self.is_specific:
+            return named
         topics = {partition.topic for partition in wanted}
         if not topics.issuperset(self.topics):
             raise InvalidInputError(
                 f"[KAFKA_TOPIC_OFFSET_DOES_NOT_MATCH_ASSIGNED] {option}: no partition is assigned "
                 f"of {_join(set(self.topics) - topics)}; assigned topics: {_join(topics)}"
             )
-        named = {p: offset for p in wanted if (offset := self.topics.get(p.topic)) is not None}
-        named.update(self.partitions)
         if named.keys() != set(wanted):
             raise InvalidInputError(
                 f"[KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED] If {option} contains specific "

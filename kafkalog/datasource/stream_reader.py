@@ -63,6 +63,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._parsed: SourceOptions | None = None
         self._engine: Engine | None = None
         self._initial: OffsetJson | None = None
+        self._is_begun = False
         self._state: State | None = None
         self._ends: Offsets = {}
         self._available_now = False
@@ -77,12 +78,13 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark asks twice and stores only the end of the first batch, so the answer must not depend
         on the time: a -1 makes the first batch empty, and its end, which Spark stores, is where
         the second one begins, also after a crash. Raises UnknownTopicError and InvalidInputError.
+
+        That given offsets name all partitions is checked later, for a new query only: one that
+        repeats its first batch may meet partitions created since.
         """
         if self._initial is None:
-            options = self._options()
-            assigned = options.subscription.partitions(self._load())
-            start = options.starting_offsets or _FROM_NOW_ON
-            self._initial = to_json(start.offsets(assigned, option="startingOffsets"))
+            assigned = self._options().subscription.partitions(self._load())
+            self._initial = to_json(self._start().named(assigned))
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -101,6 +103,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         New partitions are picked up here. Costs one small read while nothing is committed.
         """
+        self._check_initial()
         ends = self._latest_ends()
         if self._available_now:
             if self._target is None:
@@ -122,6 +125,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Only `start` and `end` count, since the batch may be a repetition after a crash.
         """
+        self._is_begun = True
         until = from_json(end)
         if self._target is not None:
             check_available_now(until, self._target, self._latest_ends())
@@ -156,6 +160,16 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             self._parsed = parsed
         return self._parsed
+
+    def _start(self) -> StartOrEnd:
+        return self._options().starting_offsets or _FROM_NOW_ON
+
+    def _check_initial(self) -> None:
+        """Check given offsets against the partitions there are, before a query's first batch."""
+        if self._initial is not None and not self._is_begun:
+            assigned = self._options().subscription.partitions(self._load())
+            self._start().offsets(assigned, option="startingOffsets")
+        self._is_begun = True
 
     def _load(self) -> State:
         if self._engine is None:

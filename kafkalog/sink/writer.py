@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.sink.backlog import warn_of_backlog
 from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
@@ -159,9 +159,18 @@ class _LogWriter:
         """Remove what was staged, unless the journal says that it is published.
 
         A failed task leaves None for a message; what it staged is found by the prefix of its name.
+        A failure is only logged: Spark would report it in place of the one that made it abort.
         """
         staged = [message.staged for message in messages if message and message.staged]
-        Engine(self.options.root).abort(staged, writer=writer, prefix=prefix)
+        try:
+            Engine(self.options.root).abort(staged, writer=writer, prefix=prefix)
+        except (KafkaLogError, OSError) as fault:
+            _log.warning(
+                "%s: the files %s* that a failed write staged were not removed: %s",
+                self.options.root,
+                prefix,
+                fault,
+            )
 
     def _warn_of_ignored(self, writer: str) -> None:
         if self.options.ignored:

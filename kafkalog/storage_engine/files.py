@@ -264,17 +264,29 @@ class FileLock:
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
         """Hold the lock together with other sharers."""
+        with self._held(fcntl.LOCK_SH):
+            yield
+
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[None]:
+        """Hold the lock alone for a moment; like `shared`, also where nothing can be written."""
+        with self._held(fcntl.LOCK_EX):
+            yield
+
+    @contextlib.contextmanager
+    def _held(self, operation: int) -> Iterator[None]:
         with _descriptor(self.path, writable=False) as fd:
             if fd is not None:
-                _flock(fd, fcntl.LOCK_SH, self.path)
+                _flock(fd, operation, self.path)
             yield
 
 
 class SegmentsLock:
     """The lock of one partition's set of files: shared to list and open, exclusive to change it.
 
-    Everyone passes the turnstile, and a writer keeps it while it waits: readers that come later
-    queue behind the writer, so a stream of readers cannot starve it.
+    Everyone passes the turnstile, one by one, and a writer keeps it while it waits: readers that
+    come later queue behind the writer, so a stream of readers cannot starve it. (Readers that held
+    the turnstile together could: it would never be free.)
     """
 
     def __init__(self, directory: Path) -> None:
@@ -291,7 +303,7 @@ class SegmentsLock:
     def shared(self) -> Iterator[None]:
         """Hold the set of files together with other readers."""
         with contextlib.ExitStack() as held:
-            with self._turnstile.shared():
+            with self._turnstile.passing():
                 held.enter_context(self._lock.shared())
             yield
 

@@ -256,8 +256,7 @@ class Journal:
             content["unsynced"] = True
         record = _record(number, content)
         if known.end + len(record) > self.path.stat().st_size:
-            self.rewrite()  # the caller has synced all data: see `is_full`
-            known = self._settled
+            known = self.rewrite()  # the caller has synced all data: see `is_full`
         end = known.end + len(record)
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -286,7 +285,7 @@ class Journal:
         size = len(_record(known.state.number + 1, {**change, "unsynced": True}))
         return known.end + size > self.path.stat().st_size
 
-    def rewrite(self) -> None:
+    def rewrite(self) -> _Replay:
         """Replace the file by one snapshot record, forgetting writers that are long silent."""
         known = self._settled
         assert known is not None, "settle first"
@@ -295,7 +294,8 @@ class Journal:
         kept = {name: entry for name, entry in state.writers.items() if entry.time_ms >= horizon_ms}
         state = State(state.number, state.time_ms, state.topics, kept)
         files.write_atomically(self.path, _image(state, layout.JOURNAL_SIZE))
-        self._settled = self._load()
+        self._settled = replay = self._load()
+        return replay
 
     def _publish(self, fd: int, replay: _Replay) -> _Header:
         synced_end = replay.synced_end

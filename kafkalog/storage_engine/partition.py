@@ -78,7 +78,6 @@ class Appender:
         self._now_ms = now_ms
         self._lock = files.SegmentsLock(directory)
         self._names_changed = False
-        self._closed: list[Path] = []
         if not (directory / layout.CANARY).exists():
             raise LockedByBrokerError(
                 f"{directory}: {layout.CANARY} is missing, so a Kafka broker has loaded this "
@@ -98,8 +97,17 @@ class Appender:
         if self.state.high_watermark in later:
             # It alone may carry the log end, where the tail before it was cleaned away
             # (KAFKA-17076): so it is emptied, and appended to.
+            self._close_recorded()
             self.state = replace(self.state, active_base=self.state.high_watermark, active_size=0)
         return self._open_active()
+
+    def _close_recorded(self) -> None:
+        """Close the recorded active segment: cut, indexed, synced, since nobody cuts it later."""
+        self._active = self._open_active()
+        try:
+            self._finish_active()
+        finally:
+            self._close_active()
 
     def _later_segments(self) -> list[int]:
         """Return the base offsets above the recorded active segment, of any file, ascending."""
@@ -402,10 +410,6 @@ class Appender:
             files.sync_directory(self.directory)
             self._names_changed = False
 
-    def sync_since(self, base_offset: int) -> None:
-        """Sync every segment from `base_offset` on: what relaxed commits have left."""
-        sync_segments(self.directory, base_offset)
-
     def close(self) -> None:
         """Close the files; nothing is undone."""
         self._close_active()
@@ -446,50 +450,3 @@ class Appender:
 
     def _path(self, base_offset: int, suffix: str) -> Path:
         return self.directory / layout.segment_file(base_offset, suffix)
-
-
-def sync_segments(directory: Path, base_offset: int) -> None:
-    """Sync every `.log` of a partition from `base_offset` on, and the directory."""
-    for name in os.listdir(directory):
-        parsed = layout.parse_segment_file(name)
-        if parsed and parsed[1:] == (layout.LOG, "") and parsed[0] >= base_offset:
-            files.sync_path(directory / name)
-    files.sync_directory(directory)
-
-
-def create_partition(directory: Path, topic_id: str) -> None:
-    """Make a partition's directory with an empty segment; the root is synced by the caller.
-
-    A directory of that name that an earlier process left before its topic was recorded is removed
-    first, with the records of the commit it died in; any other that holds records, or was not made
-    by us, is an error.
-    """
-    if directory.exists():
-        _remove_leftover(directory)
-    files.make_directory(directory)
-    files.create(directory / layout.UNRECORDED)
-    files.create(directory / layout.PARTITION_METADATA, checkpoints.partition_metadata(topic_id))
-    files.create(directory / layout.CANARY)
-    for name in (layout.SEGMENTS_LOCK, layout.SEGMENTS_TURNSTILE, layout.CLEANER_LOCK):
-        files.create(directory / name)
-    files.create(directory / layout.LEADER_EPOCH_CHECKPOINT, checkpoints.checkpoint([]))
-    files.create(directory / layout.segment_file(0, layout.LOG))
-    files.sync_directory(directory)
-
-
-def note_recorded(directory: Path) -> None:
-    """Say that the journal names the partition's topic: what it holds is no leftover any more."""
-    with contextlib.suppress(OSError):  # the commit is made; the mark is of use only before it
-        files.remove(directory / layout.UNRECORDED)
-
-
-def _remove_leftover(directory: Path) -> None:
-    logs = [path for path in directory.iterdir() if path.name.endswith(layout.LOG)]
-    is_ours = (directory / layout.CANARY).exists() or not logs
-    is_unrecorded = (directory / layout.UNRECORDED).exists()
-    if not is_ours or (not is_unrecorded and any(path.stat().st_size for path in logs)):
-        raise StorageError(
-            f"{directory}: the directory exists and is not a partition of this log; "
-            "move it away, or choose another topic name"
-        )
-    files.remove_directory(directory)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kafkalog.errors import CommitInDoubtError, InvalidInputError
-from kafkalog.storage_engine import files, layout, partition
+from kafkalog.storage_engine import files, layout, partition, partition_directory
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.state import Change, State, TopicState
@@ -61,7 +61,7 @@ class Transaction:
         topic_id = _new_topic_id()
         for number in range(partitions):
             directory = self._root / layout.partition_directory(name, number)
-            partition.create_partition(directory, topic_id)
+            partition_directory.create_partition(directory, topic_id)
         files.sync_directory(self._root)
         self._change.topic(name, topic_id, partitions, config)
         state = State().apply(1, self._change.record(0)).topics[name]
@@ -120,9 +120,10 @@ class Transaction:
         self._check_lock()
         self.state = self._journal.append(change, sync=sync)
         self.close()
-        for topic in self._created.values():
-            for number in range(len(topic.partitions)):
-                partition.note_recorded(self._root / layout.partition_directory(topic.name, number))
+        for created in self._created.values():
+            for number in range(len(created.partitions)):
+                name = layout.partition_directory(created.name, number)
+                partition_directory.note_recorded(self._root / name)
         self._change = Change()
         self._created.clear()
         return self.state
@@ -145,7 +146,7 @@ class Transaction:
             appender.sync()
         for (topic, number), base_offset in self.state.unsynced.items():
             directory = self._root / layout.partition_directory(topic, number)
-            partition.sync_segments(directory, base_offset)
+            partition_directory.sync_segments(directory, base_offset)
 
     def close(self) -> None:
         """Close the partitions' files; what was not published stays for the next holder to cut."""

@@ -71,8 +71,22 @@ def test_a_stream_from_given_offsets_mixes_them(tmp_path: Path) -> None:
 def test_given_offsets_must_name_all_partitions(tmp_path: Path) -> None:
     append_to(tmp_path, "t", {0: 1, 1: 1})
 
+    reader = stream(tmp_path, startingOffsets='{"t":{"0":1}}')
     with pytest.raises(InvalidInputError, match=r"you must specify all TopicPartitions"):
-        stream(tmp_path, startingOffsets='{"t":{"0":1}}').initialOffset()
+        reader.latestOffset(reader.initialOffset(), ALL)
+
+
+def test_a_first_batch_is_repeated_though_there_are_new_topics(tmp_path: Path) -> None:
+    append_to(tmp_path, "t1", {0: 3})
+    options = {"subscribePattern": "^t", "startingOffsets": '{"t1":{"0":1}}'}
+    reader = stream(tmp_path, **options)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+
+    append_to(tmp_path, "t2", {0: 2})  # the query has crashed, and Spark repeats the batch
+    again = stream(tmp_path, **options)
+
+    assert ranges(again, again.initialOffset(), end) == [("t1-0", 1, 3)]
+    assert ranges(again, end, again.latestOffset(end, ALL)) == [("t2-0", 0, 2)]
 
 
 def test_an_idle_stream_answers_with_equal_text(tmp_path: Path) -> None:

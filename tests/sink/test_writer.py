@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +17,15 @@ from pyspark import TaskContext
 from pyspark.sql import types as spark_types
 from pyspark.sql.types import StructType
 
-from kafkalog.errors import CommitConflictError, InvalidInputError, UnknownTopicError
+from kafkalog.errors import (
+    CommitConflictError,
+    InvalidInputError,
+    LockedByBrokerError,
+    UnknownTopicError,
+)
 from kafkalog.sink import writer as sink_writer
 from kafkalog.sink.writer import SinkMessage, batch_writer, stream_writer
+from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
 
 QUERY = "11111111-2222-3333-4444-555555555555"
@@ -54,6 +62,23 @@ def task(partition: int = 0, query: str | None = None, batch_id: int = 0) -> Ite
         yield
     finally:
         TaskContext._taskContext = None
+
+
+@contextmanager
+def broker_running_on(root: Path) -> Iterator[None]:
+    """Hold the root's lock as a broker does: in another process, exclusively."""
+    code = (
+        "import fcntl, sys; lock = open(sys.argv[1], 'r+'); fcntl.lockf(lock, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(root / layout.ROOT_LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as broker:
+        assert broker.stdout is not None
+        assert broker.stdout.readline() == b"held\n"
+        try:
+            yield
+        finally:
+            broker.terminate()
 
 
 class Sink:
@@ -152,6 +177,20 @@ def test_an_abort_after_the_commit_undoes_nothing(sink: Sink) -> None:
     sink.stream().commit(messages, 0)
     sink.stream().abort(messages, 0)
     assert sink.values() == [b"1"]
+
+
+def test_an_abort_that_fails_does_not_hide_why_spark_aborts(
+    sink: Sink, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [sink.stage(0, ("a", "1"))]
+    writer = sink.stream()
+    with broker_running_on(sink.root):
+        with pytest.raises(LockedByBrokerError, match="stop the broker"):
+            writer.commit(messages, 0)
+        writer.abort(messages, 0)
+    (record,) = (r for r in caplog.records if r.levelno == logging.WARNING)
+    assert "stop the broker" in record.getMessage()
+    assert len(sink.staged()) == 1
 
 
 def test_an_abort_removes_what_failed_attempts_have_staged(sink: Sink) -> None:

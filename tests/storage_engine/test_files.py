@@ -119,6 +119,21 @@ def test_an_exclusive_lock_waits_for_sharers_of_other_descriptors(tmp_path: Path
         assert not is_free
 
 
+def test_readers_pass_the_turnstile_one_by_one(tmp_path: Path) -> None:
+    entered = threading.Event()
+
+    def read() -> None:
+        with files.SegmentsLock(tmp_path).shared():
+            entered.set()
+
+    reader = threading.Thread(target=read)
+    with files.FileLock(tmp_path / layout.SEGMENTS_TURNSTILE).shared():  # as a reader before it
+        reader.start()
+        assert not entered.wait(0.2)
+    reader.join()
+    assert entered.is_set()
+
+
 def test_a_stream_of_readers_does_not_starve_a_writer(tmp_path: Path) -> None:
     stop_reading = threading.Event()
 

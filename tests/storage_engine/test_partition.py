@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import struct
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine import layout
+from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.engine import Engine
 
 NOW_MS = 1_700_000_000_000
@@ -147,6 +148,38 @@ def test_the_cut_removes_bytes_that_were_never_committed(tmp_path: Path) -> None
     path.write_bytes(path.read_bytes() + b"uncommitted")
     assert sum(b.num_rows for b in engine.read("t", 0)) == 1
     append(engine)
+    assert sum(b.num_rows for b in engine.read("t", 0)) == 2
+
+
+def test_the_segment_that_a_failed_sync_closes_is_cut_and_synced_before_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = topic(tmp_path)
+    append(engine)
+    path = tmp_path / "t-0" / layout.segment_file(0, layout.LOG)
+    written = b""
+
+    def fail(fd: int) -> None:
+        nonlocal written
+        written = path.read_bytes()
+        raise OSError(errno.EIO, "lost")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="lost"):
+        patch.setattr(files, "sync_file", fail)
+        append(engine)
+    path.write_bytes(written)  # the cut was not synced: a power cut has undone it
+    synced: list[str] = []
+    sync = files.sync_file
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        sync(fd)
+
+    monkeypatch.setattr(files, "sync_file", note)
+    append(engine, at_ms=NOW_MS + 1)
+    assert str(path) in synced
+    assert bases(engine) == [0, 1]
+    assert time_entries(engine) == [(NOW_MS, 0)]
     assert sum(b.num_rows for b in engine.read("t", 0)) == 2
 
 

@@ -1,0 +1,57 @@
+"""A partition's directory as a whole: made with its first segment, synced segment by segment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine import checkpoints, files, layout
+
+
+def sync_segments(directory: Path, base_offset: int) -> None:
+    """Sync every `.log` of a partition from `base_offset` on, and the directory."""
+    for name in os.listdir(directory):
+        parsed = layout.parse_segment_file(name)
+        if parsed and parsed[1:] == (layout.LOG, "") and parsed[0] >= base_offset:
+            files.sync_path(directory / name)
+    files.sync_directory(directory)
+
+
+def create_partition(directory: Path, topic_id: str) -> None:
+    """Make a partition's directory with an empty segment; the root is synced by the caller.
+
+    A directory of that name that an earlier process left before its topic was recorded is removed
+    first, with the records of the commit it died in; any other that holds records, or was not made
+    by us, is an error.
+    """
+    if directory.exists():
+        _remove_leftover(directory)
+    files.make_directory(directory)
+    files.create(directory / layout.UNRECORDED)
+    files.create(directory / layout.PARTITION_METADATA, checkpoints.partition_metadata(topic_id))
+    files.create(directory / layout.CANARY)
+    for name in (layout.SEGMENTS_LOCK, layout.SEGMENTS_TURNSTILE, layout.CLEANER_LOCK):
+        files.create(directory / name)
+    files.create(directory / layout.LEADER_EPOCH_CHECKPOINT, checkpoints.checkpoint([]))
+    files.create(directory / layout.segment_file(0, layout.LOG))
+    files.sync_directory(directory)
+
+
+def note_recorded(directory: Path) -> None:
+    """Say that the journal names the partition's topic, so that what it holds is no leftover."""
+    with contextlib.suppress(OSError):  # the commit is made; the mark is of use only before it
+        files.remove(directory / layout.UNRECORDED)
+
+
+def _remove_leftover(directory: Path) -> None:
+    logs = [path for path in directory.iterdir() if path.name.endswith(layout.LOG)]
+    is_ours = (directory / layout.CANARY).exists() or not logs
+    is_unrecorded = (directory / layout.UNRECORDED).exists()
+    if not is_ours or (not is_unrecorded and any(path.stat().st_size for path in logs)):
+        raise StorageError(
+            f"{directory}: the directory exists and is not a partition of this log; "
+            "move it away, or choose another topic name"
+        )
+    files.remove_directory(directory)

@@ -50,6 +50,8 @@ class UnknownTopicError(InvalidInputError):
 class CorruptLogError(KafkaLogError):
     """Bytes on disk are not what the format demands."""
 
+    advice = "the file is damaged: restore it from a copy"
+
     def __init__(self, path: Path | str, position: int, expected: object, found: object) -> None:
         super().__init__(path, position, expected, found)
         self.path = str(path)
@@ -58,7 +60,10 @@ class CorruptLogError(KafkaLogError):
         self.found = found
 
     def __str__(self) -> str:
-        return f"{self.path}: at byte {self.position}: expected {self.expected}, found {self.found}"
+        return (
+            f"{self.path}: at byte {self.position}: expected {self.expected}, "
+            f"found {self.found}; {self.advice}"
+        )
 
 
 class CorruptBatchError(CorruptLogError):

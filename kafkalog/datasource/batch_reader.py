@@ -56,7 +56,7 @@ class KafkaLogBatchReader(DataSourceReader):
         start = self.starting_offsets.offsets(assigned, option="startingOffsets")
         end = self.ending_offsets.offsets(assigned, option="endingOffsets")
         planned = [OffsetRange(partition, start[partition], end[partition]) for partition in start]
-        resolved = [_resolve(piece, state) for piece in planned]
+        resolved = [_resolve(piece, state, self.options) for piece in planned]
         for piece in resolved:
             if piece.start > piece.end:
                 raise InvalidInputError(
@@ -80,14 +80,14 @@ def _refuse(offsets: StartOrEnd, refused: int, all_: str, one: str, name: str) -
             raise InvalidInputError(f"{one} for {place} can't be {name} for batch queries on Kafka")
 
 
-def _resolve(piece: OffsetRange, state: State) -> OffsetRange:
+def _resolve(piece: OffsetRange, state: State, options: SourceOptions) -> OffsetRange:
     """Return a planned range with -2 and -1 looked up."""
     topic, number = piece.partition
     held = state.topic(topic).partitions[number]
     return OffsetRange(
         piece.partition,
         held.log_start_offset if piece.start == EARLIEST else piece.start,
-        held.high_watermark if piece.end == LATEST else piece.end,
+        options.latest_offset(held) if piece.end == LATEST else piece.end,
     )
 
 

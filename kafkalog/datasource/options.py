@@ -13,12 +13,14 @@ from kafkalog.datasource.subscription import STRATEGIES, Subscription
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.address import log_directory
 from kafkalog.storage_engine.layout import INT64_MAX
+from kafkalog.storage_engine.state import PartitionState
 
 __all__ = ["SourceOptions"]
 
 _CHANGELOG: Final = "changelog"
 _LATEST_VIEW: Final = "latest"
-_ISOLATION_LEVELS: Final = ("read_committed", "read_uncommitted")
+_READ_COMMITTED: Final = "read_committed"
+_ISOLATION_LEVELS: Final = (_READ_COMMITTED, "read_uncommitted")
 _INTEGER: Final = re.compile(r"^[+-]?[0-9]{1,19}$")
 
 
@@ -27,7 +29,6 @@ class SourceOptions:
     """What the options of a read say; plain data, sent to the tasks.
 
     An offset option that was not given is None: its default differs between batch and streaming.
-    Both isolation levels see the same records as long as nothing writes transactions.
     """
 
     directory: str
@@ -41,6 +42,15 @@ class SourceOptions:
     isolation_level: str
     latest_view: bool
     ignored: tuple[str, ...]
+
+    @property
+    def read_committed(self) -> bool:
+        """Whether records of open and of aborted transactions are left out."""
+        return self.isolation_level == _READ_COMMITTED
+
+    def latest_offset(self, held: PartitionState) -> int:
+        """Return where reading a partition ends by this isolation level, as -1 means it."""
+        return held.last_stable_offset if self.read_committed else held.high_watermark
 
     @staticmethod
     def are_reading(options: Mapping[str, str]) -> bool:

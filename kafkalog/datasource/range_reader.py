@@ -76,7 +76,12 @@ class RangeReader:
     def _records(self, view: LogView, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         start, end = self._available(view.state, wanted)
         if start < end:
-            yield from view.read(start, end, schema=arrow_schema(self.columns))
+            yield from view.read(
+                start,
+                end,
+                schema=arrow_schema(self.columns),
+                read_committed=self.options.read_committed,
+            )
 
     def _latest(self, view: LogView, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         from kafkalog.cleaner.survivors import latest
@@ -93,7 +98,7 @@ class RangeReader:
         """
         first, last = state.log_start_offset, state.high_watermark
         start = first if wanted.start == EARLIEST else wanted.start
-        end = last if wanted.end == LATEST else wanted.end
+        end = self.options.latest_offset(state) if wanted.end == LATEST else wanted.end
         if wanted.size == 0 or first <= start <= end <= last:
             return start, end
         report_data_loss(

@@ -187,7 +187,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 _LOGGER.warning("going on without missing topics: %s", ", ".join(missing))
                 subscription = subscription.without(missing)
             self._ends = {
-                TopicPartition(topic, number): state.topic(topic).partitions[number].high_watermark
+                TopicPartition(topic, number): options.latest_offset(
+                    state.topic(topic).partitions[number]
+                )
                 for topic, number in subscription.partitions(state)
             }
             self._state = state

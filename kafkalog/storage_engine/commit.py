@@ -17,9 +17,10 @@ from crc32c import crc32c
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
 from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.journal import WRITER_RETENTION_MS
 from kafkalog.storage_engine.staging import NewTopic, Run, StagedMessage
-from kafkalog.storage_engine.state import State, WriterState
+from kafkalog.storage_engine.state import State, TopicState, WriterState
 from kafkalog.storage_engine.transaction import Transaction
 
 _logger = logging.getLogger(__name__)
@@ -107,12 +108,18 @@ def append_staged(
     for message in ordered:
         for run in message.runs:
             appender = transaction.appender(run.topic, run.partition, now_ms)
-            starts.setdefault((run.topic, run.partition), appender.state.high_watermark)
+            before = appender.state.high_watermark
+            starts.setdefault((run.topic, run.partition), before)
             if run.is_segment:
                 name = message.files[run.file].name
                 appender.adopt(root / name.removesuffix(layout.STAGED))
             else:
                 appender.append(_read_run(root, message, run))
+            if appender.state.high_watermark - before != run.rows:
+                raise StorageError(
+                    f"{run.topic}-{run.partition}: a task announced {run.rows} rows, its batches "
+                    f"hold {appender.state.high_watermark - before}; run the batch again"
+                )
     return {
         key: (start, transaction.appender(*key, now_ms).state.high_watermark)
         for key, start in starts.items()
@@ -154,6 +161,7 @@ def _match_topics(
                     f"topic {name!r} was deleted or created anew while the batch was written: "
                     f"the task saw id {topic_id}; run the batch again"
                 )
+            _refuse_keyless(known, message)
             continue
         new = create.get(name) or create.get("*")
         if new is None:
@@ -164,11 +172,21 @@ def _match_topics(
                     f"topic {name!r} was created meanwhile with {len(known.partitions)} "
                     f"partitions, the task expected {new.partitions}; run the batch again"
                 )
+            _refuse_keyless(known, message)
             continue
         try:
             transaction.topic(name)
         except InvalidInputError:
             transaction.create_topic(name, new.partitions, new.config)
+
+
+def _refuse_keyless(topic: TopicState, message: StagedMessage) -> None:
+    """Keep out rows without a key, should the topic have become a compacted one since."""
+    if topic.name in message.keyless and TopicConfig.parse(topic.config).is_compacted:
+        raise InvalidInputError(
+            f"topic {topic.name!r} has become compacted while the batch was written, and rows have "
+            "a null key, which the cleaner would delete; give every row a key"
+        )
 
 
 def _read_run(root: Path, message: StagedMessage, run: Run) -> bytearray:

@@ -67,10 +67,15 @@ class Engine:
                 self._settle_if_free()
 
     def _create(self) -> None:
-        missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
-        self.root.mkdir(parents=True, exist_ok=True)
-        for path in missing:
-            files.sync_directory(path.parent)
+        try:
+            missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
+            self.root.mkdir(parents=True, exist_ok=True)
+            for path in missing:
+                files.sync_directory(path.parent)
+        except OSError as fault:
+            raise StorageError(
+                f"{self.root}: the log's directory cannot be created: {fault.strerror}"
+            ) from fault
         foreign = [
             entry.name
             for entry in self.root.iterdir()
@@ -211,9 +216,7 @@ class Engine:
             if writer is not None:
                 transaction.record_writer(writer.name, writer.batch_id, rows, now_ms)
             transaction.publish(now_ms, rows=rows)
-        commit.remove_staged(self.root, staged)
-        if writer is not None:
-            self._remove_abandoned(writer)
+        self._remove_done(staged, writer, set(map(self._directory, offsets)))
         return CommitResult(skipped=False, rows=rows, offsets=offsets)
 
     def _is_older(self, transaction: Transaction, writer: Writer) -> bool:
@@ -250,15 +253,30 @@ class Engine:
                     files.remove(path)
             return True
 
-    def _remove_abandoned(self, writer: Writer) -> None:
-        """Remove what failed attempts of this batch, and of earlier ones, have left in the root."""
-        prefix = layout.staged_prefix(writer_slug(writer.id, writer.target))
-        for name in os.listdir(self.root):
-            if not name.startswith(prefix):
-                continue
-            batch_id = name.removeprefix(prefix).split("-")[0]
-            if batch_id.isdigit() and int(batch_id) <= writer.batch_id:
-                files.remove(self.root / name)
+    def _directory(self, partition: tuple[str, int]) -> Path:
+        return self.partition_directory(*partition)
+
+    def _remove_done(
+        self, staged: Sequence[StagedMessage], writer: Writer | None, directories: set[Path]
+    ) -> None:
+        """After a commit: remove its staged files, and what failed attempts of its writer left.
+
+        The commit is made, so a failure here must not look like one of the commit.
+        """
+        try:
+            commit.remove_staged(self.root, staged)
+            if writer is None:
+                return
+            prefix = layout.staged_prefix(writer_slug(writer.id, writer.target))
+            for directory in {self.root, *directories}:
+                for name in os.listdir(directory):
+                    if not name.startswith(prefix):
+                        continue
+                    batch_id = name.removeprefix(prefix).split("-")[0]
+                    if batch_id.isdigit() and int(batch_id) <= writer.batch_id:
+                        files.remove(directory / name)
+        except OSError as fault:
+            _logger.warning("%s: staged files were not removed: %s", self.root, fault)
 
     def sweep_staged(self, *, now_ms: int) -> int:
         """Remove staged files so old that no living query can name them; returns how many."""
@@ -278,8 +296,14 @@ class Engine:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def view(self, topic: str, partition: int, *, whole: bool = False) -> LogView:
-        """Open a partition at this moment; close the view after use."""
+    def view(
+        self, topic: str, partition: int, *, whole: bool = False, start: int | None = None
+    ) -> LogView:
+        """Open a partition at this moment; close the view after use.
+
+        `whole` opens all segments, for whoever needs one moment of the whole partition; `start` is
+        the offset where reading will begin, if it is known.
+        """
         from kafkalog.storage_engine.log_view import open_view
 
         count = len(self.describe(topic).partitions)
@@ -292,7 +316,7 @@ class Engine:
             return self.describe(topic).partitions[partition]
 
         directory = self.partition_directory(topic, partition)
-        return open_view(directory, topic, partition, load_state, whole=whole)
+        return open_view(directory, topic, partition, load_state, whole=whole, start=start)
 
     def read(
         self,
@@ -320,7 +344,7 @@ class Engine:
                     f"unknown column {unknown[0]!r}; known: {', '.join(schema.names)}"
                 )
             schema = pa.schema([schema.field(name) for name in columns])
-        with self.view(topic, partition) as view:
+        with self.view(topic, partition, start=start) as view:
             first = view.state.log_start_offset if start is None else start
             last = view.state.high_watermark if end is None else end
             yield from view.read(first, last, schema=schema)

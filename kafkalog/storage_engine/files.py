@@ -139,9 +139,9 @@ def create(path: Path, data: Buffer = b"") -> None:
         os.close(fd)
 
 
-def write_atomically(path: Path, data: Buffer) -> None:
+def write_atomically(path: Path, data: Buffer, *, temporary_name: str = "") -> None:
     """Put a whole file in place: temporary file, sync, rename, sync of the directory."""
-    temporary = path.with_name(path.name + layout.TEMPORARY)
+    temporary = path.with_name(temporary_name or path.name + layout.TEMPORARY)
     create(temporary, data)
     rename(temporary, path)
     sync_directory(path.parent)

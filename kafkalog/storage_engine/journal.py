@@ -48,6 +48,8 @@ class _Header:
     generation: bytes
     published_end: int
     synced_end: int
+    is_other_boot: bool
+    """The numbers were written in another boot: of this host, or of another one."""
     outlived: bool
     """This host has been booted anew since the numbers were written."""
 
@@ -114,7 +116,7 @@ class Journal:
             header = self._read_header(fd)
             replay = self._read(fd, header)
             return (
-                not header.outlived
+                not header.is_other_boot
                 and self._next_record(fd, replay.end, replay.state.number) is None
             )
         finally:
@@ -142,8 +144,9 @@ class Journal:
                 published, synced, host, boot = layout.JOURNAL_PUBLISHED.unpack_from(
                     block, position
                 )
-                outlived = host == _digest(files.host_id()) and boot != _digest(files.boot_id())
-                return _Header(generation, published, synced, outlived)
+                is_other_boot = boot != _digest(files.boot_id())
+                outlived = is_other_boot and host == _digest(files.host_id())
+                return _Header(generation, published, synced, is_other_boot, outlived)
             time.sleep(_READ_PAUSE_S)  # met a writer half way through its 36 bytes
         raise CorruptJournalError(
             self.path,
@@ -207,13 +210,17 @@ class Journal:
     @classmethod
     def create(cls, path: Path) -> None:
         """Put an empty journal in place; the caller holds the commit lock."""
-        files.write_atomically(path, _image(State(), layout.JOURNAL_SIZE))
+        image = _image(State(), layout.JOURNAL_SIZE)
+        files.write_atomically(path, image, temporary_name=layout.COMMIT_TEMPORARY)
 
     def settle(self) -> State:
         """Count what a dead process left, make it durable, publish it, and return the state."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             header = self._read_header(fd)
+            # Only one host writes, so to a writer another boot is a later one, whatever the host is
+            # called by now (containers change their names).
+            header = dataclasses.replace(header, outlived=header.is_other_boot)
             before = self._settled
             if before is None or before.header.generation != header.generation:
                 # Whoever put this file in place may have died before its name was durable.
@@ -293,14 +300,17 @@ class Journal:
         horizon_ms = state.time_ms - WRITER_RETENTION_MS
         kept = {name: entry for name, entry in state.writers.items() if entry.time_ms >= horizon_ms}
         state = State(state.number, state.time_ms, state.topics, kept)
-        files.write_atomically(self.path, _image(state, layout.JOURNAL_SIZE))
+        image = _image(state, layout.JOURNAL_SIZE)
+        files.write_atomically(self.path, image, temporary_name=layout.COMMIT_TEMPORARY)
         self._settled = replay = self._load()
         return replay
 
     def _publish(self, fd: int, replay: _Replay) -> _Header:
         synced_end = replay.synced_end
         files.write_at(fd, _published(replay.end, synced_end), layout.JOURNAL_PUBLISHED_POSITION)
-        return _Header(replay.header.generation, replay.end, synced_end, outlived=False)
+        return _Header(
+            replay.header.generation, replay.end, synced_end, is_other_boot=False, outlived=False
+        )
 
     def _erase(self, fd: int, position: int) -> None:
         """Zero what follows, so that no record of a lost future fits behind a new one."""

@@ -96,7 +96,14 @@ TIME_INDEX_ENTRY: Final = struct.Struct(
     ">q"  # timestamp: the largest in the segment up to that batch
     "i"  # relative_offset: last offset of the batch that carries it
 )
-assert (OFFSET_INDEX_ENTRY.size, TIME_INDEX_ENTRY.size) == (8, 12)
+TRANSACTION_INDEX_ENTRY: Final = struct.Struct(
+    ">h"  # version: 0
+    "q"  # producer_id
+    "q"  # first_offset: of the aborted transaction
+    "q"  # last_offset: of its ABORT marker
+    "q"  # last_stable_offset: after it was aborted
+)
+assert (OFFSET_INDEX_ENTRY.size, TIME_INDEX_ENTRY.size, TRANSACTION_INDEX_ENTRY.size) == (8, 12, 34)
 
 # --- file names: LogFileUtils, UnifiedLog --------------------------------------------------------
 LOG: Final = ".log"
@@ -121,6 +128,7 @@ ROOT_LOCK: Final = ".lock"
 
 # --- ours: names that no Kafka broker parses or deletes, but for the canary ----------------------
 COMMIT: Final = "commit"
+COMMIT_TEMPORARY: Final = "kl-commit.tmp"
 COMMIT_LOCK: Final = "kl-commit.lock"
 CLEANER_LOCK: Final = "kl-cleaner.lock"
 UNCLEANABLE: Final = "kl-uncleanable"

@@ -36,6 +36,11 @@ from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.open_segment import Chunk, OpenSegment
 from kafkalog.storage_engine.segments import SegmentFiles, file_names, list_segments
 from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.transaction_index import (
+    AbortedTransaction,
+    aborted_transactions,
+    is_aborted,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,6 +149,8 @@ class LogView:
         self.partition = partition
         self.state = state
         self.segments = _committed(directory, segments, state)
+        # Now, and of all segments: a cleaning that comes later drops the entries with their data.
+        self._aborted = aborted_transactions(s.transaction_index for s in self.segments)
         self._load_state = load_state
         self._window = _Window(
             state,
@@ -171,11 +178,15 @@ class LogView:
         """Close all files."""
         self._window.close()
 
-    def read(self, start: int, end: int, *, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, start: int, end: int, *, schema: pa.Schema, read_committed: bool = True
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the data records with start <= offset < end, in order, as columns of `schema`.
 
-        A batch holds about a chunk (1 MiB of the file, less when compressed), or one record batch
-        where that alone is larger; none is empty. Control batches never surface. Raises
+        With `read_committed` records of aborted transactions are left out; whoever reads past the
+        last stable offset gets those of open ones. A batch holds about a chunk (1 MiB of the file,
+        less when compressed), or one record batch where that alone is larger; none is empty.
+        Control batches never surface. Raises
         OffsetOutOfRangeError outside [log start, high watermark], CorruptBatchError and
         StorageError.
         """
@@ -186,13 +197,15 @@ class LogView:
             raise InvalidInputError(
                 f"{self.topic}-{self.partition}: the range [{start}, {end}) ends before it starts"
             )
-        return self._read(start, end, schema)
+        return self._read(start, end, schema, self._aborted if read_committed else [])
 
-    def _read(self, start: int, end: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _read(
+        self, start: int, end: int, schema: pa.Schema, aborted: list[AbortedTransaction]
+    ) -> Iterator[pa.RecordBatch]:
         from kafkalog.storage_engine import records
 
         for chunk in self.chunks(start, end):
-            for selection in _decodable_runs(chunk.table):
+            for selection in _decodable_runs(chunk.table, aborted):
                 batch = records.decode(
                     chunk.buffer,
                     chunk.table,
@@ -348,11 +361,15 @@ def _open_moment(
     )
 
 
-def _decodable_runs(table: BatchTable) -> Iterator[npt.NDArray[np.int64] | None]:
+def _decodable_runs(
+    table: BatchTable, aborted: list[AbortedTransaction]
+) -> Iterator[npt.NDArray[np.int64] | None]:
     """Yield the data batches to decode at once; None for all of the table."""
     import numpy as np
 
     is_data = (table.attributes & layout.CONTROL_BIT) == 0
+    if aborted:
+        is_data &= ~is_aborted(table, aborted)
     wanted = np.flatnonzero(is_data & (table.counts != 0))
     if not len(wanted):
         return

@@ -15,7 +15,8 @@ def sync_segments(directory: Path, base_offset: int) -> None:
     for name in os.listdir(directory):
         parsed = layout.parse_segment_file(name)
         if parsed and parsed[1:] == (layout.LOG, "") and parsed[0] >= base_offset:
-            files.sync_path(directory / name)
+            with contextlib.suppress(FileNotFoundError):  # a cleaner replaced it, by synced files
+                files.sync_path(directory / name)
     files.sync_directory(directory)
 
 

@@ -12,17 +12,15 @@ indexes beside it, and the commit renames it into place.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.staged_file import PendingRun, StagedFile, StagedFileWriter
 from kafkalog.storage_engine.state import State
 
 if TYPE_CHECKING:
@@ -38,6 +36,8 @@ _PENDING_SIZE = 128 << 20
 """Bytes of finished batches that a task keeps in memory."""
 SEGMENT_RUN_SIZE = 64 << 20
 """A run of so many bytes becomes a segment, where `segment.bytes` allows one so large."""
+LARGE_BATCH_SIZE = 256 << 10
+"""Bytes that fill a batch of a run on its way to that size: fewer batches are fewer to stamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,6 @@ class NewTopic:
 
     partitions: int
     config: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """A file the commit verifies: its name below the root, its size, its CRC-32C."""
-
-    name: str
-    size: int
-    crc: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +73,8 @@ class StagedMessage:
     files: tuple[StagedFile, ...] = ()
     runs: tuple[Run, ...] = ()
     rows: int = 0
+    keyless: frozenset[str] = frozenset()
+    """Topics that got rows with a null key."""
     data: bytes = b""
 
 
@@ -122,9 +115,9 @@ class StagedWriter:
         self._gathered: dict[str, list[pa.RecordBatch]] = {}
         self._gathered_size = 0
         self._spark_partition = spark_partition
-        self._shared: _StagedFileWriter | None = None
-        self._large: dict[tuple[str, int], _StagedFileWriter] = {}
-        self._files: list[_StagedFileWriter] = []
+        self._shared: StagedFileWriter | None = None
+        self._large: dict[tuple[str, int], StagedFileWriter] = {}
+        self._files: list[StagedFileWriter] = []
         self._runs: list[Run] = []
         self._rows = 0
 
@@ -159,6 +152,7 @@ class StagedWriter:
             staged,
             tuple(self._runs),
             self._rows,
+            frozenset(name for name, topic in self._topics.items() if topic.keyless),
             bytes(data),
         )
 
@@ -233,6 +227,7 @@ class StagedWriter:
         """Move a pending run to a file that becomes a segment; a full one has a successor."""
         topic = self._topics[name]
         run = topic.pending[partition]
+        run.is_segment = True
         writer = self._large.get((name, partition))
         position = 0
         while position < len(run.positions):
@@ -255,25 +250,11 @@ class StagedWriter:
                 writer = None
         run.clear()
 
-    def _open(self, name: Path) -> _StagedFileWriter:
+    def _open(self, name: Path) -> StagedFileWriter:
         assert self._root is not None
-        writer = _StagedFileWriter(self._root, name)
+        writer = StagedFileWriter(self._root, name)
         self._files.append(writer)
         return writer
-
-
-class _Pending:
-    """Finished batches of one log partition, not yet written; base offsets count from 0."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.data = bytearray()
-        self.positions: list[int] = []
-        self.counts: list[int] = []
-        self.timestamps: list[int] = []
-        self.rows = 0
 
 
 class _Topic:
@@ -286,8 +267,8 @@ class _Topic:
         self.topic_id = topic_id
         self.partition_count = partitions
         self.config = config
-        self.pending: dict[int, _Pending] = {}
-        self._keyless = 0
+        self.pending: dict[int, PendingRun] = {}
+        self.keyless = 0
         named = config.compression_type
         if named == "producer":
             named = codec or "none"
@@ -323,19 +304,23 @@ class _Topic:
             layout.CODEC_ZSTD: config.compression_zstd_level,
         }.get(self._codec)
         for index, partition in enumerate(numbers):
-            encoded = records.encode(
-                columns.get("key"),
-                columns["value"],
-                columns.get("headers"),
-                timestamps,
-                order[starts[index] : starts[index + 1]].astype(np.int64),
-                batch_size=batch_size,
-                codec=self._codec,
-                level=level,
-                timestamp_type=type_,
-                max_message_bytes=config.max_message_bytes,
-            )
-            run = self.pending.setdefault(partition, _Pending())
+            run = self.pending.setdefault(partition, PendingRun())
+            is_large = run.is_segment or len(run.data) >= SEGMENT_RUN_SIZE // 4
+            try:
+                encoded = records.encode(
+                    columns.get("key"),
+                    columns["value"],
+                    columns.get("headers"),
+                    timestamps,
+                    order[starts[index] : starts[index + 1]].astype(np.int64),
+                    batch_size=max(batch_size, LARGE_BATCH_SIZE) if is_large else batch_size,
+                    codec=self._codec,
+                    level=level,
+                    timestamp_type=type_,
+                    max_message_bytes=config.max_message_bytes,
+                )
+            except InvalidInputError as fault:
+                raise InvalidInputError(f"topic {self.name!r}: {fault}") from None
             data = encoded.data
             if run.rows:
                 for position, count_before in zip(
@@ -371,10 +356,10 @@ class _Topic:
             chosen = records.murmur2_partitions(key, self.partition_count)
         keyless = np.flatnonzero(chosen < 0)
         if len(keyless):
-            spread = (self._keyless + np.arange(len(keyless))) % self.partition_count
+            spread = (self.keyless + np.arange(len(keyless))) % self.partition_count
             chosen = chosen.copy()
             chosen[keyless] = spread
-            self._keyless += len(keyless)
+            self.keyless += len(keyless)
         given = columns.get("partition")
         if given is not None and given.null_count < row_count:
             wanted = pc.fill_null(given, -1).to_numpy(zero_copy_only=False)
@@ -408,90 +393,9 @@ def _timestamps(column: pa.Array | None, row_count: int, now_ms: int) -> npt.NDA
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
     filled: npt.NDArray[np.int64] = pc.fill_null(column, now_ms).to_numpy(zero_copy_only=False)
+    if len(filled) and filled.min() < 0:
+        raise InvalidInputError(
+            f"column timestamp: {int(filled.min())} ms is before 1970; Kafka's records have none "
+            "such: expected null (for now) or a later time"
+        )
     return filled.astype(np.int64)
-
-
-class _StagedFileWriter:
-    """Writes one staged file; a segment's has its indexes written beside it."""
-
-    def __init__(self, root: Path, name: Path) -> None:
-        self._root = root
-        self._stem = name
-        self._path = root / name.with_name(name.name + layout.STAGED)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        self.size = 0
-        self._crc = 0
-        self._config: TopicConfig | None = None
-        self._index = bytearray()
-        self._time_index = bytearray()
-        self._offset = 0
-        self._indexed_position = 0
-        self._largest = (layout.NO_TIMESTAMP, 0)
-        self._time_indexed = layout.NO_TIMESTAMP
-
-    def append(self, data: bytearray) -> int:
-        position = self.size
-        files.write_at(self._fd, data, position)
-        self._crc = crc32c(data, self._crc)
-        self.size += len(data)
-        return position
-
-    def begin_segment(self, config: TopicConfig) -> None:
-        self._config = config
-
-    def append_batches(self, run: _Pending, first: int) -> tuple[int, int]:
-        """Append batches of a run until the segment is full; return the next one, and the rows."""
-        assert self._config is not None
-        last, rows = first, 0
-        ends = [*run.positions[1:], len(run.data)]
-        size = self.size
-        while last < len(run.positions):
-            batch_size = ends[last] - run.positions[last]
-            if size and size + batch_size > self._config.segment_bytes:
-                break
-            layout.STAMP_OFFSET.pack_into(run.data, run.positions[last], self._offset)
-            self._offset += run.counts[last]
-            self._index_batch(size, run.timestamps[last])
-            size += batch_size
-            rows += run.counts[last]
-            last += 1
-        if last > first:
-            self.append(run.data[run.positions[first] : ends[last - 1]])
-        return last, rows
-
-    def _index_batch(self, position: int, timestamp: int) -> None:
-        assert self._config is not None
-        if timestamp > self._largest[0]:
-            self._largest = timestamp, self._offset - 1
-        if position - self._indexed_position > self._config.index_interval_bytes:
-            self._index += layout.OFFSET_INDEX_ENTRY.pack(self._offset - 1, position)
-            self._indexed_position = position
-            self._index_time()
-
-    def _index_time(self) -> None:
-        if self._largest[0] > self._time_indexed:
-            self._time_index += layout.TIME_INDEX_ENTRY.pack(*self._largest)
-            self._time_indexed = self._largest[0]
-
-    def finish(self) -> StagedFile:
-        if self._config is not None:
-            self._index_time()
-            for suffix, data in (
-                (layout.STAGED_INDEX, self._index),
-                (layout.STAGED_TIME_INDEX, self._time_index),
-            ):
-                files.create(self._beside(suffix), data)
-        files.sync_file(self._fd)
-        os.close(self._fd)
-        self._fd = -1
-        return StagedFile(str(self._path.relative_to(self._root)), self.size, self._crc)
-
-    def discard(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        for suffix in (layout.STAGED, layout.STAGED_INDEX, layout.STAGED_TIME_INDEX):
-            files.remove(self._beside(suffix))
-
-    def _beside(self, suffix: str) -> Path:
-        return self._root / self._stem.with_name(self._stem.name + suffix)

@@ -22,6 +22,8 @@ from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.state import Change, State, TopicState
 
 _logger = logging.getLogger(__name__)
+PARTITIONS_MAX = 100_000
+"""Each partition is a directory, so a slip of the finger should not make a billion of them."""
 
 
 class Transaction:
@@ -55,8 +57,10 @@ class Transaction:
             raise InvalidInputError(f"topic {name!r} belongs to Kafka itself and is only read")
         if name in self.state.topics or name in self._created:
             raise InvalidInputError(f"topic {name!r} exists already")
-        if not 1 <= partitions <= layout.INT32_MAX:
-            raise InvalidInputError(f"topic {name!r}: {partitions} partitions, expected at least 1")
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidInputError(
+                f"topic {name!r}: expected 1 to {PARTITIONS_MAX} partitions, found {partitions}"
+            )
         TopicConfig.parse(config)
         topic_id = _new_topic_id()
         for number in range(partitions):
@@ -126,6 +130,7 @@ class Transaction:
                 partition_directory.note_recorded(self._root / name)
         self._change = Change()
         self._created.clear()
+        self._touched.clear()
         return self.state
 
     def _must_sync(self, change: Mapping[str, Any], rows: int, now_ms: int) -> bool:

@@ -47,6 +47,7 @@ class Batch:
     attributes: int = 0
     max_timestamp: int | None = None
     magic: int = 2
+    producer_id: int = -1
 
     @property
     def largest_timestamp(self) -> int:
@@ -76,7 +77,7 @@ class Batch:
                 self.last_offset - self.base_offset,
                 base_timestamp,
                 self.largest_timestamp,
-                -1,
+                self.producer_id,
                 -1,
                 -1,
                 len(self.records),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import logging
 import shutil
@@ -18,7 +19,7 @@ from kafkalog.errors import (
     StorageError,
     UnknownTopicError,
 )
-from kafkalog.storage_engine import layout, staging
+from kafkalog.storage_engine import files, layout, staging
 from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
 from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
 from tests.storage_engine.faults import Died, each_act
@@ -205,6 +206,42 @@ def test_a_missing_key_on_a_compacted_topic_names_the_way_out(engine: Engine) ->
     keyless = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
     with pytest.raises(InvalidInputError, match=r"topic\.cleanup\.policy=delete"):
         stage(engine, keyless)
+
+
+def test_keyless_rows_are_refused_if_the_topic_has_become_compacted_since(engine: Engine) -> None:
+    engine.create_topic("d", 1, {"cleanup.policy": "delete"})
+    keyless = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
+    staged = stage(engine, keyless, topic="d")
+    engine.alter_topic("d", {"cleanup.policy": "compact"})
+    with pytest.raises(InvalidInputError, match="has become compacted while the batch was written"):
+        engine.commit([staged], now_ms=NOW_MS)
+    assert read_all(engine, "d") == []
+
+
+def test_batches_that_hold_other_rows_than_announced_are_refused(engine: Engine) -> None:
+    staged = stage(engine, BATCH)
+    runs = tuple(dataclasses.replace(run, rows=run.rows + 1) for run in staged.runs)
+    with pytest.raises(StorageError, match=r"a task announced \d+ rows, its batches hold \d+"):
+        engine.commit([dataclasses.replace(staged, runs=runs)], now_ms=NOW_MS)
+    assert read_all(engine) == []
+
+
+def test_a_commit_whose_clean_up_fails_has_succeeded(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = stage(engine, BATCH)
+
+    def fail(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "denied")
+
+    monkeypatch.setattr(files, "remove", fail)
+    assert engine.commit([staged], writer=writer_at(1), now_ms=NOW_MS).rows == 20
+
+
+def test_a_time_before_1970_is_refused(engine: Engine) -> None:
+    early = pa.array([-5000], pa.timestamp("us", tz="UTC"))
+    with pytest.raises(InvalidInputError, match="-5 ms is before 1970"):
+        engine.append("t", rows(("k", "v"), timestamp=early))
 
 
 def test_keyless_rows_are_spread_evenly_elsewhere(engine: Engine) -> None:
@@ -407,8 +444,6 @@ def test_any_act_of_a_commit_that_fails_once_loses_and_doubles_nothing(
 def test_after_a_failed_sync_the_partition_goes_on_in_a_new_segment(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kafkalog.storage_engine import files
-
     engine.append("t", [("k", "v")] * 3)
     (partition,) = (p for p, (_, end) in engine.offsets("t").items() if end)
 

@@ -24,6 +24,18 @@ def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
         Engine(path)
 
 
+def test_a_path_below_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="the log's directory cannot be created"):
+        Engine(tmp_path / "file" / "log")
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 2**31 - 1])
+def test_a_number_of_partitions_out_of_range_is_an_error(tmp_path: Path, partitions: int) -> None:
+    with pytest.raises(InvalidInputError, match=f"partitions, found {partitions}"):
+        Engine(tmp_path).create_topic("t", partitions)
+
+
 def test_a_directory_without_a_log_is_not_opened_read_only(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no log here"):
         Engine(tmp_path, read_only=True)

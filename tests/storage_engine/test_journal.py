@@ -276,6 +276,16 @@ class TestRelaxed:
         monkeypatch.setattr(files, "boot_id", lambda: "another boot")
         assert high_watermark(Journal(path)) == 9
 
+    def test_a_writer_takes_another_boot_for_a_power_cut_whatever_the_host_is_called(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        journal = filled(path)
+        journal.append(partition_change(9), sync=False)
+        monkeypatch.setattr(files, "boot_id", lambda: "another boot")
+        monkeypatch.setattr(files, "host_id", lambda: "a container's new name")
+        assert Journal(path).settle().topics["t"].partitions[0].high_watermark == 2
+        assert high_watermark(Journal(path)) == 2
+
     def test_another_host_does_not_mistake_them_for_lost(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

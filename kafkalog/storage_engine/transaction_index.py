@@ -1,0 +1,75 @@
+"""Aborted transactions: read from the `.txnindex` files of a partition's segments.
+
+A segment's file is there only if a transaction was aborted in it: the entry stands with the
+segment that holds the ABORT marker, while the data may begin in an earlier one. So whoever leaves
+out aborted data needs the entries of all segments from its first one on. Only aborts are recorded;
+what is below the last stable offset and not aborted is committed.
+
+Kafka: TransactionIndex, AbortedTxn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafkalog.errors import CorruptLogError
+from kafkalog.storage_engine import layout
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from kafkalog.storage_engine.records import BatchTable
+
+__all__ = ["AbortedTransaction", "aborted_transactions", "is_aborted"]
+
+_VERSION = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedTransaction:
+    """The batches of a producer from `first_offset` to its marker at `last_offset` do not count."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+def aborted_transactions(paths: Iterable[Path]) -> list[AbortedTransaction]:
+    """Read `.txnindex` files; a missing one has no entries, and a torn last entry is none.
+
+    Raises CorruptLogError for an entry of another version.
+    """
+    entry = layout.TRANSACTION_INDEX_ENTRY
+    found = []
+    for path in paths:
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            continue
+        whole = len(data) - len(data) % entry.size
+        for position in range(0, whole, entry.size):
+            version, producer_id, first_offset, last_offset, _ = entry.unpack_from(data, position)
+            if version > _VERSION:
+                raise CorruptLogError(path, position, f"entry version {_VERSION}", version)
+            found.append(AbortedTransaction(producer_id, first_offset, last_offset))
+    return found
+
+
+def is_aborted(table: BatchTable, aborted: Iterable[AbortedTransaction]) -> npt.NDArray[np.bool_]:
+    """Say which batches (b) belong to an aborted transaction."""
+    import numpy as np
+
+    result = np.zeros(len(table), dtype=np.bool_)
+    is_transactional = (table.attributes & layout.TRANSACTIONAL_BIT) != 0
+    for transaction in aborted:
+        result |= (
+            is_transactional
+            & (table.producer_ids == transaction.producer_id)
+            & (table.base_offsets >= transaction.first_offset)
+            & (table.last_offsets <= transaction.last_offset)
+        )
+    return result

@@ -1,0 +1,83 @@
+"""Aborted transactions are left out of a read_committed read, and only there."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kafkalog.errors import CorruptLogError
+from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.staging import Run, StagedMessage
+from kafkalog.storage_engine.transaction_index import AbortedTransaction, aborted_transactions
+from tests.storage_engine.log_builder import Batch, batch, marker
+
+TRANSACTIONAL = 0x10
+ABORTED, COMMITTED = 7, 8
+
+
+def entry(producer_id: int, first: int, last: int, version: int = 0) -> bytes:
+    return struct.pack(">hqqqq", version, producer_id, first, last, last + 1)
+
+
+def of(producer_id: int, item: Batch) -> Batch:
+    return replace(item, producer_id=producer_id, attributes=item.attributes | TRANSACTIONAL)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    """Offsets 0-1 aborted, 2-3 committed, 4 without transaction, 5-6 the markers, 7 by ABORTED."""
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"cleanup.policy": "delete"})
+    batches = [
+        of(ABORTED, batch(0, 2)),
+        of(COMMITTED, batch(2, 2)),
+        batch(4, 1),
+        of(ABORTED, marker(5)),
+        of(COMMITTED, marker(6)),
+        of(ABORTED, batch(7, 1)),
+    ]
+    data = b"".join(item.data() for item in batches)
+    engine.commit([StagedMessage(runs=(Run("t", 0, -1, 0, len(data), 8),), rows=8, data=data)])
+    index = layout.segment_file(0, layout.TRANSACTION_INDEX)
+    (engine.partition_directory("t", 0) / index).write_bytes(entry(ABORTED, 0, 5))
+    return engine
+
+
+def offsets(engine: Engine, *, read_committed: bool, start: int = 0) -> list[int]:
+    schema = changelog_schema()
+    with engine.view("t", 0) as view:
+        batches = list(view.read(start, 8, schema=schema, read_committed=read_committed))
+    return [offset for rows in batches for offset in rows["offset"].to_pylist()]
+
+
+def test_read_committed_leaves_out_aborted_data_and_markers(engine: Engine) -> None:
+    assert offsets(engine, read_committed=True) == [2, 3, 4, 7]
+
+
+def test_read_committed_begins_amid_an_aborted_transaction(engine: Engine) -> None:
+    assert offsets(engine, read_committed=True, start=1) == [2, 3, 4, 7]
+
+
+def test_read_uncommitted_leaves_out_markers_only(engine: Engine) -> None:
+    assert offsets(engine, read_committed=False) == [0, 1, 2, 3, 4, 7]
+
+
+def test_a_missing_index_has_no_entries_and_a_torn_entry_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    assert aborted_transactions([path]) == []
+    path.write_bytes(entry(7, 0, 5) + entry(8, 6, 9)[:-1])
+    assert aborted_transactions([path]) == [AbortedTransaction(7, 0, 5)]
+
+
+def test_an_entry_of_an_unknown_version_is_an_error_that_names_its_position(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "index"
+    path.write_bytes(entry(7, 0, 5) + entry(8, 6, 9, version=1))
+    with pytest.raises(CorruptLogError, match=r"at byte 34: expected entry version 0, found 1"):
+        aborted_transactions([path])

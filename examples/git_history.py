@@ -39,6 +39,8 @@ FOREIGN: Final = (
     *("GIT_EXTERNAL_DIFF", "GIT_TRACE", "GIT_LITERAL_PATHSPECS", "GIT_GLOB_PATHSPECS"),
 )
 """Variables of a git that called us (a hook, say): they would point it at another repository."""
+UNBORN: Final = {"Not a valid object name HEAD", "bad revision 'HEAD'"}
+"""What git says of HEAD in a repository without commits, to `ls-tree` and to `log`."""
 
 
 class GitError(Exception):
@@ -175,4 +177,5 @@ def complaint(repository: Path, messages: bytes) -> str:
     lines = [line.strip() for line in messages.decode("utf-8", "replace").splitlines()]
     wanted = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines
     reason = next(filter(None, wanted), "git failed without a message")
-    return f"{repository}: {reason.removeprefix('fatal: ').removeprefix('error: ')}"
+    reason = reason.removeprefix("fatal: ").removeprefix("error: ")
+    return f"{repository}: {'no commits yet' if reason in UNBORN else reason}"

@@ -19,6 +19,7 @@ import argparse
 import json
 import logging
 import os
+import shutil
 import sqlite3
 import sys
 import tempfile
@@ -61,6 +62,7 @@ TOPIC_CONFIG: Final = {
 }
 """Kafka's defaults suit logs of many gigabytes; a history of a few megabytes wants small steps."""
 CLEANER: Final = CleanerConfig(backoff_ms=500)
+JAVA_HINT: Final = "install Java 17 or newer, e.g. the package default-jre-headless"
 SPARK: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -71,6 +73,10 @@ SPARK: Final = {
     "spark.sql.shuffle.partitions": str(SPARK_TASKS),
     "spark.sql.session.timeZone": "UTC",
 }
+
+
+class SparkUnavailableError(Exception):
+    """Spark cannot be started here; the message is one line and says what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             scratch = Path(temporary)
             log_path = options.path.absolute() if options.path else scratch / "log"
             result = run(options.repo.absolute(), log_path, scratch, console)
-    except (GitError, KafkaLogError) as error:
+    except (GitError, KafkaLogError, SparkUnavailableError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if options.json:
@@ -117,6 +123,7 @@ def parser() -> argparse.ArgumentParser:
 def run(repository: Path, log_path: Path, scratch: Path, console: Console) -> dict[str, Any]:
     """Do the whole of it; return the figures."""
     expected = head_tree(repository)
+    check_java()
     with kafkalog.open(log_path, cleaner=CLEANER) as log, progress_bars(console) as bars:
         if TOPIC in log.topics():
             raise InvalidInputError(f"{log_path} already holds a topic {TOPIC!r}; name another")
@@ -137,16 +144,33 @@ def run(repository: Path, log_path: Path, scratch: Path, console: Console) -> di
     return report(console, repository, figures, expected, comparisons)
 
 
+def check_java() -> None:
+    """Raise SparkUnavailableError where Spark would not find Java, at more length."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else "java"
+    if shutil.which(java) is None:
+        place = f"JAVA_HOME={home}" if home else "the PATH"
+        raise SparkUnavailableError(f"no Java in {place}, and Spark needs it: {JAVA_HINT}")
+
+
 def start_spark() -> SparkSession:
-    """Start Spark for two cores, quietly; its workers use this very interpreter."""
+    """Start Spark for two cores, quietly; its workers use this very interpreter.
+
+    Raises SparkUnavailableError when its Java process ends at once.
+    """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local[{SPARK_TASKS}]").appName("git-table")
     for name, value in SPARK.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise SparkUnavailableError(f"Spark did not start: {reason} {JAVA_HINT}") from error
 
 
 def stream(

@@ -1,15 +1,19 @@
 """Kafka's compacted log for Spark, with no broker.
 
 `open` gives a log directory. Importing this package loads nothing heavy: no numba, pyarrow or
-Spark.
+Spark. `kafkalog.cleaner`, `kafkalog.errors` and `kafkalog.sink` are loaded when first used.
 """
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kafkalog import cleaner as cleaner
+    from kafkalog import errors as errors
+    from kafkalog import sink as sink
     from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.log import KafkaLog
     from kafkalog.sink.order import in_order
@@ -42,4 +46,6 @@ def __getattr__(name: str) -> Any:
         from kafkalog.sink.order import in_order
 
         return in_order
+    if name in {"cleaner", "errors", "sink"}:
+        return importlib.import_module(f"kafkalog.{name}")
     raise AttributeError(f"module 'kafkalog' has no attribute {name!r}")

@@ -319,3 +319,19 @@ def test_version_is_the_same_everywhere() -> None:
     assert f"## {kafkalog.__version__}" in (ROOT / "CHANGELOG.md").read_text().replace(
         "[", ""
     ).replace("]", "")
+
+
+def test_rooms_are_found_without_an_import_of_their_own() -> None:
+    used = (
+        "kafkalog.sink.Append, kafkalog.sink.upsert.SQLiteUpsert, kafkalog.cleaner.CleanerConfig, "
+        "kafkalog.errors.KafkaLogError"
+    )
+    program = (
+        "import sys, kafkalog\n"
+        "assert not [name for name in sys.modules if name.startswith('kafkalog.')]\n"
+        f"{used}\n"
+        "assert not hasattr(kafkalog, 'nothing') and not hasattr(kafkalog.sink, 'nothing')\n"
+        "heavy = {'numba', 'pyarrow', 'pandas', 'pyspark'}\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.cleaned_segment import CleanedSegment
@@ -69,7 +70,8 @@ def clean_round(
     def load_state() -> PartitionState:
         return engine.describe(topic).partitions[partition]
 
-    with open_view(directory, topic, partition, load_state, whole=True) as view:
+    reopen = partial(open_view, directory, topic, partition, load_state, held=True)
+    with reopen() as view:
         log = log_to_clean(
             topic,
             partition,
@@ -99,7 +101,14 @@ def clean_round(
         stats.map_ms += (time.perf_counter() - started) * 1e3
         stats.buffer_utilization = offset_map.utilization
         round_ = Round(
-            view, topic_config, offset_map, now_ms, config.io_buffer_size, stats, check_abort
+            view,
+            reopen,
+            topic_config,
+            offset_map,
+            now_ms,
+            config.io_buffer_size,
+            stats,
+            check_abort,
         )
         publisher = _Publisher(engine, topic_id, view, end, now_ms)
         _clean_groups(round_, log, end, publisher)
@@ -153,6 +162,7 @@ class _Publisher:
             if state.cleaned_to < self._end:
                 transaction.change_partition(view.topic, view.partition, cleaning_offset=self._end)
                 transaction.publish(self._now_ms)
+            transaction.check_lock()  # a later swap publishes nothing, which would look
             with files.SegmentsLock(view.directory).exclusive():
                 replace_segments(view.directory, sources, outputs)
 

@@ -50,8 +50,9 @@ def clean(
 
     With `force` every partition is cleaned, whatever its dirty ratio: its active segment is rolled
     first, and rounds follow one another until all that may be cleaned is clean. Partitions that
-    another cleaner works on are passed over. Returns one entry per partition that was cleaned, or
-    could not be: then its `error` says why, and the partition is marked uncleanable. Raises
+    another cleaner works on are passed over, and staged files that no query can name any more are
+    removed. Returns one entry per partition that was cleaned, or could not be: then its `error`
+    says why, and the partition is marked uncleanable. Raises
     InvalidInputError for a topic that is not compacted, LockedByBrokerError.
     """
     if topic is not None and not TopicConfig.parse(engine.describe(topic).config).is_compacted:
@@ -73,6 +74,7 @@ def clean(
         )
         if stats is not None:
             results.append(stats)
+    _sweep_staged(engine, now_ms)
     return results
 
 
@@ -101,14 +103,23 @@ def clean_filthiest(
 
 
 def sweep(engine: Engine, *, now_ms: int) -> int:
-    """Remove replaced files that are older than their topic's file.delete.delay.ms; how many."""
-    count = 0
+    """Remove files that nobody needs: replaced and long staged ones; returns how many.
+
+    Replaced files go when they are older than their topic's file.delete.delay.ms.
+    """
+    count = _sweep_staged(engine, now_ms)
     for name, partition in _compacted(engine, None):
         delay_ms = TopicConfig.parse(engine.describe(name).config).file_delete_delay_ms
         directory = engine.partition_directory(name, partition)
         with contextlib.suppress(OSError):
             count += sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
     return count
+
+
+def _sweep_staged(engine: Engine, now_ms: int) -> int:
+    with contextlib.suppress(OSError):
+        return engine.sweep_staged(now_ms=now_ms)
+    return 0
 
 
 def status(engine: Engine, now_ms: int) -> list[PartitionStatus]:

@@ -13,6 +13,7 @@ Kafka: Cleaner.cleanInto, MemoryRecords.filterTo; the rules are C51 to C64 and C
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from kafkalog.cleaner.cleaned_segment import CleanedSegment
 from kafkalog.cleaner.offset_map import Int64s, OffsetMap
 from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.cleaner.survivors import Retained, is_opaque, retain
+from kafkalog.cleaner.survivors import Retained, is_looked_into, retain
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.batch import parse_header
 from kafkalog.storage_engine.config import TopicConfig
@@ -32,7 +33,7 @@ from kafkalog.storage_engine.files import Buffer
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.log_view import Chunk, LogView
-    from kafkalog.storage_engine.records import BatchTable
+    from kafkalog.storage_engine.records import BatchTable, RecordTable
     from kafkalog.storage_engine.segments import SegmentFiles
 
 __all__ = ["Round", "clean_into"]
@@ -43,6 +44,8 @@ class Round:
     """What stays the same during one round, and what it finds out on its way through the log."""
 
     view: LogView
+    reopen: Callable[[], LogView]
+    """Opens the log as it is after this round's swaps so far, for the holder of the lock."""
     config: TopicConfig
     offset_map: OffsetMap
     now_ms: int
@@ -70,13 +73,16 @@ class Round:
         """
         if self._last_offsets is None:
             self._last_offsets = {}
-            state = self.view.state
-            for chunk in self.view.chunks(self.view.segments[0].base_offset, state.high_watermark):
-                self.check_abort()
-                table = chunk.table
-                self._last_offsets.update(
-                    zip(table.producer_ids.tolist(), table.last_offsets.tolist(), strict=True)
-                )
+            with self.reopen() as view:
+                # What this round has replaced still ends with the last batch of each producer.
+                for chunk in view.chunks(
+                    view.segments[0].base_offset, self.view.state.high_watermark
+                ):
+                    self.check_abort()
+                    table = chunk.table
+                    self._last_offsets.update(
+                        zip(table.producer_ids.tolist(), table.last_offsets.tolist(), strict=True)
+                    )
         return self._last_offsets.get(producer_id) == last_offset
 
 
@@ -94,11 +100,13 @@ def clean_into(
     is_changed = len(group) > 1
     carried = 0
     try:
-        for chunk in round_.view.chunks(group[0].base_offset, end, chunk_size=round_.chunk_size):
+        for run, records in round_.view.runs(
+            group[0].base_offset, end, is_looked_into, chunk_size=round_.chunk_size
+        ):
             round_.check_abort()
-            cleaned = _filter(round_, chunk)
+            cleaned = _filter(round_, run, records)
             is_changed |= cleaned.is_changed
-            while carried < len(group) and group[carried].base_offset <= chunk.segment_base:
+            while carried < len(group) and group[carried].base_offset <= run.segment_base:
                 outputs[-1].append_transactions(_transactions(group[carried]))
                 carried += 1
             if len(cleaned.sizes) and not outputs[-1].fits(
@@ -111,7 +119,7 @@ def clean_into(
             round_.stats.bytes_written += int(cleaned.sizes.sum())
         for segment in group[carried:]:
             outputs[-1].append_transactions(_transactions(segment))
-        mtime_ns = group[-1].log.stat().st_mtime_ns
+        mtime_ns = _modified_ns(group)
         for output in outputs:
             output.finish(mtime_ns)
     except BaseException:
@@ -123,7 +131,7 @@ def clean_into(
 
 @dataclass(frozen=True, slots=True)
 class _Cleaned:
-    """What goes out for one chunk: bytes in pieces, and per batch three figures."""
+    """What goes out for one run: bytes in pieces, and per batch three figures."""
 
     pieces: list[Buffer]
     sizes: Int64s
@@ -132,28 +140,32 @@ class _Cleaned:
     is_changed: bool
 
 
-def _filter(round_: Round, chunk: Chunk) -> _Cleaned:
+def _filter(round_: Round, run: Chunk, records: RecordTable) -> _Cleaned:
     """Decide batch by batch, in columns; only batches that change are touched one by one."""
-    table = chunk.table
-    opaque = is_opaque(chunk)
+    table = run.table
+    is_opaque = ~is_looked_into(table)
     _note_transactions(round_, table)
     retained = retain(
-        chunk, round_.offset_map, now_ms=round_.now_ms, tombstones_from=round_.tombstones_from
+        run,
+        records,
+        round_.offset_map,
+        now_ms=round_.now_ms,
+        tombstones_from=round_.tombstones_from,
     )
     _count(round_, table, retained)
     has_horizon = (table.attributes & layout.DELETE_HORIZON_BIT) != 0
     new_horizon = round_.new_delete_horizon_ms
     gets_horizon = (retained.tombstones > 0) & ~has_horizon & (new_horizon is not None)
-    is_verbatim = opaque | ((retained.kept == table.counts) & (retained.kept > 0) & ~gets_horizon)
+    is_verbatim = is_opaque | (
+        (retained.kept == table.counts) & (retained.kept > 0) & ~gets_horizon
+    )
     _note_horizons(round_, table, retained, has_horizon)
 
     sizes = table.sizes.astype(np.int64)
     max_timestamps = table.max_timestamps.astype(np.int64)
     pieces: list[Buffer] = []
-    if not len(sizes):
-        return _Cleaned(pieces, sizes, table.last_offsets, max_timestamps, is_changed=False)
-    firsts = np.searchsorted(retained.records.batch_index, np.arange(len(sizes) + 1))
-    buffer = memoryview(chunk.buffer)
+    firsts = np.searchsorted(records.batch_index, np.arange(len(sizes) + 1))
+    buffer = memoryview(run.buffer)
     copied = int(table.positions[0])
     is_changed = False
     for batch in np.flatnonzero(~is_verbatim).tolist():
@@ -161,11 +173,10 @@ def _filter(round_: Round, chunk: Chunk) -> _Cleaned:
         end = position + int(table.sizes[batch])
         if retained.kept[batch] > 0:
             horizon = new_horizon if gets_horizon[batch] else None
-            data: Buffer | None = _rewritten(
-                chunk, batch, retained, slice(firsts[batch], firsts[batch + 1]), horizon
-            )
+            keep = retained.keep[firsts[batch] : firsts[batch + 1]]
+            data: Buffer | None = _rewritten(run, batch, records, keep, horizon)
         else:
-            data = _emptied(round_, chunk, batch)
+            data = _emptied(round_, run, batch)
         if data is not None and data == buffer[position:end]:
             continue  # an empty batch that stays: part of the run around it
         is_changed = True
@@ -193,27 +204,24 @@ def _filter(round_: Round, chunk: Chunk) -> _Cleaned:
 
 
 def _rewritten(
-    chunk: Chunk, batch: int, retained: Retained, rows: slice, new_horizon: int | None
+    run: Chunk,
+    batch: int,
+    records: RecordTable,
+    keep: npt.NDArray[np.bool_],
+    new_horizon: int | None,
 ) -> Buffer:
     """The batch with the records that stay; a horizon it has stays with it for ever (C59)."""
     from kafkalog.storage_engine.records import filter_batch
 
     horizon = new_horizon
-    if chunk.table.attributes[batch] & layout.DELETE_HORIZON_BIT:
-        horizon = int(chunk.table.base_timestamps[batch])
-    data = filter_batch(
-        chunk.buffer,
-        chunk.table,
-        batch,
-        retained.records,
-        retained.keep[rows],
-        delete_horizon_ms=horizon,
-    )
+    if run.table.attributes[batch] & layout.DELETE_HORIZON_BIT:
+        horizon = int(run.table.base_timestamps[batch])
+    data = filter_batch(run.buffer, run.table, batch, records, keep, delete_horizon_ms=horizon)
     assert data is not None, "a batch that keeps records has become none"
     return data
 
 
-def _emptied(round_: Round, chunk: Chunk, batch: int) -> bytes | None:
+def _emptied(round_: Round, run: Chunk, batch: int) -> bytes | None:
     """What is left of a batch that keeps no record: its header, or nothing (C64, C91, C92).
 
     The header stays where it ends at the high watermark, which else could not be told from the
@@ -221,14 +229,22 @@ def _emptied(round_: Round, chunk: Chunk, batch: int) -> bytes | None:
     """
     from kafkalog.storage_engine.records import empty_batch
 
-    table = chunk.table
+    table = run.table
     last_offset = int(table.last_offsets[batch])
     producer_id = int(table.producer_ids[batch])
     if last_offset + 1 == round_.view.state.high_watermark or (
         producer_id >= 0 and round_.is_last_of_producer(producer_id, last_offset)
     ):
-        return bytes(empty_batch(chunk.buffer, table, batch))
+        return bytes(empty_batch(run.buffer, table, batch))
     return None
+
+
+def _modified_ns(group: Sequence[SegmentFiles]) -> int:
+    """When the last segment of a group was written, of those that have not been deleted."""
+    for segment in reversed(group):
+        with contextlib.suppress(FileNotFoundError):
+            return segment.log.stat().st_mtime_ns
+    return 0
 
 
 def _transactions(segment: SegmentFiles) -> bytes:

@@ -2,7 +2,8 @@
 
 A record with key K and offset O is superseded if K occurs again at a higher offset below the end of
 what is looked at. `build_offset_map` learns the newest offset of every key of a range, `retain`
-says which records of a chunk the cleaner keeps, `latest` yields the newest records themselves.
+says which records the cleaner keeps, `latest` yields the newest records themselves. All three read
+the log in runs, whose records are bounded in memory whatever they were compressed to.
 
 Transactional batches are not looked into yet: the cleaner copies them as they are and maps none of
 their keys, so no tombstone behind one may expire (it might still hide a record inside); `latest`
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
     from kafkalog.cleaner.stats import CleanerStats
     from kafkalog.storage_engine.log_view import Chunk, LogView
-    from kafkalog.storage_engine.records import RecordTable
+    from kafkalog.storage_engine.records import BatchTable, RecordTable
 
-__all__ = ["Retained", "build_offset_map", "latest", "retain"]
+__all__ = ["Retained", "build_offset_map", "is_looked_into", "latest", "retain"]
 
 _OPAQUE = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
 _NONE_SHADOWED = layout.INT64_MAX
@@ -42,26 +43,14 @@ def _nothing() -> None:
     pass
 
 
-def is_opaque(chunk: Chunk) -> npt.NDArray[np.bool_]:
-    """Which batches of a chunk are control or transactional ones, that are not looked into."""
-    opaque: npt.NDArray[np.bool_] = (chunk.table.attributes & _OPAQUE) != 0
-    return opaque
+def is_looked_into(table: BatchTable) -> npt.NDArray[np.bool_]:
+    """Say which batches (b) are: neither control nor transactional ones."""
+    looked_into: npt.NDArray[np.bool_] = (table.attributes & _OPAQUE) == 0
+    return looked_into
 
 
-def _records(chunk: Chunk, offset_map: OffsetMap) -> tuple[RecordTable, Uint64s]:
-    """The records of a chunk's data batches and the hashes of their keys."""
-    from kafkalog.storage_engine.records import index_records
-
-    # A negative count is none that may be passed over: indexing reports it.
-    selection = np.flatnonzero(~is_opaque(chunk) & (chunk.table.counts != 0))
-    records = index_records(
-        chunk.buffer,
-        chunk.table,
-        path=chunk.path,
-        file_position=chunk.file_position,
-        selection=selection,
-    )
-    return records, offset_map.hash(records, path=chunk.path, file_position=chunk.file_position)
+def _hash(run: Chunk, records: RecordTable, offset_map: OffsetMap) -> Uint64s:
+    return offset_map.hash(records, path=run.path, file_position=run.file_position)
 
 
 # --- the first pass ------------------------------------------------------------------------------
@@ -81,16 +70,16 @@ def build_offset_map(
     """Put the newest offset of every key in [start, end) into the map, until it is full.
 
     Returns the end of what the map knows: `end`, or one past the last record that was put when the
-    next keyed one found the map full (rules C9 to C21). `check_abort` is called between chunks and
+    next keyed one found the map full (rules C9 to C21). `check_abort` is called between runs and
     raises to stop. Raises CorruptBatchError.
     """
-    for chunk in view.chunks(start, end, chunk_size=chunk_size):
+    for run, records in view.runs(start, end, is_looked_into, chunk_size=chunk_size):
         check_abort()
         # Everything before this segment is known, also across a gap of offsets (C15).
-        if chunk.segment_base > start:
-            offset_map.update_latest_offset(chunk.segment_base - 1)
-        table = chunk.table
-        records, hashes = _records(chunk, offset_map)
+        if run.segment_base > start:
+            offset_map.update_latest_offset(run.segment_base - 1)
+        table = run.table
+        hashes = _hash(run, records, offset_map)
         stop, _ = offset_map.put(
             hashes, records.key_sizes, records.offsets, start=start, end=end, part=part
         )
@@ -102,8 +91,7 @@ def build_offset_map(
             if batch > 0:
                 offset_map.update_latest_offset(int(table.last_offsets[batch - 1]))
             return max(start, offset_map.latest_offset + 1)
-        if len(table.last_offsets):
-            offset_map.update_latest_offset(min(int(table.last_offsets[-1]), end - 1))
+        offset_map.update_latest_offset(min(int(table.last_offsets[-1]), end - 1))
     offset_map.update_latest_offset(end - 1)
     return end
 
@@ -113,9 +101,8 @@ def build_offset_map(
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """Which records of a chunk stay. n = records of its data batches, b = batches."""
+    """Which records of a run stay. n = records of its data batches, b = batches."""
 
-    records: RecordTable
     keep: npt.NDArray[np.bool_]
     """(n)"""
     kept: Int64s
@@ -127,17 +114,22 @@ class Retained:
 
 
 def retain(
-    chunk: Chunk, offset_map: OffsetMap, *, now_ms: int, tombstones_from: int = _NONE_SHADOWED
+    run: Chunk,
+    records: RecordTable,
+    offset_map: OffsetMap,
+    *,
+    now_ms: int,
+    tombstones_from: int = _NONE_SHADOWED,
 ) -> Retained:
-    """Say which records of a chunk the cleaner keeps (rules C51 to C58).
+    """Say which records of a run the cleaner keeps (rules C51 to C58).
 
     Kept is what lies beyond the map, and of the rest the newest record of each key, unless it is a
     tombstone in a batch whose delete horizon has come. Tombstones at or above `tombstones_from`
     stay in any case. Raises CorruptBatchError.
     """
     kernels = load_kernels()
-    table = chunk.table
-    records, hashes = _records(chunk, offset_map)
+    table = run.table
+    hashes = _hash(run, records, offset_map)
     expired = ((table.attributes & layout.DELETE_HORIZON_BIT) != 0) & (
         table.base_timestamps <= now_ms
     )
@@ -158,7 +150,7 @@ def retain(
         kept,
         tombstones,
     )
-    return Retained(records, keep, kept, tombstones, int(keyless))
+    return Retained(keep, kept, tombstones, int(keyless))
 
 
 # --- the newest records --------------------------------------------------------------------------
@@ -211,14 +203,14 @@ def _newest(
     from kafkalog.storage_engine.records import to_arrow
 
     start, end = span
-    for chunk in view.chunks(start, end):
-        attributes = chunk.table.attributes
+    for run, records in view.runs(start, end, is_looked_into):
+        attributes = run.table.attributes
         if ((attributes & _OPAQUE) == layout.TRANSACTIONAL_BIT).any():
             raise InvalidInputError(
                 f"{view.topic}-{view.partition}: holds transactional batches, whose newest records "
                 "cannot be told yet; read the changelog instead"
             )
-        records, hashes = _records(chunk, offset_map)
+        hashes = _hash(run, records, offset_map)
         keep = np.empty(len(records.offsets), dtype=np.bool_)
         kernels.select_latest(
             offset_map.slots,
@@ -236,7 +228,7 @@ def _newest(
         if len(rows):
             yield to_arrow(
                 records,
-                chunk.table,
+                run.table,
                 rows,
                 schema=schema,
                 topic=view.topic,

@@ -51,6 +51,16 @@ FORBIDDEN: Final = (
     "kafka.enable.auto.commit",
     "kafka.interceptor.classes",
 )
+OF_A_WRITE: Final = (
+    "topic",
+    "numPartitions",
+    "txnAppId",
+    "txnVersion",
+    "resetWriter",
+    "batch.size",
+    "checkpointLocation",
+)
+"""Options that mean something to a write alone, and all that begin with `topic.`."""
 CLIENT_PREFIX: Final = "kafka."
 _CREATE_TABLE: Final = "provider"
 """Spark adds this name, and the table's properties, to the options of CREATE TABLE."""
@@ -87,6 +97,13 @@ def check_names(options: Mapping[str, str]) -> list[str]:
 
 
 def _unknown(name: str) -> InvalidInputError:
+    of_a_write = {known.lower(): known for known in OF_A_WRITE}
+    if name in of_a_write or name.startswith("topic."):
+        # Which of the two it is Spark has not said yet.
+        return InvalidInputError(
+            f"option {of_a_write.get(name, name)} is an option of a write, while subscribe, "
+            "subscribePattern and assign are options of a read: leave out what does not belong here"
+        )
     known = {known.lower(): known for known in (*SUPPORTED, *NOT_YET, *INERT)}
     near = [known[match] for match in get_close_matches(name, known, n=2)]
     hint = f", did you mean {' or '.join(near)}?" if near else ""

@@ -5,7 +5,21 @@
 `upsert` takes a log's stream into databases.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from kafkalog.sink.append import Append
 from kafkalog.sink.order import in_order
 
+if TYPE_CHECKING:
+    from kafkalog.sink import upsert as upsert
+
 __all__ = ["Append", "in_order"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "upsert":  # not for every task: it brings database clients
+        return importlib.import_module("kafkalog.sink.upsert")
+    raise AttributeError(f"module 'kafkalog.sink' has no attribute {name!r}")

@@ -1,59 +1,94 @@
 """A warning when nobody cleans what a stream writes.
 
 A topic is dirty past its `min.cleanable.dirty.ratio` for a moment whenever a cleaner is about to
-start, so one look proves nothing: the warning comes when a topic has stayed so for a minute, and no
-cleaner holds the lock of any of its dirty partitions. The numbers are the journal's: the share of
-dirty *offsets* in the closed segments, which is at most the share of dirty bytes, since cleaned
-offsets hold fewer records.
+start, so one look at the journal proves nothing. The proof is on the disk: a segment was closed
+when the one after it began, so it was closed before the latter's last write. If the segments that
+must have been closed for a minute, plus `min.compaction.lag.ms`, are dirty past the ratio, and
+nobody holds the cleaner lock of any such partition, then no cleaner came when it should have. So
+no memory of earlier looks is needed, which Spark would lose: it ends a worker that was idle for a
+minute.
+
+The share is one of *offsets*; it is at most the share of dirty bytes, which cleaners go by, since
+cleaned offsets hold fewer records. The warning may come late, by as long as it takes to fill a
+segment. It comes once per query, topic and process: a query that triggers less often than once a
+minute gets a new process, and the warning, each time. A forced cleaning that begins in the instant
+in which the lock is tried passes the partition over; a background cleaner is back soon.
 """
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
+from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.files import FileLock
+from kafkalog.storage_engine.files import FileLock, SegmentsLock
+from kafkalog.storage_engine.segments import list_segments
 from kafkalog.storage_engine.state import PartitionState, TopicState
 
-__all__ = ["dirty_partitions", "warn_of_backlog"]
+__all__ = ["dirty_partitions", "neglected_partitions", "warn_of_backlog"]
 
 _log = logging.getLogger("kafkalog.sink")
 _PATIENCE_MS = 60_000
-_dirty_since: dict[tuple[str, str], int] = {}
+"""Background cleaners look every 15 seconds, and clean the dirtiest partition first."""
 _warned: set[tuple[str, str]] = set()
 
 
 def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
-    """Warn once per query and topic that a topic of the option `topic` is left uncleaned."""
+    """Warn that a topic of the option `topic` is left uncleaned; called after the commit.
+
+    Raises nothing: what has been committed must not fail for want of advice.
+    """
     if options.topic is None or (query_id, options.topic) in _warned:
         return
-    use = (query_id, options.topic)
     engine = Engine(options.root, read_only=True)
-    topic = engine.state().topics.get(options.topic)
-    directories = (
-        [engine.partition_directory(topic.name, number) for number in dirty_partitions(topic)]
-        if topic is not None
-        else []
-    )
-    if not directories:
-        _dirty_since.pop(use, None)
+    try:
+        topic = engine.state().topics.get(options.topic)
+        if topic is None:
+            return
+        neglected = neglected_partitions(engine, topic, now_ms)
+        locks = [
+            FileLock(engine.partition_directory(topic.name, number) / layout.CLEANER_LOCK)
+            for number in neglected
+        ]
+        if not locks or any(lock.is_held_alone() for lock in locks):
+            return
+    except (KafkaLogError, OSError) as fault:
+        _log.debug("%s: whether a cleaner is at work is unknown: %s", options.root, fault)
         return
-    since = _dirty_since.setdefault(use, now_ms)
-    if now_ms - since < _PATIENCE_MS or any(_is_locked(directory) for directory in directories):
-        return
-    _warned.add(use)
+    _warned.add((query_id, options.topic))
     _log.warning(
         "topic %s at %s is dirty past its min.cleanable.dirty.ratio and no cleaner is at work; "
-        "open the log with kafkalog.open(path, cleaner=True), or run: kafkalog clean %s %s",
+        "keep the log open with kafkalog.open(path, cleaner=True), or call its clean(%r)",
         options.topic,
-        options.root,
         options.root,
         options.topic,
     )
+
+
+def neglected_partitions(engine: Engine, topic: TopicState, now_ms: int) -> list[int]:
+    """Return the partitions that have been dirty past the ratio for longer than a cleaner waits."""
+    config = TopicConfig.parse(topic.config)
+    deadline_ns = (now_ms - _PATIENCE_MS - config.min_compaction_lag_ms) * 1_000_000
+    found = []
+    for number in dirty_partitions(topic):
+        directory = engine.partition_directory(topic.name, number)
+        partition = topic.partitions[number]
+        with SegmentsLock(directory).shared():
+            end = max(
+                (
+                    segment.base_offset
+                    for segment in list_segments(directory)
+                    if segment.base_offset <= partition.active_base
+                    and segment.log.stat().st_mtime_ns <= deadline_ns
+                ),
+                default=0,
+            )
+        if _dirty_ratio(partition, end) > config.min_cleanable_dirty_ratio:
+            found.append(number)
+    return found
 
 
 def dirty_partitions(topic: TopicState) -> list[int]:
@@ -64,16 +99,12 @@ def dirty_partitions(topic: TopicState) -> list[int]:
     return [
         number
         for number, partition in enumerate(topic.partitions)
-        if _dirty_ratio(partition) > config.min_cleanable_dirty_ratio
+        if _dirty_ratio(partition, partition.active_base) > config.min_cleanable_dirty_ratio
     ]
 
 
-def _dirty_ratio(partition: PartitionState) -> float:
-    closed = partition.active_base - partition.log_start_offset
-    dirty = partition.active_base - max(partition.first_dirty_offset, partition.log_start_offset)
-    return dirty / closed if dirty > 0 else 0.0
-
-
-def _is_locked(directory: Path) -> bool:
-    with FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=False) as free:
-        return not free
+def _dirty_ratio(partition: PartitionState, end: int) -> float:
+    """Return the share of dirty offsets among those below `end` that may be cleaned."""
+    end = min(end, partition.last_stable_offset)
+    dirty = end - max(partition.first_dirty_offset, partition.log_start_offset)
+    return dirty / (end - partition.log_start_offset) if dirty > 0 else 0.0

@@ -36,6 +36,27 @@ _KNOWN = (
     "includeHeaders",
 )
 _BY_LOWER_CASE = {name.lower(): name for name in _KNOWN}
+OF_A_READ = (
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "view",
+    "failOnDataLoss",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "minOffsetsPerTrigger",
+    "maxOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "startingTimestamp",
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+)
+"""Options that mean something to a read alone."""
+_OF_A_READ = {name.lower(): name for name in OF_A_READ}
 _FORBIDDEN = ("kafka.key.serializer", "kafka.value.serializer")
 _SPARKS_OWN = frozenset(
     {
@@ -69,6 +90,8 @@ class SinkOptions:
     """Partitions of a topic that the write creates [numPartitions]."""
     topic_config: Mapping[str, str] = field(default_factory=dict)
     """Kafka's configs of a topic that the write creates [topic.<name>]; compacted unless given."""
+    given_for_topics: Mapping[str, str] = field(default_factory=dict)
+    """What of the two the user gave, as options: without effect on a topic that exists."""
     txn_app_id: str | None = None
     """Names the writer of a batch write, so that a repeated one is skipped [txnAppId]."""
     txn_version: int | None = None
@@ -106,6 +129,7 @@ class SinkOptions:
             topic=topic,
             num_partitions=_whole(given, "numPartitions", 1, 1),
             topic_config=_topic_config(given),
+            given_for_topics=_given_for_topics(given),
             txn_app_id=app_id,
             txn_version=version,
             codec=_codec(given),
@@ -132,6 +156,11 @@ def _check_names(given: Mapping[str, str]) -> tuple[str, ...]:
         if name.startswith(_CLIENT_PREFIX):
             ignored.append(name)
             continue
+        if name in _OF_A_READ:
+            raise InvalidInputError(
+                f"option {_OF_A_READ[name]} is an option of a read, and this is a write: leave it "
+                f"out; a write takes: {', '.join(_KNOWN)}"
+            )
         near = difflib.get_close_matches(name, [*_BY_LOWER_CASE, "checkpointlocation"], 2, 0.7)
         hint = " or ".join(_BY_LOWER_CASE.get(match, "checkpointLocation") for match in near)
         question = f"did you mean {hint}? " if near else ""
@@ -165,6 +194,13 @@ def _topic_config(given: Mapping[str, str]) -> dict[str, str]:
     config.setdefault("cleanup.policy", "compact")
     TopicConfig.parse(config)
     return config
+
+
+def _given_for_topics(given: Mapping[str, str]) -> dict[str, str]:
+    found = {name: text for name, text in given.items() if name.startswith(_TOPIC_PREFIX)}
+    if "numpartitions" in given:
+        found["numPartitions"] = given["numpartitions"]
+    return found
 
 
 def _codec(given: Mapping[str, str]) -> str | None:

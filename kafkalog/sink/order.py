@@ -20,6 +20,7 @@ __all__ = ["in_order"]
 
 _ROWS_MAX = 10_000
 _BYTES_MAX = 16 << 20
+_NOT_IN_ARROW = {"yearmonthinterval", "interval"}
 
 
 def in_order(
@@ -36,7 +37,8 @@ def in_order(
     rows in memory while it sorts, so a large micro-batch wants more partitions. Nulls of `by` come
     first; rows with equal `by` come in any order. The sink does not write the column `by`.
 
-    Raises InvalidInputError for columns that do not exist or have no order.
+    Raises InvalidInputError for columns that do not exist or have no order, and for intervals of
+    months, which do not reach Python.
     """
     names = [by] if isinstance(by, str) else list(by)
     keys = [key] if isinstance(key, str) else list(key)
@@ -53,6 +55,13 @@ def in_order(
 def _check_columns(df: DataFrame, names: Sequence[str], keys: Sequence[str]) -> None:
     if not names or not keys:
         raise InvalidInputError("in_order: expected at least one column to order by, and one key")
+    for column in df.schema.fields:
+        if column.dataType.typeName() in _NOT_IN_ARROW:
+            role = "by=" if column.name in names else "column "
+            raise InvalidInputError(
+                f"in_order: {role}{column.name!r}: Spark cannot hand "
+                f"{column.dataType.simpleString()} to Python; cast it to a number first"
+            )
     types = {column.name: column.dataType.typeName() for column in df.schema.fields}
     for role, wanted in (("by", names), ("key", keys)):
         for name in wanted:

@@ -10,8 +10,9 @@ from kafkalog.sink.options import SinkOptions
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.staging import NewTopic, StagedMessage
+from kafkalog.storage_engine.state import TopicState
 
-__all__ = ["new_topics", "prepare_topic", "topics_to_create"]
+__all__ = ["new_topics", "options_without_effect", "prepare_topic", "topics_to_create"]
 
 
 def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
@@ -53,3 +54,23 @@ def topics_to_create(
         name for message in staged for name, topic_id in message.topic_ids.items() if not topic_id
     }
     return dict.fromkeys(sorted(names), new)
+
+
+def options_without_effect(options: SinkOptions, topic: TopicState) -> list[str]:
+    """Say which options ask for another topic than there is, with its values; [] when none does.
+
+    `numPartitions` and `topic.<config>` are for a topic that a write creates; they change none.
+    """
+    found = []
+    real, asked = TopicConfig.parse(topic.config), TopicConfig.parse(options.topic_config)
+    for option, given in sorted(options.given_for_topics.items()):
+        if option == "numPartitions":
+            if options.num_partitions != len(topic.partitions):
+                found.append(f"{option}={options.num_partitions} (it has {len(topic.partitions)})")
+            continue
+        name = option.removeprefix("topic.")
+        has, wanted = (getattr(config, name.replace(".", "_")) for config in (real, asked))
+        if has != wanted:
+            has = ",".join(sorted(has)) if isinstance(has, frozenset) else has
+            found.append(f"{option}={given} (it has {has})")
+    return found

@@ -30,8 +30,14 @@ from kafkalog.sink.backlog import warn_of_backlog
 from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
-from kafkalog.sink.topics import new_topics, prepare_topic, topics_to_create
+from kafkalog.sink.topics import (
+    new_topics,
+    options_without_effect,
+    prepare_topic,
+    topics_to_create,
+)
 from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.commit import CHECKPOINT, TRANSACTION
 from kafkalog.storage_engine.engine import Engine, Writer
 from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
 
@@ -172,13 +178,26 @@ class _LogWriter:
                 fault,
             )
 
-    def _warn_of_ignored(self, writer: str) -> None:
+    def _warn_of_ignored(self, messages: Sequence[SinkMessage | None], writer: str) -> None:
+        """Say once what of the options had no effect; after the commit, when all topics exist."""
         if self.options.ignored:
             _warn_once(
                 (writer, "ignored"),
                 f"options of Kafka's client mean nothing without a broker and are ignored: "
                 f"{', '.join(self.options.ignored)}",
             )
+        if not self.options.given_for_topics:
+            return
+        topics = Engine(self.options.root, read_only=True).state().topics
+        written = {name for m in messages if m and m.staged for name in m.staged.topic_ids}
+        for name in sorted(written & topics.keys()):
+            differing = options_without_effect(self.options, topics[name])
+            if differing:
+                _warn_once(
+                    (writer, "topic", name),
+                    f"topic {name} at {self.options.root} exists, so these options have no effect: "
+                    f"{', '.join(differing)}; KafkaLog.alter_topic changes a topic's configs",
+                )
 
 
 class BatchWriter(_LogWriter, DataSourceArrowWriter):
@@ -186,11 +205,6 @@ class BatchWriter(_LogWriter, DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
         super().__init__(options, columns)
-        self._writer = (
-            Writer(options.txn_app_id, options.target, options.txn_version or 0)
-            if options.txn_app_id is not None
-            else None
-        )
         self._batch_id = options.txn_version or 0
         # A write without a name gets one for its files.
         self._slug = writer_slug(options.txn_app_id or secrets.token_hex(16), options.target)
@@ -204,21 +218,33 @@ class BatchWriter(_LogWriter, DataSourceArrowWriter):
 
         Raises CommitConflictError for a txnVersion below the last one.
         """
-        self._publish(messages, self._writer)
+        writer = self._writer(messages)
+        self._publish(messages, writer)
         running = _micro_batch_of(messages)
-        if running is not None and self._writer is None:
+        if running is not None and writer is None:
             _warn_once(
                 (running.query_id, self.options.target, "at least once"),
                 f"df.write to {self.options.target} inside a streaming query is at-least-once: "
                 "a repeated micro-batch lands twice; use kafkalog.sink.Append(path, topic), or set "
                 "txnAppId and txnVersion",
             )
-        self._warn_of_ignored(running.query_id if running else self._slug)
+        self._warn_of_ignored(messages, running.query_id if running else self._slug)
 
     def abort(self, messages: Sequence[Any]) -> None:
         """Remove what the tasks staged; also called after a commit that failed."""
         prefix = layout.staged_prefix(self._slug, self._batch_id)
-        self._discard(messages, self._writer, prefix)
+        self._discard(messages, self._writer(messages), prefix)
+
+    def _writer(self, messages: Sequence[SinkMessage | None]) -> Writer | None:
+        """Return who writes; None for a write without a name."""
+        app_id = self.options.txn_app_id
+        if app_id is None:
+            return None
+        running = _micro_batch_of(messages)
+        # `Append` passes the query and the micro-batch on as these options.
+        is_stream = running is not None and app_id.split("/")[0] == running.query_id
+        kind = CHECKPOINT if is_stream else TRANSACTION
+        return Writer(app_id, self.options.target, self._batch_id, kind)
 
 
 class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
@@ -244,7 +270,7 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
         if writer is None:
             return  # no task ran, so there is nothing to publish
         self._publish(messages, writer)
-        self._warn_of_ignored(writer.id)
+        self._warn_of_ignored(messages, writer.id)
         warn_of_backlog(self.options, writer.id, _now_ms())
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:

@@ -28,6 +28,11 @@ STAGED_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
 """A staged file this old is named by no query that is alive."""
 
 
+CHECKPOINT = ("checkpoint", "continue with the newer checkpoint")
+TRANSACTION = ("txnVersion", "give a higher txnVersion")
+"""What numbers a writer's batches, and what helps when that number has gone back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Writer:
     """Who commits: an id, what it writes to (a topic, or `*`), and the batch it is at."""
@@ -35,6 +40,8 @@ class Writer:
     id: str
     target: str
     batch_id: int
+    kind: tuple[str, str] = CHECKPOINT
+    """For messages alone: no part of the writer's name."""
 
     @property
     def name(self) -> str:
@@ -66,10 +73,11 @@ def is_committed(state: State, writer: Writer, rows: int, now_ms: int) -> bool:
         return False
     when = datetime.fromtimestamp(known.time_ms / 1000).astimezone()
     if writer.batch_id < known.batch_id:
+        numbered_by, remedy = writer.kind
         raise CommitConflictError(
-            f"this checkpoint is older than the log: committed {known.batch_id} at "
-            f"{when:%H:%M} ({when:%Y-%m-%d %H:%M:%S%z}), got {writer.batch_id} "
-            f"(writer {writer.id}, target {writer.target}); continue with the newer checkpoint, "
+            f"this {numbered_by} is older than the log: committed {known.batch_id} at "
+            f"{when:%H:%M}, got {writer.batch_id} (writer {writer.id}, target {writer.target}, "
+            f"committed at {when:%Y-%m-%d %H:%M:%S%z}); {remedy}, "
             "or set option resetWriter=true to write these batches again"
         )
     _logger.warning(

@@ -23,6 +23,7 @@ import errno
 import fcntl
 import functools
 import os
+import resource
 import struct
 import threading
 from collections import defaultdict
@@ -42,6 +43,32 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_
 
 
 # --- bytes ---------------------------------------------------------------------------------------
+
+
+def open_to_read(path: Path) -> int:
+    """Open a file; returns its descriptor. Raises OSError.
+
+    When the process has used up its descriptors, their soft limit is raised to the hard one, as a
+    JVM does it at its start: the soft limit is meant for programs that use select.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except OSError as fault:
+        if fault.errno != errno.EMFILE or not _raise_descriptor_limit():
+            raise
+        return os.open(path, flags)
+
+
+def _raise_descriptor_limit() -> bool:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):  # a system whose hard limit is unlimited only in name
+        return False
+    return True
 
 
 def read_at(fd: int, size: int, position: int) -> bytes:
@@ -266,6 +293,21 @@ class FileLock:
         """Hold the lock together with other sharers."""
         with self._held(fcntl.LOCK_SH):
             yield
+
+    def is_held_alone(self) -> bool:
+        """Tell whether somebody holds the lock exclusively; never waits.
+
+        It is tried for as a sharer, so askers do not take each other for the holder; but who tries
+        for it exclusively in that very instant, without waiting, misses it.
+        """
+        with _descriptor(self.path, writable=False) as fd:
+            if fd is None:
+                return False
+            try:
+                _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, self.path)
+            except BlockingIOError:
+                return True
+            return False
 
     @contextlib.contextmanager
     def passing(self) -> Iterator[None]:

@@ -17,7 +17,8 @@ Gaps are normal: the cleaner removes records, whole batches, and all batches of 
 Descriptors are bounded: of a partition with very many segments a view opens a *window*, and lists
 again when it is used up. The later segments are then those of a later moment, which yield the same
 records as far as they are still wanted: a changelog reader cannot tell. Who must see exactly one
-moment (which record is the newest of its key?) opens the view `whole`.
+moment (which record is the newest of its key?) opens the view `whole`. The cleaner, which alone
+replaces segments, opens them one by one (`held`).
 
 Kafka: UnifiedLog.read, LogSegment.read, FileRecords, without the fetch sizes.
 """
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -47,15 +48,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from kafkalog.storage_engine.records import BatchTable
+    from kafkalog.storage_engine.records import BatchTable, RecordTable
 
 __all__ = ["Chunk", "LogView", "open_view"]
 
 CHUNK_SIZE = 1 << 20
 WINDOW = 128
 """Segments a view opens at once, unless it is opened whole."""
-_COMPRESSED_RUN = 64 << 10
-"""Compressed bytes that become one Arrow batch; what they grow to is known only afterwards."""
 _LISTINGS = 100
 """Attempts to list a directory between two changes of a broker's."""
 
@@ -77,14 +76,7 @@ class _Window:
         self.segments: list[OpenSegment] = []
         try:
             for place in range(first, last):
-                is_active = bases[place] == state.active_base
-                self.segments.append(
-                    OpenSegment(
-                        segments[place],
-                        end_offset=bases[place + 1] if place + 1 < len(bases) else layout.INT64_MAX,
-                        committed=state.active_size if is_active else None,
-                    )
-                )
+                self.segments.append(_opened(state, segments, place))
         except BaseException:
             self.close()
             raise
@@ -98,6 +90,17 @@ class _Window:
     def close(self) -> None:
         for segment in self.segments:
             segment.close()
+
+
+def _opened(state: PartitionState, segments: Sequence[SegmentFiles], place: int) -> OpenSegment:
+    segment = segments[place]
+    is_last = place + 1 == len(segments)
+    is_active = segment.base_offset == state.active_base
+    return OpenSegment(
+        segment,
+        end_offset=layout.INT64_MAX if is_last else segments[place + 1].base_offset,
+        committed=state.active_size if is_active else None,
+    )
 
 
 def _committed(
@@ -137,12 +140,14 @@ class LogView:
         *,
         load_state: Callable[[], PartitionState] | None = None,
         start: int | None = None,
+        held: bool = False,
     ) -> None:
         """Open the segments; the caller holds the segments lock, shared or exclusive.
 
         With `load_state` open a window of them that begins at offset `start` (the log start); it
-        gives the state of later moments, under the lock. Raises StorageError, and
-        FileNotFoundError when a file is gone since it was listed.
+        gives the state of later moments, under the lock. With both that and `held` open none yet,
+        see `open_view`. Raises StorageError, and FileNotFoundError when a file is gone since it was
+        listed.
         """
         self.directory = directory
         self.topic = topic
@@ -152,9 +157,10 @@ class LogView:
         # Now, and of all segments: a cleaning that comes later drops the entries with their data.
         self._aborted = aborted_transactions(s.transaction_index for s in self.segments)
         self._load_state = load_state
+        self._held = held
         self._window = _Window(
             state,
-            self.segments,
+            [] if held else self.segments,
             state.log_start_offset if start is None else start,
             WINDOW if load_state else None,
         )
@@ -184,11 +190,10 @@ class LogView:
         """Yield the data records with start <= offset < end, in order, as columns of `schema`.
 
         With `read_committed` records of aborted transactions are left out; whoever reads past the
-        last stable offset gets those of open ones. A batch holds about a chunk (1 MiB of the file,
-        less when compressed), or one record batch where that alone is larger; none is empty.
-        Control batches never surface. Raises
-        OffsetOutOfRangeError outside [log start, high watermark], CorruptBatchError and
-        StorageError.
+        last stable offset gets those of open ones. A batch holds about a chunk (1 MiB of the file;
+        2 MiB decompressed where that is compressed), or one record batch where that alone is
+        larger; none is empty. Control batches never surface. Raises OffsetOutOfRangeError outside
+        [log start, high watermark], CorruptBatchError and StorageError.
         """
         for offset in (start, end):
             if not self.state.log_start_offset <= offset <= self.state.high_watermark:
@@ -202,24 +207,23 @@ class LogView:
     def _read(
         self, start: int, end: int, schema: pa.Schema, aborted: list[AbortedTransaction]
     ) -> Iterator[pa.RecordBatch]:
-        from kafkalog.storage_engine import records
+        from kafkalog.storage_engine.records import to_arrow
 
-        for chunk in self.chunks(start, end):
-            for selection in _decodable_runs(chunk.table, aborted):
-                batch = records.decode(
-                    chunk.buffer,
-                    chunk.table,
-                    start=chunk.start,
-                    end=chunk.end,
+        def is_wanted(table: BatchTable) -> npt.NDArray[np.bool_]:
+            is_data: npt.NDArray[np.bool_] = (table.attributes & layout.CONTROL_BIT) == 0
+            return is_data & ~is_aborted(table, aborted) if aborted else is_data
+
+        for run, records in self.runs(start, end, is_wanted):
+            rows = records.rows_between(start, end)
+            if len(records if rows is None else rows):
+                yield to_arrow(
+                    records,
+                    run.table,
+                    rows,
                     schema=schema,
                     topic=self.topic,
                     partition=self.partition,
-                    path=chunk.path,
-                    file_position=chunk.file_position,
-                    selection=selection,
                 )
-                if batch.num_rows:
-                    yield batch
 
     def chunks(self, start: int, end: int, *, chunk_size: int = CHUNK_SIZE) -> Iterator[Chunk]:
         """Yield every batch with last_offset >= start and base_offset < end, control batches too.
@@ -232,6 +236,21 @@ class LogView:
             for chunk in segment.chunks(offset, end, chunk_size):
                 offset = int(chunk.table.last_offsets[-1]) + 1
                 yield chunk
+
+    def runs(
+        self,
+        start: int,
+        end: int,
+        is_wanted: Callable[[BatchTable], npt.NDArray[np.bool_]],
+        *,
+        chunk_size: int = CHUNK_SIZE,
+    ) -> Iterator[tuple[Chunk, RecordTable]]:
+        """Yield what `chunks` does in runs, with the records of wanted batches; see `Chunk.runs`.
+
+        Records below `start`, or at or above `end`, are among them.
+        """
+        for chunk in self.chunks(start, end, chunk_size=chunk_size):
+            yield from chunk.runs(is_wanted(chunk.table))
 
     def position_of(self, offset: int) -> tuple[SegmentFiles, int] | None:
         """Return where the first batch with last_offset >= `offset` is: its segment and position.
@@ -268,6 +287,9 @@ class LogView:
         """Yield the segments that may hold offsets of [start, end), window after window."""
         if end > self.state.high_watermark:
             raise self._out_of_range(end, self.state)
+        if self._held:
+            yield from self._held_segments(start, end)
+            return
         offset: int | None = start
         while offset is not None and offset < end:
             with self._window_at(offset) as window:
@@ -276,6 +298,24 @@ class LogView:
                         return
                     yield segment
                 offset = window.following
+
+    def _held_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
+        """Yield the segments that may hold offsets of [start, end), one open at a time."""
+        assert self._load_state is not None
+        first = bisect_right(self.segments, start, key=lambda segment: segment.base_offset) - 1
+        for place in range(max(0, first), len(self.segments)):
+            base_offset = self.segments[place].base_offset
+            if base_offset >= end:
+                return
+            try:
+                segment = _opened(self.state, self.segments, place)
+            except FileNotFoundError:
+                following = [after.base_offset for after in self.segments[place + 1 : place + 2]]
+                if following and self._load_state().log_start_offset >= following[0]:
+                    continue  # deleted since it was listed, and nobody misses its records
+                raise _missing(self.directory, base_offset) from None
+            with contextlib.closing(segment):
+                yield segment
 
     @contextlib.contextmanager
     def _window_at(self, offset: int) -> Iterator[_Window]:
@@ -307,7 +347,7 @@ class LogView:
 
 # --- opening -------------------------------------------------------------------------------------
 
-_Opened = TypeVar("_Opened", "LogView", _Window)
+_Moment = TypeVar("_Moment", "LogView", _Window)
 
 
 def open_view(
@@ -317,18 +357,23 @@ def open_view(
     load_state: Callable[[], PartitionState],
     *,
     whole: bool = False,
+    held: bool = False,
     start: int | None = None,
 ) -> LogView:
     """Open a partition as it is now: state, listing and files of one moment.
 
     `load_state` is called under the shared segments lock, and again when a view of more than
     `WINDOW` segments gets past the ones it has open. `whole` opens all of them: for whoever needs
-    the one moment. `start` is the offset where reading will begin, if it is known.
+    the one moment. `held` opens each by its name when reading comes to it: for the holder of the
+    cleaner lock, who alone replaces segments, and no longer reads those that it has replaced.
+    `start` is the offset where reading will begin, if it is known.
     """
 
     def opened(state: PartitionState, listed: list[SegmentFiles]) -> LogView:
-        later = None if whole or len(listed) <= WINDOW else load_state
-        return LogView(directory, topic, partition, state, listed, load_state=later, start=start)
+        later = load_state if held or (len(listed) > WINDOW and not whole) else None
+        return LogView(
+            directory, topic, partition, state, listed, load_state=later, start=start, held=held
+        )
 
     return _open_moment(directory, load_state, opened)
 
@@ -336,8 +381,8 @@ def open_view(
 def _open_moment(
     directory: Path,
     load_state: Callable[[], PartitionState],
-    opened: Callable[[PartitionState, list[SegmentFiles]], _Opened],
-) -> _Opened:
+    opened: Callable[[PartitionState, list[SegmentFiles]], _Moment],
+) -> _Moment:
     """Call `opened` with a state and a listing that belong together.
 
     Our own processes wait for the lock; a broker does not know it, so the listing counts only when
@@ -359,23 +404,3 @@ def _open_moment(
     raise StorageError(
         f"{directory}: its segments changed during each of {_LISTINGS} listings; try again"
     )
-
-
-def _decodable_runs(
-    table: BatchTable, aborted: list[AbortedTransaction]
-) -> Iterator[npt.NDArray[np.int64] | None]:
-    """Yield the data batches to decode at once; None for all of the table."""
-    import numpy as np
-
-    is_data = (table.attributes & layout.CONTROL_BIT) == 0
-    if aborted:
-        is_data &= ~is_aborted(table, aborted)
-    wanted = np.flatnonzero(is_data & (table.counts != 0))
-    if not len(wanted):
-        return
-    if not (table.attributes[wanted] & layout.CODEC_MASK).any():
-        yield wanted if len(wanted) < len(table) else None
-        return
-    sizes = table.sizes[wanted]
-    run = (np.cumsum(sizes) - sizes) // _COMPRESSED_RUN
-    yield from np.split(wanted, np.flatnonzero(np.diff(run)) + 1)

@@ -23,10 +23,15 @@ from kafkalog.storage_engine.index import OffsetIndex, TimeIndex
 from kafkalog.storage_engine.segments import SegmentFiles, headers, locate, locate_time
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.records import BatchTable
+    import numpy as np
+    import numpy.typing as npt
+
+    from kafkalog.storage_engine.records import BatchTable, RecordTable
 
 __all__ = ["Chunk", "OpenSegment"]
 
+RUN_SIZE = 2 << 20
+"""Decompressed bytes held at once; the batch that makes it so many ends a run of batches."""
 _READ_AHEAD_MAX = 16 << 20
 """Bytes up to which a read grows past the large batch it is for; only a batch alone is larger."""
 
@@ -48,6 +53,33 @@ class Chunk:
     start: int
     end: int
 
+    def runs(self, is_wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[Chunk, RecordTable]]:
+        """Yield the chunk in runs, each with as many records as should be in memory at once.
+
+        What batches decompress to is known only afterwards: a run ends with the batch that makes it
+        `RUN_SIZE` bytes. Every batch is in one run; `is_wanted`, bool (b,), says which are looked
+        into for records. Raises CorruptBatchError.
+        """
+        from kafkalog.storage_engine import records
+
+        table = self.table
+        # A negative count is none that may be passed over: indexing reports it.
+        is_wanted = is_wanted & (table.counts != 0)
+        while len(table):
+            selection = is_wanted.nonzero()[0]
+            found = records.index_records(
+                self.buffer,
+                table,
+                path=self.path,
+                file_position=self.file_position,
+                selection=selection,
+                run_size=RUN_SIZE,
+            )
+            is_last = found.batch_count == len(selection)
+            stop = len(table) if is_last else int(selection[found.batch_count])
+            yield dataclasses.replace(self, table=_slice(table, 0, stop)), found
+            table, is_wanted = _slice(table, stop, len(table)), is_wanted[stop:]
+
 
 class OpenSegment:
     """A segment whose `.log` file is open; `close` it.
@@ -63,11 +95,13 @@ class OpenSegment:
         self.files = segment
         self.end_offset = end_offset
         try:
-            self._fd = os.open(segment.log, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = files.open_to_read(segment.log)
         except FileNotFoundError:
             raise
         except OSError as fault:
-            advice = "; raise the limit of open files (ulimit -n)" * (fault.errno == errno.EMFILE)
+            advice = ""
+            if fault.errno == errno.EMFILE:
+                advice = "; raise the limit of open files (ulimit -n), or clean the topic first"
             raise StorageError(
                 f"{segment.log}: cannot be opened: {fault.strerror}{advice}"
             ) from fault

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError
-from kafkalog.storage_engine import columns, compression, kernel_cache, layout
+from kafkalog.storage_engine import arena, columns, compression, kernel_cache, layout
 from kafkalog.storage_engine.batch import Buffer, seal_batch
 from kafkalog.storage_engine.encoding import Encoded, encode, murmur2_partitions
 
@@ -90,14 +90,23 @@ class RecordTable:
 
     fields: int64 (9, n), the rows that the properties below name
     batch_index: int32 (n,), the record's batch in the `BatchTable`
+    batch_count: how many of the batches that were selected have their records here
     """
 
     arena: Bytes
     batch_index: npt.NDArray[np.int32]
     fields: npt.NDArray[np.int64]
+    batch_count: int
 
     def __len__(self) -> int:
         return int(self.fields.shape[1])
+
+    def rows_between(self, start: int, end: int) -> Integers | None:
+        """Return the records with `start` <= offset < `end`; None for all."""
+        offsets = self.offsets
+        if not len(offsets) or (offsets.min() >= start and offsets.max() < end):
+            return None
+        return np.flatnonzero((offsets >= start) & (offsets < end))
 
     def _row(self, index: int) -> Integers:
         row: Integers = self.fields[index]
@@ -202,17 +211,22 @@ def index_records(
     file_position: int,
     selection: npt.NDArray[Any] | None = None,
     limit: int = compression.SIZE_MAX,
+    run_size: int | None = None,
 ) -> RecordTable:
     """Find the records of the selected batches (ascending indexes; None for all).
 
-    Decompresses what is compressed, each batch to `limit` bytes at most. Raises CorruptBatchError.
+    Decompresses what is compressed, each batch to `limit` bytes at most; with a `run_size` only the
+    first batches, up to the one that makes it so many decompressed bytes. Raises CorruptBatchError.
     Kafka: DefaultRecordBatch.iterator.
     """
     kernels = kernel_cache.load()
     if selection is None:
         selection = np.arange(len(table))
     fault = _Fault(path, file_position, table, selection)
-    arena, starts, ends = _arena(buffer, table, selection, limit, fault)
+    data, starts, ends = arena.sections(
+        buffer, table, selection, limit=limit, run_size=run_size, report=fault.report
+    )
+    selection = selection[: len(starts)]
     counts = table.counts[selection]
     # A count is believed only as far as its bytes can bear it: memory is taken for it next.
     wild = np.flatnonzero(
@@ -238,12 +252,12 @@ def index_records(
     count = int(counts.sum())
     fields = columns.allocate(kernels.RECORD_FIELDS * count, np.int64)
     fields = fields.reshape(kernels.RECORD_FIELDS, count)
-    status, section, position = kernels.index_records(arena, sections, fields)
+    status, section, position = kernels.index_records(data, sections, fields)
     if status != kernels.OK:
         place = position - int(starts[section])
         fault.report(section, *_record_fault(status, place, int(counts[section])))
     batch_index = np.repeat(selection.astype(np.int32), counts)
-    return RecordTable(arena, batch_index, fields)
+    return RecordTable(data, batch_index, fields, len(selection))
 
 
 def decode(
@@ -266,10 +280,7 @@ def decode(
     records = index_records(
         buffer, table, path=path, file_position=file_position, selection=selection
     )
-    offsets = records.offsets
-    rows = None
-    if len(offsets) and (offsets.min() < start or offsets.max() >= end):
-        rows = np.flatnonzero((offsets >= start) & (offsets < end))
+    rows = records.rows_between(start, end)
     return to_arrow(records, table, rows, schema=schema, topic=topic, partition=partition)
 
 
@@ -418,39 +429,6 @@ def _sealed(
         base_sequence=int(table.base_sequences[batch]),
     )
     return bytes(target)
-
-
-def _arena(
-    buffer: Buffer, table: BatchTable, selection: npt.NDArray[Any], limit: int, fault: _Fault
-) -> tuple[Bytes, Integers, Integers]:
-    """Return the bytes that hold the record sections, and each section's start and end."""
-    starts = table.positions[selection] + layout.BATCH_OVERHEAD
-    ends = table.positions[selection] + table.sizes[selection]
-    codecs = table.attributes[selection] & layout.CODEC_MASK
-    if not codecs.any():
-        return np.frombuffer(buffer, dtype=np.uint8), starts, ends
-    sections = []
-    counts = table.counts[selection].tolist()
-    with memoryview(buffer) as view:
-        for number, codec in enumerate(codecs.tolist()):
-            if counts[number] == 0:  # nobody looks at the bytes of an empty batch
-                sections.append(b"")
-                continue
-            try:
-                data = compression.decompress(
-                    codec, view[int(starts[number]) : int(ends[number])], limit=limit
-                )
-            except ValueError as error:
-                expected, _, found = str(error).removeprefix("expected ").partition(", found ")
-                fault.report(number, expected, found)
-            sections.append(data)
-    sizes = np.array([len(section) for section in sections], dtype=np.int64)
-    ends = np.cumsum(sizes)
-    starts = ends - sizes
-    arena = columns.allocate(int(sizes.sum()))
-    for section, start, end in zip(sections, starts.tolist(), ends.tolist(), strict=True):
-        arena[start:end] = np.frombuffer(section, dtype=np.uint8)
-    return arena, starts, ends
 
 
 @dataclass(frozen=True, slots=True)

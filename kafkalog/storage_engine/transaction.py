@@ -38,7 +38,8 @@ class Transaction:
         self.state = state
         self._root = root
         self._journal = journal
-        self._check_lock = check_lock
+        self.check_lock = check_lock
+        """Raises LockedByBrokerError when the root lock has been taken from under this holder."""
         self._change = Change()
         self._created: dict[str, TopicState] = {}
         self._appenders: dict[tuple[str, int], partition.Appender] = {}
@@ -121,7 +122,7 @@ class Transaction:
         sync = self._must_sync(change, rows, now_ms)
         if sync:
             self._sync()
-        self._check_lock()
+        self.check_lock()
         self.state = self._journal.append(change, sync=sync)
         self.close()
         for created in self._created.values():

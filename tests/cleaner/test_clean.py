@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 
 import pytest
@@ -291,6 +292,23 @@ def test_a_producers_last_batch_is_found_in_the_active_segment_too(tmp_path: Pat
     assert [b.base for b in dump(engine)] == [1, 2]
 
 
+def test_a_producers_last_batch_is_found_also_after_swaps_of_the_round(tmp_path: Path) -> None:
+    segments = {
+        0: [batch(0, [("a", "1")]), batch(1, [("z", "1")])],
+        2: [batch(2, [("b", "1")], producer=1, sequence=0)],
+        3: [batch(3, [("c", "1")], producer=2, sequence=0)],
+        4: [batch(4, [("a", "2"), ("b", "2"), ("c", "2")], producer=2, sequence=1)],
+        7: [],
+    }
+    engine = foreign_log(tmp_path, segments, config={"segment.bytes": "75"})
+    cleaned(engine)
+    assert [(b.base, b.producer, len(b.records)) for b in dump(engine)] == [
+        (1, -1, 1),
+        (2, 1, 0),
+        (4, 2, 3),
+    ]
+
+
 def test_an_emptied_segment_stays_until_it_is_merged(tmp_path: Path) -> None:
     segments = {
         0: [batch(0, [("a", "1")])],
@@ -372,10 +390,11 @@ def test_a_transaction_index_is_carried_into_the_merged_segment(tmp_path: Path) 
     segments = {0: batches, 1: [batch(1, [("b", "1")])], 2: []}
     engine = foreign_log(tmp_path, segments)
     directory = tmp_path / "t-0"
-    (directory / f"{0:020d}.txnindex").write_bytes(b"x" * 34)
-    (directory / f"{1:020d}.txnindex").write_bytes(b"y" * 34)
+    first, second = struct.pack(">hqqqq", 0, 7, 0, 0, 1), struct.pack(">hqqqq", 0, 8, 1, 1, 2)
+    (directory / f"{0:020d}.txnindex").write_bytes(first)
+    (directory / f"{1:020d}.txnindex").write_bytes(second)
     cleaned(engine)
-    assert (directory / f"{0:020d}.txnindex").read_bytes() == b"x" * 34 + b"y" * 34
+    assert (directory / f"{0:020d}.txnindex").read_bytes() == first + second
     assert len(listed(directory)) == 2
 
 

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import struct
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status
 from kafkalog.cleaner.clean import CleaningAborted
-from kafkalog.errors import InvalidInputError, UnknownTopicError
+from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.naive import batch, dump, newest_values, offsets, records_of
@@ -212,6 +216,51 @@ def test_files_of_a_dead_cleaner_are_removed_first(tmp_path: Path) -> None:
     left.write_bytes(batch(4, [("a", "half")]).data()[:70])
     assert clean(engine, now_ms=1)[0].error is None
     assert not left.exists()
+
+
+def test_staged_files_that_nobody_can_name_any_more_are_removed(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+
+    def stage(days_ago: int) -> Path:
+        path = tmp_path / f"{layout.OURS}left-{days_ago}{layout.STAGED}"
+        path.write_bytes(b"x")
+        time_ns = (100 - days_ago) * 86_400 * 10**9
+        os.utime(path, ns=(time_ns, time_ns))
+        return path
+
+    now_ms = 100 * 86_400_000
+    old, young = stage(8), stage(6)
+    clean(engine, now_ms=now_ms)
+    assert (old.exists(), young.exists()) == (False, True)
+    old = stage(8)
+    thread = CleanerThread(engine, CleanerConfig(backoff_ms=10), clock=lambda: now_ms)
+    thread.start()
+    eventually(lambda: not old.exists())
+    thread.stop()
+    assert young.exists()
+
+
+def test_a_broker_that_comes_between_two_swaps_ends_the_cleaning(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    directory = tmp_path / "t-0"
+    lock = tmp_path / layout.ROOT_LOCK
+    brokers: list[BinaryIO] = []
+    before: list[Path] = []
+
+    def come() -> None:
+        if not brokers and list(directory.glob("*.deleted")):
+            lock.unlink()  # as a broker that shuts down does; then another one starts
+            brokers.append(lock.open("wb"))
+            whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            fcntl.fcntl(brokers[0], fcntl.F_OFD_SETLK, whole_file)
+            before.extend(sorted(directory.glob("*.log")))
+
+    with pytest.raises(LockedByBrokerError):
+        clean(engine, now_ms=1, check_abort=come)
+    assert sorted(directory.glob("*.log")) == before != []
+    brokers[0].close()
+    assert clean(engine, now_ms=1)[0].error is None
+    assert offsets(dump(engine)) == [6, 7, 8, 9]
 
 
 def test_a_cleaning_that_is_asked_to_stop_leaves_the_log_as_it_was(tmp_path: Path) -> None:

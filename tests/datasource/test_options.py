@@ -49,6 +49,12 @@ def test_keys_are_matched_in_any_letter_case() -> None:
     assert options.isolation_level == "read_uncommitted"
 
 
+@pytest.mark.parametrize("name", ["topic", "txnAppId", "checkpointLocation", "topic.segment.bytes"])
+def test_an_option_of_a_write_is_named_as_one(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"option {name} is an option of a write"):
+        SourceOptions.parse(GOOD | {name: "x"})
+
+
 def test_parsed_options_are_plain_data() -> None:
     options = SourceOptions.parse(GOOD | {"startingOffsets": '{"t":{"0":1}}'})
 

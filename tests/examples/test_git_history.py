@@ -321,3 +321,9 @@ def test_an_abandoned_reading_ends_git(repository: Replayed) -> None:
     reading = changes(repository.path)
     next(reading)
     reading.close()
+
+
+def test_a_repository_without_commits_says_so(repository: Replayed) -> None:
+    for ask in (head_tree, commit_count, lambda path: list(changes(path))):
+        with pytest.raises(GitError, match=r": no commits yet$"):
+            ask(repository.path)

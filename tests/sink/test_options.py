@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.datasource import option_names
 from kafkalog.errors import InvalidInputError
+from kafkalog.sink import options as sink_options
 from kafkalog.sink.options import SinkOptions
 
 
@@ -37,6 +39,27 @@ def test_topic_configs_are_kafkas_and_compact_unless_given() -> None:
     config = parse(**{"topic.segment.bytes": "1048576"}).topic_config
     assert config == {"cleanup.policy": "compact", "segment.bytes": "1048576"}
     assert parse(**{"topic.cleanup.policy": "delete"}).topic_config == {"cleanup.policy": "delete"}
+
+
+def test_what_was_given_for_new_topics_is_told_from_defaults() -> None:
+    assert parse().given_for_topics == {}
+    options = parse(numPartitions="1", **{"topic.segment.bytes": "1048576"})
+    assert options.given_for_topics == {"numPartitions": "1", "topic.segment.bytes": "1048576"}
+
+
+@pytest.mark.parametrize("name", ["subscribe", "assign", "startingOffsets", "endingTimestamp"])
+def test_an_option_of_a_read_is_named_as_one(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"option {name} is an option of a read"):
+        parse(**{name.upper(): "x"})
+
+
+def test_reads_and_writes_know_each_others_options() -> None:
+    of_both = {"path", "includeHeaders"}
+    reads = {*option_names.SUPPORTED, *option_names.NOT_YET}
+    reads = {name for name in reads if not name.startswith("kafka.")}
+    assert set(sink_options.OF_A_READ) == reads - of_both
+    writes = {name for name in sink_options._KNOWN if not name.startswith(("kafka.", "topic."))}
+    assert set(option_names.OF_A_WRITE) == writes - of_both | {"checkpointLocation"}
 
 
 def test_batch_size_wins_over_kafka_batch_size() -> None:

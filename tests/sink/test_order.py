@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
+import pytest
+from pyspark.sql import types
 
-from kafkalog.sink.order import sorted_batches
+from kafkalog.errors import InvalidInputError
+from kafkalog.sink.order import in_order, sorted_batches
 
 
 def batches(rows: list[tuple[object, ...]], size: int = 3) -> list[pa.RecordBatch]:
@@ -43,3 +48,12 @@ def test_nulls_come_first_and_ties_are_broken_by_the_next_column() -> None:
 
 def test_no_rows_give_no_batches() -> None:
     assert list(sorted_batches([], ["seq"])) == []
+
+
+def test_intervals_of_months_are_refused_by_name() -> None:
+    schema = types.StructType().add("key", "string").add("age", types.YearMonthIntervalType())
+    frame: Any = SimpleNamespace(schema=schema)
+    with pytest.raises(InvalidInputError, match="by='age': Spark cannot hand interval year to"):
+        in_order(frame, by="age")
+    with pytest.raises(InvalidInputError, match="column 'age': Spark cannot hand interval year to"):
+        in_order(frame, by="key")

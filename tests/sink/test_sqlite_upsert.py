@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
@@ -21,6 +22,11 @@ Row = tuple[Any, ...]
 
 def row(key: bytes, value: bytes | None, offset: int, partition: int = 0) -> Row:
     return (value is None, key, value, "t", partition, offset)
+
+
+def portion(rows: Sequence[Row], names: Sequence[str] = NAMES) -> pa.RecordBatch:
+    columns = [pa.array(column) for column in zip(*rows, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=["deleted", *names])
 
 
 def query(database: Path, sql: str) -> list[Row]:
@@ -39,7 +45,7 @@ def upsert(database: Path) -> SQLiteUpsert:
 
 
 def apply(upsert: SQLiteUpsert, batch_id: int, *rows: Row, query_id: str = "q") -> bool:
-    return upsert.apply(query_id, batch_id, NAMES, TYPES, [rows])
+    return upsert.apply(query_id, batch_id, NAMES, TYPES, [portion(rows)])
 
 
 def test_the_table_is_created_and_follows(upsert: SQLiteUpsert, database: Path) -> None:
@@ -85,14 +91,44 @@ def test_end_offsets_grow_over_batches(upsert: SQLiteUpsert, database: Path) -> 
     assert json.loads(stored) == {"t": {"0": 10, "1": 4}}
 
 
+def test_end_offsets_are_the_largest_of_all_portions(upsert: SQLiteUpsert, database: Path) -> None:
+    portions = [
+        portion([row(b"a", b"1", 9), row(b"b", None, 5), row(b"c", b"1", 2, partition=1)]),
+        portion([row(b"d", b"1", 7), row(b"e", b"1", 4, partition=1)]),
+    ]
+    assert upsert.apply("q", 0, NAMES, TYPES, portions)
+    ((stored,),) = query(database, "SELECT end_offsets FROM kafkalog_positions")
+    assert json.loads(stored) == {"t": {"0": 10, "1": 5}}
+
+
+@pytest.mark.parametrize("offset", ["text", None])
+def test_columns_that_are_no_positions_are_not_taken_for_them(
+    upsert: SQLiteUpsert, database: Path, offset: Any
+) -> None:
+    rows = portion([(False, b"a", b"1", "t", 0, offset)])
+    assert upsert.apply("q", 0, NAMES, ["BLOB", "BLOB", "TEXT", "INTEGER", "TEXT"], [rows])
+    assert query(database, "SELECT end_offsets FROM kafkalog_positions") == [("{}",)]
+
+
+def test_nan_becomes_null(database: Path) -> None:
+    rows = portion([(False, "k", float("nan"))], ["key", "n"])
+    SQLiteUpsert(database, "t").apply("q", 0, ["key", "n"], ["TEXT", "REAL"], [rows])
+    assert query(database, "SELECT n FROM t") == [(None,)]
+
+
+def test_a_batch_without_rows_is_remembered(upsert: SQLiteUpsert) -> None:
+    assert upsert.apply("q", 0, NAMES, TYPES, [])
+    assert not upsert.apply("q", 0, NAMES, TYPES, [])
+
+
 def test_a_failure_midway_leaves_the_table_and_the_position_as_they_were(
     upsert: SQLiteUpsert, database: Path
 ) -> None:
     apply(upsert, 0, row(b"a", b"1", 0))
 
-    def failing() -> Iterator[list[Row]]:
+    def failing() -> Iterator[pa.RecordBatch]:
         for offset in range(3):
-            yield [row(b"a", b"2", offset), row(b"b%d" % offset, b"2", offset)]
+            yield portion([row(b"a", b"2", offset), row(b"b%d" % offset, b"2", offset)])
         raise RuntimeError("a task failed")
 
     with pytest.raises(RuntimeError, match="a task failed"):
@@ -103,16 +139,17 @@ def test_a_failure_midway_leaves_the_table_and_the_position_as_they_were(
 
 def test_names_that_need_quoting_work(database: Path) -> None:
     upsert = SQLiteUpsert(database, 'odd "name"; select')
-    upsert.apply(
-        "q", 0, ["key", 'a "b"', "order"], ["TEXT", "TEXT", "REAL"], [[(False, "k", "v", 1)]]
-    )
+    names = ["key", 'a "b"', "order"]
+    rows = portion([(False, "k", "v", 1.0)], names)
+    upsert.apply("q", 0, names, ["TEXT", "TEXT", "REAL"], [rows])
     assert query(database, 'SELECT "order" FROM "odd ""name""; select"') == [(1.0,)]
 
 
 def test_a_table_of_keys_alone_works(database: Path) -> None:
     upsert = SQLiteUpsert(database, "keys")
     for batch_id in range(2):
-        upsert.apply("q", batch_id, ["key"], ["BLOB"], [[(False, b"a"), (batch_id == 1, b"b")]])
+        rows = portion([(False, b"a"), (batch_id == 1, b"b")], ["key"])
+        upsert.apply("q", batch_id, ["key"], ["BLOB"], [rows])
     assert query(database, "SELECT * FROM keys") == [(b"a",)]
 
 

@@ -152,7 +152,7 @@ def test_a_repeated_micro_batch_is_skipped_with_a_warning(
 def test_an_older_micro_batch_is_refused_and_leaves_nothing(sink: Sink) -> None:
     sink.stream().commit([sink.stage(57, ("a", "1"))], 57)
     messages = [sink.stage(3, ("a", "2"))]
-    with pytest.raises(CommitConflictError, match=r"committed 57 at \d\d:\d\d.*, got 3"):
+    with pytest.raises(CommitConflictError, match=r"committed 57 at \d\d:\d\d, got 3"):
         sink.stream().commit(messages, 3)
     sink.stream().abort(messages, 3)
     assert sink.values() == [b"1"]
@@ -290,6 +290,25 @@ def test_a_repeated_transaction_lands_once(sink: Sink) -> None:
     assert sink.values() == [b"5", b"6"]
 
 
+def test_an_older_transaction_is_refused_in_its_own_words(sink: Sink) -> None:
+    def write(version: str, query: str | None, app_id: str) -> None:
+        writer = sink.batch(txnAppId=app_id, txnVersion=version)
+        with task(query=query, batch_id=int(version)):
+            message = writer.write(rows(("a", version)))
+        writer.commit([message])
+
+    write("57", None, "job")
+    with pytest.raises(
+        CommitConflictError,
+        match=r"^this txnVersion is older than the log: committed 57 at \d\d:\d\d, got 3 .*"
+        "give a higher txnVersion, or set option resetWriter",
+    ):
+        write("3", None, "job")
+    write("57", QUERY, f"{QUERY}/name")  # as Append does
+    with pytest.raises(CommitConflictError, match=r"this checkpoint .*, got 3 .* newer checkpoint"):
+        write("3", QUERY, f"{QUERY}/name")
+
+
 def test_an_aborted_batch_write_leaves_nothing(sink: Sink) -> None:
     writer = sink.batch()
     with task():
@@ -328,6 +347,39 @@ def test_ignored_client_options_are_named_once(
     for batch_id in range(2):
         sink.stream().commit([sink.stage(batch_id, ("a", "1"))], batch_id)
     assert caplog.text.count("kafka.bootstrap.servers") == 1
+
+
+def test_options_that_ask_for_another_topic_than_there_is_are_named_once(
+    sink: Sink, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink_writer._warned.clear()
+    config = {"segment.bytes": "1000", "cleanup.policy": "compact"}
+    Engine(sink.root).create_topic("t", 2, config)
+    sink.options |= {
+        "numPartitions": "3",
+        "topic.segment.bytes": "2000",
+        "topic.cleanup.policy": "compact",
+        "topic.index.interval.bytes": "100",
+    }
+    for batch_id in range(2):
+        sink.stream().commit([sink.stage(batch_id, ("a", "1"))], batch_id)
+    (record,) = (r for r in caplog.records if r.levelno == logging.WARNING)
+    assert (
+        "numPartitions=3 (it has 2), topic.index.interval.bytes=100 (it has 4096), "
+        "topic.segment.bytes=2000 (it has 1000);"
+    ) in record.getMessage()
+
+
+def test_options_that_made_the_topic_are_not_warned_of(
+    sink: Sink, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink_writer._warned.clear()
+    given = {"numPartitions": "3", "topic.segment.bytes": "2000"}
+    sink.options |= given
+    sink.stream().commit([sink.stage(0, ("a", "1"))], 0)
+    sink.columns, sink.options = ["topic", "key", "value"], given
+    sink.stream().commit([sink.stage(1, ("u", "a", "1"), ("t", "a", "1"))], 1)
+    assert caplog.text == ""
 
 
 def test_a_topic_that_vanished_is_an_error_in_the_task(sink: Sink) -> None:

@@ -121,7 +121,7 @@ def test_a_batch_below_the_last_is_refused_with_both_ids_and_the_time(engine: En
     engine.commit([stage(engine, BATCH)], writer=writer_at(57), now_ms=NOW_MS)
     with pytest.raises(
         CommitConflictError,
-        match=r"this checkpoint is older than the log: committed 57 at \d\d:\d\d .*, got 3",
+        match=r"this checkpoint is older than the log: committed 57 at \d\d:\d\d, got 3 \(",
     ):
         engine.commit([stage(engine, BATCH, 3)], writer=writer_at(3), now_ms=NOW_MS)
     assert len(read_all(engine)) == 20

@@ -119,6 +119,18 @@ def test_an_exclusive_lock_waits_for_sharers_of_other_descriptors(tmp_path: Path
         assert not is_free
 
 
+def test_asking_whether_a_lock_is_held_alone_does_not_count_as_holding_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    lock = files.FileLock(path)
+    assert not lock.is_held_alone()
+    with files.FileLock(path).shared():
+        assert not lock.is_held_alone()
+    with files.FileLock(path).exclusive():
+        assert lock.is_held_alone()
+    with files.FileLock(path).exclusive(wait=False) as is_free:
+        assert is_free
+
+
 def test_readers_pass_the_turnstile_one_by_one(tmp_path: Path) -> None:
     entered = threading.Event()
 

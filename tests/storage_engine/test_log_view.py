@@ -21,7 +21,7 @@ from kafkalog.errors import (
     StorageError,
 )
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import files, log_view
+from kafkalog.storage_engine import files, log_view, open_segment
 from kafkalog.storage_engine.log_view import LogView, open_view
 from kafkalog.storage_engine.segments import retire
 from kafkalog.storage_engine.state import PartitionState
@@ -185,7 +185,10 @@ def test_only_the_columns_of_the_schema_are_built(partition: Partition) -> None:
     assert set(table.column("partition").to_pylist()) == {3}
 
 
-def test_compressed_batches_become_several_arrow_batches(tmp_path: Path) -> None:
+def test_compressed_batches_become_several_arrow_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_segment, "RUN_SIZE", 64 << 10)
     shuffled = random.Random(5)
     batches = [
         Batch(

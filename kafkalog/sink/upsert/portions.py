@@ -7,7 +7,7 @@ single cells, so the driver receives columns: a portion costs a few calls, not a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,17 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["in_portions"]
 
 
-def in_portions(frame: DataFrame) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the rows as tuples in lists of at most `spark.sql.execution.arrow.maxRecordsPerBatch`.
+def in_portions(frame: DataFrame) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches of at most `spark.sql.execution.arrow.maxRecordsPerBatch`.
 
-    The driver holds the rows of one Spark partition, packed, and of one portion, unpacked.
+    The driver holds the rows of one Spark partition, packed.
     """
     import pyarrow as pa
 
     for row in frame.mapInArrow(_pack, "packed binary").toLocalIterator():
         with pa.ipc.open_stream(row[0]) as reader:
-            for batch in reader:
-                yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            yield from reader
 
 
 def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

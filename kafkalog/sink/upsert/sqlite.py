@@ -16,9 +16,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from itertools import chain
+from itertools import chain, islice
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
 from kafkalog.sink.query import micro_batch_of_driver
@@ -26,6 +26,7 @@ from kafkalog.sink.upsert.newest import newest_per_key
 from kafkalog.sink.upsert.portions import in_portions
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
@@ -60,9 +61,10 @@ class SQLiteUpsert:
             "cast(key as string) as key", "value is null as deleted",
             "get_json_object(cast(value as string), '$.count') as count"))
 
-    Binary becomes BLOB; whole numbers and booleans INTEGER; floats REAL; arrays, maps and structs
-    TEXT in JSON; anything else TEXT as Spark casts it. The table is created if it is missing; one
-    that exists must have these columns, and `key` as its primary key or unique.
+    Binary becomes BLOB; whole numbers and booleans INTEGER; floats REAL, but NaN becomes NULL, as
+    SQLite knows no NaN; arrays, maps and structs TEXT in JSON; anything else TEXT as Spark casts
+    it. The table is created if it is missing; one that exists must have these columns, and `key`
+    as its primary key or unique.
 
     The last batch id of each (query, table) is in the table `kafkalog_positions` of the same file,
     with the end offsets reached, as far as `select` lets `topic`, `partition` and `offset` through.
@@ -106,21 +108,21 @@ class SQLiteUpsert:
         batch_id: int,
         names: Sequence[str],
         types: Sequence[str],
-        portions: Iterable[Sequence[Sequence[Any]]],
+        portions: Iterable[pa.RecordBatch],
     ) -> bool:
         """Apply portions of rows in one transaction; False when the batch was there already.
 
-        Each row begins with whether it is a deletion, then come the values of `names`, whose SQLite
+        The first column says which rows are deletions, then come the columns `names`, whose SQLite
         types are `types`; `names` has a `key`.
         """
         following = iter(portions)
         # The first rows cost the whole reduction; other writers of the file need not wait for it.
-        first = next(following, [])
+        first = list(islice(following, 1))
         with self._transaction() as connection:
             if self._is_repeated(connection, query_id, batch_id):
                 return False
             self._create_table(connection, names, types)
-            ends = self._write(connection, names, chain([first], following))
+            ends = self._write(connection, names, chain(first, following))
             self._record(connection, query_id, batch_id, ends)
         return True
 
@@ -186,9 +188,11 @@ class SQLiteUpsert:
         self,
         connection: sqlite3.Connection,
         names: Sequence[str],
-        portions: Iterable[Sequence[Sequence[Any]]],
+        portions: Iterable[pa.RecordBatch],
     ) -> dict[str, dict[str, int]]:
         """Upsert and delete; return the end offsets reached, {topic: {partition: offset + 1}}."""
+        import pyarrow.compute as pc
+
         table = _quoted(self.table)
         marks = ", ".join("?" for _ in names)
         updates = ", ".join(
@@ -200,12 +204,15 @@ class SQLiteUpsert:
         )
         delete = f'DELETE FROM {table} WHERE "key" = ?'
         key = names.index("key") + 1
-        ends = _Ends(names)
+        ends: dict[str, dict[str, int]] = {}
         for portion in portions:
-            connection.executemany(delete, [(row[key],) for row in portion if row[0]])
-            connection.executemany(upsert, [tuple(row[1:]) for row in portion if not row[0]])
-            ends.add(portion)
-        return ends.reached
+            is_deleted = portion.column(0)
+            deleted = portion.filter(is_deleted).column(key)
+            connection.executemany(delete, zip(deleted.to_pylist(), strict=True))
+            kept = portion.filter(pc.invert(is_deleted)).columns[1:]
+            connection.executemany(upsert, zip(*(c.to_pylist() for c in kept), strict=True))
+            _note_ends(ends, portion)
+        return ends
 
     def _record(
         self,
@@ -228,24 +235,27 @@ class SQLiteUpsert:
         )
 
 
-class _Ends:
-    """The end offsets of the rows seen: a partition's newest record survives the reduction."""
+def _note_ends(ends: dict[str, dict[str, int]], portion: pa.RecordBatch) -> None:
+    """Raise the end offsets to those of some rows: a partition's newest record is among all rows.
 
-    def __init__(self, names: Sequence[str]) -> None:
-        wanted = ("topic", "partition", "offset")
-        self._places = [names.index(name) + 1 for name in wanted if name in names]
-        self._is_known = len(self._places) == len(wanted)
-        self.reached: dict[str, dict[str, int]] = {}
+    Does nothing where `select` has left out, or made something else of, a column that this needs.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    def add(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Take note of the rows' offsets."""
-        if not self._is_known:
-            return
-        topic, partition, offset = self._places
-        for row in rows:
-            partitions = self.reached.setdefault(row[topic], {})
-            number = str(row[partition])
-            partitions[number] = max(partitions.get(number, 0), row[offset] + 1)
+    wanted = ["topic", "partition", "offset"]
+    names = portion.schema.names
+    if any(names.count(name) != 1 for name in wanted):
+        return
+    rows = pa.table([portion.column(name) for name in wanted], names=wanted)
+    topic, *numbers = rows.schema.types
+    if not pa.types.is_string(topic) or not all(map(pa.types.is_integer, numbers)):
+        return
+    newest = pc.drop_null(rows).group_by(["topic", "partition"]).aggregate([("offset", "max")])
+    for row in newest.to_pylist():
+        partitions = ends.setdefault(row["topic"], {})
+        number = str(row["partition"])
+        partitions[number] = max(partitions.get(number, 0), row["offset_max"] + 1)
 
 
 def _rows_for_sqlite(shaped: DataFrame) -> tuple[list[str], list[str], DataFrame]:

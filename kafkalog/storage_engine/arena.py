@@ -1,0 +1,72 @@
+"""The arena of a chunk: the bytes in which the records of its batches can be read.
+
+That is the chunk itself where nothing in it is compressed, else its decompressed record sections,
+one behind the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.storage_engine import columns, compression, layout
+from kafkalog.storage_engine.batch import Buffer
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.records import BatchTable
+
+__all__ = ["sections"]
+
+Integers = npt.NDArray[np.int64]
+
+
+def sections(
+    buffer: Buffer,
+    table: BatchTable,
+    selection: npt.NDArray[Any],
+    *,
+    limit: int,
+    run_size: int | None,
+    report: Callable[[int, str, str], NoReturn],
+) -> tuple[npt.NDArray[np.uint8], Integers, Integers]:
+    """Return an arena, and the start and the end of the record section of each selected batch.
+
+    No section has more than `limit` bytes. With a `run_size` there are fewer than were selected
+    where the first ones, decompressed, are so many bytes already: then the last of them ends it.
+    `report` raises for a section, with what was expected and what was found.
+    """
+    starts = table.positions[selection] + layout.BATCH_OVERHEAD
+    ends = table.positions[selection] + table.sizes[selection]
+    codecs = table.attributes[selection] & layout.CODEC_MASK
+    if not codecs.any():
+        return np.frombuffer(buffer, dtype=np.uint8), starts, ends
+    parts: list[bytes] = []
+    total = 0
+    counts = table.counts[selection].tolist()
+    with memoryview(buffer) as view:
+        for number, codec in enumerate(codecs.tolist()):
+            if counts[number] == 0:  # nobody looks at the bytes of an empty batch
+                parts.append(b"")
+                continue
+            try:
+                part = compression.decompress(
+                    codec, view[int(starts[number]) : int(ends[number])], limit=limit
+                )
+            except ValueError as error:
+                expected, _, found = str(error).removeprefix("expected ").partition(", found ")
+                report(number, expected, found)
+            parts.append(part)
+            total += len(part)
+            if run_size is not None and total >= run_size:
+                break
+    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    starts = np.append(0, ends[:-1])
+    if len(parts) == 1:  # a large batch is not copied once more
+        return np.frombuffer(parts[0], dtype=np.uint8), starts, ends
+    arena = columns.allocate(total)
+    for part, start, end in zip(parts, starts.tolist(), ends.tolist(), strict=True):
+        arena[start:end] = np.frombuffer(part, dtype=np.uint8)
+    return arena, starts, ends

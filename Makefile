@@ -3,16 +3,19 @@ SHELL := /bin/sh
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+PEERS := .peers/.ready
 QUICK ?=
 KILLS ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-kernels kill-test lint bench bench-quick clean
+.PHONY: help setup peers demo test test-fast test-kernels test-peers kill-test lint bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) ## install what is missing: Java and venv (as root), then .venv and the package
+
+peers: $(PEERS) ## fetch Apache Kafka's broker and tools into .peers/ (Maven; as root it is installed)
 
 demo: $(READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
 	$(BIN)/python -m examples.git_table $(ARGS)
@@ -27,6 +30,9 @@ test-kernels: $(READY) ## the kernels' tests: compiled, with bounds checks, and 
 	$(BIN)/python -m pytest tests/*/test_kernels.py
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest tests/*/test_kernels.py
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/*/test_kernels.py
+
+test-peers: $(READY) $(PEERS) ## what a real Kafka makes of our files, and we of its files
+	$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
 
 kill-test: $(READY) ## a streaming query killed KILLS times (20): each record exactly once
 	KAFKALOG_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/acceptance/test_killed_query.py $(ARGS)
@@ -45,8 +51,8 @@ bench: $(READY) ## every benchmark; prints JSON lines: claim, ours, peer, ratio,
 bench-quick: ## the same on small inputs, in seconds
 	@$(MAKE) --no-print-directory bench QUICK=--quick
 
-clean: ## remove .venv and every cache
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build spark-warehouse
+clean: ## remove .venv, .peers and every cache
+	rm -rf .venv .peers .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp, so that it is done once; a change of the dependencies does it again.
@@ -55,4 +61,8 @@ $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+$(PEERS): tests/peers/pom.xml .ci/peers
+	@sh ./.ci/peers
 	@touch $@

@@ -16,10 +16,10 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.address import log_directory
 from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.staging import BATCH_SIZE
 
 __all__ = ["SinkOptions"]
 
-DEFAULT_BATCH_SIZE = 65536
 _TOPIC_PREFIX = "topic."
 _CLIENT_PREFIX = "kafka."
 _KNOWN = (
@@ -98,7 +98,7 @@ class SinkOptions:
     """Number of the batch write, rising with each new one of its writer [txnVersion]."""
     codec: str | None = None
     """none, gzip, snappy, lz4, zstd [kafka.compression.type]; None: what the topic says."""
-    batch_size: int = DEFAULT_BATCH_SIZE
+    batch_size: int = BATCH_SIZE
     """Bytes at which a record batch is closed [batch.size, kafka.batch.size]."""
     reset_writer: bool = False
     """Accept a batch id below the last committed one [resetWriter]."""
@@ -218,7 +218,7 @@ def _codec(given: Mapping[str, str]) -> str | None:
 
 def _batch_size(given: Mapping[str, str]) -> int:
     name = "batch.size" if "batch.size" in given else "kafka.batch.size"
-    return _whole(given, name, 1, DEFAULT_BATCH_SIZE, layout.INT32_MAX)
+    return _whole(given, name, 1, BATCH_SIZE, layout.INT32_MAX)
 
 
 def _whole(

@@ -2,7 +2,7 @@
 
 The newest ranges hold where Kafka has changed them, but `segment.bytes` may be as small as it once
 could (14): small logs want small segments. A config of Kafka's that this release does not act upon
-(retention, replication, tiered storage) is refused like an unknown one, never accepted and ignored.
+(replication, tiered storage, `preallocate=true`) is refused, never accepted and ignored.
 
 Kafka: org.apache.kafka.storage.internals.log.LogConfig.
 """
@@ -58,9 +58,15 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 def _policy(text: str) -> frozenset[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names or not set(names) <= {"compact", "delete"} or len(set(names)) != len(names):
-        raise ValueError("compact, delete, or compact,delete")
+    if not set(names) <= {"compact", "delete"} or len(set(names)) != len(names):
+        raise ValueError("compact, delete, compact,delete, or nothing (no cleanup at all)")
     return frozenset(names)
+
+
+def _preallocate(text: str) -> bool:
+    if text.lower() != "false":
+        raise ValueError("false (segments are not preallocated)")
+    return False
 
 
 def _gzip_level(text: str) -> int:
@@ -83,6 +89,10 @@ class TopicConfig:
     segment_jitter_ms: int = 0
     segment_index_bytes: int = 10_485_760
     index_interval_bytes: int = 4096
+    retention_ms: int = 604_800_000
+    """With the policy delete: segments whose newest record is older than this go; -1 for never."""
+    retention_bytes: int = -1
+    """With the policy delete: the oldest segments go while this many bytes stay; -1 for never."""
     flush_messages: int = _MAX
     """Unset: every commit is synced. Set: synced when so many rows are not (see `is_relaxed`)."""
     flush_ms: int = _MAX
@@ -98,6 +108,16 @@ class TopicConfig:
     compression_lz4_level: int = 9
     compression_zstd_level: int = 3
     message_timestamp_type: str = "CreateTime"
+    message_timestamp_before_max_ms: int = _MAX
+    """How far before the writer's clock a row's own timestamp may lie."""
+    message_timestamp_after_max_ms: int = 3_600_000
+    """How far ahead of the writer's clock (Kafka 4's default; before it was without limit)."""
+    preallocate: bool = False
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether old segments go, by time and by size."""
+        return "delete" in self.cleanup_policy
 
     @property
     def is_compacted(self) -> bool:
@@ -123,6 +143,8 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "segment.jitter.ms": _whole(0),
         "segment.index.bytes": _whole(24, layout.INT32_MAX),
         "index.interval.bytes": _whole(0, layout.INT32_MAX),
+        "retention.ms": _whole(-1),
+        "retention.bytes": _whole(-_MAX - 1),
         "flush.messages": _whole(1),
         "flush.ms": _whole(0),
         "max.message.bytes": _whole(0, layout.INT32_MAX),
@@ -136,6 +158,9 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "compression.lz4.level": _whole(1, 17),
         "compression.zstd.level": _whole(-131_072, 22),
         "message.timestamp.type": _one_of("CreateTime", "LogAppendTime"),
+        "message.timestamp.before.max.ms": _whole(0),
+        "message.timestamp.after.max.ms": _whole(0),
+        "preallocate": _preallocate,
     }
 )
 NAMES = tuple(_PARSERS)

@@ -296,6 +296,8 @@ class _Topic:
             numbers, starts = found.tolist(), np.append(first, rows.num_rows)
         timestamps = _timestamps(columns.get("timestamp"), rows.num_rows, now_ms)
         type_ = layout.CREATE_TIME
+        if config.message_timestamp_type == "CreateTime":
+            self._check_times(timestamps, now_ms)
         if config.message_timestamp_type == "LogAppendTime":
             type_, timestamps = layout.LOG_APPEND_TIME, np.full(rows.num_rows, now_ms, np.int64)
         level = {
@@ -335,6 +337,21 @@ class _Topic:
                 batch.parse_header(data, position).max_timestamp for position in encoded.positions
             )
             run.rows += encoded.rows
+
+    def _check_times(self, timestamps: npt.NDArray[np.int64], now_ms: int) -> None:
+        """Refuse rows whose own time is too far from the clock (R9)."""
+        before = self.config.message_timestamp_before_max_ms
+        after = self.config.message_timestamp_after_max_ms
+        for found, name, is_wrong in (
+            (int(timestamps.min()), "before", now_ms - int(timestamps.min()) > before),
+            (int(timestamps.max()), "after", int(timestamps.max()) - now_ms > after),
+        ):
+            if is_wrong:
+                raise InvalidInputError(
+                    f"column timestamp: {found} ms is out of range for topic {self.name!r}: its "
+                    f"config message.timestamp.{name}.max.ms allows "
+                    f"[{max(0, now_ms - before)}, {now_ms + after}]"
+                )
 
     def _partitions(self, columns: Mapping[str, pa.Array], row_count: int) -> npt.NDArray[np.int32]:
         import numpy as np

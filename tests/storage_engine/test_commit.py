@@ -244,6 +244,36 @@ def test_a_time_before_1970_is_refused(engine: Engine) -> None:
         engine.append("t", rows(("k", "v"), timestamp=early))
 
 
+@pytest.mark.parametrize(
+    ("config", "shift_ms", "is_taken"),
+    [
+        ({}, 3_600_000, True),
+        ({}, 3_600_001, False),
+        ({}, -NOW_MS, True),
+        ({"message.timestamp.before.max.ms": "10"}, -10, True),
+        ({"message.timestamp.before.max.ms": "10"}, -11, False),
+        ({"message.timestamp.after.max.ms": "0"}, 1, False),
+        ({"message.timestamp.after.max.ms": str(2**63 - 1)}, NOW_MS, True),
+        ({"message.timestamp.type": "LogAppendTime"}, NOW_MS, True),
+    ],
+)
+def test_rows_whose_time_is_too_far_from_the_clock_are_refused_with_the_range(
+    tmp_path: Path, config: dict[str, str], shift_ms: int, is_taken: bool
+) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, config)
+    times = pa.array([NOW_MS, NOW_MS + shift_ms], pa.int64())
+    batch = rows(("a", "1"), ("b", "2"), timestamp=times)
+    if is_taken:
+        engine.append("t", batch, now_ms=NOW_MS)
+        return
+    with pytest.raises(
+        InvalidInputError, match=r"message\.timestamp\..*\.max\.ms allows \[\d+, \d+\]"
+    ):
+        engine.append("t", batch, now_ms=NOW_MS)
+    assert read_all(engine) == []
+
+
 def test_keyless_rows_are_spread_evenly_elsewhere(engine: Engine) -> None:
     engine.create_topic("d", 4, {"cleanup.policy": "delete"})
     keyless = pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 40, pa.binary())})

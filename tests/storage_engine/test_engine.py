@@ -11,6 +11,7 @@ import pytest
 
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError, UnknownTopicError
 from kafkalog.storage_engine import checkpoints, files, layout
+from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.staging import StagedWriter
@@ -165,7 +166,13 @@ def test_kafkas_own_topics_are_not_created(tmp_path: Path) -> None:
             {"segment.byte": "1000"},
             "unknown topic config 'segment.byte'; did you mean segment.bytes",
         ),
-        ({"retention.ms": "1"}, "unknown topic config 'retention.ms'"),
+        ({"min.insync.replicas": "1"}, "unknown topic config 'min.insync.replicas'"),
+        ({"retention.ms": "-2"}, r"retention.ms: expected a whole number in \[-1, "),
+        ({"retention.bytes": str(2**63)}, r"retention.bytes: expected a whole number in \[-9223"),
+        ({"message.timestamp.before.max.ms": "-1"}, r"before.max.ms: expected .* in \[0, "),
+        ({"message.timestamp.after.max.ms": "-1"}, r"after.max.ms: expected .* in \[0, "),
+        ({"preallocate": "true"}, r"preallocate: expected false \(segments are not preallocated"),
+        ({"cleanup.policy": "delete,delete"}, "cleanup.policy: expected compact, delete"),
         ({"segment.bytes": "13"}, r"segment.bytes: expected a whole number in \[14, 2147483647\]"),
         ({"segment.bytes": "many"}, "segment.bytes: expected a whole number"),
         ({"cleanup.policy": "squash"}, "cleanup.policy: expected compact, delete"),
@@ -183,6 +190,22 @@ def test_a_bad_config_names_the_config_and_its_range(
     with pytest.raises(InvalidInputError, match=message):
         Engine(tmp_path).create_topic("t", 1, config)
     assert Engine(tmp_path).topics() == []
+
+
+def test_configs_that_are_not_given_are_kafkas() -> None:
+    config = TopicConfig.parse({})
+    assert config.cleanup_policy == {"delete"}
+    assert (config.retention_ms, config.retention_bytes) == (604_800_000, -1)
+    assert config.message_timestamp_before_max_ms == 2**63 - 1
+    assert config.message_timestamp_after_max_ms == 3_600_000
+    assert config.preallocate is False
+
+
+def test_an_empty_policy_means_no_cleanup_at_all(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"cleanup.policy": "", "preallocate": "false"})
+    config = TopicConfig.parse(engine.describe("t").config)
+    assert not config.is_compacted and not config.is_deleted
 
 
 def test_a_config_is_altered_for_every_process(tmp_path: Path) -> None:

@@ -63,12 +63,16 @@ class KafkaLog(Engine):
         """Clean a topic, or all, in this thread, and return what each partition's cleaning did.
 
         Without `force` only what Kafka would clean now; with it the active segment is rolled first,
-        and everything committed is cleaned.
+        and everything committed is cleaned. Then retention takes what it does not keep of the
+        topics cleaned: old segments where `cleanup.policy` is compact,delete, and what lies wholly
+        below the log start.
         """
         from kafkalog.cleaner import manager
 
         now = clock.now_ms() if now_ms is None else now_ms
-        return manager.clean(self, topic, force=force, now_ms=now, config=self._config)
+        results = manager.clean(self, topic, force=force, now_ms=now, config=self._config)
+        manager.retain(self, topic, now_ms=now)
+        return results
 
     def status(self, *, now_ms: int | None = None) -> list[PartitionStatus]:
         """Return, per partition, its offsets, clean and dirty bytes, dirty ratio and state."""

@@ -68,7 +68,14 @@ def clean_round(
     topic_config = TopicConfig.parse(engine.describe(topic).config)
 
     def load_state() -> PartitionState:
-        return engine.describe(topic).partitions[partition]
+        known = engine.state().topics.get(topic)
+        if known is None or known.topic_id != topic_id:
+            raise CleaningAborted(f"{topic}: the topic was deleted meanwhile")
+        return known.partitions[partition]
+
+    def check() -> None:
+        check_abort()
+        load_state()  # whoever deletes the topic waits for this round to end
 
     reopen = partial(open_view, directory, topic, partition, load_state, held=True)
     with reopen() as view:
@@ -96,7 +103,7 @@ def clean_round(
             offset_map,
             chunk_size=config.io_buffer_size,
             stats=stats,
-            check_abort=check_abort,
+            check_abort=check,
         )
         stats.map_ms += (time.perf_counter() - started) * 1e3
         stats.buffer_utilization = offset_map.utilization
@@ -108,9 +115,9 @@ def clean_round(
             now_ms,
             config.io_buffer_size,
             stats,
-            check_abort,
+            check,
         )
-        publisher = _Publisher(engine, topic_id, view, end, now_ms)
+        publisher = _Publisher(engine, load_state, view, end, now_ms)
         _clean_groups(round_, log, end, publisher)
         publisher.finish(round_.earliest_delete_horizon_ms)
         stats.rounds += 1
@@ -147,9 +154,16 @@ def _clean_groups(round_: Round, log: LogToClean, end: int, publisher: _Publishe
 class _Publisher:
     """Swaps a round's segments in, and tells the journal before the first and after the last."""
 
-    def __init__(self, engine: Engine, topic_id: str, view: LogView, end: int, now_ms: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        load_state: Callable[[], PartitionState],
+        view: LogView,
+        end: int,
+        now_ms: int,
+    ) -> None:
         self._engine = engine
-        self._topic_id = topic_id
+        self._load_state = load_state
         self._view = view
         self._end = end
         self._now_ms = now_ms
@@ -158,7 +172,7 @@ class _Publisher:
         """Put the outputs in the place of their sources."""
         view = self._view
         with self._engine.transaction() as transaction:
-            state = self._check_topic()
+            state = self._load_state()
             if state.cleaned_to < self._end:
                 transaction.change_partition(view.topic, view.partition, cleaning_offset=self._end)
                 transaction.publish(self._now_ms)
@@ -170,19 +184,14 @@ class _Publisher:
         """Say that everything below the round's end is clean."""
         view = self._view
         with self._engine.transaction() as transaction:
-            state = self._check_topic()
+            state = self._load_state()
+            # Records that were deleted while the round went on may lie beyond its end.
+            clean_to = max(self._end, state.log_start_offset)
             # Before the offset it belongs to: a crash between the two repeats the round.
-            write_delete_horizon(view.directory, self._end, earliest_delete_horizon_ms)
-            if state.first_dirty_offset != self._end:
+            write_delete_horizon(view.directory, clean_to, earliest_delete_horizon_ms)
+            if state.first_dirty_offset != clean_to:
                 transaction.change_partition(
-                    view.topic, view.partition, first_dirty_offset=self._end
+                    view.topic, view.partition, first_dirty_offset=clean_to
                 )
                 transaction.publish(self._now_ms)
             write_cleaner_checkpoint(self._engine.root, self._engine.state())
-
-    def _check_topic(self) -> PartitionState:
-        """The partition's state; raises CleaningAborted when the topic is another one by now."""
-        topic = self._engine.state().topics.get(self._view.topic)
-        if topic is None or topic.topic_id != self._topic_id:
-            raise CleaningAborted(f"{self._view.topic}: the topic was deleted meanwhile")
-        return topic.partitions[self._view.partition]

@@ -33,7 +33,7 @@ class LogToClean:
     directory: Path
     config: TopicConfig
     segments: tuple[SegmentFiles, ...]
-    """All live ones, ascending, the active one last."""
+    """The live ones that reach above the log start, ascending, the active one last."""
     first_dirty_offset: int
     first_uncleanable_offset: int
     """As the rules give it; rounded down to a segment's base it is `end`."""
@@ -79,7 +79,7 @@ def log_to_clean(
     now_ms: int,
 ) -> LogToClean:
     """Plan the cleaning of a partition, given its state and its live segments at one moment."""
-    segments = tuple(s for s in segments if s.base_offset <= state.active_base)
+    segments = _wanted(segments, state)
     first_dirty = state.first_dirty_offset
     if not state.log_start_offset <= first_dirty <= state.high_watermark:
         first_dirty = state.log_start_offset  # heals itself: all is looked at again (C25, C26)
@@ -119,6 +119,17 @@ def log_to_clean(
         compaction_delay_ms=_compaction_delay_ms(cleanable, config, now_ms),
         is_horizon_due=horizon is not None and horizon <= now_ms,
     )
+
+
+def _wanted(segments: Sequence[SegmentFiles], state: PartitionState) -> tuple[SegmentFiles, ...]:
+    """Leave out uncommitted segments, and those wholly below the log start: retention takes them.
+
+    Merged with others they would stay.
+    """
+    committed = [s for s in segments if s.base_offset <= state.active_base]
+    start = state.log_start_offset
+    first = max(0, bisect_right([s.base_offset for s in committed], start) - 1)
+    return tuple(committed[first:])
 
 
 def group_segments_by_size(

@@ -22,7 +22,9 @@ from kafkalog.cleaner.uncleanable import clear_uncleanable, mark_uncleanable, re
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.retention import RetentionStats, apply_retention
 from kafkalog.storage_engine.segments import finish_swaps, list_segments, sweep_deleted
+from kafkalog.storage_engine.topic_deletion import finish_deletions
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
@@ -102,17 +104,43 @@ def clean_filthiest(
     return None
 
 
-def sweep(engine: Engine, *, now_ms: int) -> int:
-    """Remove files that nobody needs: replaced and long staged ones; returns how many.
+def retain(
+    engine: Engine,
+    topic: str | None = None,
+    *,
+    now_ms: int,
+    is_skipped: Callable[[TopicConfig], bool] = lambda config: not config.is_compacted,
+) -> list[RetentionStats]:
+    """Delete what the retention of compacted topics does not keep (C133, C134).
 
-    Replaced files go when they are older than their topic's file.delete.delay.ms.
+    Left alone, as in Kafka, are partitions that are uncleanable (C125). Unlike in Kafka, one whose
+    retention fails does not become so: its entry says why, and the next run tries again. With
+    `is_skipped` other topics than the compacted ones are taken.
+    """
+
+    def skip(name: str, partition: int, config: TopicConfig) -> bool:
+        if is_skipped(config):
+            return True
+        mark = read_uncleanable(engine.partition_directory(name, partition))
+        return config.is_compacted and mark is not None
+
+    return apply_retention(engine, topic, now_ms=now_ms, is_skipped=skip)
+
+
+def sweep(engine: Engine, *, now_ms: int) -> int:
+    """Remove files that nobody needs; returns how many.
+
+    Replaced and expired segments go when they are older than their topic's file.delete.delay.ms,
+    and so do the directories of deleted topics; what was staged long ago goes too.
     """
     count = _sweep_staged(engine, now_ms)
-    for name, partition in _compacted(engine, None):
-        delay_ms = TopicConfig.parse(engine.describe(name).config).file_delete_delay_ms
-        directory = engine.partition_directory(name, partition)
-        with contextlib.suppress(OSError):
-            count += sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
+    for name, topic in sorted(engine.state().topics.items()):
+        delay_ms = TopicConfig.parse(topic.config).file_delete_delay_ms
+        for partition in range(len(topic.partitions)):
+            directory = engine.partition_directory(name, partition)
+            with contextlib.suppress(OSError):
+                count += sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
+    finish_deletions(engine, now_ms=now_ms)
     return count
 
 
@@ -131,7 +159,9 @@ def status(engine: Engine, now_ms: int) -> list[PartitionStatus]:
             mark = read_uncleanable(directory)
             try:
                 log = _plan(engine, name, partition, now_ms=now_ms)
-            except OSError as fault:
+            except (OSError, UnknownTopicError) as fault:
+                if not engine.has_topic(name, topic.topic_id):
+                    break  # it was deleted meanwhile
                 found.append(
                     PartitionStatus(
                         name,
@@ -190,16 +220,21 @@ def _order(engine: Engine, topic: str | None, *, force: bool, now_ms: int) -> li
     if force:
         return candidates
     ratios: list[tuple[float, str, int]] = []
+    topics = engine.state().topics
     for name, partition in candidates:
-        directory = engine.partition_directory(name, partition)
-        mark = read_uncleanable(directory)
-        if mark is not None and not mark.is_due(engine.describe(name).config, now_ms):
+        known = topics.get(name)
+        if known is None:
+            continue
+        mark = read_uncleanable(engine.partition_directory(name, partition))
+        if mark is not None and not mark.is_due(known.config, now_ms):
             continue
         try:
             log = _plan(engine, name, partition, now_ms=now_ms)
         except (
             Exception
         ) as fault:  # a partition that cannot be planned is one that cannot be cleaned
+            if not engine.has_topic(name, known.topic_id):
+                continue
             _mark(engine, name, partition, fault, now_ms)
             continue
         if log.is_eligible:
@@ -241,6 +276,9 @@ def _clean_partition(
     check_abort: Callable[[], None],
 ) -> CleanerStats | None:
     """Clean one partition under its cleaner lock; None when another has it, or nothing was done."""
+    known = engine.state().topics.get(topic)
+    if known is None:
+        return None
     directory = engine.partition_directory(topic, partition)
     stats = CleanerStats(topic, partition)
     started = time.perf_counter()
@@ -272,6 +310,8 @@ def _clean_partition(
     except LockedByBrokerError:
         raise
     except Exception as fault:  # whatever it is: the other partitions go on
+        if not engine.has_topic(topic, known.topic_id):
+            return None
         stats.error = _mark(engine, topic, partition, fault, now_ms)
     stats.elapsed_ms = (time.perf_counter() - started) * 1e3
     return stats if stats.rounds or stats.error else None

@@ -1,6 +1,8 @@
 """The background cleaner of a driver: one daemon thread that cleans whatever is due.
 
 It wakes up every `backoff_ms`, cleans the filthiest partition, and again until nothing is left.
+After each cleaning it deletes what the retention of compacted topics does not keep; that of the
+others comes at its own interval, which in Kafka is another thread's.
 Its kernels let go of the interpreter, so the driver's own threads run on.
 
 Kafka: LogCleaner.CleanerThread.
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.clean import CleaningAborted
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.manager import clean_filthiest, sweep
+from kafkalog.cleaner.manager import clean_filthiest, retain, sweep
 from kafkalog.storage_engine.clock import now_ms
 
 if TYPE_CHECKING:
@@ -43,14 +45,17 @@ class CleanerThread:
         self.records_removed = 0
         self.bytes_removed = 0
         """What those rounds took out of `.log` files."""
+        self.segments_deleted = 0
+        """Segments that went by retention."""
         self.failures = 0
-        """Rounds, or looks around for work, that did not."""
+        """Rounds, retentions, or looks around for work, that did not."""
         self._engine = engine
         self._config = CleanerConfig() if config is None else config
         self._clock = clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failed: tuple[str, int] | None = None
+        self._all_retained_ms: int | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -92,6 +97,7 @@ class CleanerThread:
             stats = clean_filthiest(
                 self._engine, now_ms=now_ms, config=self._config, check_abort=check_abort
             )
+            self._retain(now_ms)
             if stats is None:
                 sweep(self._engine, now_ms=now_ms)
                 return False
@@ -111,3 +117,17 @@ class CleanerThread:
         is_marked = self._failed != (stats.topic, stats.partition)
         self._failed = (stats.topic, stats.partition)
         return is_marked
+
+    def _retain(self, now_ms: int) -> None:
+        """Apply retention: to compacted topics at every call, to the others at their interval."""
+        last_ms, interval_ms = self._all_retained_ms, self._config.retention_check_interval_ms
+        is_due = last_ms is None or not 0 <= now_ms - last_ms < interval_ms
+        if is_due:
+            self._all_retained_ms = now_ms
+        for stats in retain(
+            self._engine,
+            now_ms=now_ms,
+            is_skipped=lambda config: not (is_due or config.is_compacted),
+        ):
+            self.segments_deleted += stats.segments
+            self.failures += stats.error is not None

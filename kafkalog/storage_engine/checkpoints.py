@@ -67,6 +67,18 @@ def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
     return [(int(epoch), int(start)) for epoch, start in pairs]
 
 
+def trim_leader_epochs(directory: Path, log_start_offset: int) -> None:
+    """Drop the epochs that ended at or below the log start; the one it lies in begins there.
+
+    Kafka: LeaderEpochFileCache.truncateFromStart.
+    """
+    epochs = read_leader_epochs(directory)
+    passed = [pair for pair in epochs if pair[1] <= log_start_offset]
+    if passed and passed[-1][1] < log_start_offset:
+        kept = [(passed[-1][0], log_start_offset), *epochs[len(passed) :]]
+        write_leader_epochs(directory, kept)
+
+
 def partition_metadata(topic_id: str) -> bytes:
     """Return the content of `partition.metadata`, which Kafka ends without a newline."""
     return f"version: 0\ntopic_id: {topic_id}".encode()

@@ -109,6 +109,8 @@ def append_staged(
     """Verify every staged byte, then append run by run in ascending Spark partition."""
     ordered = sorted(staged, key=lambda message: message.spark_partition)
     for message in ordered:
+        _refuse_gone_topics(transaction, message)
+    for message in ordered:
         _verify(root, message)
     for message in ordered:
         _match_topics(transaction, message, create)
@@ -157,18 +159,25 @@ def _verify(root: Path, message: StagedMessage) -> None:
             )
 
 
+def _refuse_gone_topics(transaction: Transaction, message: StagedMessage) -> None:
+    """Check the ids of the topics the task saw; its files may have gone with one of them."""
+    for name, topic_id in message.topic_ids.items():
+        known = transaction.state.topics.get(name)
+        if topic_id and (known is None or known.topic_id != topic_id):
+            raise StorageError(
+                f"topic {name!r} was deleted or created anew while the batch was written: "
+                f"the task saw id {topic_id}; run the batch again"
+            )
+
+
 def _match_topics(
     transaction: Transaction, message: StagedMessage, create: Mapping[str, NewTopic]
 ) -> None:
-    """Check that the topics are those the task saw, and create those it expected to be created."""
+    """Check the keys of what goes into the topics, and create those to be created."""
     for name, topic_id in message.topic_ids.items():
         known = transaction.state.topics.get(name)
         if topic_id:
-            if known is None or known.topic_id != topic_id:
-                raise StorageError(
-                    f"topic {name!r} was deleted or created anew while the batch was written: "
-                    f"the task saw id {topic_id}; run the batch again"
-                )
+            assert known is not None
             _refuse_keyless(known, message)
             continue
         new = create.get(name) or create.get("*")

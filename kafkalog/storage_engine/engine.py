@@ -9,15 +9,31 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError
-from kafkalog.storage_engine import checkpoints, clock, commit, files, layout, staging
+from kafkalog.errors import (
+    InvalidInputError,
+    LockedByBrokerError,
+    StorageError,
+    UnknownTopicError,
+)
+from kafkalog.storage_engine import (
+    checkpoints,
+    clock,
+    commit,
+    files,
+    layout,
+    retention,
+    staging,
+    topic_deletion,
+)
 from kafkalog.storage_engine.commit import CommitResult, Writer
 from kafkalog.storage_engine.journal import Journal
+from kafkalog.storage_engine.record_batches import record_batches
+from kafkalog.storage_engine.retention import RetentionStats
 from kafkalog.storage_engine.staging import NewTopic, StagedMessage, StagedWriter, writer_slug
 from kafkalog.storage_engine.state import PartitionState, State, TopicState
 from kafkalog.storage_engine.transaction import Transaction
@@ -27,7 +43,7 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.log_view import LogView
 
-__all__ = ["CommitResult", "Engine", "NewTopic", "Writer"]
+__all__ = ["CommitResult", "Engine", "NewTopic", "RetentionStats", "Writer"]
 
 _logger = logging.getLogger(__name__)
 
@@ -65,6 +81,8 @@ class Engine:
         elif not read_only and not self._journal.is_settled():
             with contextlib.suppress(LockedByBrokerError), self._root_lock.shared():
                 self._settle_if_free()
+        if not read_only and self.state().deleting:
+            self._finish_deletions(None)
 
     def _create(self) -> None:
         try:
@@ -117,11 +135,15 @@ class Engine:
         """
         if exist_ok and name in self.state().topics:
             return self.state().topics[name]
-        with self.transaction() as transaction:
-            if exist_ok and name in transaction.state.topics:
-                return transaction.state.topics[name]
-            transaction.create_topic(name, partitions, with_default_policy(config or {}))
-            return transaction.publish(_now(now_ms)).topics[name]
+
+        def create() -> TopicState:
+            with self.transaction() as transaction:
+                if exist_ok and name in transaction.state.topics:
+                    return transaction.state.topics[name]
+                transaction.create_topic(name, partitions, with_default_policy(config or {}))
+                return transaction.publish(_now(now_ms)).topics[name]
+
+        return topic_deletion.with_directories_away(self, create, now_ms=_now(now_ms))
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
@@ -139,6 +161,29 @@ class Engine:
             transaction.alter_topic(name, {**transaction.topic(name).config, **config})
             return transaction.publish(_now(now_ms)).topics[name]
 
+    def delete_topic(self, name: str, *, now_ms: int | None = None) -> None:
+        """Delete a topic; one of the same name can be created at once.
+
+        Its directories are removed `file.delete.delay.ms` later, by whoever opens the log for
+        writing then, or by the cleaner. Waits for a cleaning of it to let go. Raises
+        UnknownTopicError.
+        """
+        with self.transaction() as transaction:
+            transaction.delete_topic(name, _now(now_ms))
+            transaction.publish(_now(now_ms))
+        self._finish_deletions(now_ms, wait_for=name)
+
+    def _finish_deletions(self, now_ms: int | None, *, wait_for: str | None = None) -> None:
+        try:
+            topic_deletion.finish_deletions(self, now_ms=_now(now_ms), wait_for=wait_for)
+        except (OSError, StorageError, LockedByBrokerError) as fault:
+            _logger.warning("%s: directories of deleted topics remain: %s", self.root, fault)
+
+    def has_topic(self, name: str, topic_id: str) -> bool:
+        """Tell whether the topic of that name is (still) the one of that id."""
+        known = self.state().topics.get(name)
+        return known is not None and known.topic_id == topic_id
+
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return {partition: (log start offset, high watermark)}."""
         partitions = self.describe(topic).partitions
@@ -153,8 +198,7 @@ class Engine:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Hold the commit lock with a settled journal; what is not published is undone."""
-        if self.read_only:
-            raise InvalidInputError(f"{self.root}: the log was opened read-only")
+        self._check_writable()
         with self._root_lock.shared() as check_lock, self._commit_lock.exclusive():
             transaction = Transaction(self.root, self._journal, self._journal.settle(), check_lock)
             try:
@@ -163,6 +207,10 @@ class Engine:
                 transaction.abandon(fault)
                 raise
             transaction.close()
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise InvalidInputError(f"{self.root}: the log was opened read-only")
 
     def append(
         self,
@@ -181,7 +229,7 @@ class Engine:
         writer = StagedWriter(
             None, self.state(), now_ms=lambda: _now(now_ms), batch_size=batch_size
         )
-        for rows in _record_batches(records):
+        for rows in record_batches(records):
             writer.append(topic, rows)
         return self.commit([writer.finish()], now_ms=now_ms)
 
@@ -201,6 +249,20 @@ class Engine:
         their tasks said, CommitInDoubtError when only the next holder can tell.
         """
         now_ms = _now(now_ms)
+
+        def work() -> CommitResult:
+            return self._commit(staged, writer, create or {}, reset_writer, now_ms)
+
+        return topic_deletion.with_directories_away(self, work, now_ms=now_ms)
+
+    def _commit(
+        self,
+        staged: Sequence[StagedMessage],
+        writer: Writer | None,
+        create: Mapping[str, NewTopic],
+        reset_writer: bool,
+        now_ms: int,
+    ) -> CommitResult:
         rows = sum(message.rows for message in staged)
         with self.transaction() as transaction:
             is_new = writer is None or (reset_writer and self._is_older(transaction, writer))
@@ -212,7 +274,7 @@ class Engine:
             if rows == 0:
                 commit.remove_staged(self.root, staged)
                 return CommitResult(skipped=False, rows=0)
-            offsets = commit.append_staged(transaction, self.root, staged, create or {}, now_ms)
+            offsets = commit.append_staged(transaction, self.root, staged, create, now_ms)
             if writer is not None:
                 transaction.record_writer(writer.name, writer.batch_id, rows, now_ms)
             transaction.publish(now_ms, rows=rows)
@@ -294,6 +356,31 @@ class Engine:
             with self.transaction() as transaction:
                 transaction.publish(_now(now_ms))
 
+    # --- deleting --------------------------------------------------------------------------------
+
+    def apply_retention(
+        self, topic: str | None = None, *, now_ms: int | None = None
+    ) -> list[RetentionStats]:
+        """With the policy delete: delete what `retention.ms` and `retention.bytes` do not keep.
+
+        With any policy segments wholly below the log start go. The background cleaner does the
+        same. Returns one entry per partition that lost segments, or could not.
+        """
+        self._check_writable()
+        return retention.apply_retention(self, topic, now_ms=_now(now_ms))
+
+    def delete_records(
+        self, topic: str, partition: int, before: int, *, now_ms: int | None = None
+    ) -> int:
+        """Let a partition begin at offset `before` (-1: at its end); returns where it begins.
+
+        It never begins earlier than it did. Segments that lie wholly below go at the next
+        retention. Raises InvalidInputError unless `cleanup.policy` has delete, and
+        OffsetOutOfRangeError, which names the valid range.
+        """
+        self._check_partition(topic, partition)
+        return retention.delete_records(self, topic, partition, before, now_ms=_now(now_ms))
+
     # --- reading ---------------------------------------------------------------------------------
 
     def view(
@@ -306,17 +393,30 @@ class Engine:
         """
         from kafkalog.storage_engine.log_view import open_view
 
-        count = len(self.describe(topic).partitions)
-        if not 0 <= partition < count:
-            raise InvalidInputError(
-                f"topic {topic!r} has partitions 0 to {count - 1}, there is no {partition}"
-            )
+        topic_id = self._check_partition(topic, partition)
 
         def load_state() -> PartitionState:
-            return self.describe(topic).partitions[partition]
+            known = self.describe(topic)
+            if known.topic_id != topic_id:
+                raise UnknownTopicError(f"topic {topic!r} was deleted and created anew: read again")
+            return known.partitions[partition]
 
         directory = self.partition_directory(topic, partition)
-        return open_view(directory, topic, partition, load_state, whole=whole, start=start)
+        try:
+            return open_view(directory, topic, partition, load_state, whole=whole, start=start)
+        except (StorageError, FileNotFoundError):
+            load_state()  # was it deleted meanwhile?
+            raise
+
+    def _check_partition(self, topic: str, partition: int) -> str:
+        """Return the topic's id; raises InvalidInputError for a partition it does not have."""
+        known = self.describe(topic)
+        if not 0 <= partition < len(known.partitions):
+            raise InvalidInputError(
+                f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, "
+                f"there is no {partition}"
+            )
+        return known.topic_id
 
     def read(
         self,
@@ -380,59 +480,3 @@ def with_default_policy(config: Mapping[str, str]) -> dict[str, str]:
 
 def _now(now_ms: int | None) -> int:
     return clock.now_ms() if now_ms is None else now_ms
-
-
-def _record_batches(records: Any) -> Iterable[pa.RecordBatch]:
-    import pyarrow as pa
-
-    if isinstance(records, pa.RecordBatch):
-        return [_checked(records)]
-    if isinstance(records, pa.Table):
-        return [_checked(batch) for batch in records.to_batches()]
-    try:
-        pairs = [(_to_bytes(key), _to_bytes(value)) for key, value in records]
-    except (TypeError, ValueError) as fault:
-        raise InvalidInputError(
-            f"records: expected a pyarrow table or (key, value) pairs of bytes or text: {fault}"
-        ) from None
-    columns = {
-        "key": pa.array([key for key, _ in pairs], pa.binary()),
-        "value": pa.array([value for _, value in pairs], pa.binary()),
-    }
-    return [pa.RecordBatch.from_pydict(columns)]
-
-
-def _to_bytes(value: bytes | str | None) -> bytes | None:
-    if value is None or isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    raise TypeError(f"{type(value).__name__} is neither bytes nor text")
-
-
-def _checked(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Check the columns of an append; raises InvalidInputError naming the column and its types."""
-    import pyarrow as pa
-
-    types = pa.types
-    rules: dict[str, tuple[str, Any]] = {
-        "key": ("binary or string", lambda t: types.is_binary(t) or types.is_string(t)),
-        "value": ("binary or string", lambda t: types.is_binary(t) or types.is_string(t)),
-        "headers": ("list<struct<key: string, value: binary>>", types.is_list),
-        "timestamp": (
-            "timestamp, or int64 epoch ms",
-            lambda t: types.is_timestamp(t) or t == pa.int64(),
-        ),
-        "partition": ("int32 or int64", types.is_integer),
-    }
-    if "value" not in rows.schema.names:
-        raise InvalidInputError("records: required column 'value' not found")
-    for name in rows.schema.names:
-        if name not in rules:
-            raise InvalidInputError(f"records: unknown column {name!r}; known: {', '.join(rules)}")
-        expected, fits = rules[name]
-        if not fits(rows.schema.field(name).type):
-            raise InvalidInputError(
-                f"records: column {name!r} is {rows.schema.field(name).type}, expected {expected}"
-            )
-    return rows

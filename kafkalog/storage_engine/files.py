@@ -256,11 +256,22 @@ def _flock(fd: int, operation: int, path: Path) -> None:
         raise StorageError(f"{path}: this file system has no locks ({fault.strerror})") from fault
 
 
+def _is_current(fd: int, path: Path) -> bool:
+    """Tell whether an open file still is the one of that name."""
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    held = os.fstat(fd)
+    return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+
 class FileLock:
     """A `flock` lock on one file, for processes and for threads.
 
     A directory that cannot be written is locked `shared` only if its lock file exists: where it
-    does not, nobody who could write there has ever been.
+    does not, nobody who could write there has ever been. Raises FileNotFoundError where there is
+    no such directory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -275,14 +286,9 @@ class FileLock:
             yield False
             return
         try:
-            with _descriptor(self.path, writable=True) as fd:
-                assert fd is not None
-                try:
-                    _flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), self.path)
-                except BlockingIOError:
-                    yield False
-                    return
-                yield True
+            with contextlib.ExitStack() as held:
+                operation = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+                yield self._take(held, operation, writable=True)
         finally:
             # A forked child has a new mutex; releasing its parent's would be harmless but wrong.
             if mutex.locked():
@@ -317,10 +323,28 @@ class FileLock:
 
     @contextlib.contextmanager
     def _held(self, operation: int) -> Iterator[None]:
-        with _descriptor(self.path, writable=False) as fd:
-            if fd is not None:
-                _flock(fd, operation, self.path)
+        with contextlib.ExitStack() as held:
+            self._take(held, operation, writable=False)
             yield
+
+    def _take(self, held: contextlib.ExitStack, operation: int, *, writable: bool) -> bool:
+        """Lock the file that bears the name now, until `held` is left; False if it is taken.
+
+        The directory of a deleted topic is renamed with its locks: whoever waited for one of them
+        meanwhile holds the lock of another directory than the one of that name.
+        """
+        while True:
+            with contextlib.ExitStack() as attempt:
+                fd = attempt.enter_context(_descriptor(self.path, writable=writable))
+                if fd is None:
+                    return True
+                try:
+                    _flock(fd, operation, self.path)
+                except BlockingIOError:
+                    return False
+                if _is_current(fd, self.path):
+                    held.enter_context(attempt.pop_all())
+                    return True
 
 
 class SegmentsLock:
@@ -366,7 +390,7 @@ class RootLock:
             with _descriptor(self.path, writable=True) as fd:
                 assert fd is not None
                 self._lock(fd)
-                if not self._is_current(fd):
+                if not _is_current(fd, self.path):
                     continue  # a broker that shut down deleted the file between open and lock
                 yield functools.partial(self._check, fd)
                 return
@@ -386,19 +410,11 @@ class RootLock:
             ) from fault
 
     def _check(self, fd: int) -> None:
-        if not self._is_current(fd):
+        if not _is_current(fd, self.path):
             raise LockedByBrokerError(
                 f"{self.path}: the lock file was replaced while it was held; "
                 "a Kafka broker runs, or ran, on this directory"
             )
-
-    def _is_current(self, fd: int) -> bool:
-        try:
-            named = os.stat(self.path)
-        except FileNotFoundError:
-            return False
-        held = os.fstat(fd)
-        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
 
 
 @functools.cache

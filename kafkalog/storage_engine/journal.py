@@ -299,7 +299,7 @@ class Journal:
         state = known.state
         horizon_ms = state.time_ms - WRITER_RETENTION_MS
         kept = {name: entry for name, entry in state.writers.items() if entry.time_ms >= horizon_ms}
-        state = State(state.number, state.time_ms, state.topics, kept)
+        state = State(state.number, state.time_ms, state.topics, kept, deleting=state.deleting)
         image = _image(state, layout.JOURNAL_SIZE)
         files.write_atomically(self.path, image, temporary_name=layout.COMMIT_TEMPORARY)
         self._settled = replay = self._load()

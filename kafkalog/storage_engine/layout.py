@@ -9,6 +9,7 @@ This module is pure: no files, no clock, no third-party imports; the numba kerne
 
 from __future__ import annotations
 
+import base64
 import re
 import struct
 from typing import Final
@@ -144,6 +145,7 @@ STAGED_INDEX: Final = ".staged-offsets"
 STAGED_TIME_INDEX: Final = ".staged-times"
 OURS: Final = "kl-"
 
+FILE_NAME_MAX: Final = 255
 _DIGITS = 20
 _SEGMENT_FILE = re.compile(
     r"^(\d{20})(\.(?:log|index|timeindex|txnindex|snapshot))(\.cleaned|\.swap|\.deleted)?$"
@@ -168,6 +170,18 @@ def parse_segment_file(name: str) -> tuple[int, str, str] | None:
 def partition_directory(topic: str, partition: int) -> str:
     """Return the name of a partition's directory."""
     return f"{topic}-{partition}"
+
+
+def deleted_directory(topic: str, partition: int, topic_id: str) -> str:
+    """Return the name of a partition's directory once its topic is deleted.
+
+    Kafka's form, cut to 255 characters at the topic's part: `<topic>-<n>.<32 hex>-delete`. Where
+    Kafka draws the digits, they are the topic's id here, so that the name is the same for whoever
+    finishes a deletion. Kafka: UnifiedLog.logDeleteDirName.
+    """
+    digits = base64.urlsafe_b64decode(topic_id + "==").hex()
+    suffix = f"-{partition}.{digits}-delete"
+    return topic[: FILE_NAME_MAX - len(suffix)] + suffix
 
 
 def topic_name_fault(name: str) -> str | None:

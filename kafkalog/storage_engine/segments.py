@@ -30,10 +30,12 @@ from kafkalog.storage_engine.index import OffsetIndex, TimeIndex
 
 __all__ = [
     "SegmentFiles",
+    "bases_below",
     "file_names",
     "finish_swaps",
     "header_at",
     "headers",
+    "largest_timestamp",
     "list_segments",
     "locate",
     "locate_time",
@@ -202,6 +204,12 @@ def retire(
         files.sync_directory(directory)
 
 
+def bases_below(directory: Path, base_offset: int) -> list[int]:
+    """Return the base offsets below `base_offset` of any files under their final names."""
+    found = {base for _, base, _, stage in _scan(directory) if not stage and base < base_offset}
+    return sorted(found)
+
+
 def sweep_deleted(directory: Path, *, older_than_ms: int, now_ms: int) -> int:
     """Remove `.deleted` segment files that got that name at least `older_than_ms` ago.
 
@@ -303,5 +311,28 @@ def next_offset(segment: SegmentFiles) -> int:
         for _, header in headers(fd, locate(fd, limit, index, layout.INT64_MAX), limit):
             following = header.next_offset
         return following
+    finally:
+        os.close(fd)
+
+
+def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
+    """Return the largest timestamp (ms) of a segment's batches below byte `limit`.
+
+    The time index says where the scan may begin, if the batch there confirms it: who deletes by
+    the result must not take a hint for it. Where the batches have no timestamps, or not all of them
+    can be told, the time of the file's last change counts too. Kafka: LogSegment.largestTimestamp.
+    """
+    fd = os.open(segment.log, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        index = OffsetIndex(segment.index, segment.base_offset)
+        times = TimeIndex(segment.time_index, segment.base_offset)
+        end = locate_time(fd, limit, index, times, layout.INT64_MAX)
+        largest = layout.NO_TIMESTAMP
+        for position, header in headers(fd, end, limit):
+            largest = max(largest, header.max_timestamp)
+            end = position + header.size
+        if end == limit and largest >= 0:
+            return largest
+        return max(largest, os.fstat(fd).st_mtime_ns // 1_000_000)
     finally:
         os.close(fd)

@@ -4,7 +4,8 @@ A journal record is a change; `State.apply` gives the state after it. The invari
 
 - a partition's readers see `[log_start_offset, high_watermark)` and nothing else;
 - its active segment is the one with base `active_base`, and is valid up to byte `active_size`;
-- `log_start_offset <= first_dirty_offset`, `last_stable_offset <= high_watermark`.
+- `log_start_offset <= first_dirty_offset`, `last_stable_offset <= high_watermark`;
+- a topic that was deleted is remembered by its id until its directories are gone.
 """
 
 from __future__ import annotations
@@ -69,6 +70,17 @@ class WriterState:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletedTopic:
+    """A topic that is gone, and whose directories are not yet: see `topic_deletion`."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    remove_at_ms: int
+    """When its directories may be removed."""
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """The whole log at one point of the journal."""
 
@@ -84,6 +96,8 @@ class State:
     unsynced_rows: int = 0
     synced_ms: int = 0
     """When the last synced record was written."""
+    deleting: Mapping[str, DeletedTopic] = field(default_factory=dict)
+    """By topic id: deleted topics whose directories are not removed yet."""
 
     def topic(self, name: str) -> TopicState:
         """Return a topic; raises UnknownTopicError, which lists the topics there are."""
@@ -98,6 +112,16 @@ class State:
     def apply(self, number: int, change: Mapping[str, Any]) -> State:
         """Return the state after a journal record: see `Change` for its form."""
         topics = dict(self.topics)
+        deleting = dict(self.deleting) if change.get("deleting") else self.deleting
+        for topic_id, deleted in change.get("deleting", EMPTY).items():
+            assert isinstance(deleting, dict)
+            if deleted is None:
+                deleting.pop(topic_id, None)
+                continue
+            name, count, remove_at_ms = deleted
+            deleting[topic_id] = DeletedTopic(name, topic_id, int(count), int(remove_at_ms))
+            if name in topics and topics[name].topic_id == topic_id:
+                del topics[name]
         for name, entry in change.get("topics", EMPTY).items():
             known = topics.get(name)
             partitions = known.partitions if known else ()
@@ -125,14 +149,14 @@ class State:
                 writers[writer] = WriterState(*fields)
         time_ms = int(change.get("time_ms", self.time_ms))
         if "unsynced" not in change:
-            return State(number, time_ms, topics, writers, synced_ms=time_ms)
+            return State(number, time_ms, topics, writers, synced_ms=time_ms, deleting=deleting)
         unsynced = dict(self.unsynced)
         for name, entries in change.get("partitions", EMPTY).items():
             for partition in map(int, entries):
                 before = self.topics[name].partitions[partition].active_base
                 unsynced.setdefault((name, partition), before)
         rows = self.unsynced_rows + int(change.get("rows", 0))
-        return State(number, time_ms, topics, writers, unsynced, rows, self.synced_ms)
+        return State(number, time_ms, topics, writers, unsynced, rows, self.synced_ms, deleting)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the one change that leads from an empty log to this state."""
@@ -144,6 +168,8 @@ class State:
                     change.partition(topic.name, partition, state)
         for writer, entry in self.writers.items():
             change.writers[writer] = [entry.batch_id, entry.rows, entry.time_ms]
+        for deleted in self.deleting.values():
+            change.deleted(deleted)
         return change.record(self.time_ms)
 
 
@@ -154,9 +180,10 @@ class Change:
         self.topics: dict[str, dict[str, Any]] = {}
         self.partitions: dict[str, dict[str, list[int]]] = {}
         self.writers: dict[str, list[int] | None] = {}
+        self.deleting: dict[str, list[Any] | None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.topics or self.partitions or self.writers)
+        return bool(self.topics or self.partitions or self.writers or self.deleting)
 
     def topic(self, name: str, topic_id: str, partitions: int, config: Mapping[str, str]) -> None:
         """Create a topic, or change its config."""
@@ -167,10 +194,18 @@ class Change:
         values = [int(getattr(state, name)) for name in _PARTITION_FIELDS]
         self.partitions.setdefault(topic, {})[str(partition)] = values
 
+    def deleted(self, topic: DeletedTopic) -> None:
+        """Delete a topic; its directories are still there."""
+        self.deleting[topic.topic_id] = [topic.name, topic.partitions, topic.remove_at_ms]
+
+    def forget(self, topic_id: str) -> None:
+        """Say that the directories of a deleted topic are gone."""
+        self.deleting[topic_id] = None
+
     def record(self, time_ms: int) -> dict[str, Any]:
         """Return the payload of a journal record."""
         content: dict[str, Any] = {"time_ms": time_ms}
-        for name in ("topics", "partitions", "writers"):
+        for name in ("topics", "partitions", "writers", "deleting"):
             if getattr(self, name):
                 content[name] = getattr(self, name)
         return content

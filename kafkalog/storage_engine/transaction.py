@@ -15,15 +15,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kafkalog.errors import CommitInDoubtError, InvalidInputError
-from kafkalog.storage_engine import files, layout, partition, partition_directory
+from kafkalog.errors import CommitInDoubtError, InvalidInputError, StorageError
+from kafkalog.storage_engine import checkpoints, files, layout, partition, partition_directory
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.state import Change, State, TopicState
+from kafkalog.storage_engine.state import Change, DeletedTopic, State, TopicState
 
 _logger = logging.getLogger(__name__)
 PARTITIONS_MAX = 100_000
 """Each partition is a directory, so a slip of the finger should not make a billion of them."""
+
+
+class DeletionUnfinishedError(StorageError):
+    """The directories of a deleted topic stand where those of a new one of its name belong.
+
+    To move them takes their cleaner locks, which nobody waits for under the commit lock.
+    """
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r}: its deletion is not finished; create it again")
+        self.topic = topic
 
 
 class Transaction:
@@ -44,6 +55,7 @@ class Transaction:
         self._created: dict[str, TopicState] = {}
         self._appenders: dict[tuple[str, int], partition.Appender] = {}
         self._touched: set[str] = set()
+        self._needs_sync = False
 
     def topic(self, name: str) -> TopicState:
         """Return a topic, also one created in this transaction."""
@@ -63,6 +75,7 @@ class Transaction:
                 f"topic {name!r}: expected 1 to {PARTITIONS_MAX} partitions, found {partitions}"
             )
         TopicConfig.parse(config)
+        self._refuse_remains(name, partitions)
         topic_id = _new_topic_id()
         for number in range(partitions):
             directory = self._root / layout.partition_directory(name, number)
@@ -72,6 +85,25 @@ class Transaction:
         state = State().apply(1, self._change.record(0)).topics[name]
         self._created[name] = state
         return state
+
+    def _refuse_remains(self, name: str, partitions: int) -> None:
+        for deleted in self.state.deleting.values():
+            for number in range(min(partitions, deleted.partitions) if deleted.name == name else 0):
+                directory = self._root / layout.partition_directory(name, number)
+                if checkpoints.read_topic_id(directory) == deleted.topic_id:
+                    raise DeletionUnfinishedError(name)
+
+    def delete_topic(self, name: str, now_ms: int) -> None:
+        """Delete a topic; once published it is gone, and its directories are to be moved away."""
+        topic = self.state.topic(name)
+        remove_at_ms = now_ms + TopicConfig.parse(topic.config).file_delete_delay_ms
+        count = len(topic.partitions)
+        remove_at_ms = min(remove_at_ms, layout.INT64_MAX)
+        self._change.deleted(DeletedTopic(name, topic.topic_id, count, remove_at_ms))
+
+    def forget_deleted(self, topic_id: str) -> None:
+        """Say that the directories of a deleted topic are removed."""
+        self._change.forget(topic_id)
 
     def alter_topic(self, name: str, config: Mapping[str, str]) -> None:
         """Replace a topic's config overrides."""
@@ -99,9 +131,28 @@ class Transaction:
         self.appender(topic, number, now_ms).roll()
 
     def change_partition(self, topic: str, number: int, **fields: int) -> None:
-        """Set fields of a partition's state (`first_dirty_offset`, `cleaning_offset`, ...)."""
+        """Set fields of a partition's state (`first_dirty_offset`, `cleaning_offset`, ...).
+
+        Synced when published, also where commits are not: files are replaced or removed on it.
+        """
+        self._needs_sync = True
+        appender = self._appenders.get((topic, number))
+        if appender is not None:
+            appender.state = dataclasses.replace(appender.state, **fields)
+            return
         state = dataclasses.replace(self.topic(topic).partitions[number], **fields)
         self._change.partition(topic, number, state)
+
+    def raise_log_start(self, topic: str, number: int, offset: int) -> None:
+        """Let a partition begin at `offset`; nothing below it is dirty, or stable, any more."""
+        state = self.topic(topic).partitions[number]
+        self.change_partition(
+            topic,
+            number,
+            log_start_offset=offset,
+            first_dirty_offset=max(state.first_dirty_offset, offset),
+            last_stable_offset=max(state.last_stable_offset, offset),
+        )
 
     def record_writer(self, name: str, batch_id: int, rows: int, time_ms: int) -> None:
         """Remember a writer's last batch."""
@@ -119,7 +170,7 @@ class Transaction:
                 self._touched.add(topic)
         change = self._change.record(now_ms)
         change["rows"] = rows
-        sync = self._must_sync(change, rows, now_ms)
+        sync = self._needs_sync or self._must_sync(change, rows, now_ms)
         if sync:
             self._sync()
         self.check_lock()
@@ -132,6 +183,7 @@ class Transaction:
         self._change = Change()
         self._created.clear()
         self._touched.clear()
+        self._needs_sync = False
         return self.state
 
     def _must_sync(self, change: Mapping[str, Any], rows: int, now_ms: int) -> bool:

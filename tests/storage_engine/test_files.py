@@ -208,3 +208,27 @@ def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_lock_structure_is_the_kernels() -> None:
     assert files._FLOCK.size == struct.calcsize("hhqqi4x") == 32
     assert fcntl.F_OFD_SETLK == 37
+
+
+def test_a_lock_is_one_of_the_file_that_bears_its_name_when_it_is_got(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    directory.mkdir()
+    lock = files.FileLock(directory / "lock")
+    got: list[bool] = []
+
+    def wait() -> None:
+        with lock.shared(), files.FileLock(lock.path).exclusive(wait=False) as is_held:
+            got.append(is_held)
+
+    with lock.exclusive():
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.2)
+        files.rename(directory, tmp_path / "moved")
+        directory.mkdir()
+    thread.join(10)
+    # The waiter holds the new directory's lock, so nobody else gets it alone.
+    assert got == [False]
+    files.rename(directory, tmp_path / "moved too")
+    with pytest.raises(FileNotFoundError), lock.exclusive():
+        pass

@@ -1,0 +1,72 @@
+"""What callers may append, brought into one form: record batches with known columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["record_batches"]
+
+
+def record_batches(records: Any) -> Iterable[pa.RecordBatch]:
+    """Return record batches of a table, a batch or (key, value) pairs; see `Engine.append`.
+
+    Raises InvalidInputError, which names the column and its types.
+    """
+    import pyarrow as pa
+
+    if isinstance(records, pa.RecordBatch):
+        return [_checked(records)]
+    if isinstance(records, pa.Table):
+        return [_checked(batch) for batch in records.to_batches()]
+    try:
+        pairs = [(_to_bytes(key), _to_bytes(value)) for key, value in records]
+    except (TypeError, ValueError) as fault:
+        raise InvalidInputError(
+            f"records: expected a pyarrow table or (key, value) pairs of bytes or text: {fault}"
+        ) from None
+    columns = {
+        "key": pa.array([key for key, _ in pairs], pa.binary()),
+        "value": pa.array([value for _, value in pairs], pa.binary()),
+    }
+    return [pa.RecordBatch.from_pydict(columns)]
+
+
+def _to_bytes(value: bytes | str | None) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise TypeError(f"{type(value).__name__} is neither bytes nor text")
+
+
+def _checked(rows: pa.RecordBatch) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    types = pa.types
+    rules: dict[str, tuple[str, Any]] = {
+        "key": ("binary or string", lambda t: types.is_binary(t) or types.is_string(t)),
+        "value": ("binary or string", lambda t: types.is_binary(t) or types.is_string(t)),
+        "headers": ("list<struct<key: string, value: binary>>", types.is_list),
+        "timestamp": (
+            "timestamp, or int64 epoch ms",
+            lambda t: types.is_timestamp(t) or t == pa.int64(),
+        ),
+        "partition": ("int32 or int64", types.is_integer),
+    }
+    if "value" not in rows.schema.names:
+        raise InvalidInputError("records: required column 'value' not found")
+    for name in rows.schema.names:
+        if name not in rules:
+            raise InvalidInputError(f"records: unknown column {name!r}; known: {', '.join(rules)}")
+        expected, fits = rules[name]
+        if not fits(rows.schema.field(name).type):
+            raise InvalidInputError(
+                f"records: column {name!r} is {rows.schema.field(name).type}, expected {expected}"
+            )
+    return rows

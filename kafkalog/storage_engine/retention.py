@@ -1,0 +1,263 @@
+"""Retention: which segments are too old, too many, or below the log start; and how they go.
+
+The oldest segments go first, whole ones only, and nothing at or above the high watermark. The
+journal comes first: it says where the log begins now, and from then on no reader sees what lies
+before. Then the files become `.deleted`, under the exclusive segments lock, and are removed
+`file.delete.delay.ms` later. A process that dies in between leaves segments that lie wholly below
+the log start, which the next run retires, whatever the topic's policy.
+
+A run holds the partition's cleaner lock, so no cleaning puts back what it takes away.
+
+Kafka: UnifiedLog.deleteOldSegments, UnifiedLog.maybeIncrementLogStartOffset.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafkalog.errors import InvalidInputError, LockedByBrokerError, OffsetOutOfRangeError
+from kafkalog.storage_engine import checkpoints, files, layout
+from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.index import TimeIndex
+from kafkalog.storage_engine.segments import (
+    SegmentFiles,
+    bases_below,
+    finish_swaps,
+    largest_timestamp,
+    list_segments,
+    retire,
+    sweep_deleted,
+)
+from kafkalog.storage_engine.state import PartitionState
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.transaction import Transaction
+
+__all__ = ["RetentionStats", "apply_retention", "count_expired", "delete_records"]
+
+_logger = logging.getLogger(__name__)
+HIGH_WATERMARK = -1
+"""Stands for the high watermark in `delete_records`, as in Kafka's DeleteRecords."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionStats:
+    """What retention did to one partition."""
+
+    topic: str
+    partition: int
+    log_start_offset: int = 0
+    """Where the log begins now."""
+    segments: int = 0
+    """Segments that went."""
+    bytes_removed: int = 0
+    """Bytes of their `.log` files."""
+    error: str | None = None
+    """Why the partition was left as it was; None after success."""
+
+
+# --- which segments go ---------------------------------------------------------------------------
+
+
+def count_expired(
+    segments: Sequence[SegmentFiles], state: PartitionState, config: TopicConfig, now_ms: int
+) -> int:
+    """Return how many of the oldest segments go (rules P1 to P5).
+
+    `segments` are the committed ones, ascending. By log start for every policy; with the policy
+    delete then by size, then by time. All of them only where the active one is among them, which
+    is then to be rolled first.
+    """
+    sizes = [
+        state.active_size if segment.base_offset == state.active_base else segment.size
+        for segment in segments
+    ]
+    ends = [segment.base_offset for segment in segments[1:]] + [state.high_watermark]
+    last = len(segments) - 1
+    count = 0
+
+    def advance(matches: Callable[[int], bool]) -> None:
+        nonlocal count
+        while (
+            count <= last
+            and ends[count] <= state.high_watermark
+            and (count < last or sizes[count] > 0)
+            and matches(count)
+        ):
+            count += 1
+
+    # A last segment has no successor whose base could lie at or below the log start.
+    advance(lambda n: n < last and ends[n] <= state.log_start_offset)
+    if not config.is_deleted:
+        return count
+    if config.retention_bytes >= 0:
+        totals = list(accumulate(sizes))
+        removable = sum(sizes) - config.retention_bytes
+        advance(lambda n: totals[n] <= removable)
+    if config.retention_ms >= 0:
+        advance(lambda n: _is_expired(segments[n], sizes[n], now_ms - config.retention_ms))
+    return count
+
+
+def _is_expired(segment: SegmentFiles, size: int, horizon_ms: int) -> bool:
+    """Tell whether all records of a segment are older than `horizon_ms`."""
+    hint = TimeIndex(segment.time_index, segment.base_offset).last_entry()
+    if hint is not None and hint[0] >= horizon_ms:
+        return False
+    return largest_timestamp(segment, size) < horizon_ms
+
+
+def _committed(directory: Path, state: PartitionState) -> list[SegmentFiles]:
+    return [s for s in list_segments(directory) if s.base_offset <= state.active_base]
+
+
+# --- how they go ---------------------------------------------------------------------------------
+
+
+def _never(topic: str, partition: int, config: TopicConfig) -> bool:
+    return False
+
+
+def apply_retention(
+    engine: Engine,
+    topic: str | None = None,
+    *,
+    now_ms: int,
+    is_skipped: Callable[[str, int, TopicConfig], bool] = _never,
+) -> list[RetentionStats]:
+    """Delete what a topic's, or every topic's, retention does not keep.
+
+    Partitions that a cleaner works on are passed over, and a fault of one is not one of the others.
+    Returns one entry per partition that lost segments, or could not. Raises UnknownTopicError,
+    LockedByBrokerError.
+    """
+    if topic is not None:
+        engine.describe(topic)
+    found: list[RetentionStats] = []
+    for name, known in sorted(engine.state().topics.items()):
+        if topic not in (None, name):
+            continue
+        config = TopicConfig.parse(known.config)
+        for partition in range(len(known.partitions)):
+            if is_skipped(name, partition, config):
+                continue
+            try:
+                stats = retain_partition(engine, name, partition, now_ms=now_ms)
+                delay_ms = config.file_delete_delay_ms
+                directory = engine.partition_directory(name, partition)
+                sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
+            except LockedByBrokerError:
+                raise
+            except Exception as fault:  # whatever it is: the other partitions go on
+                if not engine.has_topic(name, known.topic_id):
+                    break  # it was deleted meanwhile
+                _logger.warning("%s-%d: retention failed: %s", name, partition, fault)
+                reason = " ".join(str(fault).split()) or type(fault).__name__
+                stats = RetentionStats(name, partition, error=reason)
+            if stats is not None:
+                found.append(stats)
+    return found
+
+
+def retain_partition(
+    engine: Engine, topic: str, partition: int, *, now_ms: int
+) -> RetentionStats | None:
+    """Delete what retention does not keep of a partition; None where that is nothing.
+
+    None also where a cleaner has the partition. Raises UnknownTopicError or OSError for a topic
+    that is deleted meanwhile, StorageError, LockedByBrokerError.
+    """
+    directory = engine.partition_directory(topic, partition)
+    # A first look, which takes no lock that others wait for: mostly there is nothing to do.
+    with files.SegmentsLock(directory).shared():
+        known = engine.describe(topic)
+        state = known.partitions[partition]
+        segments = _committed(directory, state)
+        first = segments[0].base_offset if segments else 0
+        is_due = bool(bases_below(directory, first))
+        is_due |= count_expired(segments, state, TopicConfig.parse(known.config), now_ms) > 0
+    if not is_due:
+        return None
+    with (
+        files.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=False) as is_held,
+        files.RootLock(engine.root).shared(),
+    ):
+        if not is_held:
+            return None
+        with files.SegmentsLock(directory).exclusive():
+            finish_swaps(directory)
+        with engine.transaction() as transaction:
+            return _retain(transaction, directory, topic, partition, now_ms)
+
+
+def _retain(
+    transaction: Transaction, directory: Path, topic: str, partition: int, now_ms: int
+) -> RetentionStats | None:
+    """Raise the log start, then retire what lies below; under the cleaner and the commit lock."""
+    known = transaction.topic(topic)
+    state = known.partitions[partition]
+    segments = _committed(directory, state)
+    if not segments:
+        return None
+    count = count_expired(segments, state, TopicConfig.parse(known.config), now_ms)
+    is_all = count == len(segments)
+    first_kept = state.high_watermark if is_all else segments[count].base_offset
+    log_start = max(state.log_start_offset, first_kept if count else 0)
+    if is_all:
+        transaction.roll(topic, partition, now_ms)
+    if log_start > state.log_start_offset:
+        transaction.raise_log_start(topic, partition, log_start)
+    if is_all or log_start > state.log_start_offset:
+        transaction.publish(now_ms)
+    checkpoints.trim_leader_epochs(directory, log_start)
+    transaction.check_lock()
+    # What a dead run left of a segment goes with the others: its indexes, its producer snapshot.
+    with files.SegmentsLock(directory).exclusive():
+        retire(directory, bases_below(directory, first_kept))
+    if count == 0:
+        return None
+    gone = segments[:count]
+    _logger.info(
+        "%s-%d: retention took %d segments, the log begins at %d",
+        topic,
+        partition,
+        count,
+        log_start,
+    )
+    return RetentionStats(topic, partition, log_start, count, sum(s.size for s in gone))
+
+
+def delete_records(engine: Engine, topic: str, partition: int, before: int, *, now_ms: int) -> int:
+    """Let a partition begin at `before` (rule P7); see `Engine.delete_records`."""
+    with engine.transaction() as transaction:
+        return _delete_records(transaction, topic, partition, before, now_ms)
+
+
+def _delete_records(
+    transaction: Transaction, topic: str, partition: int, before: int, now_ms: int
+) -> int:
+    known = transaction.topic(topic)
+    state = known.partitions[partition]
+    if not TopicConfig.parse(known.config).is_deleted:
+        policy = known.config.get("cleanup.policy", "delete")
+        raise InvalidInputError(
+            f"topic {topic!r}: records are deleted only where cleanup.policy has delete, it is "
+            f"{policy!r}: write tombstones, or alter the topic to compact,delete"
+        )
+    offset = state.high_watermark if before == HIGH_WATERMARK else before
+    if not 0 <= offset <= state.high_watermark:
+        raise OffsetOutOfRangeError(
+            topic, partition, before, state.log_start_offset, state.high_watermark
+        )
+    if offset <= state.log_start_offset:
+        return state.log_start_offset
+    transaction.raise_log_start(topic, partition, offset)
+    transaction.publish(now_ms)
+    # The leader epochs below go with the segments, at the next retention.
+    return offset

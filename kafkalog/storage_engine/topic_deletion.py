@@ -1,0 +1,104 @@
+"""What remains of a deleted topic: its directories, moved away at once and removed later.
+
+The journal record comes first: with it the topic is gone, and its id is remembered. Then each
+directory gets Kafka's name for a deleted one (`layout.deleted_directory`), so that a topic of the
+same name can be created; `file.delete.delay.ms` after the deletion they are removed, and the id is
+forgotten. A process may die anywhere: whoever opens the log for writing next, sweeps it, or creates
+a topic of that name, goes on.
+
+A directory is moved under its cleaner lock, the commit lock and its segments lock: so no cleaning,
+commit or listing is under way in it. A running cleaning notices that its topic is gone and lets go.
+What has files open there reads on.
+
+Kafka: LogManager.asyncDelete, LogManager.deleteLogs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from kafkalog.storage_engine import checkpoints, files, layout
+from kafkalog.storage_engine.state import DeletedTopic
+from kafkalog.storage_engine.transaction import DeletionUnfinishedError
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
+
+__all__ = ["finish_deletions", "with_directories_away"]
+
+_Result = TypeVar("_Result")
+
+
+def finish_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None) -> int:
+    """Move away the directories of deleted topics, and remove those whose time has come.
+
+    A directory that a cleaner works in stays for the next call, unless it is of topic `wait_for`.
+    Returns how many topics are gone for good. Raises OSError, LockedByBrokerError.
+    """
+    count = 0
+    for deleted in list(engine.state().deleting.values()):
+        is_moved = _move(engine, deleted, wait=deleted.name == wait_for)
+        if is_moved and now_ms >= deleted.remove_at_ms:
+            _remove(engine, deleted)
+            with engine.transaction() as transaction:
+                if deleted.topic_id in transaction.state.deleting:
+                    transaction.forget_deleted(deleted.topic_id)
+                    transaction.publish(now_ms)
+            count += 1
+    return count
+
+
+def with_directories_away(engine: Engine, work: Callable[[], _Result], *, now_ms: int) -> _Result:
+    """Do work that creates topics; again, where a deleted topic's directories were in its way."""
+    while True:
+        try:
+            return work()
+        except DeletionUnfinishedError as fault:
+            finish_deletions(engine, now_ms=now_ms, wait_for=fault.topic)
+
+
+def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
+    """Rename the directories that still have their names; False when a cleaner is in one."""
+    is_whole = True
+    for number in range(deleted.partitions):
+        directory = engine.partition_directory(deleted.name, number)
+        if not _is_of(engine, directory, deleted):
+            continue
+        target = engine.root / layout.deleted_directory(deleted.name, number, deleted.topic_id)
+        cleaner_lock = files.FileLock(directory / layout.CLEANER_LOCK)
+        # Another process may be at the same, and have moved it while we waited.
+        with (
+            contextlib.suppress(FileNotFoundError),
+            cleaner_lock.exclusive(wait=wait) as is_held,
+        ):
+            if not is_held:
+                is_whole = False
+                continue
+            with engine.transaction() as transaction, files.SegmentsLock(directory).exclusive():
+                if _is_of(engine, directory, deleted):
+                    transaction.check_lock()
+                    files.rename(directory, target)
+    files.sync_directory(engine.root)
+    return is_whole
+
+
+def _is_of(engine: Engine, directory: Path, deleted: DeletedTopic) -> bool:
+    """Tell whether a directory is the deleted topic's, and not of a new one of its name."""
+    if not directory.is_dir():
+        return False
+    topic_id = checkpoints.read_topic_id(directory)
+    if topic_id is None:
+        return deleted.name not in engine.state().topics
+    return topic_id == deleted.topic_id
+
+
+def _remove(engine: Engine, deleted: DeletedTopic) -> None:
+    with files.RootLock(engine.root).shared():
+        for number in range(deleted.partitions):
+            name = layout.deleted_directory(deleted.name, number, deleted.topic_id)
+            with contextlib.suppress(FileNotFoundError):  # another process is at the same
+                files.remove_directory(engine.root / name)
+        files.sync_directory(engine.root)

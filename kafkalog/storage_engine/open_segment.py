@@ -141,9 +141,11 @@ class OpenSegment:
                 previous = int(table.last_offsets[-1])
                 first = int(table.last_offsets.searchsorted(start))
                 stop = int(table.base_offsets.searchsorted(end))
+                # The one before may end below `start` only because its last offset is damaged.
+                checked = _slice(table, max(first - 1, 0), max(first, stop))
+                records.check_crcs(buffer, checked, path=path, file_position=position)
                 if first < stop:
                     wanted = _slice(table, first, stop)
-                    records.check_crcs(buffer, wanted, path=path, file_position=position)
                     base = self.files.base_offset
                     yield Chunk(buffer, wanted, path, position, base, start, end)
                 if stop < count or previous + 1 >= end:

@@ -356,6 +356,24 @@ def test_another_format_is_refused_where_it_begins(tmp_path: Path, magic: int) -
         view.position_of(4)
 
 
+@pytest.mark.parametrize("chunk_size", [1, 1 << 20])
+@pytest.mark.parametrize("indexes", [True, False])
+def test_a_batch_that_claims_to_end_earlier_does_not_hide_its_records(
+    tmp_path: Path, chunk_size: int, indexes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [batch(0, 3), batch(3, 3), batch(6, 3)]
+    partition = Partition(tmp_path, {0: batches}, indexes=indexes, interval=1)
+    damaged = bytearray(partition.log(0).read_bytes())
+    start = len(batches[0].data())
+    damaged[start + 23 : start + 27] = bytes(4)  # its last offset delta
+    partition.log(0).write_bytes(damaged)
+    monkeypatch.setattr(LogView.chunks, "__kwdefaults__", {"chunk_size": chunk_size})
+    for first in range(3, 6):
+        with partition.view() as view, pytest.raises(CorruptBatchError, match="checksum") as it:
+            read(view, first, 9)
+        assert it.value.position == start
+
+
 # --- indexes are hints ---------------------------------------------------------------------------
 
 

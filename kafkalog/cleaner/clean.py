@@ -27,13 +27,13 @@ from kafkalog.cleaner.log_to_clean import LogToClean, group_segments_by_size, lo
 from kafkalog.cleaner.offset_map import OffsetMap
 from kafkalog.cleaner.rewrite import Round, clean_into
 from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.cleaner.survivors import build_offset_map
+from kafkalog.cleaner.survivors import build_offset_map, old_format
 from kafkalog.cleaner.swap import replace_segments
-from kafkalog.storage_engine import files
+from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.checkpoints import write_cleaner_checkpoint
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.log_view import LogView, open_view
-from kafkalog.storage_engine.segments import SegmentFiles
+from kafkalog.storage_engine.segments import SegmentFiles, header_at
 from kafkalog.storage_engine.state import PartitionState
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def clean_round(
 
     The caller holds the partition's cleaner lock, and no swap is pending. `now_ms` is fixed for the
     round (C41). Adds to `stats`. Returns the plan as it was before. Raises CorruptBatchError,
-    StorageError, OSError, CleaningAborted; what was swapped before that stays, the rest is as
-    it was.
+    StorageError, OSError, CleaningAborted, and InvalidInputError for messages v0 and v1; what was
+    swapped before that stays, the rest is as it was.
     """
     directory = engine.partition_directory(topic, partition)
     topic_id = engine.describe(topic).topic_id
@@ -90,6 +90,7 @@ def clean_round(
         )
         if not log.has_work:
             return None
+        _refuse_old_formats(log)
         started = time.perf_counter()
         offset_map = OffsetMap.for_records(
             log.end - log.first_dirty_offset,
@@ -123,6 +124,19 @@ def clean_round(
         stats.rounds += 1
         stats.end_offset = end
         return log
+
+
+def _refuse_old_formats(log: LogToClean) -> None:
+    """Raise InvalidInputError if a segment begins with a message v0 or v1, before anything is done.
+
+    One that has them further on only is met when it is to be rewritten, and refused then.
+    """
+    for segment in log.segments:
+        if segment.base_offset < log.end:
+            with segment.log.open("rb") as file:
+                header = header_at(file.fileno(), 0, segment.size)
+            if header is not None and header.magic != layout.MAGIC:
+                raise old_format(segment.log, header.magic)
 
 
 def _clean_groups(round_: Round, log: LogToClean, end: int, publisher: _Publisher) -> None:

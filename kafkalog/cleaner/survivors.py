@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,6 +48,14 @@ def is_looked_into(table: BatchTable) -> npt.NDArray[np.bool_]:
     """Say which batches (b) are: neither control nor transactional ones."""
     looked_into: npt.NDArray[np.bool_] = (table.attributes & _OPAQUE) == 0
     return looked_into
+
+
+def old_format(path: Path, magic: int) -> InvalidInputError:
+    """Say that a segment with messages v0 or v1 is not cleaned: rewriting them is not built."""
+    return InvalidInputError(
+        f"{path}: holds messages of format v{magic}; the cleaner rewrites record batches v2 only, "
+        "so the partition stays as it is and readable"
+    )
 
 
 def _hash(run: Chunk, records: RecordTable, offset_map: OffsetMap) -> Uint64s:
@@ -125,10 +134,12 @@ def retain(
 
     Kept is what lies beyond the map, and of the rest the newest record of each key, unless it is a
     tombstone in a batch whose delete horizon has come. Tombstones at or above `tombstones_from`
-    stay in any case. Raises CorruptBatchError.
+    stay in any case. Raises CorruptBatchError, and InvalidInputError for messages v0 and v1.
     """
     kernels = load_kernels()
     table = run.table
+    if table.has_messages:
+        raise old_format(run.path, int(table.magics[table.is_message][0]))
     hashes = _hash(run, records, offset_map)
     expired = ((table.attributes & layout.DELETE_HORIZON_BIT) != 0) & (
         table.base_timestamps <= now_ms

@@ -6,8 +6,7 @@ one behind the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from kafkalog.storage_engine import columns, compression, layout
 from kafkalog.storage_engine.batch import Buffer
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.records import BatchTable
+    from kafkalog.storage_engine.tables import BatchTable, ChunkFault
 
 __all__ = ["sections"]
 
@@ -26,18 +25,18 @@ Integers = npt.NDArray[np.int64]
 def sections(
     buffer: Buffer,
     table: BatchTable,
-    selection: npt.NDArray[Any],
     *,
     limit: int,
     run_size: int | None,
-    report: Callable[[int, str, str], NoReturn],
+    fault: ChunkFault,
 ) -> tuple[npt.NDArray[np.uint8], Integers, Integers]:
-    """Return an arena, and the start and the end of the record section of each selected batch.
+    """Return an arena, and the start and the end of the record section of each batch of `fault`.
 
-    No section has more than `limit` bytes. With a `run_size` there are fewer than were selected
+    No section has more than `limit` bytes. With a `run_size` there are fewer than it selects
     where the first ones, decompressed, are so many bytes already: then the last of them ends it.
-    `report` raises for a section, with what was expected and what was found.
+    Raises CorruptBatchError.
     """
+    selection = fault.selection
     starts = table.positions[selection] + layout.BATCH_OVERHEAD
     ends = table.positions[selection] + table.sizes[selection]
     codecs = table.attributes[selection] & layout.CODEC_MASK
@@ -56,8 +55,7 @@ def sections(
                     codec, view[int(starts[number]) : int(ends[number])], limit=limit
                 )
             except ValueError as error:
-                expected, _, found = str(error).removeprefix("expected ").partition(", found ")
-                report(number, expected, found)
+                fault.report_undecodable(number, error)
             parts.append(part)
             total += len(part)
             if run_size is not None and total >= run_size:

@@ -12,8 +12,12 @@ Invariants:
   relative to it all the same;
 * only the low byte of the attributes means anything.
 
-Like Kafka's DefaultRecordBatch, without the records: those are in `records.py`. Messages of the
-older formats v0 and v1 are refused here by their magic byte.
+A *message* of the formats v0 and v1 that came before looks like a batch here: one of its one
+record, or, if it is compressed (a *wrapper*), one of its unknown number of records, of which only
+the last offset is known without decompressing it (`messages.py`). Only v2 is ever written.
+
+Like Kafka's DefaultRecordBatch, AbstractLegacyRecordBatch and FileLogInputStream, without the
+records: those are in `records.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ __all__ = [
     "iterate_headers",
     "pack_header",
     "parse_header",
+    "read_header",
     "seal_batch",
     "stamp",
 ]
@@ -47,7 +52,8 @@ class BatchHeader:
     """The thirteen fields of a batch's header, as they stand in the bytes.
 
     Timestamps are epoch milliseconds, -1 for none. `batch_length` counts the bytes after itself;
-    `size` is the whole batch.
+    `size` is the whole batch. Of a message v0 or v1, what it has no field for is -1; of a wrapper
+    `base_offset` is 0, the lowest it can be, and `records_count` -1.
     """
 
     base_offset: int
@@ -86,7 +92,9 @@ class BatchHeader:
 
     @property
     def timestamp_type(self) -> int:
-        """`layout.CREATE_TIME` or `layout.LOG_APPEND_TIME`."""
+        """`layout.CREATE_TIME` or `layout.LOG_APPEND_TIME`; of v0 `layout.NO_TIMESTAMP_TYPE`."""
+        if self.magic == 0:
+            return layout.NO_TIMESTAMP_TYPE
         return int(self.attributes & layout.TIMESTAMP_TYPE_BIT != 0)
 
     @property
@@ -113,6 +121,55 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     Raises struct.error when fewer than 61 bytes follow.
     """
     return BatchHeader(*layout.BATCH_HEADER.unpack_from(buffer, position))
+
+
+def read_header(buffer: Buffer, position: int, remaining: int) -> BatchHeader | None:
+    """Return the header of the whole batch, or message v0 or v1, at `position`; None if none is.
+
+    `remaining` bytes of log begin there; the buffer holds as many, or at least 61. Checksums are
+    not looked at. Kafka: FileLogInputStream.nextBatch.
+    """
+    if remaining <= layout.MAGIC_POSITION:
+        return None
+    magic = buffer[position + layout.MAGIC_POSITION]
+    if magic == layout.MAGIC:
+        if remaining < layout.BATCH_OVERHEAD:
+            return None
+        header = parse_header(buffer, position)
+        return header if layout.BATCH_OVERHEAD <= header.size <= remaining else None
+    size_min = layout.MESSAGE_SIZE_MIN_V1 if magic else layout.MESSAGE_SIZE_MIN_V0
+    if magic > 1 or remaining < size_min:
+        return None
+    header = _parse_message(buffer, position, magic)
+    return header if size_min <= header.size <= remaining and header.last_offset >= 0 else None
+
+
+def _parse_message(buffer: Buffer, position: int, magic: int) -> BatchHeader:
+    timestamp = layout.NO_TIMESTAMP
+    if magic == 0:
+        fields = layout.MESSAGE_HEADER_V0.unpack_from(buffer, position)
+        offset, size, crc, _, attributes = fields
+        attributes &= layout.CODEC_MASK
+    else:
+        fields = layout.MESSAGE_HEADER_V1.unpack_from(buffer, position)
+        offset, size, crc, _, attributes, timestamp = fields
+        attributes &= layout.CODEC_MASK | layout.TIMESTAMP_TYPE_BIT
+    is_wrapper = attributes & layout.CODEC_MASK != layout.CODEC_NONE
+    return BatchHeader(
+        base_offset=0 if is_wrapper else offset,
+        batch_length=size,
+        leader_epoch=-1,
+        magic=magic,
+        crc=crc,
+        attributes=attributes,
+        last_offset_delta=offset if is_wrapper else 0,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        records_count=-1 if is_wrapper else 1,
+    )
 
 
 def pack_header(header: BatchHeader) -> bytes:
@@ -174,7 +231,7 @@ def seal_batch(
 def check_batch(
     buffer: Buffer, position: int, *, path: Path | str, file_position: int
 ) -> BatchHeader:
-    """Return the header of the batch at `position` once size, magic, length and checksum hold.
+    """Return the header of the batch v2 at `position` once size, magic, length and checksum hold.
 
     `path` and `file_position` (where the batch lies in that file) are for the error's message.
     Raises CorruptBatchError. Kafka: DefaultRecordBatch.ensureValid.
@@ -211,20 +268,16 @@ def check_batch(
 def iterate_headers(
     buffer: Buffer, start: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) of each complete batch in `buffer[start:end]`.
+    """Yield (position, header) of each complete batch, or message, in `buffer[start:end]`.
 
-    Ends before the first batch that is cut off, or that is none: a wrong magic or an impossible
+    Ends before the first one that is cut off, or that is none: a wrong magic or an impossible
     length. Checksums are not looked at. Kafka: FileLogInputStream.nextBatch.
     """
     position = start
     limit = len(buffer) if end is None else min(end, len(buffer))
-    while limit - position >= layout.BATCH_OVERHEAD:
-        header = parse_header(buffer, position)
-        size = header.size
-        if header.magic != layout.MAGIC or not layout.BATCH_OVERHEAD <= size <= limit - position:
-            return
+    while (header := read_header(buffer, position, limit - position)) is not None:
         yield position, header
-        position += size
+        position += header.size
 
 
 def stamp(

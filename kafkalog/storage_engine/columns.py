@@ -200,6 +200,7 @@ def _timestamp_types(
     import pyarrow as pa
 
     types = (table.attributes & layout.TIMESTAMP_TYPE_BIT != 0).astype(np.int32)
+    types[table.magics == 0] = layout.NO_TIMESTAMP_TYPE
     if len(types) and types.min() == types.max():  # nearly always
         return _repeated_integer(int(types[0]), len(rows))
     return pa.array(types[records.batch_index[rows]])

@@ -13,7 +13,8 @@ zstd      one frame                            any number of frames, with or wit
 What is read comes from disks and strangers: every function here stops at `limit` decompressed
 bytes, and raises ValueError for whatever is not a complete stream of its codec.
 
-Like Kafka's Compression classes; the wrong lz4 header checksum of message format v0 is left out.
+Like Kafka's Compression classes. Their lz4 frames in messages v0 carry a wrong header checksum,
+which is not looked at if the caller says so.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ LZ4_THOROUGH_LEVELS: Final = (3, 12)
 """What the lz4 library accepts for its thorough compressor."""
 ZSTD_LEVEL: Final = 3
 READ_SIZE_MIN: Final = 64 * 1024
+_XXH32_PRIMES: Final = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
@@ -52,7 +54,9 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
     return writer(data, level)
 
 
-def decompress(codec: int, data: Buffer, *, limit: int) -> bytes:
+def decompress(
+    codec: int, data: Buffer, *, limit: int, is_lz4_header_checked: bool = True
+) -> bytes:
     """Return what `data` holds, which may be no more than `limit` bytes.
 
     Raises ValueError, with a message that says expected and found, for an unknown codec, a stream
@@ -65,6 +69,8 @@ def decompress(codec: int, data: Buffer, *, limit: int) -> bytes:
     reader = _READERS.get(codec)
     if reader is None:
         raise ValueError(f"expected a codec from 0 to 4, found codec {codec}")
+    if codec == layout.CODEC_LZ4 and not is_lz4_header_checked:
+        data = _with_lz4_header_checksum(data)
     return reader(data, limit)
 
 
@@ -203,6 +209,43 @@ def _lz4_decompress(data: Buffer, limit: int) -> bytes:
         rest = frame.unused_data or b""
         if not rest.startswith(layout.LZ4_MAGIC):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _with_lz4_header_checksum(data: Buffer) -> bytes:
+    """Return an lz4 frame with its header's checksum set right; the data as it is if it is none."""
+    start = layout.LZ4_FLAGS_POSITION
+    if len(data) <= start or bytes(data[:start]) != layout.LZ4_MAGIC:
+        return bytes(data)
+    flags = data[start]
+    end = start + layout.LZ4_DESCRIPTOR_SIZE
+    end += 8 * bool(flags & layout.LZ4_CONTENT_SIZE_BIT)
+    end += 4 * bool(flags & layout.LZ4_DICTIONARY_BIT)
+    if len(data) <= end:
+        return bytes(data)
+    mended = bytearray(data)
+    mended[end] = (_xxh32(bytes(data[start:end])) >> 8) & 0xFF
+    return bytes(mended)
+
+
+def _xxh32(data: bytes) -> int:
+    """Return the xxHash32 (seed 0) of fewer than 16 bytes."""
+    result = _XXH32_PRIMES[4] + len(data)
+    words = len(data) // 4 * 4
+    for i in range(0, words, 4):
+        result += int.from_bytes(data[i : i + 4], "little") * _XXH32_PRIMES[2]
+        result = _rotated(result, 17) * _XXH32_PRIMES[3]
+    for byte in data[words:]:
+        result += byte * _XXH32_PRIMES[4]
+        result = _rotated(result, 11) * _XXH32_PRIMES[0]
+    for shift, prime in ((15, _XXH32_PRIMES[1]), (13, _XXH32_PRIMES[2]), (16, 1)):
+        result &= 0xFFFF_FFFF
+        result = (result ^ (result >> shift)) * prime
+    return result & 0xFFFF_FFFF
+
+
+def _rotated(number: int, count: int) -> int:
+    number &= 0xFFFF_FFFF
+    return (number << count | number >> (32 - count)) & 0xFFFF_FFFF
 
 
 def _zstd_compress(data: Buffer, level: int | None) -> bytes:

@@ -64,13 +64,16 @@ BAD_COUNT = 7
 BAD_RANGE = 8
 BAD_HEADER_KEY = 9
 TOO_LARGE = 10
+BAD_CHECKSUM = 11
+BAD_NESTING = 12
+BAD_MAGIC = 13
 
 # Why a scan ended.
 SCAN_END = 0
 SCAN_LENGTH = 1
 SCAN_MAGIC = 2
 
-HEADER_FIELDS = 13
+HEADER_FIELDS = 14
 RECORD_FIELDS = 9
 PLAN_FIELDS = 5
 RECORD_SIZE_MIN = 7
@@ -195,19 +198,45 @@ def read_integer(buffer: Bytes, position: Int, size: Int) -> Int:
     return value
 
 
+@inlined([VOID(BYTES, I64, I64, TABLE_OUT, I64)])
+def scan_message(buffer: Bytes, position: Int, magic: Int, table: Integers, i: Int) -> None:
+    """Fill column `i` of `scan_batches` for a message v0 or v1, but for the first rows."""
+    attributes = np.int64(buffer[position + layout.MESSAGE_ATTRIBUTES_POSITION])
+    for row in range(3, 12):
+        table[row, i] = -1
+    table[3, i] = 0
+    table[5, i] = attributes & layout.CODEC_MASK
+    if magic == 1:
+        table[5, i] = attributes & (layout.CODEC_MASK | layout.TIMESTAMP_TYPE_BIT)
+        table[6, i] = read_integer(buffer, position + layout.MESSAGE_TIMESTAMP_POSITION, 8)
+        table[7, i] = table[6, i]
+    if attributes & layout.CODEC_MASK == 0:
+        table[11, i] = 1
+    crc = read_integer(buffer, position + layout.MESSAGE_CRC_POSITION, 4)
+    table[12, i] = crc & 0xFFFF_FFFF
+
+
 @kernel([TRIPLE(BYTES)])
 def count_batches(buffer: Bytes) -> Triple:
-    """Return (number of complete batches, position after the last, why the scan ended)."""
+    """Return (number of complete batches, position after the last, why the scan ended).
+
+    A message v0 or v1 counts as a batch.
+    """
     position = np.int64(0)
     count = np.int64(0)
     while buffer.size - position >= layout.LOG_OVERHEAD:
         size = layout.LOG_OVERHEAD + read_integer(buffer, position + layout.LENGTH_POSITION, 4)
-        if size < layout.BATCH_OVERHEAD:
+        if size < layout.MESSAGE_SIZE_MIN_V0:
             return count, position, np.int64(SCAN_LENGTH)
         if buffer.size - position <= layout.MAGIC_POSITION:
             break
-        if buffer[position + layout.MAGIC_POSITION] != layout.MAGIC:
+        magic = buffer[position + layout.MAGIC_POSITION]
+        if magic > layout.MAGIC:
             return count, position, np.int64(SCAN_MAGIC)
+        if (magic == layout.MAGIC and size < layout.BATCH_OVERHEAD) or (
+            magic == 1 and size < layout.MESSAGE_SIZE_MIN_V1
+        ):
+            return count, position, np.int64(SCAN_LENGTH)
         if size > buffer.size - position:
             break
         count += 1
@@ -217,9 +246,10 @@ def count_batches(buffer: Bytes) -> Triple:
 
 @kernel([VOID(BYTES, TABLE_OUT)])
 def scan_batches(buffer: Bytes, table: Integers) -> None:
-    """Fill `table` (13 fields, b batches) with the headers of the batches `count_batches` found.
+    """Fill `table` (14 fields, b batches) with the headers of the batches `count_batches` found.
 
-    The rows are those of `records.BatchTable`, in its order.
+    The rows are those of `tables.BatchTable`, in its order, but for the last offset, which is a
+    delta, and the base offset of a wrapper, which is its last.
     """
     position = np.int64(0)
     for i in range(table.shape[1]):
@@ -228,6 +258,12 @@ def scan_batches(buffer: Bytes, table: Integers) -> None:
         table[0, i] = position
         table[1, i] = size
         table[2, i] = base_offset
+        magic = np.int64(buffer[position + layout.MAGIC_POSITION])
+        table[13, i] = magic
+        if magic != layout.MAGIC:
+            scan_message(buffer, position, magic, table, i)
+            position += size
+            continue
         table[3, i] = read_integer(buffer, position + layout.LAST_OFFSET_DELTA_POSITION, 4)
         table[4, i] = read_integer(buffer, position + layout.EPOCH_POSITION, 4)
         table[5, i] = read_integer(buffer, position + layout.ATTRIBUTES_POSITION, 2)
@@ -363,6 +399,179 @@ def index_records(arena: Bytes, sections: Integers, records: Integers) -> Triple
     return np.int64(OK), n, np.int64(0)
 
 
+# --- messages v0 and v1 --------------------------------------------------------------------------
+def crc32_tables() -> Integers:
+    """Return the tables of CRC-32 (zlib's), eight bytes at a time: int64 (8, 256)."""
+    tables = np.zeros((8, 256), dtype=np.int64)
+    tables[0] = np.arange(256)
+    for _ in range(8):
+        tables[0] = (tables[0] >> 1) ^ np.where(tables[0] & 1, 0xEDB8_8320, 0)
+    for i in range(1, 8):
+        tables[i] = (tables[i - 1] >> 8) ^ tables[0][tables[i - 1] & 0xFF]
+    return tables
+
+
+CRC32_TABLES = crc32_tables()
+
+
+@kernel([I64(BYTES, I64, I64)])
+def crc32(buffer: Bytes, start: Int, end: Int) -> Int:
+    """Return the CRC-32 (zlib's) of `buffer[start:end]`; the caller has proven the range."""
+    crc = np.int64(0xFFFF_FFFF)
+    position = start
+    while end - position >= 8:
+        mixed = np.int64(0)
+        for i in range(4):
+            byte = np.int64(buffer[position + i]) ^ ((crc >> (8 * i)) & 0xFF)
+            mixed ^= CRC32_TABLES[7 - i, byte]
+        for i in range(4, 8):
+            mixed ^= CRC32_TABLES[7 - i, np.int64(buffer[position + i])]
+        crc = mixed
+        position += 8
+    while position < end:
+        byte = np.int64(buffer[position]) ^ (crc & 0xFF)
+        crc = (crc >> 8) ^ CRC32_TABLES[0, byte]
+        position += 1
+    return crc ^ 0xFFFF_FFFF
+
+
+@kernel([PAIR(BYTES, INTEGERS, INTEGERS, INTEGERS)])
+def find_wrong_crc32(buffer: Bytes, starts: Integers, ends: Integers, crcs: Integers) -> Pair:
+    """Return (index, CRC-32 found) of the first range that has another one than it should.
+
+    (-1, 0) when there is none. A range outside the buffer is wrong.
+    """
+    for i in range(starts.size):
+        if starts[i] < 0 or ends[i] < starts[i] or ends[i] > buffer.size:
+            return np.int64(i), np.int64(0)
+        found = crc32(buffer, starts[i], ends[i])
+        if found != crcs[i]:
+            return np.int64(i), np.int64(found)
+    return np.int64(-1), np.int64(0)
+
+
+@kernel([TRIPLE(BYTES, TABLE, INTEGERS_OUT, INTEGERS_OUT)])
+def count_messages(
+    arena: Bytes, sections: Integers, counts: Integers, last_offsets: Integers
+) -> Triple:
+    """Count the whole messages of each section and return (status, section, position).
+
+    sections: int64 (2, s), start and end of a set of messages; a last one cut off is none
+    counts, last_offsets: int64 (s,), written: messages, and the offset that the last one has
+    """
+    for section in range(sections.shape[1]):
+        position = sections[0, section]
+        end = sections[1, section]
+        if position < 0 or end < position or end > arena.size:
+            return np.int64(BAD_RANGE), np.int64(section), np.int64(position)
+        count = np.int64(0)
+        last_offset = np.int64(-1)
+        while end - position >= layout.LOG_OVERHEAD:
+            size = layout.LOG_OVERHEAD + read_integer(arena, position + layout.LENGTH_POSITION, 4)
+            if size < layout.MESSAGE_SIZE_MIN_V0:
+                return np.int64(BAD_LENGTH), np.int64(section), np.int64(position)
+            if size > end - position:
+                break
+            last_offset = read_integer(arena, position, 8)
+            count += 1
+            position += size
+        if count == 0:
+            return np.int64(BAD_COUNT), np.int64(section), np.int64(position)
+        counts[section] = count
+        last_offsets[section] = last_offset
+    return np.int64(OK), np.int64(0), np.int64(0)
+
+
+@inlined([I64(BYTES, I64, I64, I64, TABLE_OUT, I64)])
+def read_message(
+    arena: Bytes, position: Int, end: Int, is_wrapped: Int, records: Integers, n: Int
+) -> Int:
+    """Read the message that fills `arena[position:end]` into column `n` and return a status.
+
+    The caller has proven that range and that it holds a message v0 at least.
+    """
+    magic = np.int64(arena[position + layout.MAGIC_POSITION])
+    if magic > 1:
+        return BAD_MAGIC
+    key_position = position + layout.MESSAGE_KEY_POSITION_V0
+    timestamp = np.int64(layout.NO_TIMESTAMP)
+    if magic == 1:
+        if end - position < layout.MESSAGE_SIZE_MIN_V1:
+            return BAD_LENGTH
+        key_position = position + layout.MESSAGE_KEY_POSITION_V1
+        timestamp = read_integer(arena, position + layout.MESSAGE_TIMESTAMP_POSITION, 8)
+    if is_wrapped != 0:
+        if arena[position + layout.MESSAGE_ATTRIBUTES_POSITION] & layout.CODEC_MASK != 0:
+            return BAD_NESTING
+        crc = read_integer(arena, position + layout.MESSAGE_CRC_POSITION, 4) & 0xFFFF_FFFF
+        if crc32(arena, position + layout.MAGIC_POSITION, end) != crc:
+            return BAD_CHECKSUM
+    key_size = read_integer(arena, key_position, 4)
+    key_position += 4
+    value_position = key_position + max(key_size, 0)
+    if value_position > end - 4:
+        return BAD_FIELD
+    value_size = read_integer(arena, value_position, 4)
+    value_position += 4
+    if value_size > end - value_position:
+        return BAD_FIELD
+    records[0, n] = position
+    records[1, n] = end
+    records[2, n] = read_integer(arena, position, 8)
+    records[3, n] = timestamp
+    records[4, n] = key_position
+    records[5, n] = max(key_size, -1)
+    records[6, n] = value_position
+    records[7, n] = max(value_size, -1)
+    records[8, n] = -1
+    return OK
+
+
+@kernel([TRIPLE(BYTES, TABLE, TABLE_OUT)])
+def index_messages(arena: Bytes, sections: Integers, records: Integers) -> Triple:
+    """Index the messages of each section and return (status, section, position in the arena).
+
+    sections: int64 (8, s), as `count_messages` has counted them: start, end, count, lowest offset
+    allowed, highest, what to add to the offsets found, append timestamp (what every message v1
+    reads; the smallest int64 for none), whether they were wrapped (1) or one is the section (0)
+    records: int64 (9, n), written, as by `index_records`; without headers their position is -1
+    """
+    n = np.int64(0)
+    none = np.int64(-(2**63))
+    for section in range(sections.shape[1]):
+        position = sections[0, section]
+        section_end = sections[1, section]
+        count = sections[2, section]
+        if position < 0 or section_end < position or section_end > arena.size:
+            return np.int64(BAD_RANGE), np.int64(section), np.int64(position)
+        if count < 0 or count > records.shape[1] - n:
+            return np.int64(BAD_COUNT), np.int64(section), np.int64(position)
+        base_offset = sections[5, section]
+        last_found = np.int64(-1)
+        for _ in range(count):
+            if section_end - position < layout.MESSAGE_SIZE_MIN_V0:
+                return np.int64(BAD_COUNT), np.int64(section), np.int64(position)
+            size = layout.LOG_OVERHEAD + read_integer(arena, position + layout.LENGTH_POSITION, 4)
+            if size < layout.MESSAGE_SIZE_MIN_V0 or size > section_end - position:
+                return np.int64(BAD_LENGTH), np.int64(section), np.int64(position)
+            end = position + size
+            status = read_message(arena, position, end, sections[7, section], records, n)
+            if status != OK:
+                return np.int64(status), np.int64(section), np.int64(position)
+            found = records[2, n]
+            if found <= last_found or found > sections[4, section] - base_offset:
+                return np.int64(BAD_OFFSET), np.int64(section), np.int64(position)
+            if base_offset + found < sections[3, section]:
+                return np.int64(BAD_OFFSET), np.int64(section), np.int64(position)
+            last_found = found
+            records[2, n] = base_offset + found
+            if sections[6, section] != none and arena[position + layout.MAGIC_POSITION] == 1:
+                records[3, n] = sections[6, section]
+            position = end
+            n += 1
+    return np.int64(OK), n, np.int64(0)
+
+
 # --- columns -------------------------------------------------------------------------------------
 @kernel([PAIR(I64, INTEGERS, INTEGERS, INTEGERS)])
 def measure_column(arena_size: Int, positions: Integers, sizes: Integers, rows: Integers) -> Pair:
@@ -419,7 +628,10 @@ def gather_column(
 def measure_headers(
     arena: Bytes, header_positions: Integers, ends: Integers, rows: Integers
 ) -> tuple[Int, Int, Int, Int, Int]:
-    """Return (status, rows with headers, headers, key bytes, value bytes) of `rows`."""
+    """Return (status, rows with headers, headers, key bytes, value bytes) of `rows`.
+
+    A position of -1 means no headers, as messages v0 and v1 have none.
+    """
     zero = np.int64(0)
     lists = np.int64(0)
     headers = np.int64(0)
@@ -432,6 +644,8 @@ def measure_headers(
         position = header_positions[row]
         end = ends[row]
         if position < 0 or end > arena.size:
+            if position == -1:
+                continue
             return np.int64(BAD_RANGE), zero, zero, zero, zero
         status, _ = skip_headers(arena, position, end)
         if status != OK:
@@ -474,6 +688,8 @@ def gather_headers(
     for i in range(rows.size):
         list_offsets[i] = headers
         end = ends[rows[i]]
+        if header_positions[rows[i]] < 0:
+            continue
         count, position = read_varint(arena, header_positions[rows[i]], end)
         if count > 0:
             list_validity[i >> 3] |= 1 << (i & 7)

@@ -51,6 +51,31 @@ MAGIC: Final = 2
 STAMP_OFFSET: Final = struct.Struct(">q")  # base_offset, at byte 0 of a batch
 STAMP_EPOCH: Final = struct.Struct(">i")  # partition_leader_epoch, at byte 12
 
+# --- messages v0 and v1, before there were batches: LegacyRecord, AbstractLegacyRecordBatch -------
+MESSAGE_HEADER_V0: Final = struct.Struct(
+    ">q"  # offset: of a compressed set, the wrapper, that of its last message
+    "i"  # size: bytes after this field
+    "I"  # crc: CRC-32 (zlib's) of all that follows
+    "b"  # magic: 0 or 1, where a batch has it too
+    "b"  # attributes: codec and, in v1, timestamp type
+)
+MESSAGE_HEADER_V1: Final = struct.Struct(
+    ">qiIbb"  # as in v0
+    "q"  # timestamp: ms
+)
+MESSAGE_FIELD_SIZE: Final = struct.Struct(">i")  # before the key and before the value; -1 null
+MESSAGE_CRC_POSITION: Final = 12
+MESSAGE_ATTRIBUTES_POSITION: Final = 17
+MESSAGE_TIMESTAMP_POSITION: Final = 18
+MESSAGE_KEY_POSITION_V0: Final = 18
+"""Where the key's size stands."""
+MESSAGE_KEY_POSITION_V1: Final = 26
+MESSAGE_SIZE_MIN_V0: Final = 26
+"""Bytes of a whole message without key and value."""
+MESSAGE_SIZE_MIN_V1: Final = 34
+assert MESSAGE_HEADER_V0.size == MESSAGE_KEY_POSITION_V0
+assert MESSAGE_HEADER_V1.size == MESSAGE_KEY_POSITION_V1
+
 CODEC_MASK: Final = 0x07
 TIMESTAMP_TYPE_BIT: Final = 0x08
 TRANSACTIONAL_BIT: Final = 0x10
@@ -73,6 +98,8 @@ CODEC_NAMES: Final = {codec: name for name, codec in CODECS.items()}
 
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
+NO_TIMESTAMP_TYPE: Final = -1
+"""Of messages v0, which have no timestamp."""
 NO_TIMESTAMP: Final = -1
 MAX_RECORD_OVERHEAD: Final = 21
 """The most bytes a record takes beside its length field, key, value and headers."""
@@ -87,6 +114,11 @@ XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 XERIAL_HEADER: Final = struct.Struct(">8sii")  # magic, version, lowest compatible version
 XERIAL_BLOCK: Final = struct.Struct(">i")  # bytes of the raw snappy block that follows
 LZ4_MAGIC: Final = bytes.fromhex("04224d18")
+LZ4_FLAGS_POSITION: Final = 4
+LZ4_CONTENT_SIZE_BIT: Final = 0x08
+LZ4_DICTIONARY_BIT: Final = 0x01
+LZ4_DESCRIPTOR_SIZE: Final = 2
+"""Bytes of flags and block descriptor; content size (8) and dictionary (4) follow if announced."""
 
 # --- indexes: OffsetIndex, TimeIndex -------------------------------------------------------------
 OFFSET_INDEX_ENTRY: Final = struct.Struct(

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from kafkalog.storage_engine.records import BatchTable, RecordTable
+    from kafkalog.storage_engine.tables import BatchTable, RecordTable
 
 __all__ = ["Chunk", "LogView", "open_view"]
 
@@ -255,12 +255,15 @@ class LogView:
     def position_of(self, offset: int) -> tuple[SegmentFiles, int] | None:
         """Return where the first batch with last_offset >= `offset` is: its segment and position.
 
-        None when there is none below the high watermark. Checksums are not compared.
+        None when there is none below the high watermark. Checksums are not compared, but for that
+        of a compressed message v0 or v1.
         """
         end = self.state.high_watermark
         for segment in self._open_segments(offset, end):
             for position, header in segment.batches_from(offset):
-                return None if header.base_offset >= end else (segment.files, position)
+                if segment.base_offset_of(position, header) >= end:
+                    return None
+                return segment.files, position
         return None
 
     def offset_for_time(self, timestamp: int) -> int | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kafkalog.errors import CorruptBatchError, StorageError
 from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.batch import BatchHeader, parse_header
+from kafkalog.storage_engine.batch import BatchHeader
 from kafkalog.storage_engine.index import OffsetIndex, TimeIndex
 from kafkalog.storage_engine.segments import SegmentFiles, headers, locate, locate_time
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from kafkalog.storage_engine.records import BatchTable, RecordTable
+    from kafkalog.storage_engine.tables import BatchTable, RecordTable
 
 __all__ = ["Chunk", "OpenSegment"]
 
@@ -42,7 +42,8 @@ class Chunk:
 
     Positions in `table` count from the start of `buffer`, which lies at byte `file_position` of
     `path`. Batches may begin below `start` or end at or above `end`: only records in
-    [start, end) belong to the chunk.
+    [start, end) belong to the chunk. Of a wrapper (a compressed message v0 or v1) it is not known
+    where it begins, so the last batch may even have none of them.
     """
 
     buffer: bytes
@@ -57,8 +58,9 @@ class Chunk:
         """Yield the chunk in runs, each with as many records as should be in memory at once.
 
         What batches decompress to is known only afterwards: a run ends with the batch that makes it
-        `RUN_SIZE` bytes. Every batch is in one run; `is_wanted`, bool (b,), says which are looked
-        into for records. Raises CorruptBatchError.
+        `RUN_SIZE` bytes, or where messages v0 and v1 and batches v2 meet. Every batch is in one
+        run; `is_wanted`, bool (b,), says which are looked into for records. Raises
+        CorruptBatchError.
         """
         from kafkalog.storage_engine import records
 
@@ -126,7 +128,7 @@ class OpenSegment:
         A batch that a chunk cuts off is read again from its start; one that is larger alone makes
         a larger chunk. Raises CorruptBatchError, StorageError.
         """
-        from kafkalog.storage_engine import records
+        from kafkalog.storage_engine import messages, records
 
         path = self.files.log
         position = self._locate(start) if start > self.files.base_offset else 0
@@ -134,9 +136,11 @@ class OpenSegment:
         previous = self.files.base_offset - 1
         while position < self.limit:
             buffer = self._read(min(wish, self.limit - position), position)
-            table, consumed, fault = records.scan_batches(buffer)
+            table, consumed, fault = records.scan_batches(buffer, previous=previous)
             count = len(table)
             if count:
+                if table.has_messages and position == 0:
+                    messages.find_first_wrapper_end(buffer, table, path=path)
                 self._check_order(table, previous, position)
                 previous = int(table.last_offsets[-1])
                 first = int(table.last_offsets.searchsorted(start))
@@ -154,7 +158,7 @@ class OpenSegment:
                 wish = max(size, min(2 * int(table.sizes.max()), _READ_AHEAD_MAX))
             position += consumed
             if fault is not None:
-                raise CorruptBatchError(path, position, "a record batch v2", fault)
+                raise CorruptBatchError(path, position, "a record batch", fault)
             if not count:
                 wish = self._whole_batch(buffer, position)
 
@@ -177,16 +181,26 @@ class OpenSegment:
         self, position: int, header: BatchHeader, timestamp: int, *, start: int, end: int
     ) -> int | None:
         """Return the first offset of [start, end) in one batch that is as young as `timestamp`."""
+        found = self._records(position, header)
+        offsets = found.offsets
+        young = (found.timestamps >= timestamp) & (offsets >= start) & (offsets < end)
+        return int(offsets[young.argmax()]) if young.any() else None
+
+    def base_offset_of(self, position: int, header: BatchHeader) -> int:
+        """Return where a batch begins; a compressed message v0 or v1 is read for it."""
+        if header.magic == layout.MAGIC or header.codec == layout.CODEC_NONE:
+            return header.base_offset
+        return int(self._records(position, header).offsets[0])
+
+    def _records(self, position: int, header: BatchHeader) -> RecordTable:
+        """Read one batch, its checksum compared."""
         from kafkalog.storage_engine import records
 
         buffer = self._read(header.size, position)
         table, _, _ = records.scan_batches(buffer)
         path = self.files.log
         records.check_crcs(buffer, table, path=path, file_position=position)
-        found = records.index_records(buffer, table, path=path, file_position=position)
-        offsets = found.offsets
-        young = (found.timestamps >= timestamp) & (offsets >= start) & (offsets < end)
-        return int(offsets[young.argmax()]) if young.any() else None
+        return records.index_records(buffer, table, path=path, file_position=position)
 
     def _locate(self, offset: int) -> int:
         index = OffsetIndex(self.files.index, self.files.base_offset)
@@ -197,7 +211,7 @@ class OpenSegment:
             yield place, header
             position = place + header.size
         if position < self.limit:
-            expected, found = "a whole record batch v2", f"{self.limit - position} other bytes"
+            expected, found = "a whole record batch", f"{self.limit - position} other bytes"
             raise CorruptBatchError(self.files.log, position, expected, found)
 
     def _read(self, size: int, position: int) -> bytes:
@@ -213,8 +227,11 @@ class OpenSegment:
         """Return how many bytes to read for the batch that `buffer` holds only the start of."""
         remaining = self.limit - position
         needed = layout.BATCH_OVERHEAD
-        if len(buffer) >= layout.BATCH_OVERHEAD:
-            needed = parse_header(buffer).size
+        if len(buffer) >= layout.LOG_OVERHEAD:
+            length = buffer[layout.LENGTH_POSITION : layout.LOG_OVERHEAD]
+            needed = layout.LOG_OVERHEAD + int.from_bytes(length, "big", signed=True)
+        elif remaining >= layout.LOG_OVERHEAD:
+            needed = min(needed, remaining)
         if not len(buffer) < needed <= remaining:
             raise CorruptBatchError(
                 self.files.log, position, f"a record batch of {needed} bytes", f"{remaining} bytes"
@@ -241,7 +258,4 @@ class OpenSegment:
 def _slice(table: BatchTable, first: int, stop: int) -> BatchTable:
     if first == 0 and stop == len(table):
         return table
-    columns = {
-        field.name: getattr(table, field.name)[first:stop] for field in dataclasses.fields(table)
-    }
-    return dataclasses.replace(table, **columns)
+    return table.select(slice(first, stop))

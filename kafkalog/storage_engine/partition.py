@@ -200,6 +200,8 @@ class Appender:
         start = 0  # of the slice not yet written
         slice_end = 0
         for position, header in batch.iterate_headers(run):
+            if header.magic != layout.MAGIC:
+                break  # a message v0 or v1 cannot be stamped; what follows is refused below
             base_offset = first_offset + header.base_offset
             last_offset = base_offset + header.last_offset_delta
             pending = slice_end - start
@@ -268,9 +270,10 @@ class Appender:
         active = self._active
         if active.first_timestamp is None:
             head = files.read_at(active.log_fd, layout.BATCH_OVERHEAD, 0)
-            if len(head) < layout.BATCH_OVERHEAD or active.size == 0:
+            if len(head) < min(layout.BATCH_OVERHEAD, active.size) or active.size == 0:
                 return otherwise
-            active.first_timestamp = batch.parse_header(head).max_timestamp
+            header = batch.read_header(head, 0, active.size)
+            active.first_timestamp = otherwise if header is None else header.max_timestamp
         return active.first_timestamp
 
     # --- indexes ---------------------------------------------------------------------------------
@@ -324,11 +327,11 @@ class Appender:
 
     def _headers(self, position: int) -> Iterator[batch.BatchHeader]:
         while position < self._active.opened_size:
-            head = files.read_at(self._active.log_fd, layout.BATCH_OVERHEAD, position)
-            if len(head) < layout.BATCH_OVERHEAD:
-                return
-            header = batch.parse_header(head)
-            if header.size < layout.BATCH_OVERHEAD:
+            remaining = self._active.opened_size - position
+            size = min(layout.BATCH_OVERHEAD, remaining)
+            head = files.read_at(self._active.log_fd, size, position)
+            header = None if len(head) < size else batch.read_header(head, 0, remaining)
+            if header is None:
                 return
             yield header
             position += header.size

@@ -15,23 +15,25 @@ Invariants, checked on everything that is read:
 No Python code runs per record. numba and pyarrow are imported by the functions that need them. The
 Arrow side is in `columns.py`, the way from Arrow to batches in `encoding.py`.
 
+Messages v0 and v1, which have rows in these tables too, are read in `messages.py`.
+
 Like Kafka's DefaultRecordBatch, DefaultRecord and MemoryRecordsBuilder.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError
-from kafkalog.storage_engine import arena, columns, compression, kernel_cache, layout
+from kafkalog.storage_engine import arena, columns, compression, kernel_cache, layout, messages
 from kafkalog.storage_engine.batch import Buffer, seal_batch
 from kafkalog.storage_engine.encoding import Encoded, encode, murmur2_partitions
+from kafkalog.storage_engine.tables import BatchTable, ChunkFault, Integers, RecordTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,117 +54,15 @@ __all__ = [
     "to_arrow",
 ]
 
-Integers: TypeAlias = npt.NDArray[np.int64]
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-
 NO_APPEND_TIME: Final = -(2**63)
 
 
-@dataclass(slots=True)
-class BatchTable:
-    """The headers of b batches of a chunk; every array is int64 (b,).
-
-    positions and sizes are bytes in the chunk, timestamps are ms; `base_timestamps` is the delete
-    horizon where its bit is set.
-    """
-
-    positions: Integers
-    sizes: Integers
-    base_offsets: Integers
-    last_offsets: Integers
-    leader_epochs: Integers
-    attributes: Integers
-    base_timestamps: Integers
-    max_timestamps: Integers
-    producer_ids: Integers
-    producer_epochs: Integers
-    base_sequences: Integers
-    counts: Integers
-    crcs: Integers
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-
-@dataclass(slots=True)
-class RecordTable:
-    """Where n records lie in `arena`; records keep the order of their batches.
-
-    fields: int64 (9, n), the rows that the properties below name
-    batch_index: int32 (n,), the record's batch in the `BatchTable`
-    batch_count: how many of the batches that were selected have their records here
-    """
-
-    arena: Bytes
-    batch_index: npt.NDArray[np.int32]
-    fields: npt.NDArray[np.int64]
-    batch_count: int
-
-    def __len__(self) -> int:
-        return int(self.fields.shape[1])
-
-    def rows_between(self, start: int, end: int) -> Integers | None:
-        """Return the records with `start` <= offset < `end`; None for all."""
-        offsets = self.offsets
-        if not len(offsets) or (offsets.min() >= start and offsets.max() < end):
-            return None
-        return np.flatnonzero((offsets >= start) & (offsets < end))
-
-    def _row(self, index: int) -> Integers:
-        row: Integers = self.fields[index]
-        return row
-
-    @property
-    def starts(self) -> Integers:
-        """Position of the record's length field."""
-        return self._row(0)
-
-    @property
-    def ends(self) -> Integers:
-        """Position after the record."""
-        return self._row(1)
-
-    @property
-    def offsets(self) -> Integers:
-        """Offset in the log."""
-        return self._row(2)
-
-    @property
-    def timestamps(self) -> Integers:
-        """Milliseconds; of a LogAppendTime batch its max timestamp."""
-        return self._row(3)
-
-    @property
-    def key_positions(self) -> Integers:
-        """Position of the key's bytes."""
-        return self._row(4)
-
-    @property
-    def key_sizes(self) -> Integers:
-        """Bytes of the key, -1 for none."""
-        return self._row(5)
-
-    @property
-    def value_positions(self) -> Integers:
-        """Position of the value's bytes."""
-        return self._row(6)
-
-    @property
-    def value_sizes(self) -> Integers:
-        """Bytes of the value, -1 for a tombstone."""
-        return self._row(7)
-
-    @property
-    def header_positions(self) -> Integers:
-        """Position of the header count."""
-        return self._row(8)
-
-
-def scan_batches(buffer: Buffer) -> tuple[BatchTable, int, str | None]:
+def scan_batches(buffer: Buffer, *, previous: int = -1) -> tuple[BatchTable, int, str | None]:
     """Return the complete batches, the position after the last, and why the scan ended there.
 
     The reason is None when the buffer ends there or within a batch, else it says in words why no
-    batch of format v2 follows. Checksums are not looked at.
+    batch follows. `previous` is the last offset before the buffer, as far as it is known. Checksums
+    are not looked at.
     """
     kernels = kernel_cache.load()
     data = np.frombuffer(buffer, dtype=np.uint8)
@@ -176,15 +76,21 @@ def scan_batches(buffer: Buffer) -> tuple[BatchTable, int, str | None]:
         length = int.from_bytes(buffer[start : start + 4], "big", signed=True)
         reason = f"batch length {length}, less than a header"
     elif ending == kernels.SCAN_MAGIC:
-        reason = f"magic {buffer[position + layout.MAGIC_POSITION]}, not {layout.MAGIC}"
-    return BatchTable(*headers), position, reason
+        reason = f"magic {buffer[position + layout.MAGIC_POSITION]}, above {layout.MAGIC}"
+    table = BatchTable(*headers)
+    if table.has_messages:
+        messages.bound_wrappers(table, previous)
+    return table, position, reason
 
 
 def check_crcs(buffer: Buffer, table: BatchTable, *, path: Path | str, file_position: int) -> None:
-    """Raise CorruptBatchError for the first batch whose checksum is wrong.
+    """Raise CorruptBatchError for a batch whose checksum is wrong, the first one of its format.
 
     `file_position` is where the chunk begins in the file `path`.
     """
+    if table.has_messages:
+        messages.check_crcs(buffer, table, path=path, file_position=file_position)
+        table = table.select(~table.is_message)
     batches = zip(
         (table.positions + layout.ATTRIBUTES_POSITION).tolist(),
         (table.positions + table.sizes).tolist(),
@@ -216,17 +122,35 @@ def index_records(
     """Find the records of the selected batches (ascending indexes; None for all).
 
     Decompresses what is compressed, each batch to `limit` bytes at most; with a `run_size` only the
-    first batches, up to the one that makes it so many decompressed bytes. Raises CorruptBatchError.
-    Kafka: DefaultRecordBatch.iterator.
+    first batches of one format, messages v0 and v1 or batches v2, up to the one that makes it so
+    many decompressed bytes. Raises CorruptBatchError.
+    Kafka: DefaultRecordBatch.iterator, AbstractLegacyRecordBatch.iterator.
     """
-    kernels = kernel_cache.load()
     if selection is None:
         selection = np.arange(len(table))
-    fault = _Fault(path, file_position, table, selection)
-    data, starts, ends = arena.sections(
-        buffer, table, selection, limit=limit, run_size=run_size, report=fault.report
-    )
-    selection = selection[: len(starts)]
+    is_message = table.is_message[selection]
+    if not is_message.any():
+        fault = ChunkFault(path, file_position, table, selection)
+        return _index_batches(buffer, table, limit, run_size, fault)
+    if run_size is not None:
+        count = messages.count_alike(is_message)
+        selection, is_message = selection[:count], is_message[:count]
+    tables = []
+    if is_message.any():
+        fault = ChunkFault(path, file_position, table, selection[is_message])
+        tables.append(messages.index_messages(buffer, table, limit, run_size, fault))
+    if not is_message.all():
+        fault = ChunkFault(path, file_position, table, selection[~is_message])
+        tables.append(_index_batches(buffer, table, limit, run_size, fault))
+    return tables[0] if len(tables) == 1 else messages.merge(*tables)
+
+
+def _index_batches(
+    buffer: Buffer, table: BatchTable, limit: int, run_size: int | None, fault: ChunkFault
+) -> RecordTable:
+    kernels = kernel_cache.load()
+    data, starts, ends = arena.sections(buffer, table, limit=limit, run_size=run_size, fault=fault)
+    selection = fault.selection[: len(starts)]
     counts = table.counts[selection]
     # A count is believed only as far as its bytes can bear it: memory is taken for it next.
     wild = np.flatnonzero(
@@ -255,7 +179,7 @@ def index_records(
     status, section, position = kernels.index_records(data, sections, fields)
     if status != kernels.OK:
         place = position - int(starts[section])
-        fault.report(section, *_record_fault(status, place, int(counts[section])))
+        fault.report_status(section, status, place, int(counts[section]))
     batch_index = np.repeat(selection.astype(np.int32), counts)
     return RecordTable(data, batch_index, fields, len(selection))
 
@@ -320,6 +244,7 @@ def filter_batch(
     keep: bool (n of that batch,); delete_horizon_ms: a horizon to set, None leaves it as it is.
     Kafka: MemoryRecords.filterTo.
     """
+    _refuse_messages(table, batch)
     if not keep.any():
         return None
     has_horizon = bool(table.attributes[batch] & layout.DELETE_HORIZON_BIT)
@@ -346,10 +271,12 @@ def rebuild_batch(
 
     The rows may come from several batches, in offset order, if the header fits them all: then
     `last_offset` is that of the last batch. Compressed with the header's codec at its default
-    level; where that exceeds what a reader would decompress, as it stands.
+    level; where that exceeds what a reader would decompress, as it stands. Raises InvalidInputError
+    for messages v0 and v1, which are only read.
     """
     kernels = kernel_cache.load()
     rows = np.ascontiguousarray(rows, dtype=np.int64)
+    _refuse_messages(table, batch, records.batch_index[rows])
     attributes = int(table.attributes[batch])
     base_timestamp = int(records.timestamps[rows[0]])
     if delete_horizon_ms is not None:
@@ -387,6 +314,7 @@ def empty_batch(buffer: Buffer, table: BatchTable, batch: int) -> bytes:
 
     No codec, no delete horizon. Kafka: DefaultRecordBatch.writeEmptyHeader.
     """
+    _refuse_messages(table, batch)
     kept = layout.TIMESTAMP_TYPE_BIT | layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
     return _sealed(
         bytes(layout.BATCH_OVERHEAD),
@@ -398,6 +326,11 @@ def empty_batch(buffer: Buffer, table: BatchTable, batch: int) -> bytes:
         base_timestamp=layout.NO_TIMESTAMP,
         max_timestamp=int(table.max_timestamps[batch]),
     )
+
+
+def _refuse_messages(table: BatchTable, *batches: int | npt.NDArray[Any]) -> None:
+    if any(np.any(table.magics[some] != layout.MAGIC) for some in batches):
+        raise InvalidInputError("messages v0 and v1 cannot be rewritten as batches v2")
 
 
 def _sealed(
@@ -429,35 +362,3 @@ def _sealed(
         base_sequence=int(table.base_sequences[batch]),
     )
     return bytes(target)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """Where a chunk lies, for the error about one of its batches."""
-
-    path: Path | str
-    file_position: int
-    table: BatchTable
-    selection: npt.NDArray[Any]
-
-    def report(self, section: int, expected: str, found: str) -> NoReturn:
-        position = int(self.table.positions[self.selection[section]])
-        raise CorruptBatchError(self.path, self.file_position + position, expected, found)
-
-
-def _record_fault(status: int, place: int, count: int) -> tuple[str, str]:
-    """Return (expected, found) for a status; `place` is a position in the record section."""
-    kernels = kernel_cache.load()
-    at = f"byte {place} of its records"
-    faults = {
-        kernels.BAD_VARINT: (f"a varint in the record at {at}", "one cut off or too long"),
-        kernels.BAD_LENGTH: (f"a record within its batch at {at}", "a length beyond its end"),
-        kernels.BAD_FIELD: (f"fields within the record at {at}", "a size beyond its end"),
-        kernels.BAD_HEADER_COUNT: (f"the header count of the record at {at}", "an impossible one"),
-        kernels.BAD_END: (f"a record that ends with its fields at {at}", "bytes after them"),
-        kernels.BAD_OFFSET: (f"offsets that rise within the batch at {at}", "another one"),
-        kernels.BAD_COUNT: (f"{count} records that fill the batch", f"its end or more at {at}"),
-        kernels.BAD_RANGE: ("a batch within its chunk", "one beyond it"),
-    }
-    expected, found = faults[status]
-    return expected, found

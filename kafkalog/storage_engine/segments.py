@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.batch import BatchHeader, iterate_headers, parse_header
+from kafkalog.storage_engine.batch import BatchHeader, iterate_headers, read_header
 from kafkalog.storage_engine.index import OffsetIndex, TimeIndex
 
 __all__ = [
@@ -234,25 +234,25 @@ def sweep_deleted(directory: Path, *, older_than_ms: int, now_ms: int) -> int:
 
 
 def header_at(fd: int, position: int, limit: int) -> BatchHeader | None:
-    """Return the header of the whole batch v2 at `position` of a `.log` file; None if none is.
+    """Return the header of the whole batch at `position` of a `.log` file; None if none is.
 
-    `limit` is the byte the log ends at. The checksum is not looked at.
+    `limit` is the byte the log ends at. The checksum is not looked at. A message v0 or v1 is a
+    batch too.
     """
-    if not 0 <= position <= limit - layout.BATCH_OVERHEAD:
+    size = min(layout.BATCH_OVERHEAD, limit - position)
+    if position < 0 or size <= 0:
         return None
-    data = files.read_at(fd, layout.BATCH_OVERHEAD, position)
-    if len(data) < layout.BATCH_OVERHEAD:
+    data = files.read_at(fd, size, position)
+    if len(data) < size:
         return None
-    header = parse_header(data)
-    if header.magic != layout.MAGIC or header.last_offset_delta < 0:
-        return None
-    return header if layout.BATCH_OVERHEAD <= header.size <= limit - position else None
+    header = read_header(data, 0, limit - position)
+    return None if header is None or header.last_offset_delta < 0 else header
 
 
 def headers(fd: int, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
     """Yield (position, header) of the batches from `position` up to byte `limit` of a `.log` file.
 
-    Ends early, like `batch.iterate_headers`, before anything that is no whole batch v2.
+    Ends early, like `batch.iterate_headers`, before anything that is no whole batch.
     """
     while (header := header_at(fd, position, limit)) is not None:
         if header.size > _SMALL_BATCH:

@@ -88,7 +88,7 @@ def test_headers_are_iterated_up_to_the_first_incomplete_batch() -> None:
         assert list(b.iterate_headers(data[: len(BATCH) + cut])) == whole[:1]
 
 
-@pytest.mark.parametrize("patch", [(8, struct.pack(">i", 48)), (16, b"\x01"), (8, b"\xff")])
+@pytest.mark.parametrize("patch", [(8, struct.pack(">i", 48)), (16, b"\x03"), (8, b"\xff")])
 def test_headers_are_iterated_up_to_what_is_no_batch(patch: tuple[int, bytes]) -> None:
     wrong = bytearray(BATCH)
     wrong[patch[0] : patch[0] + len(patch[1])] = patch[1]

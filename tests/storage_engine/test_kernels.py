@@ -7,6 +7,7 @@ JIT. Bytes that no encoder would write are a status, never a read outside the ar
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.storage_engine import kernels as k
-from tests.storage_engine import naive
+from tests.storage_engine import naive, naive_messages
 
 I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -162,7 +163,7 @@ def test_scanned_headers_are_those_of_the_bytes(
             batch[:61]
         )
         assert column == [
-            *(start, length + 12, offset, delta, epoch, bits, *times, pid, pe, seq, n, crc)
+            *(start, length + 12, offset, delta, epoch, bits, *times, pid, pe, seq, n, crc, 2)
         ]
         start += len(batch)
 
@@ -174,7 +175,9 @@ def test_scanned_headers_are_those_of_the_bytes(
         (8, struct.pack(">i", -1), k.SCAN_LENGTH),
         (8, struct.pack(">i", -(2**31)), k.SCAN_LENGTH),
         (8, struct.pack(">i", 2**31 - 1), k.SCAN_END),
-        (16, b"\x01", k.SCAN_MAGIC),
+        (8, struct.pack(">i", 25 - 12), k.SCAN_LENGTH),
+        (8, struct.pack(">ib", 33 - 12, 0) + b"\0" * 3 + b"\1", k.SCAN_LENGTH),
+        (16, b"\x03", k.SCAN_MAGIC),
         (16, b"\xff", k.SCAN_MAGIC),
     ],
 )
@@ -455,10 +458,96 @@ def test_skipped_headers_are_those_the_twin_reads(data: bytes) -> None:
         assert 0 < position <= len(data)
 
 
-@pytest.mark.parametrize(("position", "end", "row"), [(-1, 2, 0), (0, 9, 0), (0, 2, 1), (0, 2, -1)])
+@pytest.mark.parametrize(("position", "end", "row"), [(-2, 2, 0), (0, 9, 0), (0, 2, 1), (0, 2, -1)])
 def test_headers_outside_the_arena_are_a_status(position: int, end: int, row: int) -> None:
     place = np.array([position]), np.array([end]), np.array([row])
     assert k.measure_headers(array(b"\0\0\0\0"), *place)[0] == k.BAD_RANGE
+
+
+# --- messages v0 and v1 --------------------------------------------------------------------------
+@many
+@given(st.binary(max_size=70), st.integers(0, 9), st.integers(0, 9))
+def test_crc32_is_that_of_zlib(data: bytes, start: int, cut: int) -> None:
+    end = max(len(data) - cut, start)
+    if end <= len(data):
+        assert k.crc32(array(data), start, end) == zlib.crc32(data[start:end])
+
+
+def test_the_first_wrong_crc32_is_found() -> None:
+    data = array(b"one two three")
+    starts, ends = np.array([0, 4, 8]), np.array([3, 7, 13])
+    crcs = np.array([zlib.crc32(word) for word in (b"one", b"two", b"three")])
+    assert k.find_wrong_crc32(data, starts, ends, crcs) == (-1, 0)
+    assert k.find_wrong_crc32(data, starts, ends, crcs ^ [0, 1, 1]) == (1, zlib.crc32(b"two"))
+    for place in ((-1, 3), (3, 2), (0, 14)):
+        bounds = np.array([place[0]]), np.array([place[1]])
+        assert k.find_wrong_crc32(data, *bounds, np.array([0])) == (0, 0)
+
+
+def indexed_messages(data: bytes, *, lowest: int, highest: int, base: int) -> list[Any] | None:
+    """What the two kernels make of one wrapped set; None when a status says that it is wrong."""
+    arena, bounds = array(data), np.array([[0], [len(data)]])
+    counts, lasts = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    if k.count_messages(arena, bounds, counts, lasts)[0] != k.OK:
+        return None
+    rules = np.array([[counts[0]], [lowest], [highest], [base], [-(2**63)], [1]])
+    fields = np.full((k.RECORD_FIELDS, int(counts[0])), -77, dtype=np.int64)
+    status, _, _ = k.index_messages(arena, np.concatenate((bounds, rules)), fields)
+    if status != k.OK:
+        return None
+    found = []
+    for _, _, offset, time, key, key_size, value, value_size, headers in fields.T.tolist():
+        assert headers == -1
+        parts = [
+            None if size < 0 else data[at : at + size]
+            for at, size in ((key, key_size), (value, value_size))
+        ]
+        found.append(naive_messages.Message(offset, time, *parts))
+    return found
+
+
+@many
+@given(naive_messages.sets(), st.integers(-1, 3), st.integers(0, 30), st.integers(-1, 4))
+def test_messages_are_those_of_the_naive_reader(
+    data: bytes, lowest: int, highest: int, base: int
+) -> None:
+    try:
+        expected = naive_messages.read_set(data, lowest=lowest, highest=highest, base=base)
+    except ValueError:
+        expected = None
+    assert indexed_messages(data, lowest=lowest, highest=highest, base=base) == expected
+
+
+@many
+@given(st.binary(max_size=120))
+def test_any_bytes_are_messages_or_a_status(data: bytes) -> None:
+    _, position, _ = scanned(data)
+    assert 0 <= position <= len(data)
+    try:
+        expected = naive_messages.read_set(data, lowest=0, highest=2**63 - 1, base=0)
+    except ValueError:
+        expected = None
+    assert indexed_messages(data, lowest=0, highest=2**63 - 1, base=0) == expected
+
+
+def test_message_sections_outside_the_arena_are_a_status() -> None:
+    arena = array(naive_messages.message(1, 0, b"k", b"v"))
+    out = np.zeros(1, dtype=np.int64)
+    fields = np.zeros((k.RECORD_FIELDS, 1), dtype=np.int64)
+    for start, end in ((-1, 5), (5, 4), (0, arena.size + 1)):
+        bounds = np.array([[start], [end]])
+        assert k.count_messages(arena, bounds, out, out)[0] == k.BAD_RANGE
+        rules = np.array([[1], [0], [9], [0], [0], [1]])
+        sections = np.concatenate((bounds, rules))
+        assert k.index_messages(arena, sections, fields)[0] == k.BAD_RANGE
+    for count in (-1, 2):
+        sections = np.array([[0], [arena.size], [count], [0], [9], [0], [0], [1]])
+        assert k.index_messages(arena, sections, fields)[0] == k.BAD_COUNT
+
+
+def test_records_without_a_header_position_have_no_headers() -> None:
+    place = np.array([-1]), np.array([4]), np.array([0])
+    assert k.measure_headers(array(b"\0\0\0\0"), *place) == (k.OK, 0, 0, 0, 0)
 
 
 # Values of Kafka's own UtilsTest.testMurmur2.

@@ -345,7 +345,7 @@ def test_offsets_that_do_not_rise_within_their_segment_are_corrupt(
     assert it.value.position == (len(batches[0].data()) if place else 0)
 
 
-@pytest.mark.parametrize("magic", [0, 1, 3])
+@pytest.mark.parametrize("magic", [3, 127])
 def test_another_format_is_refused_where_it_begins(tmp_path: Path, magic: int) -> None:
     good = batch(0, 3)
     partition = Partition(tmp_path, {0: [good, replace(batch(3, 3), magic=magic)]})
@@ -354,6 +354,18 @@ def test_another_format_is_refused_where_it_begins(tmp_path: Path, magic: int) -
     assert it.value.position == len(good.data())
     with partition.view() as view, pytest.raises(CorruptBatchError):
         view.position_of(4)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("start", range(6))
+def test_a_batch_that_claims_an_older_format_is_a_typed_error(
+    tmp_path: Path, magic: int, start: int
+) -> None:
+    good = batch(0, 3)
+    partition = Partition(tmp_path, {0: [good, replace(batch(3, 3), magic=magic), batch(6, 3)]})
+    with partition.view() as view, pytest.raises(CorruptBatchError) as it:
+        read(view, start, 9)
+    assert it.value.position == len(good.data())
 
 
 @pytest.mark.parametrize("chunk_size", [1, 1 << 20])

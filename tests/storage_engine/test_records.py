@@ -374,7 +374,7 @@ def test_a_truncated_batch_is_not_scanned(cut: int) -> None:
 
 
 def test_what_is_no_batch_is_told_in_words() -> None:
-    for patch, at_, words in ((b"\x01", 16, "magic 1, not 2"), (b"\xff" * 4, 8, "length -1")):
+    for patch, at_, words in ((b"\x03", 16, "magic 3, above 2"), (b"\xff" * 4, 8, "length -1")):
         bad = bytearray(GOOD)
         bad[at_ : at_ + len(patch)] = patch
         _, position, reason = records.scan_batches(GOOD + bytes(bad))

@@ -65,7 +65,7 @@ def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
     is_whole = True
     for number in range(deleted.partitions):
         directory = engine.partition_directory(deleted.name, number)
-        if not _is_of(engine, directory, deleted):
+        if not _is_of(directory, deleted):
             continue
         target = engine.root / layout.deleted_directory(deleted.name, number, deleted.topic_id)
         cleaner_lock = files.FileLock(directory / layout.CLEANER_LOCK)
@@ -78,21 +78,19 @@ def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
                 is_whole = False
                 continue
             with engine.transaction() as transaction, files.SegmentsLock(directory).exclusive():
-                if _is_of(engine, directory, deleted):
+                if _is_of(directory, deleted):
                     transaction.check_lock()
                     files.rename(directory, target)
     files.sync_directory(engine.root)
     return is_whole
 
 
-def _is_of(engine: Engine, directory: Path, deleted: DeletedTopic) -> bool:
+def _is_of(directory: Path, deleted: DeletedTopic) -> bool:
     """Tell whether a directory is the deleted topic's, and not of a new one of its name."""
     if not directory.is_dir():
         return False
-    topic_id = checkpoints.read_topic_id(directory)
-    if topic_id is None:
-        return deleted.name not in engine.state().topics
-    return topic_id == deleted.topic_id
+    # Without an id it was left by who died creating the topic anew: that is for the next creation.
+    return checkpoints.read_topic_id(directory) == deleted.topic_id
 
 
 def _remove(engine: Engine, deleted: DeletedTopic) -> None:

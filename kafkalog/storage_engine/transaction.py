@@ -100,6 +100,9 @@ class Transaction:
         count = len(topic.partitions)
         remove_at_ms = min(remove_at_ms, layout.INT64_MAX)
         self._change.deleted(DeletedTopic(name, topic.topic_id, count, remove_at_ms))
+        for writer in self.state.writers:
+            if writer.rpartition(" ")[2] == name:  # what it wrote is gone with the topic
+                self._change.writers[writer] = None
 
     def forget_deleted(self, topic_id: str) -> None:
         """Say that the directories of a deleted topic are removed."""

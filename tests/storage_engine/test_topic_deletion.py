@@ -18,6 +18,7 @@ from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.state import DeletedTopic, State
+from kafkalog.storage_engine.topic_deletion import finish_deletions
 from tests.storage_engine.faults import Died, each_act
 
 NOW_MS = 1_700_000_000_000
@@ -54,6 +55,30 @@ def stage(engine: Engine, **new: NewTopic) -> StagedMessage:
     columns = {"key": pa.array([b"k"], pa.binary()), "value": pa.array([b"new"], pa.binary())}
     writer.append("t", pa.RecordBatch.from_pydict(columns))
     return writer.finish()
+
+
+def test_what_wrote_to_a_deleted_topic_may_write_the_same_to_a_new_one(tmp_path: Path) -> None:
+    engine = filled(tmp_path)
+    staged = [stage(engine)]
+    engine.commit(staged, writer=Writer("app", "t", 7), now_ms=NOW_MS)
+    engine.commit([], writer=Writer("app", "other", 7), now_ms=NOW_MS)
+    engine.delete_topic("t", now_ms=NOW_MS)
+    engine.create_topic("t", 2, now_ms=NOW_MS)
+    again = engine.commit([stage(engine)], writer=Writer("app", "t", 7), now_ms=NOW_MS)
+    assert not again.skipped
+    assert values(engine) == {b"new"}
+
+
+def test_a_creation_that_died_does_not_stop_the_removal_of_others(tmp_path: Path) -> None:
+    engine = filled(tmp_path)
+    engine.delete_topic("t", now_ms=NOW_MS)
+    (tmp_path / "t-0").mkdir()  # created anew, and died before it said for which topic
+    engine.delete_topic("other", now_ms=NOW_MS)
+    finish_deletions(engine, now_ms=NOW_MS + DELAY_MS)
+    assert directories(tmp_path) == ["t-0"]
+    engine.create_topic("t", 2, now_ms=NOW_MS)
+    engine.append("t", [("k", "new")], now_ms=NOW_MS)
+    assert values(engine) == {b"new"}
 
 
 def test_a_deleted_topic_is_gone_for_every_process(tmp_path: Path) -> None:

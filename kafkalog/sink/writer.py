@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ from kafkalog.sink.topics import (
     prepare_topic,
     topics_to_create,
 )
-from kafkalog.storage_engine import layout
+from kafkalog.storage_engine import clock, layout
 from kafkalog.storage_engine.commit import CHECKPOINT, TRANSACTION
 from kafkalog.storage_engine.engine import Engine, Writer
 from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
@@ -133,7 +132,7 @@ class _LogWriter:
                         new_topics=new_topics(self.options),
                         batch_size=self.options.batch_size,
                         codec=self.options.codec,
-                        now_ms=_now_ms,
+                        now_ms=clock.now_ms,
                     )
                 for topic, records in self._records(batch):
                     staging.append(topic, records)
@@ -156,7 +155,7 @@ class _LogWriter:
             writer=writer,
             create=topics_to_create(self.options, staged),
             reset_writer=self.options.reset_writer,
-            now_ms=_now_ms(),
+            now_ms=clock.now_ms(),
         )
 
     def _discard(
@@ -271,7 +270,7 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
             return  # no task ran, so there is nothing to publish
         self._publish(messages, writer)
         self._warn_of_ignored(messages, writer.id)
-        warn_of_backlog(self.options, writer.id, _now_ms())
+        warn_of_backlog(self.options, writer.id, clock.now_ms())
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         """Remove what the tasks staged; also called after a commit that failed."""
@@ -298,10 +297,6 @@ def _attempt(context: Any) -> int:
     """
     own = context.taskAttemptId() if context is not None else 0
     return (int(own) << 32) | secrets.randbits(32)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _warn_once(what: tuple[str, ...], text: str) -> None:

@@ -11,6 +11,7 @@ the file, reads some twenty entries, and closes it.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -36,7 +37,7 @@ def time_entry(base_offset: int, timestamp: int, offset: int) -> bytes:
     return layout.TIME_INDEX_ENTRY.pack(timestamp, offset - base_offset)
 
 
-class _IndexFile:
+class _IndexFile(ABC):
     """Entries of one size, each a pair of integers, of which the first ones are in use."""
 
     entry_size: ClassVar[int]
@@ -75,14 +76,14 @@ class _IndexFile:
             return entry
         return None
 
-    def _unpack(self, data: bytes) -> tuple[int, int]:
-        raise NotImplementedError
+    @abstractmethod
+    def _unpack(self, data: bytes) -> tuple[int, int]: ...
 
-    def _is_used(self, entry: tuple[int, int]) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _is_used(self, entry: tuple[int, int]) -> bool: ...
 
-    def _is_above(self, entry: tuple[int, int], before: tuple[int, int]) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _is_above(self, entry: tuple[int, int], before: tuple[int, int]) -> bool: ...
 
     def _search(
         self, wanted: Callable[[tuple[int, int]], bool]

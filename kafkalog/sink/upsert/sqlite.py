@@ -24,6 +24,7 @@ from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
 from kafkalog.sink.query import micro_batch_of_driver
 from kafkalog.sink.upsert.newest import newest_per_key
 from kafkalog.sink.upsert.portions import in_portions
+from kafkalog.storage_engine import clock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -231,7 +232,7 @@ class SQLiteUpsert:
             merged.setdefault(topic, {}).update(partitions)
         connection.execute(
             "INSERT OR REPLACE INTO kafkalog_positions VALUES (?, ?, ?, ?, ?)",
-            (query_id, self.table, batch_id, json.dumps(merged, sort_keys=True), _now_ms()),
+            (query_id, self.table, batch_id, json.dumps(merged, sort_keys=True), clock.now_ms()),
         )
 
 
@@ -302,7 +303,3 @@ def _for_sqlite(column: Column, data_type: DataType) -> tuple[str, Column]:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -138,6 +138,42 @@ TRANSACTION_INDEX_ENTRY: Final = struct.Struct(
 )
 assert (OFFSET_INDEX_ENTRY.size, TIME_INDEX_ENTRY.size, TRANSACTION_INDEX_ENTRY.size) == (8, 12, 34)
 
+# --- producer snapshots: ProducerStateManager ----------------------------------------------------
+SNAPSHOT_HEADER: Final = struct.Struct(
+    ">h"  # version: SNAPSHOT_VERSION
+    "I"  # crc: CRC-32C of all that follows
+    "i"  # count: of entries
+)
+SNAPSHOT_ENTRY: Final = struct.Struct(
+    ">q"  # producer_id
+    "h"  # producer_epoch
+    "i"  # last_sequence: of its last batch
+    "q"  # last_offset: of its last batch; below 0 it has none
+    "i"  # offset_delta: last offset minus base offset of that batch
+    "q"  # timestamp: ms, of its last batch or marker
+    "i"  # coordinator_epoch: of its last marker, -1 none
+    "q"  # current_txn_first_offset: where its open transaction began, -1 none
+)
+SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_CRC_END: Final = 6
+"""The checksum covers the file from here on."""
+assert (SNAPSHOT_HEADER.size, SNAPSHOT_ENTRY.size) == (10, 46)
+
+# --- control records: ControlRecordType, EndTransactionMarker ------------------------------------
+CONTROL_KEY: Final = struct.Struct(">hh")  # version: 0 or later; type
+END_TXN_VALUE: Final = struct.Struct(">hi")  # version: 0 or later; coordinator_epoch
+CONTROL_TYPES: Final = {
+    0: "ABORT",
+    1: "COMMIT",
+    2: "LEADER_CHANGE",
+    3: "SNAPSHOT_HEADER",
+    4: "SNAPSHOT_FOOTER",
+    5: "KRAFT_VERSION",
+    6: "KRAFT_VOTERS",
+}
+CONTROL_ABORT: Final = 0
+CONTROL_COMMIT: Final = 1
+
 # --- file names: LogFileUtils, UnifiedLog --------------------------------------------------------
 LOG: Final = ".log"
 INDEX: Final = ".index"
@@ -157,12 +193,18 @@ LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
 REPLICATION_CHECKPOINT: Final = "replication-offset-checkpoint"
 CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
 META_PROPERTIES: Final = "meta.properties"
+CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+METADATA_DIRECTORY: Final = "__cluster_metadata-0"
 ROOT_LOCK: Final = ".lock"
 
 # --- ours: names that no Kafka broker parses or deletes, but for the canary ----------------------
 COMMIT: Final = "commit"
 COMMIT_TEMPORARY: Final = "kl-commit.tmp"
 COMMIT_LOCK: Final = "kl-commit.lock"
+COMMIT_RELEASED: Final = "kl-commit.released"
+"""The journal of a log that was given back to a broker; nothing reads it but `release`."""
+META_ASIDE: Final = "kl-meta.properties"
+"""A broker's `meta.properties` while its directory is ours: without it no broker starts."""
 CLEANER_LOCK: Final = "kl-cleaner.lock"
 UNCLEANABLE: Final = "kl-uncleanable"
 DELETE_HORIZON: Final = "kl-delete-horizon"

@@ -11,7 +11,7 @@ A journal record is a change; `State.apply` gives the state after it. The invari
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +40,9 @@ class PartitionState:
     """End of the last cleaning that may have been swapped in; above `first_dirty_offset` only
     while one is, or was when a process died."""
     leader_epoch: int = 0
+    producer_snapshot: int = -1
+    """Offset in the name of the `.snapshot` file that tells the state of the partition's producers
+    at its high watermark; -1 when it has none. Appends without producer ids leave it as it is."""
 
     @property
     def cleaned_to(self) -> int:
@@ -58,6 +61,14 @@ class TopicState:
     topic_id: str
     config: Mapping[str, str]
     partitions: tuple[PartitionState, ...]
+    absent: frozenset[int] = frozenset()
+    """Partitions that another broker has: their number counts, nothing else of them is here."""
+
+    def present(self) -> Iterator[tuple[int, PartitionState]]:
+        """Yield (number, state) of the partitions that are here, ascending."""
+        for number, state in enumerate(self.partitions):
+            if number not in self.absent:
+                yield number, state
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,7 @@ class State:
                 str(entry["id"]),
                 MappingProxyType(dict(entry["config"])),
                 partitions + (PartitionState(),) * missing,
+                frozenset(entry.get("absent", ())),
             )
         for name, entries in change.get("partitions", EMPTY).items():
             known = topics[name]
@@ -162,7 +174,8 @@ class State:
         """Return the one change that leads from an empty log to this state."""
         change = Change()
         for topic in self.topics.values():
-            change.topic(topic.name, topic.topic_id, len(topic.partitions), topic.config)
+            count = len(topic.partitions)
+            change.topic(topic.name, topic.topic_id, count, topic.config, topic.absent)
             for partition, state in enumerate(topic.partitions):
                 if state != PartitionState():
                     change.partition(topic.name, partition, state)
@@ -185,9 +198,18 @@ class Change:
     def __bool__(self) -> bool:
         return bool(self.topics or self.partitions or self.writers or self.deleting)
 
-    def topic(self, name: str, topic_id: str, partitions: int, config: Mapping[str, str]) -> None:
+    def topic(
+        self,
+        name: str,
+        topic_id: str,
+        partitions: int,
+        config: Mapping[str, str],
+        absent: Iterable[int] = (),
+    ) -> None:
         """Create a topic, or change its config."""
         self.topics[name] = {"id": topic_id, "partitions": partitions, "config": dict(config)}
+        if absent:
+            self.topics[name]["absent"] = sorted(absent)
 
     def partition(self, topic: str, partition: int, state: PartitionState) -> None:
         """Give a partition a new state."""

@@ -112,7 +112,7 @@ class Transaction:
         """Replace a topic's config overrides."""
         topic = self.topic(name)
         TopicConfig.parse(config)
-        self._change.topic(name, topic.topic_id, len(topic.partitions), config)
+        self._change.topic(name, topic.topic_id, len(topic.partitions), config, topic.absent)
 
     def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         """Return the appender of a partition, cut to its recorded state at the first call."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.records import BatchTable
 
-__all__ = ["AbortedTransaction", "aborted_transactions", "is_aborted"]
+__all__ = ["AbortedTransaction", "aborted_transactions", "is_aborted", "transaction_entry"]
 
 _VERSION = 0
 
@@ -36,6 +36,8 @@ class AbortedTransaction:
     producer_id: int
     first_offset: int
     last_offset: int
+    last_stable_offset: int = -1
+    """That of the log once this transaction was aborted."""
 
 
 def aborted_transactions(paths: Iterable[Path]) -> list[AbortedTransaction]:
@@ -52,11 +54,22 @@ def aborted_transactions(paths: Iterable[Path]) -> list[AbortedTransaction]:
             continue
         whole = len(data) - len(data) % entry.size
         for position in range(0, whole, entry.size):
-            version, producer_id, first_offset, last_offset, _ = entry.unpack_from(data, position)
+            version, *fields = entry.unpack_from(data, position)
             if version > _VERSION:
                 raise CorruptLogError(path, position, f"entry version {_VERSION}", version)
-            found.append(AbortedTransaction(producer_id, first_offset, last_offset))
+            found.append(AbortedTransaction(*fields))
     return found
+
+
+def transaction_entry(transaction: AbortedTransaction) -> bytes:
+    """Return the 34 bytes of an entry."""
+    return layout.TRANSACTION_INDEX_ENTRY.pack(
+        _VERSION,
+        transaction.producer_id,
+        transaction.first_offset,
+        transaction.last_offset,
+        transaction.last_stable_offset,
+    )
 
 
 def is_aborted(table: BatchTable, aborted: Iterable[AbortedTransaction]) -> npt.NDArray[np.bool_]:

@@ -71,7 +71,7 @@ def test_a_missing_index_has_no_entries_and_a_torn_entry_is_none(tmp_path: Path)
     path = tmp_path / "index"
     assert aborted_transactions([path]) == []
     path.write_bytes(entry(7, 0, 5) + entry(8, 6, 9)[:-1])
-    assert aborted_transactions([path]) == [AbortedTransaction(7, 0, 5)]
+    assert aborted_transactions([path]) == [AbortedTransaction(7, 0, 5, 6)]
 
 
 def test_an_entry_of_an_unknown_version_is_an_error_that_names_its_position(

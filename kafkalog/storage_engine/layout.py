@@ -171,8 +171,26 @@ CONTROL_TYPES: Final = {
     5: "KRAFT_VERSION",
     6: "KRAFT_VOTERS",
 }
+MARKER_SIZE: Final = 78
+"""Bytes of the batch that ends a transaction, as every Kafka writes it."""
+MARKER_START: Final = bytes.fromhex("2000000008")
+"""How its record begins: length, attributes, two deltas of 0, the key's length; then the key."""
 CONTROL_ABORT: Final = 0
 CONTROL_COMMIT: Final = 1
+
+# --- records of KRaft's metadata: AbstractApiMessageSerde, common/metadata/*.json -----------------
+METADATA_FRAME_VERSION: Final = 1
+"""A record's value: frame version, api key and version as unsigned varints, then its fields."""
+TOPIC_RECORD: Final = 2
+PARTITION_RECORD: Final = 3
+CONFIG_RECORD: Final = 4
+REMOVE_TOPIC_RECORD: Final = 9
+BEGIN_TRANSACTION_RECORD: Final = 23
+END_TRANSACTION_RECORD: Final = 24
+ABORT_TRANSACTION_RECORD: Final = 25
+CONFIG_OF_TOPIC: Final = 2
+"""The resource type of a config record."""
+TOPIC_ID_SIZE: Final = 16
 
 # --- file names: LogFileUtils, UnifiedLog --------------------------------------------------------
 LOG: Final = ".log"
@@ -203,10 +221,17 @@ COMMIT_TEMPORARY: Final = "kl-commit.tmp"
 COMMIT_LOCK: Final = "kl-commit.lock"
 COMMIT_RELEASED: Final = "kl-commit.released"
 """The journal of a log that was given back to a broker; nothing reads it but `release`."""
+CLEAN_ASIDE: Final = "kl-cleanshutdown"
+"""A broker's `.kafka_cleanshutdown` while its directory is ours: it was shut down in good order."""
+GUARD: Final = "kl-owned-by-kafkalog"
+"""A directory in the root of a log that was adopted: its name is no partition's, on which a broker
+refuses to start. So it does also where somebody has formatted the directory again."""
 META_ASIDE: Final = "kl-meta.properties"
 """A broker's `meta.properties` while its directory is ours: without it no broker starts."""
 CLEANER_LOCK: Final = "kl-cleaner.lock"
 UNCLEANABLE: Final = "kl-uncleanable"
+SNAPSHOT_TEMPORARY: Final = "kl-snapshot.tmp"
+"""A producer snapshot until it is whole: one at a time in a partition's directory."""
 DELETE_HORIZON: Final = "kl-delete-horizon"
 SEGMENTS_LOCK: Final = "kl-segments.lock"
 SEGMENTS_TURNSTILE: Final = "kl-segments.turnstile"
@@ -222,9 +247,10 @@ OURS: Final = "kl-"
 FILE_NAME_MAX: Final = 255
 _DIGITS = 20
 _SEGMENT_FILE = re.compile(
-    r"^(\d{20})(\.(?:log|index|timeindex|txnindex|snapshot))(\.cleaned|\.swap|\.deleted)?$"
+    r"^(\d{20})(\.(?:log|index|timeindex|txnindex|snapshot))(\.cleaned|\.swap|\.deleted)?\Z"
 )
-_TOPIC_NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}$")
+_METADATA_SNAPSHOT = re.compile(r"^(\d{20})-(\d{10})\.checkpoint$")
+_TOPIC_NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}\Z")
 INTERNAL_TOPICS: Final = ("__cluster_metadata", "__consumer_offsets", "__transaction_state")
 
 
@@ -239,6 +265,42 @@ def parse_segment_file(name: str) -> tuple[int, str, str] | None:
     if match is None:
         return None
     return int(match[1]), match[2], match[3] or ""
+
+
+def parse_metadata_snapshot(name: str) -> tuple[int, int] | None:
+    """Return (end offset, epoch) of a snapshot of KRaft's metadata; None for another name."""
+    match = _METADATA_SNAPSHOT.match(name)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def parse_partition_directory(name: str) -> tuple[str, int] | None:
+    """Return (topic, partition) of the name of a partition's directory; None for another name.
+
+    Those of deleted, stray and future partitions end in words, and are none.
+    Kafka: UnifiedLog.parseTopicPartitionName.
+    """
+    topic, dash, number = name.rpartition("-")
+    if not dash or topic_name_fault(topic) is not None:
+        return None
+    is_number = number.isascii() and number.isdigit() and str(int(number)) == number
+    return (topic, int(number)) if is_number and int(number) <= INT32_MAX else None
+
+
+def topic_id_text(data: bytes) -> str:
+    """Return 16 bytes as Kafka writes a topic's id: 22 characters."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def is_topic_id(text: str) -> bool:
+    """Tell whether a text is a topic's id as Kafka writes it, and not the id that stands for none.
+
+    Kafka: Uuid.fromString.
+    """
+    try:
+        data = base64.b64decode(text + "==", altchars=b"-_", validate=True)
+    except ValueError:
+        return False
+    return len(data) == TOPIC_ID_SIZE and any(data) and topic_id_text(data) == text
 
 
 def partition_directory(topic: str, partition: int) -> str:

@@ -7,6 +7,7 @@ Spark. `kafkalog.cleaner`, `kafkalog.errors` and `kafkalog.sink` are loaded when
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ __version__ = "0.1.0"
 
 
 def open(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     *,
     cleaner: bool | CleanerConfig = False,
     read_only: bool = False,
@@ -33,8 +34,9 @@ def open(
     """Open a log directory, creating it unless `create` is false; a context manager.
 
     `cleaner=True` (or a `kafkalog.cleaner.CleanerConfig`) runs the background cleaner in this
-    process until the log is closed. Raises InvalidInputError when `path` is a file or holds no log,
-    and LockedByBrokerError when a Kafka broker owns it.
+    process until the log is closed. A Kafka broker's log directory, or a list of all of one
+    broker's, is only read, also while the broker runs. Raises InvalidInputError when `path` is a
+    file or holds no log.
     """
     from kafkalog.log import KafkaLog
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ class KafkaLog(Engine):
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | Sequence[str | Path],
         *,
         cleaner: bool | CleanerConfig = False,
         read_only: bool = False,
@@ -34,6 +34,8 @@ class KafkaLog(Engine):
         if cleaner and read_only:
             raise InvalidInputError("a log opened read-only cannot run a cleaner: drop one of both")
         super().__init__(path, read_only=read_only, create=create)
+        if cleaner:
+            self._check_writable()
         self._config = CleanerConfig() if isinstance(cleaner, bool) else cleaner
         self.cleaner: CleanerThread | None = None
         """The background cleaner, which counts its cleanings and failures."""
@@ -52,7 +54,7 @@ class KafkaLog(Engine):
 
         schema = changelog_schema(include_headers=include_headers)
         budget = self._config.dedupe_buffer_size if budget_bytes is None else budget_bytes
-        for partition in range(len(self.describe(topic).partitions)):
+        for partition, _ in self.describe(topic).present():
             with self.view(topic, partition, whole=True) as view:
                 end = view.state.high_watermark
                 yield from survivors.latest(view, end, budget_bytes=budget, schema=schema)
@@ -69,6 +71,7 @@ class KafkaLog(Engine):
         """
         from kafkalog.cleaner import manager
 
+        self._check_writable()
         now = clock.now_ms() if now_ms is None else now_ms
         results = manager.clean(self, topic, force=force, now_ms=now, config=self._config)
         manager.retain(self, topic, now_ms=now)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
-__all__ = ["HEADERS", "changelog_schema"]
+from kafkalog.errors import InvalidInputError
+
+__all__ = ["HEADERS", "changelog_schema", "chosen_columns"]
 
 HEADERS = pa.list_(
     pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -29,3 +33,17 @@ def changelog_schema(*, include_headers: bool = False) -> pa.Schema:
     """
     headers = [pa.field("headers", HEADERS)] if include_headers else []
     return pa.schema(_FIELDS + headers)
+
+
+def chosen_columns(columns: Sequence[str] | None, *, include_headers: bool = False) -> pa.Schema:
+    """Return the schema of some of the columns, in that order; None for all but `headers`.
+
+    Raises InvalidInputError for a column that there is not.
+    """
+    schema = changelog_schema(include_headers=include_headers or "headers" in (columns or ()))
+    if columns is None:
+        return schema
+    unknown = sorted(set(columns) - set(schema.names))
+    if unknown:
+        raise InvalidInputError(f"unknown column {unknown[0]!r}; known: {', '.join(schema.names)}")
+    return pa.schema([schema.field(name) for name in columns])

@@ -192,7 +192,9 @@ class _Publisher:
                 transaction.publish(self._now_ms)
             transaction.check_lock()  # a later swap publishes nothing, which would look
             with files.SegmentsLock(view.directory).exclusive():
-                replace_segments(view.directory, sources, outputs)
+                replace_segments(
+                    view.directory, sources, outputs, producer_snapshot=state.producer_snapshot
+                )
 
     def finish(self, earliest_delete_horizon_ms: int | None) -> None:
         """Say that everything below the round's end is clean."""

@@ -19,7 +19,12 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.log_to_clean import LogToClean, log_to_clean
 from kafkalog.cleaner.stats import CleanerStats, PartitionStatus
 from kafkalog.cleaner.uncleanable import clear_uncleanable, mark_uncleanable, read_uncleanable
-from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
+from kafkalog.errors import (
+    InvalidInputError,
+    KafkaLogError,
+    LockedByBrokerError,
+    UnknownTopicError,
+)
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.retention import RetentionStats, apply_retention
@@ -136,7 +141,7 @@ def sweep(engine: Engine, *, now_ms: int) -> int:
     count = _sweep_staged(engine, now_ms)
     for name, topic in sorted(engine.state().topics.items()):
         delay_ms = TopicConfig.parse(topic.config).file_delete_delay_ms
-        for partition in range(len(topic.partitions)):
+        for partition, _ in topic.present():
             directory = engine.partition_directory(name, partition)
             with contextlib.suppress(OSError):
                 count += sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
@@ -154,12 +159,11 @@ def status(engine: Engine, now_ms: int) -> list[PartitionStatus]:
     """Say how every partition stands with the cleaner; reads names, sizes and index ends only."""
     found: list[PartitionStatus] = []
     for name, topic in sorted(engine.state().topics.items()):
-        for partition, state in enumerate(topic.partitions):
-            directory = engine.partition_directory(name, partition)
-            mark = read_uncleanable(directory)
+        for partition, state in topic.present():
             try:
+                mark = read_uncleanable(engine.partition_directory(name, partition))
                 log = _plan(engine, name, partition, now_ms=now_ms)
-            except (OSError, UnknownTopicError) as fault:
+            except (OSError, KafkaLogError) as fault:
                 if not engine.has_topic(name, topic.topic_id):
                     break  # it was deleted meanwhile
                 found.append(
@@ -210,7 +214,7 @@ def status(engine: Engine, now_ms: int) -> list[PartitionStatus]:
 def _compacted(engine: Engine, topic: str | None) -> Iterator[tuple[str, int]]:
     for name, state in sorted(engine.state().topics.items()):
         if topic in (None, name) and TopicConfig.parse(state.config).is_compacted:
-            for partition in range(len(state.partitions)):
+            for partition, _ in state.present():
                 yield name, partition
 
 
@@ -245,7 +249,7 @@ def _order(engine: Engine, topic: str | None, *, force: bool, now_ms: int) -> li
 def _plan(engine: Engine, topic: str, partition: int, *, now_ms: int) -> LogToClean:
     """Plan from a listing and a state of one moment."""
     directory = engine.partition_directory(topic, partition)
-    with files.SegmentsLock(directory).shared():
+    with engine.listing_lock(directory):
         described = engine.describe(topic)
         segments = list_segments(directory)
     config = TopicConfig.parse(described.config)

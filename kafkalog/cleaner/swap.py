@@ -25,10 +25,15 @@ __all__ = ["replace_segments"]
 
 
 def replace_segments(
-    directory: Path, sources: Sequence[SegmentFiles], outputs: Sequence[CleanedSegment]
+    directory: Path,
+    sources: Sequence[SegmentFiles],
+    outputs: Sequence[CleanedSegment],
+    *,
+    producer_snapshot: int = -1,
 ) -> None:
     """Put finished output segments in the place of the source segments (rule C111).
 
+    `producer_snapshot` is the offset of the one that the journal names, which stays wherever it is.
     The caller holds the partition's cleaner lock, the commit lock and, exclusively, the segments
     lock, and has finished every earlier swap. A source that is gone is passed over (C112). Raises
     OSError and leaves the directory as it is then, which every reader resolves.
@@ -44,7 +49,7 @@ def replace_segments(
     bases = [source.base_offset for source in sources]
     retire(directory, bases, suffixes=layout.SEGMENT_SUFFIXES)
     # The producer snapshot at a base that stays a base is as good as before (C113).
-    vanished = [base for base in bases if base not in new_bases]
+    vanished = [base for base in bases if base not in {*new_bases, producer_snapshot}]
     retire(directory, vanished, suffixes=(layout.SNAPSHOT,))
 
     for base in sorted(new_bases):

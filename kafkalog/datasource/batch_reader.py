@@ -50,7 +50,7 @@ class KafkaLogBatchReader(DataSourceReader):
 
         Raises UnknownTopicError, and InvalidInputError for offsets that do not fit the partitions.
         """
-        with Engine(self.options.directory, read_only=True, create=False) as engine:
+        with Engine(self.options.directories, read_only=True, create=False) as engine:
             state = engine.state()
         assigned = self.options.subscription.partitions(state)
         start = self.starting_offsets.offsets(assigned, option="startingOffsets")

@@ -11,7 +11,7 @@ from kafkalog.datasource.offsets import EARLIEST, LATEST, StartOrEnd
 from kafkalog.datasource.option_names import check_names
 from kafkalog.datasource.subscription import STRATEGIES, Subscription
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.address import log_directory
+from kafkalog.storage_engine.address import log_directories
 from kafkalog.storage_engine.layout import INT64_MAX
 from kafkalog.storage_engine.state import PartitionState
 
@@ -31,7 +31,8 @@ class SourceOptions:
     An offset option that was not given is None: its default differs between batch and streaming.
     """
 
-    directory: str
+    directories: tuple[str, ...]
+    """One, or all those of a Kafka broker."""
     subscription: Subscription
     starting_offsets: StartOrEnd | None
     ending_offsets: StartOrEnd | None
@@ -67,7 +68,7 @@ class SourceOptions:
         given = {key.lower(): value for key, value in options.items()}
         ignored = check_names(given)
         parsed = cls(
-            directory=str(log_directory(given)),
+            directories=tuple(map(str, log_directories(given))),
             subscription=Subscription.parse(given),
             starting_offsets=_offsets(given, "startingOffsets"),
             ending_offsets=_offsets(given, "endingOffsets"),

@@ -56,10 +56,12 @@ class RangeReader:
             return
         wanted = partition.range
         topic, number = wanted.partition
-        with Engine(self.options.directory, read_only=True, create=False) as engine:
+        with Engine(self.options.directories, read_only=True, create=False) as engine:
             try:
                 # A view of the newest records needs one moment of the whole partition.
-                view = engine.view(topic, number, whole=self.options.latest_view)
+                view = engine.view(
+                    topic, number, whole=self.options.latest_view, known_end=wanted.end
+                )
             except InvalidInputError as error:
                 report_data_loss(
                     "PARTITIONS_DELETED",

@@ -12,7 +12,7 @@ from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.datasource.columns import check_columns, spark_schema
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
-from kafkalog.storage_engine.address import log_directory
+from kafkalog.storage_engine.address import log_directories
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -26,14 +26,15 @@ _LOGGER = logging.getLogger(__name__)
 class KafkaLogDataSource(DataSource):
     """A log directory as a Spark table, with the options and columns of `format("kafka")`.
 
-    The address is the option `path`. Spark makes an instance for every read and write, and does
+    The address is the option `path`: a log directory, also a Kafka broker's, or all those of a
+    broker with commas between them. Spark makes an instance for every read and write, and does
     not say which; options that select topics are those of a read and are checked at once, so that
     `load()` fails on a bad one. Raises InvalidInputError.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        log_directory(options)
+        log_directories(options)
         if SourceOptions.are_reading(options):
             ignored = SourceOptions.parse(options).ignored
             if ignored:

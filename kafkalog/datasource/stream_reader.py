@@ -173,7 +173,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _load(self) -> State:
         if self._engine is None:
-            self._engine = Engine(self._options().directory, read_only=True, create=False)
+            self._engine = Engine(self._options().directories, read_only=True, create=False)
         return self._engine.state()
 
     def _latest_ends(self) -> Offsets:
@@ -256,6 +256,7 @@ def _first_offset(
 def _log_start(partition: TopicPartition, state: State) -> int | None:
     """Return the first offset a partition still has; None when it is gone."""
     topic = state.topics.get(partition.topic)
-    if topic is None or partition.partition >= len(topic.partitions):
+    number = partition.partition
+    if topic is None or number >= len(topic.partitions) or number in topic.absent:
         return None
     return topic.partitions[partition.partition].log_start_offset

@@ -59,7 +59,7 @@ class Subscription:
         found = [
             TopicPartition(name, partition)
             for name in self._names(state)
-            for partition in range(len(state.topic(name).partitions))
+            for partition, _ in state.topic(name).present()
         ]
         if self.assigned:
             found = [partition for partition in found if partition in self.assigned]

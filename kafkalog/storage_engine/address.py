@@ -1,4 +1,7 @@
-"""The address of a log directory, as Spark hands it over: the option `path`.
+"""Addresses of log directories: what a caller of the engine gives, and Spark's option `path`.
+
+Several log directories of one broker are one log, so an address may be a list: paths with commas
+between them, unless there is a directory of that very name.
 
 Spark's JVM and its Python workers need not share a current directory, so a relative path would mean
 two places. Only an absolute path or a `file:` URI is an address.
@@ -6,24 +9,124 @@ two places. Only an absolute path or a `file:` URI is an address.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine import layout
 
-__all__ = ["log_directory"]
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.broker_directory import BrokerDirectories
+
+__all__ = ["directories", "is_broker_directory", "log_directories", "log_directory", "open_broker"]
 
 PATH: Final = "path"
 _LOCAL_HOSTS: Final = ("", "localhost")
 
 
-def log_directory(options: Mapping[str, str]) -> Path:
-    """Return the log directory that the option `path` names; the key's letter case is ignored.
+def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Return the directories that an address names, absolute; they need not exist.
 
-    The directory need not exist. Raises InvalidInputError when the option is missing, relative,
-    not local, or names a file.
+    Raises InvalidInputError for one that is a file, or is named twice, and for none.
+    """
+    if isinstance(given, str):
+        paths = _split(given)
+    elif isinstance(given, Path):
+        paths = [given]
+    else:
+        paths = [Path(path) for path in given]
+    paths = [path.absolute() for path in paths]
+    if not paths:
+        raise InvalidInputError("no log directory is given: expected at least one path")
+    for place, path in enumerate(paths):
+        if path.exists() and not path.is_dir():
+            raise InvalidInputError(f"{path}: a log is a directory, this is a file")
+        if path.resolve() in [other.resolve() for other in paths[:place]]:
+            raise InvalidInputError(f"{path}: the log directory is given twice")
+    return paths
+
+
+def is_broker_directory(root: Path) -> bool:
+    """Tell whether a directory is a broker's: its `meta.properties` is there, and no `commit`."""
+    if (root / layout.COMMIT).exists():
+        return False
+    return any((root / name).exists() for name in (layout.META_PROPERTIES, layout.META_ASIDE))
+
+
+def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
+    """Return the directories of a broker, if they are; several can only be."""
+    is_broker = [is_broker_directory(root) for root in roots]
+    if len(roots) > 1 and not all(is_broker):
+        raise InvalidInputError(
+            f"{roots[is_broker.index(False)]}: no Kafka broker's log directory (it has no "
+            f"{layout.META_PROPERTIES}, or is a log of kafkalog); several directories can only be "
+            "read together if they are those of one broker"
+        )
+    if not is_broker[0]:
+        return None
+    _check_one_broker(roots)
+    from kafkalog.storage_engine.broker_directory import BrokerDirectories
+
+    return BrokerDirectories(roots)
+
+
+def _check_one_broker(roots: Sequence[Path]) -> None:
+    """Raise InvalidInputError where `meta.properties` name different clusters or brokers."""
+    if len(roots) < 2:
+        return
+    names = [
+        {
+            key: properties[key]
+            for key in ("cluster.id", "node.id", "broker.id")
+            if key in properties
+        }
+        for properties in map(_meta_properties, roots)
+    ]
+    for root, name in zip(roots, names, strict=True):
+        for key in name.keys() & names[0].keys():
+            if name[key] != names[0][key]:
+                raise InvalidInputError(
+                    f"{root}: its {key} is {name[key]}, that of {roots[0]} is {names[0][key]}: "
+                    "the log directories are those of two brokers; read them one by one"
+                )
+
+
+def _meta_properties(root: Path) -> dict[str, str]:
+    from kafkalog.storage_engine import checkpoints
+
+    for name in (layout.META_PROPERTIES, layout.META_ASIDE):
+        if (root / name).exists():
+            return checkpoints.read_properties(root / name)
+    return {}
+
+
+def _split(given: str) -> list[Path]:
+    if "," not in given or Path(given).exists():
+        return [Path(given)]
+    return [Path(part.strip()) for part in given.split(",") if part.strip()]
+
+
+def log_directory(options: Mapping[str, str]) -> Path:
+    """Return the one log directory that the option `path` names, to be written to.
+
+    Raises InvalidInputError as `log_directories` does, and where there are several.
+    """
+    first, *more = log_directories(options)
+    if more:
+        raise InvalidInputError(
+            f"option 'path' names {first} and {more[0]}: several log directories are those of a "
+            "Kafka broker, and can only be read; write to one log directory"
+        )
+    return first
+
+
+def log_directories(options: Mapping[str, str]) -> list[Path]:
+    """Return the log directories that the option `path` names; the key's letter case is ignored.
+
+    They need not exist. Raises InvalidInputError when the option is missing, relative, not local,
+    or names a file.
     """
     given = next((value for key, value in options.items() if key.lower() == PATH), None)
     if given is None or not given.strip():
@@ -32,10 +135,16 @@ def log_directory(options: Mapping[str, str]) -> Path:
             ".load('/dir'); in SQL use CREATE TEMPORARY VIEW, since Spark drops the OPTIONS of "
             "CREATE TABLE when it reads the table"
         )
-    path = _local_path(given)
-    if path.exists() and not path.is_dir():
-        raise InvalidInputError(f"path {str(path)!r} is a file, expected a log directory")
-    return path
+    parts = [part.strip() for part in given.split(",")]
+    # A comma may stand in a name as well; in a list every part is an address by itself.
+    is_list = all(part.startswith("/") or part.lower().startswith("file:") for part in parts)
+    if not is_list or (len(parts) > 1 and Path(given).exists()):
+        parts = [given]
+    paths = [_local_path(part) for part in parts]
+    for path in paths:
+        if path.exists() and not path.is_dir():
+            raise InvalidInputError(f"path {str(path)!r} is a file, expected a log directory")
+    return paths
 
 
 def _local_path(given: str) -> Path:

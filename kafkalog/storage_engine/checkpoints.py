@@ -1,19 +1,24 @@
 """Kafka's text checkpoint files: a version, a count, then an entry a line.
 
-Those in the root are derived from the journal, for Kafka's tools and for a broker that is given the
-directory back; nothing of ours reads them. Kafka: CheckpointFile, OffsetCheckpointFile,
-LeaderEpochCheckpointFile, PartitionMetadataFile.
+In a directory of ours those in the root are derived from the journal, for Kafka's tools and for a
+broker that is given the directory back; in a broker's directory they are all that it says about its
+partitions. Beside them stand the two files that name a topic and a broker. Kafka: CheckpointFile,
+OffsetCheckpointFile, LeaderEpochCheckpointFile, PartitionMetadataFile, PropertiesUtils.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from kafkalog.storage_engine import files, layout
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine import files, layout, leader_epochs
 from kafkalog.storage_engine.state import State
 
 _VERSION = 0
+_HEADER_LINES = 2
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def checkpoint(entries: Iterable[tuple[object, ...]]) -> bytes:
@@ -22,12 +27,68 @@ def checkpoint(entries: Iterable[tuple[object, ...]]) -> bytes:
     return "\n".join([str(_VERSION), str(len(lines)), *lines, ""]).encode()
 
 
+def read_offset_checkpoint(path: Path) -> dict[tuple[str, int], int]:
+    """Return what an offset checkpoint in the root says: (topic, partition) to offset.
+
+    A missing or an empty file says nothing, and of two lines for a partition the last one counts,
+    as with Kafka. Raises StorageError where the file is malformed; OSError.
+    """
+    offsets: dict[tuple[str, int], int] = {}
+    for number, (topic, partition, offset) in _read(path, ("topic", "partition", "offset")):
+        try:
+            offsets[topic, _number(partition)] = _number(offset)
+        except ValueError:
+            raise _malformed(path, number, "topic, partition and offset") from None
+    return offsets
+
+
+def _read(path: Path, names: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line number, tokens) of a checkpoint file's entries."""
+    try:
+        lines = path.read_bytes().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return
+    if not lines:
+        return
+    if lines[0].strip() != str(_VERSION):
+        raise _malformed(path, 1, f"version {_VERSION}")
+    try:
+        count = int(lines[1])
+    except (IndexError, ValueError):
+        raise _malformed(path, 2, "the number of entries") from None
+    entries = [line.split() for line in lines[_HEADER_LINES:]]
+    if count != len(entries):
+        raise _malformed(path, 2, f"{len(entries)} entries, as many as follow")
+    for number, tokens in enumerate(entries, _HEADER_LINES + 1):
+        if len(tokens) != len(names):
+            raise _malformed(path, number, " and ".join(names))
+        yield number, tokens
+
+
+def _number(text: str) -> int:
+    """Read a number of 64 bits; raises ValueError for any other, and for Python's other forms."""
+    number = int(text) if _NUMBER.fullmatch(text) else layout.INT64_MAX + 1
+    if abs(number) > layout.INT64_MAX:
+        raise ValueError(text)
+    return number
+
+
+def _malformed(path: Path, number: int, expected: str) -> StorageError:
+    return StorageError(
+        f"{path}: line {number} of the checkpoint is malformed, expected {expected}; "
+        "restore the file from a copy, or remove it"
+    )
+
+
 def write_root_checkpoints(root: Path, state: State) -> None:
-    """Write the four offset checkpoints; the caller holds the commit lock."""
+    """Write the four offset checkpoints; the caller holds the commit lock.
+
+    What they say of partitions that are here and not ours (a broker's internal topics) stays.
+    """
     partitions = [
         (topic.name, number, partition)
         for topic in state.topics.values()
-        for number, partition in enumerate(topic.partitions)
+        for number, partition in topic.present()
     ]
     offsets = {
         layout.REPLICATION_CHECKPOINT: [(t, n, p.high_watermark) for t, n, p in partitions],
@@ -37,7 +98,7 @@ def write_root_checkpoints(root: Path, state: State) -> None:
         ],
     }
     for name, entries in offsets.items():
-        files.write_atomically(root / name, checkpoint(entries))
+        _write_offsets(root, name, state, entries)
     write_cleaner_checkpoint(root, state)
 
 
@@ -46,10 +107,29 @@ def write_cleaner_checkpoint(root: Path, state: State) -> None:
     entries = [
         (topic.name, number, partition.first_dirty_offset)
         for topic in state.topics.values()
-        for number, partition in enumerate(topic.partitions)
+        for number, partition in topic.present()
         if partition.first_dirty_offset > 0
     ]
-    files.write_atomically(root / layout.CLEANER_CHECKPOINT, checkpoint(entries))
+    _write_offsets(root, layout.CLEANER_CHECKPOINT, state, entries)
+
+
+def _write_offsets(
+    root: Path, name: str, state: State, entries: Iterable[tuple[str, int, int]]
+) -> None:
+    foreign = [
+        (topic, number, offset)
+        for (topic, number), offset in _readable(root / name).items()
+        if topic not in state.topics and (root / layout.partition_directory(topic, number)).is_dir()
+    ]
+    files.write_atomically(root / name, checkpoint([*entries, *foreign]))
+
+
+def _readable(path: Path) -> dict[tuple[str, int], int]:
+    """Read an offset checkpoint; a malformed one, which is about to be replaced, says nothing."""
+    try:
+        return read_offset_checkpoint(path)
+    except StorageError:
+        return {}
 
 
 def write_leader_epochs(directory: Path, epochs: Iterable[tuple[int, int]]) -> None:
@@ -58,24 +138,30 @@ def write_leader_epochs(directory: Path, epochs: Iterable[tuple[int, int]]) -> N
 
 
 def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
-    """Read a partition's leader epochs; a missing or empty file has none."""
-    try:
-        lines = (directory / layout.LEADER_EPOCH_CHECKPOINT).read_text().split("\n")
-    except FileNotFoundError:
-        return []
-    pairs = [line.split() for line in lines[2:] if line]
-    return [(int(epoch), int(start)) for epoch, start in pairs]
+    """Read a partition's leader epochs; a missing or empty file has none.
+
+    Raises StorageError where the file is malformed.
+    """
+    path = directory / layout.LEADER_EPOCH_CHECKPOINT
+    names = ("epoch", "start offset")
+    epochs = []
+    for number, (epoch, start) in _read(path, names):
+        try:
+            epochs.append((_number(epoch), _number(start)))
+        except ValueError:
+            raise _malformed(path, number, " and ".join(names)) from None
+    return epochs
 
 
-def trim_leader_epochs(directory: Path, log_start_offset: int) -> None:
+def trim_leader_epochs(directory: Path, log_start_offset: int, high_watermark: int) -> None:
     """Drop the epochs that ended at or below the log start; the one it lies in begins there.
 
-    Kafka: LeaderEpochFileCache.truncateFromStart.
+    Those that a dead commit has assigned, at or above the high watermark, go first.
     """
-    epochs = read_leader_epochs(directory)
-    passed = [pair for pair in epochs if pair[1] <= log_start_offset]
-    if passed and passed[-1][1] < log_start_offset:
-        kept = [(passed[-1][0], log_start_offset), *epochs[len(passed) :]]
+    found = read_leader_epochs(directory)
+    settled = leader_epochs.settled(leader_epochs.cut(found, high_watermark))
+    kept = leader_epochs.trimmed(settled, log_start_offset)
+    if kept != found:
         write_leader_epochs(directory, kept)
 
 
@@ -85,13 +171,63 @@ def partition_metadata(topic_id: str) -> bytes:
 
 
 def read_topic_id(directory: Path) -> str | None:
-    """Return the topic id a partition directory was made for; None when it says none."""
+    """Return the topic id a partition directory was made for; None when it says none.
+
+    Raises StorageError for a file that is there and says no valid one.
+    """
+    path = directory / layout.PARTITION_METADATA
     try:
-        lines = (directory / layout.PARTITION_METADATA).read_text().split("\n")
-    except FileNotFoundError:
+        text = path.read_bytes().decode(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    for line in lines:
-        name, _, value = line.partition(": ")
-        if name == "topic_id":
-            return value.strip()
-    return None
+    if not text:
+        return None
+    pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
+    values = {name.strip(): value.strip() for name, value in pairs}
+    topic_id = values.get("topic_id", "")
+    if values.get("version") != str(_VERSION) or not layout.is_topic_id(topic_id):
+        raise StorageError(
+            f"{path}: expected version {_VERSION} and a topic id of 22 characters, found "
+            f"{text[:80]!r}; restore the file from a copy, or remove it"
+        )
+    return topic_id
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Return what a Java properties file such as `meta.properties` says; {} where there is none.
+
+    Raises StorageError when it is no text, OSError.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return {}
+    except UnicodeDecodeError as fault:
+        raise StorageError(f"{path}: expected a text file of properties, found {fault}") from None
+    pairs = (line.strip() for line in lines)
+    found: dict[str, str] = {}
+    for pair in pairs:
+        if pair and pair[0] not in "#!":
+            name, _, value = pair.partition("=")
+            found[name.strip()] = value.strip().replace("\\", "")
+    return found
+
+
+def is_clean(root: Path) -> bool:
+    """Tell whether the broker whose directory this is was shut down in good order.
+
+    An adoption moves the file that says so aside, after `meta.properties`: while that is in its
+    place, what lies aside is of an earlier adoption, and the broker has run since.
+    """
+    if (root / layout.CLEAN_SHUTDOWN).exists():
+        return True
+    has_begun = (root / layout.META_ASIDE).exists() and not (root / layout.META_PROPERTIES).exists()
+    return has_begun and (root / layout.CLEAN_ASIDE).exists()
+
+
+def clean_shutdown(broker_epoch: int = -1) -> bytes:
+    """Return the content of `.kafka_cleanshutdown`; the epoch is that of the broker, -1 for none.
+
+    Kafka: CleanShutdownFileHandler.
+    """
+    return b'{"version":0,"brokerEpoch":%d}' % broker_epoch

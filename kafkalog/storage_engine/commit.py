@@ -6,9 +6,10 @@ one goes on. Nothing here decodes data.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.journal import WRITER_RETENTION_MS
-from kafkalog.storage_engine.staging import NewTopic, Run, StagedMessage
+from kafkalog.storage_engine.staging import NewTopic, Run, StagedMessage, writer_slug
 from kafkalog.storage_engine.state import State, TopicState, WriterState
 from kafkalog.storage_engine.transaction import Transaction
 
@@ -114,6 +115,9 @@ def append_staged(
         _verify(root, message)
     for message in ordered:
         _match_topics(transaction, message, create)
+    for message in ordered:
+        for run in message.runs:
+            transaction.check_is_here(run.topic, run.partition)
     starts: dict[tuple[str, int], int] = {}
     for message in ordered:
         for run in message.runs:
@@ -221,7 +225,7 @@ def staged_paths(root: Path, state: State, matches: Callable[[str], bool]) -> li
     directories = [root] + [
         root / layout.partition_directory(topic.name, number)
         for topic in state.topics.values()
-        for number in range(len(topic.partitions))
+        for number, _ in topic.present()
     ]
     suffixes = (layout.STAGED, layout.STAGED_INDEX, layout.STAGED_TIME_INDEX)
     found: list[Path] = []
@@ -247,3 +251,58 @@ def remove_staged(root: Path, staged: Sequence[StagedMessage | None]) -> None:
                 path = root / f"{stem}{suffix}"
                 if suffix == layout.STAGED or path.parent != root:
                     files.remove(path)
+
+
+def remove_done(
+    root: Path,
+    staged: Sequence[StagedMessage],
+    writer: Writer | None,
+    directories: Collection[Path],
+) -> None:
+    """After a commit: remove its staged files, and what failed attempts of its writer left.
+
+    `directories` are those of the partitions it wrote to. The commit is made, so a failure here
+    must not look like one of the commit.
+    """
+    try:
+        remove_staged(root, staged)
+        if writer is None:
+            return
+        prefix = layout.staged_prefix(writer_slug(writer.id, writer.target))
+        for directory in {root, *directories}:
+            for name in os.listdir(directory):
+                if not name.startswith(prefix):
+                    continue
+                batch_id = name.removeprefix(prefix).split("-")[0]
+                if batch_id.isdigit() and int(batch_id) <= writer.batch_id:
+                    files.remove(directory / name)
+    except OSError as fault:
+        _logger.warning("%s: staged files were not removed: %s", root, fault)
+
+
+def remove_aborted(
+    root: Path,
+    state: State,
+    staged: Sequence[StagedMessage | None],
+    writer: Writer | None,
+    prefix: str | None,
+) -> None:
+    """Remove what a failed batch staged: what messages name, and what bears its prefix."""
+    remove_staged(root, staged)
+    if prefix is None and writer is not None:
+        prefix = layout.staged_prefix(writer_slug(writer.id, writer.target), writer.batch_id)
+    if prefix:
+        wanted = prefix
+        for path in staged_paths(root, state, lambda name: name.startswith(wanted)):
+            files.remove(path)
+
+
+def sweep_staged(root: Path, state: State, *, now_ms: int) -> int:
+    """Remove staged files so old that no living query can name them; returns how many."""
+    count = 0
+    for path in staged_paths(root, state, lambda _: True):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime * 1000 < now_ms - STAGED_RETENTION_MS:
+                files.remove(path)
+                count += 1
+    return count

@@ -1,8 +1,9 @@
 """Kafka's topic configs that touch the log or the cleaner: names, defaults and ranges.
 
 The newest ranges hold where Kafka has changed them, but `segment.bytes` may be as small as it once
-could (14): small logs want small segments. A config of Kafka's that this release does not act upon
-(replication, tiered storage, `preallocate=true`) is refused, never accepted and ignored.
+could (14): small logs want small segments. `internal.segment.bytes`, by which Kafka 4 gets there,
+overrides it as it does there. A config of Kafka's that would have no effect (replication and
+tiered storage need a cluster) is refused with that reason, never accepted and ignored.
 
 Kafka: org.apache.kafka.storage.internals.log.LogConfig.
 """
@@ -63,10 +64,11 @@ def _policy(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _preallocate(text: str) -> bool:
-    if text.lower() != "false":
-        raise ValueError("false (segments are not preallocated)")
-    return False
+def _bool(text: str) -> bool:
+    value = text.strip().lower()
+    if value not in ("true", "false"):
+        raise ValueError("true or false")
+    return value == "true"
 
 
 def _gzip_level(text: str) -> int:
@@ -113,6 +115,7 @@ class TopicConfig:
     message_timestamp_after_max_ms: int = 3_600_000
     """How far ahead of the writer's clock (Kafka 4's default; before it was without limit)."""
     preallocate: bool = False
+    """Give the active segment `segment_bytes` of disk at once; trimmed when it is closed."""
 
     @property
     def is_deleted(self) -> bool:
@@ -141,7 +144,8 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "segment.bytes": _whole(14, layout.INT32_MAX),
         "segment.ms": _whole(1),
         "segment.jitter.ms": _whole(0),
-        "segment.index.bytes": _whole(24, layout.INT32_MAX),
+        "internal.segment.bytes": _whole(14, layout.INT32_MAX),
+        "segment.index.bytes": _whole(4, layout.INT32_MAX),
         "index.interval.bytes": _whole(0, layout.INT32_MAX),
         "retention.ms": _whole(-1),
         "retention.bytes": _whole(-_MAX - 1),
@@ -160,11 +164,38 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "message.timestamp.type": _one_of("CreateTime", "LogAppendTime"),
         "message.timestamp.before.max.ms": _whole(0),
         "message.timestamp.after.max.ms": _whole(0),
-        "preallocate": _preallocate,
+        "preallocate": _bool,
     }
 )
 NAMES = tuple(_PARSERS)
 """The configs a topic can be given."""
+
+_REPLICATION = "a log directory has no replicas and elects no leader"
+_TIERED = "there is no tiered storage here, all segments are in the directory"
+_WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
+    {
+        "min.insync.replicas": _REPLICATION,
+        "unclean.leader.election.enable": _REPLICATION,
+        "leader.replication.throttled.replicas": _REPLICATION,
+        "follower.replication.throttled.replicas": _REPLICATION,
+        "remote.storage.enable": _TIERED,
+        "local.retention.ms": _TIERED,
+        "local.retention.bytes": _TIERED,
+        "remote.log.copy.disable": _TIERED,
+        "remote.log.delete.on.disable": _TIERED,
+        "remote.copy.lag.ms": _TIERED,
+        "remote.copy.lag.bytes": _TIERED,
+        "max.decompressed.message.bytes": (
+            "whatever a record claims, no batch is decompressed past 256 MiB, which bounds memory"
+        ),
+        "message.format.version": "batches are always written in format v2, as Kafka 4 does",
+        "message.downconversion.enable": "batches are always read as they are, as Kafka 4 does",
+        "message.timestamp.difference.max.ms": (
+            "Kafka 4 has message.timestamp.before.max.ms and message.timestamp.after.max.ms instead"
+        ),
+    }
+)
+"""Kafka's other topic configs, and why they are refused."""
 
 
 @lru_cache(maxsize=1024)
@@ -172,6 +203,10 @@ def _parse(config: tuple[tuple[str, str], ...]) -> TopicConfig:
     values: dict[str, Any] = {}
     for name, text in config:
         parse = _PARSERS.get(name)
+        if name in _WITHOUT_EFFECT:
+            raise InvalidInputError(
+                f"topic config {name} has no effect here: {_WITHOUT_EFFECT[name]}; leave it out"
+            )
         if parse is None:
             near = difflib.get_close_matches(name, NAMES, 3)
             hint = f"did you mean {' or '.join(near)}?" if near else "known: " + ", ".join(NAMES)
@@ -182,6 +217,8 @@ def _parse(config: tuple[tuple[str, str], ...]) -> TopicConfig:
             raise InvalidInputError(
                 f"topic config {name}: expected {fault}, found {text!r}"
             ) from None
+    if "internal_segment_bytes" in values:
+        values["segment_bytes"] = values.pop("internal_segment_bytes")
     parsed = TopicConfig(**values)
     if parsed.min_compaction_lag_ms > parsed.max_compaction_lag_ms:
         raise InvalidInputError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,20 +20,23 @@ from kafkalog.errors import (
     UnknownTopicError,
 )
 from kafkalog.storage_engine import (
+    address,
     checkpoints,
     clock,
     commit,
     files,
     layout,
+    new_log,
     retention,
     staging,
+    time_offsets,
     topic_deletion,
 )
 from kafkalog.storage_engine.commit import CommitResult, Writer
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.record_batches import record_batches
 from kafkalog.storage_engine.retention import RetentionStats
-from kafkalog.storage_engine.staging import NewTopic, StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.staging import NewTopic, StagedMessage, StagedWriter
 from kafkalog.storage_engine.state import PartitionState, State, TopicState
 from kafkalog.storage_engine.transaction import Transaction
 
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.storage_engine.log_view import LogView
+    from kafkalog.storage_engine.raw_append import Source
+    from kafkalog.storage_engine.time_offsets import TimeOffset
 
 __all__ = ["CommitResult", "Engine", "NewTopic", "RetentionStats", "Writer"]
 
@@ -53,60 +57,40 @@ AppendResult = CommitResult
 class Engine:
     """One process's access to a log directory; a context manager.
 
-    `read_only` never writes a byte. Raises InvalidInputError for a path that is a file, or has no
-    log where none is to be created, and LockedByBrokerError for a directory that a broker owns.
+    `read_only` never writes a byte. A broker's log directory, or all those of one broker (a list,
+    or their paths with commas between them), is only read. Raises InvalidInputError for a path that
+    is a file, or has no log where none is to be created.
     """
 
-    def __init__(self, path: str | Path, *, read_only: bool = False, create: bool = True) -> None:
-        self.root = Path(path).absolute()
-        self.read_only = read_only
-        if self.root.exists() and not self.root.is_dir():
-            raise InvalidInputError(f"{self.root}: a log is a directory, this is a file")
+    def __init__(
+        self,
+        path: str | Path | Sequence[str | Path],
+        *,
+        read_only: bool = False,
+        create: bool = True,
+    ) -> None:
+        roots = address.directories(path)
+        self.root = roots[0]
+        self._brokers = address.open_broker(roots)
+        self.read_only = read_only or self._brokers is not None
         commit_file = self.root / layout.COMMIT
         self._journal = Journal(commit_file)
         self._root_lock = files.RootLock(self.root)
         self._commit_lock = files.FileLock(self.root / layout.COMMIT_LOCK)
+        if self._brokers is not None:
+            return
         if not commit_file.exists():
-            if (self.root / layout.META_PROPERTIES).exists():
-                raise LockedByBrokerError(
-                    f"{self.root}: this is a Kafka broker's log directory (it has "
-                    f"{layout.META_PROPERTIES}); this release reads and writes its own logs only"
-                )
             if read_only or not create:
                 raise InvalidInputError(
                     f"{self.root}: no log here (it has no `{layout.COMMIT}` file); create one with "
                     "kafkalog.open(path), or by writing to it"
                 )
-            self._create()
+            new_log.create_log(self.root)
         elif not read_only and not self._journal.is_settled():
             with contextlib.suppress(LockedByBrokerError), self._root_lock.shared():
                 self._settle_if_free()
         if not read_only and self.state().deleting:
             self._finish_deletions(None)
-
-    def _create(self) -> None:
-        try:
-            missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
-            self.root.mkdir(parents=True, exist_ok=True)
-            for path in missing:
-                files.sync_directory(path.parent)
-        except OSError as fault:
-            raise StorageError(
-                f"{self.root}: the log's directory cannot be created: {fault.strerror}"
-            ) from fault
-        foreign = [
-            entry.name
-            for entry in self.root.iterdir()
-            if entry.is_dir() and not entry.name.startswith((".", layout.OURS))
-        ]
-        if foreign:
-            raise InvalidInputError(
-                f"{self.root}: the directory is not empty (it has {sorted(foreign)[0]!r}) and is "
-                "no log; choose an empty or a new directory"
-            )
-        with self._root_lock.shared(), self._commit_lock.exclusive():
-            if not (self.root / layout.COMMIT).exists():
-                Journal.create(self.root / layout.COMMIT)
 
     def _settle_if_free(self) -> None:
         with self._commit_lock.exclusive(wait=False) as is_free:
@@ -117,7 +101,7 @@ class Engine:
 
     def state(self) -> State:
         """Return the published state; costs one small read when nothing has changed."""
-        return self._journal.published()
+        return (self._brokers or self._journal).published()
 
     def create_topic(
         self,
@@ -186,12 +170,20 @@ class Engine:
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return {partition: (log start offset, high watermark)}."""
-        partitions = self.describe(topic).partitions
-        return {n: (p.log_start_offset, p.high_watermark) for n, p in enumerate(partitions)}
+        present = self.describe(topic).present()
+        return {n: (p.log_start_offset, p.high_watermark) for n, p in present}
 
     def partition_directory(self, topic: str, partition: int) -> Path:
         """Return where a partition's files are."""
+        if self._brokers is not None:
+            return self._brokers.directory(topic, partition)
         return self.root / layout.partition_directory(topic, partition)
+
+    def listing_lock(self, directory: Path) -> contextlib.AbstractContextManager[None]:
+        """Keep a partition's set of files as it is; of a broker's it is not ours to do so."""
+        if self._brokers is not None:
+            return contextlib.nullcontext()
+        return files.SegmentsLock(directory).shared()
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -209,6 +201,11 @@ class Engine:
             transaction.close()
 
     def _check_writable(self) -> None:
+        if self._brokers is not None:
+            raise InvalidInputError(
+                f"{self.root}: a Kafka broker's log directory is only read; to write to it, stop "
+                f"the broker and run: kafkalog adopt {self.root}"
+            )
         if self.read_only:
             raise InvalidInputError(f"{self.root}: the log was opened read-only")
 
@@ -232,6 +229,23 @@ class Engine:
         for rows in record_batches(records):
             writer.append(topic, rows)
         return self.commit([writer.finish()], now_ms=now_ms)
+
+    def append_raw(
+        self, topic: str, partition: int, source: Source, *, now_ms: int | None = None
+    ) -> AppendResult:
+        """Append whole record batches as they are, in one atomic, synced commit.
+
+        `source` is a `.log` file, a binary stream or bytes: batches v2, whose offsets, producers,
+        transactions and leader epochs stay; offsets may have gaps. An empty one appends nothing.
+        Raises InvalidInputError for a batch below the log end and for messages v0 and v1,
+        CorruptBatchError, which names the position, for bytes that are no batch; then nothing is
+        appended.
+        """
+        from kafkalog.storage_engine import raw_append
+
+        self._check_writable()
+        self._check_partition(topic, partition)
+        return raw_append.append_raw(self, topic, partition, source, now_ms=_now(now_ms))
 
     def commit(
         self,
@@ -278,7 +292,8 @@ class Engine:
             if writer is not None:
                 transaction.record_writer(writer.name, writer.batch_id, rows, now_ms)
             transaction.publish(now_ms, rows=rows)
-        self._remove_done(staged, writer, set(map(self._directory, offsets)))
+        directories = {self.partition_directory(*partition) for partition in offsets}
+        commit.remove_done(self.root, staged, writer, directories)
         return CommitResult(skipped=False, rows=rows, offsets=offsets)
 
     def _is_older(self, transaction: Transaction, writer: Writer) -> bool:
@@ -303,52 +318,12 @@ class Engine:
                 known = commit.last_batch(transaction.state, writer, _now(now_ms))
                 if known is not None and known.batch_id == writer.batch_id:
                     return False
-            commit.remove_staged(self.root, staged)
-            if prefix is None and writer is not None:
-                slug = writer_slug(writer.id, writer.target)
-                prefix = layout.staged_prefix(slug, writer.batch_id)
-            if prefix:
-                wanted = prefix
-                for path in commit.staged_paths(
-                    self.root, transaction.state, lambda name: name.startswith(wanted)
-                ):
-                    files.remove(path)
+            commit.remove_aborted(self.root, transaction.state, staged, writer, prefix)
             return True
-
-    def _directory(self, partition: tuple[str, int]) -> Path:
-        return self.partition_directory(*partition)
-
-    def _remove_done(
-        self, staged: Sequence[StagedMessage], writer: Writer | None, directories: set[Path]
-    ) -> None:
-        """After a commit: remove its staged files, and what failed attempts of its writer left.
-
-        The commit is made, so a failure here must not look like one of the commit.
-        """
-        try:
-            commit.remove_staged(self.root, staged)
-            if writer is None:
-                return
-            prefix = layout.staged_prefix(writer_slug(writer.id, writer.target))
-            for directory in {self.root, *directories}:
-                for name in os.listdir(directory):
-                    if not name.startswith(prefix):
-                        continue
-                    batch_id = name.removeprefix(prefix).split("-")[0]
-                    if batch_id.isdigit() and int(batch_id) <= writer.batch_id:
-                        files.remove(directory / name)
-        except OSError as fault:
-            _logger.warning("%s: staged files were not removed: %s", self.root, fault)
 
     def sweep_staged(self, *, now_ms: int) -> int:
         """Remove staged files so old that no living query can name them; returns how many."""
-        count = 0
-        for path in commit.staged_paths(self.root, self.state(), lambda _: True):
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime * 1000 < now_ms - commit.STAGED_RETENTION_MS:
-                    files.remove(path)
-                    count += 1
-        return count
+        return commit.sweep_staged(self.root, self.state(), now_ms=now_ms)
 
     def sync(self, *, now_ms: int | None = None) -> None:
         """Make durable what relaxed commits (`flush.messages`, `flush.ms`) have left unsynced."""
@@ -384,16 +359,27 @@ class Engine:
     # --- reading ---------------------------------------------------------------------------------
 
     def view(
-        self, topic: str, partition: int, *, whole: bool = False, start: int | None = None
+        self,
+        topic: str,
+        partition: int,
+        *,
+        whole: bool = False,
+        start: int | None = None,
+        known_end: int = 0,
     ) -> LogView:
         """Open a partition at this moment; close the view after use.
 
         `whole` opens all segments, for whoever needs one moment of the whole partition; `start` is
-        the offset where reading will begin, if it is known.
+        the offset where reading will begin, if it is known; `known_end` a high watermark that was
+        seen before, which a broker that starts anew does not know of at once.
         """
         from kafkalog.storage_engine.log_view import open_view
 
         topic_id = self._check_partition(topic, partition)
+        if self._brokers is not None:
+            return self._brokers.view(
+                topic, partition, whole=whole, start=start, known_end=known_end
+            )
 
         def load_state() -> PartitionState:
             known = self.describe(topic)
@@ -416,6 +402,11 @@ class Engine:
                 f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, "
                 f"there is no {partition}"
             )
+        if partition in known.absent:
+            raise InvalidInputError(
+                f"partition {partition} of topic {topic!r} is not in {self.root}: "
+                "another broker has it, or another log directory"
+            )
         return known.topic_id
 
     def read(
@@ -427,27 +418,39 @@ class Engine:
         *,
         include_headers: bool = False,
         columns: Sequence[str] | None = None,
+        isolation_level: str = time_offsets.READ_COMMITTED,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of `[start, end)`, from log start and to high watermark by default.
+        """Yield the records of `[start, end)`, by default from log start to the last stable offset.
 
-        Raises OffsetOutOfRangeError, which names the valid range.
+        Nothing at or above that is read, nor are the records of aborted transactions; with the
+        isolation level read_uncommitted both are, up to the high watermark. Raises
+        OffsetOutOfRangeError, which names the valid range.
         """
-        from kafkalog.schema import changelog_schema
+        from kafkalog.schema import chosen_columns
 
-        schema = changelog_schema(include_headers=include_headers or "headers" in (columns or ()))
-        if columns is not None:
-            import pyarrow as pa
-
-            unknown = sorted(set(columns) - set(schema.names))
-            if unknown:
-                raise InvalidInputError(
-                    f"unknown column {unknown[0]!r}; known: {', '.join(schema.names)}"
-                )
-            schema = pa.schema([schema.field(name) for name in columns])
+        schema = chosen_columns(columns, include_headers=include_headers)
         with self.view(topic, partition, start=start) as view:
             first = view.state.log_start_offset if start is None else start
-            last = view.state.high_watermark if end is None else end
-            yield from view.read(first, last, schema=schema)
+            visible = time_offsets.end_offset(view.state, isolation_level)
+            last = max(first, visible) if end is None else end
+            if first <= last <= view.state.high_watermark:
+                last = max(first, min(last, visible))
+            is_committed = isolation_level == time_offsets.READ_COMMITTED
+            yield from view.read(first, last, schema=schema, read_committed=is_committed)
+
+    def offset_for_time(
+        self, topic: str, ms: int, *, isolation_level: str = time_offsets.READ_COMMITTED
+    ) -> dict[int, TimeOffset | None]:
+        """Return per partition the offset and timestamp of the first record since `ms`, or None.
+
+        `ms` is in epoch milliseconds, or -1 for the latest offset, -2 for the earliest one, -3 for
+        the record with the largest timestamp. A record that readers of the isolation level do not
+        see yet is none. Kafka: ListOffsets.
+        """
+        return {
+            partition: time_offsets.offset_for_time(self, topic, partition, ms, isolation_level)
+            for partition, _ in self.describe(topic).present()
+        }
 
     def close(self) -> None:
         """Sync what relaxed commits left, and write Kafka's checkpoint files."""

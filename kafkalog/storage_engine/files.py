@@ -26,6 +26,7 @@ import os
 import resource
 import struct
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,7 +39,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _PIECE_SIZE = 1 << 20
 _LOCK_TRIES = 10
+_LOCK_PAUSE_S = 0.05
 _SET_LOCK = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
+_GET_LOCK = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 
@@ -99,6 +102,11 @@ def write_at(fd: int, data: Buffer, position: int) -> None:
 def truncate(fd: int, size: int) -> None:
     """Cut, or extend with zeros, an open file to `size` bytes."""
     os.ftruncate(fd, size)
+
+
+def preallocate(fd: int, size: int) -> None:
+    """Give an open file at least `size` bytes of disk, zeros beyond its end; raises OSError."""
+    os.posix_fallocate(fd, 0, size)
 
 
 # --- durability ----------------------------------------------------------------------------------
@@ -375,7 +383,10 @@ class SegmentsLock:
 
 
 class RootLock:
-    """Kafka's `.lock` in the root directory, held shared; never unlinked by us."""
+    """Kafka's `.lock` in the root directory; never unlinked by us.
+
+    Shared by whoever writes or cleans, exclusive as long as a directory changes its owner.
+    """
 
     def __init__(self, root: Path) -> None:
         self.path = root / layout.ROOT_LOCK
@@ -386,28 +397,77 @@ class RootLock:
 
         Raises LockedByBrokerError when a broker holds the directory.
         """
+        with self._held(fcntl.F_RDLCK) as check:
+            yield check
+
+    @contextlib.contextmanager
+    def exclusive(self, *, wait_s: float = 0.0) -> Iterator[Callable[[], None]]:
+        """Keep everybody out, brokers and our own writers and cleaners; yields the same check.
+
+        Waits so many seconds for those that are at work, then raises LockedByBrokerError.
+        """
+        with self._held(fcntl.F_WRLCK, wait_s) as check:
+            yield check
+
+    def is_held_alone(self) -> bool:
+        """Tell whether a broker, or an adoption, holds the directory; takes and creates nothing.
+
+        So it may be asked for a directory that cannot be written. Raises StorageError.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as fault:
+            raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
+        try:
+            asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+            answer = fcntl.fcntl(fd, _GET_LOCK, asked)
+        except OSError as fault:
+            raise StorageError(
+                f"{self.path}: this file system has no locks ({fault.strerror})"
+            ) from fault
+        finally:
+            os.close(fd)
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    @contextlib.contextmanager
+    def _held(self, kind: int, wait_s: float = 0.0) -> Iterator[Callable[[], None]]:
+        deadline = time.monotonic() + wait_s
         for _ in range(_LOCK_TRIES):
             with _descriptor(self.path, writable=True) as fd:
                 assert fd is not None
-                self._lock(fd)
+                while not self._lock(fd, kind):
+                    if time.monotonic() >= deadline:
+                        raise self._taken(kind)
+                    time.sleep(_LOCK_PAUSE_S)
                 if not _is_current(fd, self.path):
                     continue  # a broker that shut down deleted the file between open and lock
                 yield functools.partial(self._check, fd)
                 return
         raise LockedByBrokerError(f"{self.path}: the lock file is replaced again and again")
 
-    def _lock(self, fd: int) -> None:
-        try:
-            fcntl.fcntl(fd, _SET_LOCK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
-        except (BlockingIOError, PermissionError) as fault:
-            raise LockedByBrokerError(
+    def _taken(self, kind: int) -> LockedByBrokerError:
+        if kind == fcntl.F_RDLCK:
+            return LockedByBrokerError(
                 f"{self.path}: a Kafka broker holds this directory; "
                 "stop the broker, or open the log with read_only=True"
-            ) from fault
+            )
+        return LockedByBrokerError(
+            f"{self.path}: a Kafka broker holds this directory, or a process of kafkalog writes to "
+            "it or cleans it; stop that first"
+        )
+
+    def _lock(self, fd: int, kind: int) -> bool:
+        try:
+            fcntl.fcntl(fd, _SET_LOCK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+        except (BlockingIOError, PermissionError):
+            return False
         except OSError as fault:
             raise StorageError(
                 f"{self.path}: this file system has no locks ({fault.strerror})"
             ) from fault
+        return True
 
     def _check(self, fd: int) -> None:
         if not _is_current(fd, self.path):
@@ -417,19 +477,22 @@ class RootLock:
             )
 
 
-@functools.cache
-def boot_id() -> str:
-    """Name this boot of this host: unsynced bytes survive exactly as long as it lasts."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+def lock_fault(directory: Path) -> str | None:
+    """Say why the file system of a directory has no locks; None where they work.
 
-
-@functools.cache
-def host_id() -> str:
-    """Name this host."""
+    Nothing is created and nobody is kept waiting: the directory itself is locked, for an instant,
+    together with whoever else asks.
+    """
     try:
-        return Path("/etc/machine-id").read_text().strip()
-    except OSError:
-        return os.uname().nodename
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as fault:
+        return f"{directory}: cannot be opened: {fault.strerror}"
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None  # somebody has locked it, so it can be done
+    except OSError as fault:
+        return f"{directory}: this file system has no locks ({fault.strerror})"
+    finally:
+        os.close(fd)
+    return None

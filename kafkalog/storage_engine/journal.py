@@ -25,20 +25,26 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from crc32c import crc32c
 
-from kafkalog.errors import CommitInDoubtError, CorruptJournalError, StorageError
-from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.state import State
+from kafkalog.errors import (
+    CommitInDoubtError,
+    CorruptJournalError,
+    LockedByBrokerError,
+    StorageError,
+)
+from kafkalog.storage_engine import files, host, layout
+from kafkalog.storage_engine.state import State, merge_change
 
 WRITER_RETENTION_MS = 30 * 24 * 60 * 60 * 1000
 _READ_TRIES = 200
 _READ_PAUSE_S = 0.001
+_PIECE_SIZE = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,28 @@ class _Replay:
         )
 
 
+class _Reader:
+    """Reads an open journal; the published part, which stays as it is, in large pieces."""
+
+    def __init__(self, fd: int, published_end: int) -> None:
+        self.size = os.fstat(fd).st_size
+        self._fd = fd
+        self._published_end = published_end
+        self._piece = b""
+        self._position = 0
+
+    def read(self, size: int, position: int) -> bytes:
+        """Return `size` bytes at `position`; fewer only at the end of the file."""
+        if position + size > self._published_end:
+            return files.read_at(self._fd, size, position)
+        start = position - self._position
+        if not 0 <= start <= len(self._piece) - size:
+            wish = max(size, min(_PIECE_SIZE, self._published_end - position))
+            self._piece = files.read_at(self._fd, wish, position)
+            self._position, start = position, 0
+        return self._piece[start : start + size]
+
+
 class Journal:
     """One process's hold on the `commit` file of a log."""
 
@@ -96,8 +124,19 @@ class Journal:
         """
         return self._load().state
 
+    def _open(self, flags: int) -> int:
+        try:
+            return os.open(self.path, flags | os.O_CLOEXEC)
+        except FileNotFoundError as fault:
+            if not self.path.with_name(layout.COMMIT_RELEASED).exists():
+                raise
+            raise LockedByBrokerError(
+                f"{self.path.parent}: this log was released to a Kafka broker; open it anew to "
+                "read it, or take it back with `kafkalog adopt`"
+            ) from fault
+
     def _load(self) -> _Replay:
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._open(os.O_RDONLY)
         try:
             header = self._read_header(fd)
             known = self._replay
@@ -111,14 +150,49 @@ class Journal:
 
     def is_settled(self) -> bool:
         """Tell whether no whole record follows what is published."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._open(os.O_RDONLY)
         try:
             header = self._read_header(fd)
-            replay = self._read(fd, header)
+            self._replay = replay = self._read(fd, header)
             return (
                 not header.is_other_boot
                 and self._next_record(fd, replay.end, replay.state.number) is None
             )
+        finally:
+            os.close(fd)
+
+    def records(self) -> tuple[dict[str, Any], Iterator[tuple[int, int, int, dict[str, Any]]]]:
+        """Return the header's fields, and the whole records: (position, size, number, change).
+
+        For whoever looks at the file itself: also records that are not published. The header is
+        `formatVersion`, `generation` (hex), `publishedEnd` and `syncedEnd` (bytes of the file).
+        Raises CorruptJournalError and StorageError.
+        """
+        fd = self._open(os.O_RDONLY)
+        try:
+            header = self._read_header(fd)
+        finally:
+            os.close(fd)
+        fields = {
+            "formatVersion": layout.JOURNAL_VERSION,
+            "generation": header.generation.hex(),
+            "publishedEnd": header.published_end,
+            "syncedEnd": header.synced_end,
+        }
+        return fields, self._all_records(header.published_end)
+
+    def _all_records(self, published_end: int) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
+        fd = self._open(os.O_RDONLY)
+        try:
+            position, number = layout.JOURNAL_RECORDS_POSITION, 0
+            while (found := self._next_record(fd, position, number)) is not None:
+                end, number, change = found
+                yield position, end - position, number, change
+                position = end
+            if position < published_end:
+                raise CorruptJournalError(
+                    self.path, position, f"record {number + 1}", "bytes that are no record"
+                )
         finally:
             os.close(fd)
 
@@ -141,11 +215,11 @@ class Journal:
             checksum_position = position + layout.JOURNAL_PUBLISHED.size
             (checksum,) = layout.CHECKSUM.unpack_from(block, checksum_position)
             if crc32c(block[position:checksum_position]) == checksum:
-                published, synced, host, boot = layout.JOURNAL_PUBLISHED.unpack_from(
+                published, synced, host_digest, boot = layout.JOURNAL_PUBLISHED.unpack_from(
                     block, position
                 )
-                is_other_boot = boot != _digest(files.boot_id())
-                outlived = is_other_boot and host == _digest(files.host_id())
+                is_other_boot = boot != _digest(host.boot_id())
+                outlived = is_other_boot and host_digest == _digest(host.host_id())
                 return _Header(generation, published, synced, is_other_boot, outlived)
             time.sleep(_READ_PAUSE_S)  # met a writer half way through its 36 bytes
         raise CorruptJournalError(
@@ -172,25 +246,30 @@ class Journal:
             and not known.header.outlived
         ):
             replay = dataclasses.replace(known, header=header)
-        while replay.end < header.published_end or header.outlived:
-            found = self._next_record(fd, replay.end, replay.state.number)
+        reader = _Reader(fd, header.published_end)
+        end, number = replay.end, replay.state.number
+        gathered: dict[str, Any] | None = None
+        while end < header.published_end or header.outlived:
+            found = self._next_record(fd, end, number, reader)
             if found is None:
-                if header.outlived and replay.end >= header.synced_end:
+                if header.outlived and end >= header.synced_end:
                     break
                 raise CorruptJournalError(
-                    self.path,
-                    replay.end,
-                    f"record {replay.state.number + 1}",
-                    "bytes that are no record",
+                    self.path, end, f"record {number + 1}", "bytes that are no record"
                 )
-            replay = replay.after(*found)
+            if gathered is None or not merge_change(gathered, found[2]):
+                replay = replay if gathered is None else replay.after(end, number, gathered)
+                gathered = found[2]
+            end, number, _ = found
+        replay = replay if gathered is None else replay.after(end, number, gathered)
         return replay.synced() if header.outlived else replay
 
     def _next_record(
-        self, fd: int, position: int, number_before: int
+        self, fd: int, position: int, number_before: int, reader: _Reader | None = None
     ) -> tuple[int, int, dict[str, Any]] | None:
         """Return (its end, number, change) of the record at `position`; None when it is none."""
-        head = files.read_at(fd, layout.JOURNAL_RECORD.size, position)
+        reader = _Reader(fd, 0) if reader is None else reader
+        head = reader.read(layout.JOURNAL_RECORD.size, position)
         if len(head) < layout.JOURNAL_RECORD.size:
             return None
         length, checksum, number = layout.JOURNAL_RECORD.unpack(head)
@@ -198,24 +277,24 @@ class Journal:
         is_snapshot = position == layout.JOURNAL_RECORDS_POSITION
         if length == 0 or (number != number_before + 1 and not is_snapshot):
             return None
-        if position + len(head) + length > os.fstat(fd).st_size:
+        if position + len(head) + length > reader.size:
             return None
-        payload = files.read_at(fd, length, position + len(head))
+        payload = reader.read(length, position + len(head))
         if len(payload) < length or _checksum(number, payload) != checksum:
             return None
-        return position + len(head) + length, number, json.loads(payload)
+        return position + len(head) + length, number, json.loads(payload.decode("ascii"))
 
     # --- writing, under the commit lock ----------------------------------------------------------
 
     @classmethod
-    def create(cls, path: Path) -> None:
-        """Put an empty journal in place; the caller holds the commit lock."""
-        image = _image(State(), layout.JOURNAL_SIZE)
+    def create(cls, path: Path, state: State | None = None) -> None:
+        """Put a journal in place, empty or with a first state; the caller holds the commit lock."""
+        image = _image(state or State(), layout.JOURNAL_SIZE)
         files.write_atomically(path, image, temporary_name=layout.COMMIT_TEMPORARY)
 
     def settle(self) -> State:
         """Count what a dead process left, make it durable, publish it, and return the state."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        fd = self._open(os.O_RDWR)
         try:
             header = self._read_header(fd)
             # Only one host writes, so to a writer another boot is a later one, whatever the host is
@@ -265,7 +344,7 @@ class Journal:
         if known.end + len(record) > self.path.stat().st_size:
             known = self.rewrite()  # the caller has synced all data: see `is_full`
         end = known.end + len(record)
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        fd = self._open(os.O_RDWR)
         try:
             try:
                 files.write_at(fd, record, known.end)
@@ -333,7 +412,7 @@ def _record(number: int, content: Mapping[str, Any]) -> bytes:
 
 def _published(end: int, synced_end: int) -> bytes:
     content = layout.JOURNAL_PUBLISHED.pack(
-        end, synced_end, _digest(files.host_id()), _digest(files.boot_id())
+        end, synced_end, _digest(host.host_id()), _digest(host.boot_id())
     )
     return content + layout.CHECKSUM.pack(crc32c(content))
 

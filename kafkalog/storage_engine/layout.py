@@ -251,6 +251,8 @@ _SEGMENT_FILE = re.compile(
 )
 _METADATA_SNAPSHOT = re.compile(r"^(\d{20})-(\d{10})\.checkpoint$")
 _TOPIC_NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}\Z")
+PARTITIONS_MAX: Final = 100_000
+"""Each partition is a directory, so a slip of the finger should not make a billion of them."""
 INTERNAL_TOPICS: Final = ("__cluster_metadata", "__consumer_offsets", "__transaction_state")
 
 

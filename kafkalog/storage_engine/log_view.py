@@ -35,13 +35,15 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.open_segment import Chunk, OpenSegment
-from kafkalog.storage_engine.segments import SegmentFiles, file_names, list_segments
-from kafkalog.storage_engine.state import PartitionState
-from kafkalog.storage_engine.transaction_index import (
-    AbortedTransaction,
-    aborted_transactions,
-    is_aborted,
+from kafkalog.storage_engine.segments import (
+    SegmentFiles,
+    bases_below,
+    file_names,
+    list_segments,
 )
+from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.transaction_index import AbortedTransaction, aborted_transactions
+from kafkalog.storage_engine.transaction_outcomes import TransactionOutcomes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,21 +102,25 @@ def _opened(state: PartitionState, segments: Sequence[SegmentFiles], place: int)
         segment,
         end_offset=layout.INT64_MAX if is_last else segments[place + 1].base_offset,
         committed=state.active_size if is_active else None,
+        high_watermark=state.high_watermark,
     )
 
 
-def _committed(
-    directory: Path, segments: list[SegmentFiles], state: PartitionState
-) -> list[SegmentFiles]:
-    """Leave out segments that a commit in flight, or a dead one, created; miss none."""
-    kept = [segment for segment in segments if segment.base_offset <= state.active_base]
-    if state.active_size and (not kept or kept[-1].base_offset != state.active_base):
+def _committed(segments: Sequence[SegmentFiles], state: PartitionState) -> list[SegmentFiles]:
+    """Leave out segments that a commit in flight, or a dead one, created."""
+    return [segment for segment in segments if segment.base_offset <= state.active_base]
+
+
+def _check_present(
+    directory: Path, segments: Sequence[SegmentFiles], state: PartitionState, start: int, end: int
+) -> None:
+    """Raise StorageError if the first or the active segment is gone and [start, end) needs it."""
+    first = segments[0].base_offset if segments else state.high_watermark
+    last = segments[-1].base_offset if segments else -1
+    if max(start, state.log_start_offset) < min(end, first):
+        raise _missing(directory, max(start, state.log_start_offset))
+    if state.active_size and last != state.active_base and end > state.active_base:
         raise _missing(directory, state.active_base)
-    if state.high_watermark > state.log_start_offset and (
-        not kept or kept[0].base_offset > state.log_start_offset
-    ):
-        raise _missing(directory, state.log_start_offset)
-    return kept
 
 
 def _missing(directory: Path, offset: int) -> StorageError:
@@ -141,23 +147,26 @@ class LogView:
         load_state: Callable[[], PartitionState] | None = None,
         start: int | None = None,
         held: bool = False,
+        locked: bool = True,
+        aborted: Sequence[AbortedTransaction] | None = None,
     ) -> None:
         """Open the segments; the caller holds the segments lock, shared or exclusive.
 
-        With `load_state` open a window of them that begins at offset `start` (the log start); it
-        gives the state of later moments, under the lock. With both that and `held` open none yet,
-        see `open_view`. Raises StorageError, and FileNotFoundError when a file is gone since it was
-        listed.
+        `aborted` are the partition's aborted transactions, where its `.txnindex` files cannot be
+        believed. With `load_state` open a window of them that begins at offset `start` (the log
+        start); it gives the state of later moments, under the lock. With both that and `held` open
+        none yet, see `open_view`. Raises StorageError, and FileNotFoundError when a file is gone
+        since it was listed.
         """
         self.directory = directory
         self.topic = topic
         self.partition = partition
         self.state = state
-        self.segments = _committed(directory, segments, state)
-        # Now, and of all segments: a cleaning that comes later drops the entries with their data.
-        self._aborted = aborted_transactions(s.transaction_index for s in self.segments)
+        self.segments = _committed(segments, state)
         self._load_state = load_state
         self._held = held
+        self._locked = locked
+        self._known_aborted = aborted
         self._window = _Window(
             state,
             [] if held else self.segments,
@@ -202,28 +211,43 @@ class LogView:
             raise InvalidInputError(
                 f"{self.topic}-{self.partition}: the range [{start}, {end}) ends before it starts"
             )
-        return self._read(start, end, schema, self._aborted if read_committed else [])
+        return self._read(start, end, schema, read_committed)
 
     def _read(
-        self, start: int, end: int, schema: pa.Schema, aborted: list[AbortedTransaction]
+        self, start: int, end: int, schema: pa.Schema, read_committed: bool
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.storage_engine.records import to_arrow
 
-        def is_wanted(table: BatchTable) -> npt.NDArray[np.bool_]:
-            is_data: npt.NDArray[np.bool_] = (table.attributes & layout.CONTROL_BIT) == 0
-            return is_data & ~is_aborted(table, aborted) if aborted else is_data
+        outcomes = TransactionOutcomes(
+            lambda offset: self.chunks(offset, self.state.high_watermark), self._aborted
+        )
+        for chunk in self.chunks(start, end):
+            is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
+            if read_committed:
+                is_wanted &= ~outcomes.is_aborted(chunk)
+            for run, records in chunk.runs(is_wanted):
+                rows = records.rows_between(start, end)
+                if len(records if rows is None else rows):
+                    yield to_arrow(
+                        records,
+                        run.table,
+                        rows,
+                        schema=schema,
+                        topic=self.topic,
+                        partition=self.partition,
+                    )
 
-        for run, records in self.runs(start, end, is_wanted):
-            rows = records.rows_between(start, end)
-            if len(records if rows is None else rows):
-                yield to_arrow(
-                    records,
-                    run.table,
-                    rows,
-                    schema=schema,
-                    topic=self.topic,
-                    partition=self.partition,
-                )
+    def _aborted(self) -> list[AbortedTransaction]:
+        """Read the transaction indexes, also those whose `.log` is gone."""
+        if self._known_aborted is not None:
+            return list(self._known_aborted)
+        paths = {segment.base_offset: segment.transaction_index for segment in self.segments}
+        for base_offset in bases_below(self.directory, layout.INT64_MAX):
+            path = self.directory / layout.segment_file(base_offset, layout.TRANSACTION_INDEX)
+            paths.setdefault(base_offset, path)
+        found = aborted_transactions(paths[base_offset] for base_offset in sorted(paths))
+        # Above the high watermark stand those of a commit in flight, or of a dead one.
+        return [entry for entry in found if entry.last_offset < self.state.high_watermark]
 
     def chunks(self, start: int, end: int, *, chunk_size: int = CHUNK_SIZE) -> Iterator[Chunk]:
         """Yield every batch with last_offset >= start and base_offset < end, control batches too.
@@ -232,7 +256,7 @@ class LogView:
         larger than `chunk_size` (bytes) only where single batches are. Raises as `read` does.
         """
         offset = start
-        for segment in self._open_segments(start, end):
+        for segment in self.open_segments(start, end):
             for chunk in segment.chunks(offset, end, chunk_size):
                 offset = int(chunk.table.last_offsets[-1]) + 1
                 yield chunk
@@ -259,7 +283,7 @@ class LogView:
         of a compressed message v0 or v1.
         """
         end = self.state.high_watermark
-        for segment in self._open_segments(offset, end):
+        for segment in self.open_segments(offset, end):
             for position, header in segment.batches_from(offset):
                 if segment.base_offset_of(position, header) >= end:
                     return None
@@ -272,24 +296,16 @@ class LogView:
         None when there is none in [log start, high watermark). Control records count, as they do
         in Kafka. Kafka: UnifiedLog.fetchOffsetByTimestamp.
         """
-        start, end = self.state.log_start_offset, self.state.high_watermark
-        for segment in self._open_segments(start, end):
-            for position, header in segment.batches_since(timestamp):
-                if header.base_offset >= end:
-                    return None
-                if header.last_offset < start or not header.records_count:
-                    continue
-                found = segment.first_offset_since(
-                    position, header, timestamp, start=start, end=end
-                )
-                if found is not None:
-                    return found
-        return None
+        from kafkalog.storage_engine import time_offsets
 
-    def _open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
+        found = time_offsets.first_since(self, timestamp)
+        return None if found is None else found.offset
+
+    def open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
         """Yield the segments that may hold offsets of [start, end), window after window."""
         if end > self.state.high_watermark:
             raise self._out_of_range(end, self.state)
+        _check_present(self.directory, self.segments, self.state, start, end)
         if self._held:
             yield from self._held_segments(start, end)
             return
@@ -334,9 +350,11 @@ class LogView:
             ):
                 # Deleted since the view was opened: saying so beats a silent gap.
                 raise self._out_of_range(offset, state)
-            return _Window(state, _committed(self.directory, listed, state), offset, WINDOW)
+            committed = _committed(listed, state)
+            _check_present(self.directory, committed, state, offset, state.high_watermark)
+            return _Window(state, committed, offset, WINDOW)
 
-        window = _open_moment(self.directory, load_state, reopen)
+        window = _open_moment(self.directory, load_state, reopen, locked=self._locked)
         try:
             yield window
         finally:
@@ -362,6 +380,8 @@ def open_view(
     whole: bool = False,
     held: bool = False,
     start: int | None = None,
+    locked: bool = True,
+    load_aborted: Callable[[], Sequence[AbortedTransaction] | None] | None = None,
 ) -> LogView:
     """Open a partition as it is now: state, listing and files of one moment.
 
@@ -369,22 +389,35 @@ def open_view(
     `WINDOW` segments gets past the ones it has open. `whole` opens all of them: for whoever needs
     the one moment. `held` opens each by its name when reading comes to it: for the holder of the
     cleaner lock, who alone replaces segments, and no longer reads those that it has replaced.
-    `start` is the offset where reading will begin, if it is known.
+    `start` is the offset where reading will begin, if it is known. A broker's directory is not
+    `locked`, since that would leave lock files there; `load_aborted` gives the aborted transactions
+    that belong to the state loaded last (None: read the `.txnindex` files).
     """
 
     def opened(state: PartitionState, listed: list[SegmentFiles]) -> LogView:
         later = load_state if held or (len(listed) > WINDOW and not whole) else None
         return LogView(
-            directory, topic, partition, state, listed, load_state=later, start=start, held=held
+            directory,
+            topic,
+            partition,
+            state,
+            listed,
+            load_state=later,
+            start=start,
+            held=held,
+            locked=locked,
+            aborted=None if load_aborted is None else load_aborted(),
         )
 
-    return _open_moment(directory, load_state, opened)
+    return _open_moment(directory, load_state, opened, locked=locked)
 
 
 def _open_moment(
     directory: Path,
     load_state: Callable[[], PartitionState],
     opened: Callable[[PartitionState, list[SegmentFiles]], _Moment],
+    *,
+    locked: bool,
 ) -> _Moment:
     """Call `opened` with a state and a listing that belong together.
 
@@ -394,7 +427,7 @@ def _open_moment(
     if not directory.is_dir():
         raise StorageError(f"{directory}: the directory of the partition is missing")
     for _ in range(_LISTINGS):
-        with files.SegmentsLock(directory).shared():
+        with files.SegmentsLock(directory).shared() if locked else contextlib.nullcontext():
             names = file_names(directory)
             state = load_state()
             try:

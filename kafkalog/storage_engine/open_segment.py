@@ -89,12 +89,24 @@ class OpenSegment:
     `limit` is the byte its log ends at, `end_offset` the base offset of the next segment.
     """
 
-    def __init__(self, segment: SegmentFiles, *, end_offset: int, committed: int | None) -> None:
+    def __init__(
+        self,
+        segment: SegmentFiles,
+        *,
+        end_offset: int,
+        committed: int | None,
+        high_watermark: int = layout.INT64_MAX,
+    ) -> None:
         """Open the file, to be read to its end or to `committed` bytes.
 
-        Raises StorageError, and FileNotFoundError when it is gone since it was listed.
+        Of those none belongs to a batch that begins at or above `high_watermark`.
+
+        Raises StorageError, and FileNotFoundError when it is gone since it was listed. A file with
+        fewer bytes is read as far as it goes; whoever reads past that gets a StorageError.
         """
         self.files = segment
+        self._committed = committed
+        self._high_watermark = layout.INT64_MAX if committed is None else high_watermark
         self.end_offset = end_offset
         try:
             self._fd = files.open_to_read(segment.log)
@@ -108,13 +120,7 @@ class OpenSegment:
                 f"{segment.log}: cannot be opened: {fault.strerror}{advice}"
             ) from fault
         size = os.fstat(self._fd).st_size
-        self.limit = size if committed is None else committed
-        if size < self.limit:
-            self.close()
-            raise StorageError(
-                f"{segment.log}: {committed} bytes are committed, but the file has {size}; "
-                "committed records are lost"
-            )
+        self.limit = size if committed is None else min(size, committed)
 
     def close(self) -> None:
         """Close the file; whoever still reads meets a closed descriptor, not another file's."""
@@ -141,8 +147,8 @@ class OpenSegment:
             if count:
                 if table.has_messages and position == 0:
                     messages.find_first_wrapper_end(buffer, table, path=path)
-                self._check_order(table, previous, position)
-                previous = int(table.last_offsets[-1])
+                table = self._in_order(table, previous, position, end)
+                previous = int(table.last_offsets[-1]) if len(table) else previous
                 first = int(table.last_offsets.searchsorted(start))
                 stop = int(table.base_offsets.searchsorted(end))
                 # The one before may end below `start` only because its last offset is damaged.
@@ -161,6 +167,8 @@ class OpenSegment:
                 raise CorruptBatchError(path, position, "a record batch", fault)
             if not count:
                 wish = self._whole_batch(buffer, position)
+        if previous + 1 < end:
+            self._check_whole()
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, BatchHeader]]:
         """Yield (position, header) of each batch that ends at or above `offset`, unchecked."""
@@ -177,14 +185,40 @@ class OpenSegment:
             if header.max_timestamp >= timestamp:
                 yield position, header
 
-    def first_offset_since(
+    def batches_since_largest(self) -> Iterator[tuple[int, BatchHeader]]:
+        """Yield (position, header) of the batches from the last entry of the time index on.
+
+        If that entry is true, none before has a larger timestamp than the first one yielded.
+        """
+        index = OffsetIndex(self.files.index, self.files.base_offset)
+        times = TimeIndex(self.files.time_index, self.files.base_offset)
+        yield from self._headers(locate_time(self._fd, self.limit, index, times, layout.INT64_MAX))
+
+    def first_since(
         self, position: int, header: BatchHeader, timestamp: int, *, start: int, end: int
-    ) -> int | None:
-        """Return the first offset of [start, end) in one batch that is as young as `timestamp`."""
+    ) -> tuple[int, int] | None:
+        """Return the first record of one batch that is as young as `timestamp`.
+
+        As (offset, timestamp in ms), of those with offsets in [start, end).
+        """
         found = self._records(position, header)
         offsets = found.offsets
         young = (found.timestamps >= timestamp) & (offsets >= start) & (offsets < end)
-        return int(offsets[young.argmax()]) if young.any() else None
+        if not young.any():
+            return None
+        row = int(young.argmax())
+        return int(offsets[row]), int(found.timestamps[row])
+
+    def newest(
+        self, position: int, header: BatchHeader, *, start: int, end: int
+    ) -> tuple[int, int] | None:
+        """Return the first record with the largest timestamp of one batch, like `first_since`."""
+        found = self._records(position, header)
+        rows = ((found.offsets >= start) & (found.offsets < end)).nonzero()[0]
+        if not len(rows):
+            return None
+        row = int(rows[found.timestamps[rows].argmax()])
+        return int(found.offsets[row]), int(found.timestamps[row])
 
     def base_offset_of(self, position: int, header: BatchHeader) -> int:
         """Return where a batch begins; a compressed message v0 or v1 is read for it."""
@@ -210,9 +244,18 @@ class OpenSegment:
         for place, header in headers(self._fd, position, self.limit):
             yield place, header
             position = place + header.size
+        self._check_whole()
         if position < self.limit:
             expected, found = "a whole record batch", f"{self.limit - position} other bytes"
             raise CorruptBatchError(self.files.log, position, expected, found)
+
+    def _check_whole(self) -> None:
+        """Raise StorageError if the file ends before what is committed of it."""
+        if self._committed is not None and self.limit < self._committed:
+            raise StorageError(
+                f"{self.files.log}: {self._committed} bytes are committed, but the file has "
+                f"{self.limit}; committed records are lost"
+            )
 
     def _read(self, size: int, position: int) -> bytes:
         buffer = files.read_at(self._fd, size, position)
@@ -233,26 +276,44 @@ class OpenSegment:
         elif remaining >= layout.LOG_OVERHEAD:
             needed = min(needed, remaining)
         if not len(buffer) < needed <= remaining:
+            self._check_whole()
             raise CorruptBatchError(
                 self.files.log, position, f"a record batch of {needed} bytes", f"{remaining} bytes"
             )
         return needed
 
-    def _check_order(self, table: BatchTable, previous: int, file_position: int) -> None:
-        """Raise CorruptBatchError unless offsets rise from `previous` and stay in the segment."""
+    def _in_order(
+        self, table: BatchTable, previous: int, file_position: int, end: int
+    ) -> BatchTable:
+        """Return the batches whose offsets rise from `previous` and stay in the segment.
+
+        Where they do not, what follows is not believed, nor the batch before where it may as well
+        be the wrong one: that is a CorruptBatchError unless the batches before reach up to `end`.
+        """
         bases, lasts = table.base_offsets, table.last_offsets
-        wrong = (lasts < bases) | (lasts >= self.end_offset)
-        wrong[0] |= bases[0] <= previous
-        wrong[1:] |= bases[1:] <= lasts[:-1]
-        if wrong.any():
-            batch = int(wrong.argmax())
-            before = int(lasts[batch - 1]) if batch else previous
-            raise CorruptBatchError(
-                self.files.log,
-                file_position + int(table.positions[batch]),
-                f"offsets above {before} and below {self.end_offset}",
-                f"a batch of the offsets {bases[batch]} to {lasts[batch]}",
-            )
+        is_wrong = (lasts < bases) | (lasts >= self.end_offset) | (bases >= self._high_watermark)
+        is_wrong[0] |= bases[0] <= previous
+        is_wrong[1:] |= bases[1:] <= lasts[:-1]
+        if not is_wrong.any():
+            return table
+        batch = int(is_wrong.argmax())
+        before = int(lasts[batch - 1]) if batch else previous
+        believed = batch
+        # Of a wrapper the base offset is only a bound, drawn from the batch before.
+        lowest = min(int(bases[batch]), int(lasts[batch]))
+        if batch and lowest <= before:
+            # Would there be room for the batch before if it began elsewhere?
+            floor = int(lasts[batch - 2]) if batch > 1 else previous
+            span = 0 if table.is_message[batch - 1] else before - int(bases[batch - 1])
+            believed -= int(floor + 1 + span < lowest)
+        if believed and end <= lasts[believed - 1] + 1:
+            return _slice(table, 0, believed)
+        raise CorruptBatchError(
+            self.files.log,
+            file_position + int(table.positions[batch]),
+            f"offsets above {before} and below {self.end_offset}",
+            f"a batch of the offsets {bases[batch]} to {lasts[batch]}",
+        )
 
 
 def _slice(table: BatchTable, first: int, stop: int) -> BatchTable:

@@ -6,54 +6,50 @@ the middle lies above the recorded state, and the next appender cuts it off: ope
 Invariants
 ----------
 - Only the active segment is appended to; its valid bytes are those the journal records.
-- After `cut`, the partition's files end where the recorded state ends.
-- An index entry is decided by the distance to the entry before it, not by bytes since the file was
-  opened, so that many small commits get the index one large one would get.
+- After the cut, the partition's files end where the recorded state ends: its segments, their
+  indexes, its leader epochs and its producer snapshots.
+- The snapshot that the journal names stays, whatever is cut.
+- While a transaction is open, the last stable offset stays where that begins.
 
-Kafka: UnifiedLog.append, LogSegment.append, LogSegment.shouldRoll.
+Kafka: UnifiedLog.append, UnifiedLog.roll, UnifiedLog.truncateTo.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
+import logging
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from kafkalog.errors import LockedByBrokerError, StorageError
-from kafkalog.storage_engine import batch, checkpoints, files, layout
+from kafkalog.errors import CorruptLogError, LockedByBrokerError, StorageError
+from kafkalog.storage_engine import (
+    batch,
+    checkpoints,
+    files,
+    layout,
+    leader_epochs,
+    producer_snapshot,
+)
+from kafkalog.storage_engine.active_segment import ActiveSegment
 from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.producers import Producers
 from kafkalog.storage_engine.state import PartitionState
 
+_logger = logging.getLogger(__name__)
 
-@dataclass(slots=True)
-class _Active:
-    """The segment that is appended to, with what the next decisions need to know of it."""
 
-    base_offset: int
-    size: int
-    log_fd: int
-    index_fd: int
-    time_index_fd: int
-    opened_size: int = field(init=False)
-    """The size when it was opened: what lies beyond was appended here, and is accounted for."""
-    index_count: int = 0
-    indexed_position: int = 0
-    """Where the batch of the last offset index entry starts; 0 without one."""
-    time_index_count: int = 0
-    time_indexed: int = layout.NO_TIMESTAMP
-    """The timestamp of the last time index entry; -1 without one."""
-    first_timestamp: int | None = None
-    largest: tuple[int, int] = (layout.NO_TIMESTAMP, 0)
-    """The largest timestamp appended since, and the last offset of its batch."""
-    knows_largest: bool = False
-    """Whether `largest` speaks for the whole segment."""
-    is_dirty: bool = False
-
-    def __post_init__(self) -> None:
-        self.opened_size = self.size
+def check_canary(directory: Path) -> None:
+    """Raise LockedByBrokerError where a broker has loaded the partition, or removed it."""
+    if not directory.is_dir():
+        raise LockedByBrokerError(
+            f"{directory}: the directory of the partition is missing, removed by a Kafka broker or "
+            "by hand; put it back, or let `kafkalog adopt` take the log without it"
+        )
+    if not (directory / layout.CANARY).exists():
+        raise LockedByBrokerError(
+            f"{directory}: {layout.CANARY} is missing, so a Kafka broker has loaded this "
+            "partition since kafkalog last wrote it; take it back with `kafkalog adopt`"
+        )
 
 
 class Appender:
@@ -78,43 +74,37 @@ class Appender:
         self._now_ms = now_ms
         self._lock = files.SegmentsLock(directory)
         self._names_changed = False
-        if not (directory / layout.CANARY).exists():
-            raise LockedByBrokerError(
-                f"{directory}: {layout.CANARY} is missing, so a Kafka broker has loaded this "
-                "partition since kafkalog last wrote it; this release cannot take it back"
-            )
+        self._producers: Producers | None = None
+        self._is_held_back: bool | None = None
+        check_canary(directory)
+        self._epochs = self._cut_epochs()
         self._active = self._cut()
 
     # --- the cut ---------------------------------------------------------------------------------
 
-    def _cut(self) -> _Active:
+    def _cut(self) -> ActiveSegment:
         """Bring the files back to the recorded state and open the active segment."""
         later = self._later_segments()
         if later:
             with self._lock.exclusive():
                 self._remove_later(later)
             files.sync_directory(self.directory)
-        if self.state.high_watermark in later:
+        high_watermark = self.state.high_watermark
+        if high_watermark in later:
             # It alone may carry the log end, where the tail before it was cleaned away
-            # (KAFKA-17076): so it is emptied, and appended to.
-            self._close_recorded()
-            self.state = replace(self.state, active_base=self.state.high_watermark, active_size=0)
+            # (KAFKA-17076): so it is emptied, and appended to. The one before it is cut, indexed
+            # and synced, since nobody cuts it later.
+            self._open_active().finish()
+            self._take_snapshot(high_watermark)
+            self.state = replace(self.state, active_base=high_watermark, active_size=0)
         return self._open_active()
-
-    def _close_recorded(self) -> None:
-        """Close the recorded active segment: cut, indexed, synced, since nobody cuts it later."""
-        self._active = self._open_active()
-        try:
-            self._finish_active()
-        finally:
-            self._close_active()
 
     def _later_segments(self) -> list[int]:
         """Return the base offsets above the recorded active segment, of any file, ascending."""
         found = set()
         for name in os.listdir(self.directory):
             parsed = layout.parse_segment_file(name)
-            if parsed is None or parsed[2] == layout.DELETED:
+            if parsed is None or parsed[2] == layout.DELETED or (self.directory / name).is_dir():
                 continue
             base_offset, suffix, _ = parsed
             limit = (
@@ -126,65 +116,19 @@ class Appender:
 
     def _remove_later(self, later: list[int]) -> None:
         for base_offset in reversed(later):
-            for suffix in (*layout.SEGMENT_SUFFIXES, layout.SNAPSHOT):
-                path = self.directory / layout.segment_file(base_offset, suffix)
+            for suffix in layout.SEGMENT_SUFFIXES:
+                path = self._path(base_offset, suffix)
                 if suffix == layout.LOG and base_offset == self.state.high_watermark:
                     files.create(path)  # emptied
                 else:
                     files.remove(path)
+            if base_offset > self.state.high_watermark:
+                files.remove(self._path(base_offset, layout.SNAPSHOT))
 
-    def _open_active(self) -> _Active:
-        base_offset, size = self.state.active_base, self.state.active_size
-        log = self._path(base_offset, layout.LOG)
-        if size and not log.exists():
-            raise StorageError(f"{log}: the journal records {size} bytes, the file is missing")
-        with contextlib.ExitStack() as opened:
-            fds = []
-            for suffix in (layout.LOG, layout.INDEX, layout.TIME_INDEX):
-                path = self._path(base_offset, suffix)
-                fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-                opened.callback(os.close, fds[-1])
-            log_fd, index_fd, time_index_fd = fds
-            found = os.fstat(log_fd).st_size
-            if found < size:
-                raise StorageError(
-                    f"{log}: the journal records {size} bytes, the file has {found}: "
-                    "it was cut by something other than kafkalog"
-                )
-            if found > size:
-                files.truncate(log_fd, size)
-            active = _Active(base_offset, size, log_fd, index_fd, time_index_fd)
-            self._cut_indexes(active)
-            opened.pop_all()
-        return active
-
-    def _cut_indexes(self, active: _Active) -> None:
-        """Drop index entries at or above the cut, and torn ones; remember the last that stay."""
-        end = self.state.high_watermark - active.base_offset
-        entry = layout.OFFSET_INDEX_ENTRY
-        count = found = os.fstat(active.index_fd).st_size // entry.size
-        while count:
-            last = files.read_at(active.index_fd, entry.size, (count - 1) * entry.size)
-            relative, position = entry.unpack(last)
-            if relative < end and 0 < position < active.size:
-                active.indexed_position = position
-                break
-            count -= 1
-        if count != found or os.fstat(active.index_fd).st_size % entry.size:
-            files.truncate(active.index_fd, count * entry.size)
-        active.index_count = count
-        entry = layout.TIME_INDEX_ENTRY
-        count = found = os.fstat(active.time_index_fd).st_size // entry.size
-        while count:
-            last = files.read_at(active.time_index_fd, entry.size, (count - 1) * entry.size)
-            timestamp, relative = entry.unpack(last)
-            if relative < end and (timestamp, relative) != (0, 0):
-                active.time_indexed = timestamp
-                break
-            count -= 1
-        if count != found or os.fstat(active.time_index_fd).st_size % entry.size:
-            files.truncate(active.time_index_fd, count * entry.size)
-        active.time_index_count = count
+    def _open_active(self) -> ActiveSegment:
+        state = self.state
+        where = (state.active_base, state.active_size, state.high_watermark)
+        return ActiveSegment(self.directory, where, self._topic_id, self._config)
 
     # --- append ----------------------------------------------------------------------------------
 
@@ -195,177 +139,199 @@ class Appender:
         segment of its own (our records obey `max.message.bytes` when they are encoded).
         """
         first_offset = self.state.high_watermark
-        self._note_epoch()
+        self._note_own_epoch()
         epoch = self.state.leader_epoch
-        start = 0  # of the slice not yet written
-        slice_end = 0
+        next_offset = first_offset
+        start = end = 0  # of the slice not yet written
         for position, header in batch.iterate_headers(run):
             if header.magic != layout.MAGIC:
                 break  # a message v0 or v1 cannot be stamped; what follows is refused below
             base_offset = first_offset + header.base_offset
             last_offset = base_offset + header.last_offset_delta
-            pending = slice_end - start
-            if self._should_roll(header.size, pending, header.max_timestamp, last_offset):
-                self._write(run, start, slice_end)
-                start = slice_end
-                self._advance(base_offset)
-                self.roll()
+            if not self._active.has_room(header, base_offset, last_offset):
+                self._active.write(memoryview(run)[start:end])
+                start = end
+                self.roll(base_offset)
             batch.stamp(run, position, base_offset, epoch)
-            self._index(header, last_offset, self._active.size + position - start)
-            slice_end = position + header.size
-            self._advance(last_offset + 1)
-        if slice_end != len(run):
+            self._active.add(header, last_offset)
+            end = position + header.size
+            next_offset = last_offset + 1
+        if end != len(run):
             raise StorageError(
-                f"{self.directory}: a staged run ends in {len(run) - slice_end} bytes that are no "
-                f"batch (after {slice_end}): the staged file is damaged; write the batch again"
+                f"{self.directory}: a staged run ends in {len(run) - end} bytes that are no "
+                f"batch (after {end}): the staged file is damaged; write the batch again"
             )
-        self._write(run, start, slice_end)
+        self.write(memoryview(run)[start:end], next_offset)
+
+    def place(self, header: batch.BatchHeader, pending: memoryview) -> bool:
+        """Make room for a batch that comes with its offsets; False if that took no new segment.
+
+        `pending` are the bytes of the batches before it that are not written yet: they are where a
+        new segment is begun. The caller brings batches with rising offsets, from the high watermark
+        on, and their bytes by `write`.
+        """
+        is_new = not self._active.has_room(header, header.base_offset, header.last_offset)
+        if is_new:
+            self._active.write(pending)
+            self.roll(header.base_offset)
+        self._active.add(header, header.last_offset)
+        return is_new
+
+    def write(self, data: memoryview, next_offset: int) -> None:
+        """Write the next bytes of the batches that have their place, and move the log end."""
+        active = self._active
+        active.write(data)
+        self.state = replace(self.state, active_base=active.base_offset, active_size=active.size)
+        self._advance(next_offset)
 
     def _advance(self, next_offset: int) -> None:
-        self.state = replace(self.state, high_watermark=next_offset, last_stable_offset=next_offset)
+        """Move the log end; the last stable offset goes with it unless a transaction is open."""
+        stable = self.state.last_stable_offset if self._holds_back() else next_offset
+        self.state = replace(self.state, high_watermark=next_offset, last_stable_offset=stable)
 
-    def _write(self, run: bytearray, start: int, end: int) -> None:
-        if end == start:
+    @property
+    def active(self) -> ActiveSegment:
+        """The segment that is appended to now; another one after a roll."""
+        return self._active
+
+    # --- producers and their transactions --------------------------------------------------------
+
+    def _holds_back(self) -> bool:
+        """Tell whether a transaction was open when the commit began."""
+        if self._is_held_back is None:
+            state = self._recorded
+            self._is_held_back = state.last_stable_offset < state.high_watermark
+            if state.log_start_offset == state.high_watermark and state.producer_snapshot >= 0:
+                # All that an open transaction wrote is deleted, and its marker still to come.
+                unstable = self.producers().first_unstable_offset()
+                self._is_held_back = unstable is not None
+        return self._is_held_back
+
+    def producers(self) -> Producers:
+        """Return the producers' state at the log end as recorded; changes to it are the caller's.
+
+        Raises StorageError or CorruptLogError where the snapshot that the journal names is gone.
+        """
+        if self._producers is None:
+            offset = self._recorded.producer_snapshot
+            self._producers = Producers()
+            if offset >= 0:
+                self._producers = producer_snapshot.read_snapshot(self.directory, offset)
+            self._producers.end_offset = self._recorded.high_watermark
+        return self._producers
+
+    def note_producers(self) -> None:
+        """Write the producers' snapshot at the log end, and see what is stable now.
+
+        Their state, `producers()`, must have followed every batch that was appended.
+        """
+        state, producers = self.state, self.producers()
+        end = producers.end_offset = state.high_watermark
+        if len(producers):
+            producer_snapshot.write_snapshot(self.directory, producers)
+        self.state = replace(
+            state,
+            last_stable_offset=producers.last_stable_offset(end, log_start=state.log_start_offset),
+            producer_snapshot=end if len(producers) else -1,
+        )
+
+    def _take_snapshot(self, base_offset: int) -> None:
+        """Write the producers' snapshot where a segment begins, if there are any (rule R7)."""
+        if self._producers is None and self._recorded.producer_snapshot in (-1, base_offset):
             return
-        active = self._active
-        files.write_at(active.log_fd, memoryview(run)[start:end], active.size)
-        active.size += end - start
-        active.is_dirty = True
-        self.state = replace(self.state, active_base=active.base_offset, active_size=active.size)
-
-    def _should_roll(self, size: int, pending: int, timestamp: int, last_offset: int) -> bool:
-        """Decide by size, time, full indexes and offset span (conformance R1 to R5)."""
-        active = self._active
-        filled = active.size + pending
-        config = self._config
-        if last_offset - active.base_offset > layout.INT32_MAX:
-            return filled > 0
-        if filled == 0:
-            return False
-        index_slots = config.segment_index_bytes // layout.OFFSET_INDEX_ENTRY.size
-        time_slots = config.segment_index_bytes // layout.TIME_INDEX_ENTRY.size
-        if filled > config.segment_bytes - size:
-            return True
-        if active.index_count >= index_slots or active.time_index_count >= time_slots - 1:
-            return True
-        first = self._first_timestamp(timestamp)
-        waited = timestamp - first if first >= 0 else 0
-        return waited > self._segment_ms() - self._jitter_ms()
-
-    def _segment_ms(self) -> int:
-        if self._config.is_compacted:
-            return min(self._config.segment_ms, self._config.max_compaction_lag_ms)
-        return self._config.segment_ms
-
-    def _jitter_ms(self) -> int:
-        """Draw from [0, jitter), once per segment and the same in every process: by its name."""
-        jitter = min(self._config.segment_jitter_ms, self._config.segment_ms)
-        if jitter == 0:
-            return 0
-        name = f"{self._topic_id}/{self.directory.name}/{self._active.base_offset}"
-        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") % jitter
-
-    def _first_timestamp(self, otherwise: int) -> int:
-        active = self._active
-        if active.first_timestamp is None:
-            head = files.read_at(active.log_fd, layout.BATCH_OVERHEAD, 0)
-            if len(head) < min(layout.BATCH_OVERHEAD, active.size) or active.size == 0:
-                return otherwise
-            header = batch.read_header(head, 0, active.size)
-            active.first_timestamp = otherwise if header is None else header.max_timestamp
-        return active.first_timestamp
-
-    # --- indexes ---------------------------------------------------------------------------------
-
-    def _index(self, header: batch.BatchHeader, last_offset: int, position: int) -> None:
-        """Give the batch an index entry if the last one is `index.interval.bytes` behind."""
-        active = self._active
-        if header.max_timestamp > active.largest[0]:
-            active.largest = header.max_timestamp, last_offset
-        if active.first_timestamp is None and position == 0:
-            active.first_timestamp = header.max_timestamp
-        if position - active.indexed_position <= self._config.index_interval_bytes:
+        try:
+            producers = self.producers()
+        except (CorruptLogError, StorageError) as fault:
+            # A broker would do with the one before; no record is lost for want of this one.
+            _logger.warning("%s: no snapshot at %d: %s", self.directory, base_offset, fault)
             return
-        self._index_time()
-        entry = layout.OFFSET_INDEX_ENTRY
-        data = entry.pack(last_offset - active.base_offset, position)
-        files.write_at(active.index_fd, data, active.index_count * entry.size)
-        active.index_count += 1
-        active.indexed_position = position
+        if len(producers) and self._recorded.producer_snapshot != base_offset:
+            producers.end_offset = base_offset
+            producer_snapshot.write_snapshot(self.directory, producers)
 
-    def _index_time(self) -> None:
-        """Add a time index entry if the largest timestamp has grown since the last one."""
-        active = self._active
-        if not active.knows_largest:
-            active.largest = max(self._largest_on_disk(), active.largest, key=lambda pair: pair[0])
-            active.knows_largest = True
-        timestamp, offset = active.largest
-        if timestamp <= active.time_indexed:
+    # --- leader epochs ---------------------------------------------------------------------------
+
+    def _cut_epochs(self) -> list[tuple[int, int]]:
+        """Drop the epochs that a commit that died has assigned; those it replaced come back."""
+        found = checkpoints.read_leader_epochs(self.directory)
+        kept = leader_epochs.settled(leader_epochs.cut(found, self.state.high_watermark))
+        if kept != found:
+            checkpoints.write_leader_epochs(self.directory, kept)
+        return kept
+
+    def note_epochs(self, epochs: list[tuple[int, int]]) -> None:
+        """Let `leader-epoch-checkpoint` know epochs from the first offset that carries each.
+
+        Those that they replace (Kafka's rule for an epoch below the last one) stay in the file
+        until `settle_epochs`: the commit may still die.
+        """
+        if not epochs:
             return
-        entry = layout.TIME_INDEX_ENTRY
-        data = entry.pack(timestamp, offset - active.base_offset)
-        files.write_at(active.time_index_fd, data, active.time_index_count * entry.size)
-        active.time_index_count += 1
-        active.time_indexed = timestamp
+        self._epochs = [*self._epochs, *epochs]
+        checkpoints.write_leader_epochs(self.directory, self._epochs)
+        self.state = replace(self.state, leader_epoch=epochs[-1][0])
 
-    def _largest_on_disk(self) -> tuple[int, int]:
-        """Find the largest timestamp as opened: the time index's last, or of a batch after it."""
-        active = self._active
-        largest = layout.NO_TIMESTAMP, active.base_offset
-        if active.time_index_count:
-            entry = layout.TIME_INDEX_ENTRY
-            position = (active.time_index_count - 1) * entry.size
-            timestamp, relative = entry.unpack(
-                files.read_at(active.time_index_fd, entry.size, position)
+    def settle_epochs(self) -> None:
+        """Once the commit is recorded: drop the epochs that it has replaced."""
+        settled = leader_epochs.settled(self._epochs)
+        if settled != self._epochs:
+            _logger.warning(
+                "%s: a batch of leader epoch %d came after one of a later epoch; the epochs are %s",
+                self.directory,
+                self.state.leader_epoch,
+                settled,
             )
-            largest = timestamp, active.base_offset + relative
-        for header in self._headers(active.indexed_position):
-            if header.max_timestamp > largest[0]:
-                largest = header.max_timestamp, header.last_offset
-        return largest
+            self._epochs = settled
+            checkpoints.write_leader_epochs(self.directory, settled)
 
-    def _headers(self, position: int) -> Iterator[batch.BatchHeader]:
-        while position < self._active.opened_size:
-            remaining = self._active.opened_size - position
-            size = min(layout.BATCH_OVERHEAD, remaining)
-            head = files.read_at(self._active.log_fd, size, position)
-            header = None if len(head) < size else batch.read_header(head, 0, remaining)
-            if header is None:
-                return
-            yield header
-            position += header.size
+    @property
+    def last_epoch(self) -> int:
+        """The last leader epoch that is assigned; -1 for none."""
+        return self._epochs[-1][0] if self._epochs else -1
+
+    def _note_own_epoch(self) -> None:
+        """Stamp what we append with the partition's epoch, never with one below its last."""
+        epoch = max(self.state.leader_epoch, self.last_epoch)
+        if epoch != self.last_epoch:
+            self.note_epochs([(epoch, self.state.high_watermark)])
+        elif epoch != self.state.leader_epoch:
+            self.state = replace(self.state, leader_epoch=epoch)
 
     # --- roll, adopt -----------------------------------------------------------------------------
 
-    def roll(self) -> None:
+    def roll(self, base_offset: int | None = None) -> None:
         """Close the active segment, synced with its indexes, and begin one at the log end.
 
-        An active segment that is empty and begins there stays.
+        Or at the first offset of the batch that comes next, `base_offset` (rule R5). An active
+        segment that is empty and begins there stays.
         """
-        active, base_offset = self._active, self.state.high_watermark
+        active = self._active
+        if base_offset is None:
+            base_offset = self.state.high_watermark
         if active.size == 0 and active.base_offset == base_offset:
             return
-        self._finish_active()
+        active.finish()
+        self._names_changed |= active.has_new_name
+        self._take_snapshot(base_offset)
         with self._lock.exclusive():
             files.create(self._path(base_offset, layout.LOG))
             self._names_changed = True
-        self.state = replace(self.state, active_base=base_offset, active_size=0)
-        self._active = self._open_active()
+        self._begin(base_offset, 0)
 
-    def _finish_active(self) -> None:
-        active = self._active
-        if active.size:
-            self._index_time()
-        for fd in (active.log_fd, active.index_fd, active.time_index_fd):
-            files.sync_file(fd)
-        self._close_active()
+    def _begin(self, base_offset: int, size: int) -> None:
+        end = max(base_offset, self.state.high_watermark)
+        self.state = replace(self.state, active_base=base_offset, active_size=size)
+        self._active = ActiveSegment(
+            self.directory, (base_offset, size, end), self._topic_id, self._config
+        )
 
     def adopt(self, staged: Path) -> None:
         """Make a staged file, with its indexes beside it, the active segment, by renaming it."""
-        self._note_epoch()
+        self._note_own_epoch()
         base_offset = self.state.high_watermark
-        self._finish_active()
+        self._active.finish()
+        self._names_changed |= self._active.has_new_name
+        self._take_snapshot(base_offset)
         next_offset = self._stamp_file(staged, base_offset)
         renames = {
             staged.with_name(staged.name + layout.STAGED_INDEX): layout.INDEX,
@@ -378,8 +344,7 @@ class Appender:
                 files.rename(source, self._path(base_offset, suffix))
         self._names_changed = True
         self._advance(next_offset)
-        self.state = replace(self.state, active_base=base_offset, active_size=size)
-        self._active = self._open_active()
+        self._begin(base_offset, size)
 
     def _stamp_file(self, staged: Path, base_offset: int) -> int:
         """Stamp every batch of a staged file in place, sync it, and return the next offset."""
@@ -405,17 +370,19 @@ class Appender:
     # --- durability ------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make all that was appended durable: the file, and the names that appeared."""
-        if self._active.is_dirty:
-            files.sync_file(self._active.log_fd)
-            self._active.is_dirty = False
-        if self._names_changed:
+        """Make all that was appended durable: the files, and the names that appeared."""
+        self._active.sync()
+        if self._names_changed or self._active.has_new_name:
             files.sync_directory(self.directory)
-            self._names_changed = False
+            self._names_changed = self._active.has_new_name = False
+
+    def finish(self) -> None:
+        """Close the files as a broker's clean shutdown leaves them: trimmed, indexed, synced."""
+        self._active.finish()
 
     def close(self) -> None:
         """Close the files; nothing is undone."""
-        self._close_active()
+        self._active.close()
 
     def abandon(self) -> None:
         """After a failure before the commit point: cut, and go on in a new segment.
@@ -423,7 +390,7 @@ class Appender:
         When a sync has failed, the pages of the old file pretend to be clean and lie about the
         disk: so the next commit does not append to them.
         """
-        self._close_active()
+        self._active.close()
         self.state = self._recorded
         with self._lock.exclusive():
             self._remove_later(self._later_segments())
@@ -438,18 +405,6 @@ class Appender:
                     os.close(fd)
             files.create(self._path(self.state.high_watermark, layout.LOG))
             files.sync_directory(self.directory)
-
-    def _close_active(self) -> None:
-        active = self._active
-        for fd in (active.log_fd, active.index_fd, active.time_index_fd):
-            if fd >= 0:
-                os.close(fd)
-        active.log_fd = active.index_fd = active.time_index_fd = -1
-
-    def _note_epoch(self) -> None:
-        """Let `leader-epoch-checkpoint` know the epoch from the first offset that carries it."""
-        if self.state.high_watermark == 0 and not checkpoints.read_leader_epochs(self.directory):
-            checkpoints.write_leader_epochs(self.directory, [(self.state.leader_epoch, 0)])
 
     def _path(self, base_offset: int, suffix: str) -> Path:
         return self.directory / layout.segment_file(base_offset, suffix)

@@ -24,6 +24,7 @@ from kafkalog.errors import InvalidInputError, LockedByBrokerError, OffsetOutOfR
 from kafkalog.storage_engine import checkpoints, files, layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.index import TimeIndex
+from kafkalog.storage_engine.producer_snapshot import sweep_snapshots
 from kafkalog.storage_engine.segments import (
     SegmentFiles,
     bases_below,
@@ -74,10 +75,7 @@ def count_expired(
     delete then by size, then by time. All of them only where the active one is among them, which
     is then to be rolled first.
     """
-    sizes = [
-        state.active_size if segment.base_offset == state.active_base else segment.size
-        for segment in segments
-    ]
+    sizes = _sizes(segments, state)
     ends = [segment.base_offset for segment in segments[1:]] + [state.high_watermark]
     last = len(segments) - 1
     count = 0
@@ -103,6 +101,11 @@ def count_expired(
     if config.retention_ms >= 0:
         advance(lambda n: _is_expired(segments[n], sizes[n], now_ms - config.retention_ms))
     return count
+
+
+def _sizes(segments: Sequence[SegmentFiles], state: PartitionState) -> list[int]:
+    """Return the committed bytes of each segment; a file may have room behind them."""
+    return [s.size if s.base_offset != state.active_base else state.active_size for s in segments]
 
 
 def _is_expired(segment: SegmentFiles, size: int, horizon_ms: int) -> bool:
@@ -144,7 +147,7 @@ def apply_retention(
         if topic not in (None, name):
             continue
         config = TopicConfig.parse(known.config)
-        for partition in range(len(known.partitions)):
+        for partition, _ in known.present():
             if is_skipped(name, partition, config):
                 continue
             try:
@@ -215,14 +218,16 @@ def _retain(
         transaction.raise_log_start(topic, partition, log_start)
     if is_all or log_start > state.log_start_offset:
         transaction.publish(now_ms)
-    checkpoints.trim_leader_epochs(directory, log_start)
+    checkpoints.trim_leader_epochs(directory, log_start, state.high_watermark)
     transaction.check_lock()
-    # What a dead run left of a segment goes with the others: its indexes, its producer snapshot.
+    live = [segment.base_offset for segment in segments[count:]]
     with files.SegmentsLock(directory).exclusive():
+        # First, since it is for the segments that the next run comes again if this one dies.
+        sweep_snapshots(directory, {*live, first_kept, state.producer_snapshot})
+        # What a dead run left of a segment, its indexes, goes with the others.
         retire(directory, bases_below(directory, first_kept))
     if count == 0:
         return None
-    gone = segments[:count]
     _logger.info(
         "%s-%d: retention took %d segments, the log begins at %d",
         topic,
@@ -230,13 +235,21 @@ def _retain(
         count,
         log_start,
     )
-    return RetentionStats(topic, partition, log_start, count, sum(s.size for s in gone))
+    size = sum(_sizes(segments, state)[:count])
+    return RetentionStats(topic, partition, log_start, count, size)
 
 
 def delete_records(engine: Engine, topic: str, partition: int, before: int, *, now_ms: int) -> int:
     """Let a partition begin at `before` (rule P7); see `Engine.delete_records`."""
     with engine.transaction() as transaction:
-        return _delete_records(transaction, topic, partition, before, now_ms)
+        offset = _delete_records(transaction, topic, partition, before, now_ms)
+        directory = engine.partition_directory(topic, partition)
+        state = transaction.topic(topic).partitions[partition]
+        try:
+            checkpoints.trim_leader_epochs(directory, offset, state.high_watermark)
+        except OSError as fault:  # the records are deleted; the next retention trims them too
+            _logger.warning("%s: the leader epochs were not trimmed: %s", directory, fault)
+        return offset
 
 
 def _delete_records(
@@ -259,5 +272,4 @@ def _delete_records(
         return state.log_start_offset
     transaction.raise_log_start(topic, partition, offset)
     transaction.publish(now_ms)
-    # The leader epochs below go with the segments, at the next retention.
     return offset

@@ -50,7 +50,6 @@ _SMALL_BATCH = 8 << 10
 """Batches above this size are walked over by reading their headers only."""
 _TIME_HINTS = 3
 """Entries of a time index that are tried before the whole segment is looked at."""
-_RETIRED = (*layout.SEGMENT_SUFFIXES, layout.SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +95,11 @@ def file_names(directory: Path) -> frozenset[str]:
 
 
 def _scan(directory: Path) -> Iterator[tuple[str, int, str, str]]:
-    """Yield (name, base offset, suffix, stage) of every segment file."""
+    """Yield (name, base offset, suffix, stage) of every segment file; a directory is none."""
     with os.scandir(directory) as entries:
         for entry in entries:
             parsed = layout.parse_segment_file(entry.name)
-            if parsed is not None:
+            if parsed is not None and not entry.is_dir(follow_symlinks=False):
                 yield (entry.name, *parsed)
 
 
@@ -170,7 +169,7 @@ def finish_swaps(directory: Path) -> None:
     # What is replaced is known only as long as the last .log.swap stands.
     retire(directory, found.replaced)
     for base in sorted(found.swaps):
-        for suffix in (s for s in _RETIRED if s in found.swaps[base]):
+        for suffix in (s for s in layout.SEGMENT_SUFFIXES if s in found.swaps[base]):
             files.rename(
                 directory / layout.segment_file(base, suffix, layout.SWAP),
                 directory / layout.segment_file(base, suffix),
@@ -187,11 +186,16 @@ def _remove(directory: Path, found: dict[int, set[str]], stage: str) -> None:
 
 
 def retire(
-    directory: Path, base_offsets: Iterable[int], *, suffixes: Iterable[str] = _RETIRED
+    directory: Path,
+    base_offsets: Iterable[int],
+    *,
+    suffixes: Iterable[str] = layout.SEGMENT_SUFFIXES,
 ) -> None:
-    """Rename the files of segments to `.deleted`, producer snapshots included, durably.
+    """Rename the files of segments to `.deleted`, durably.
 
-    The caller holds the segments lock exclusively. Files that are not there are passed over.
+    Producer snapshots stay: which of them are needed is not told by segments alone, see
+    `producer_snapshot.sweep_snapshots`. The caller holds the segments lock exclusively. Files that
+    are not there are passed over.
     """
     wanted = [(base, suffix) for base in sorted(base_offsets) for suffix in suffixes]
     changed = False
@@ -205,8 +209,15 @@ def retire(
 
 
 def bases_below(directory: Path, base_offset: int) -> list[int]:
-    """Return the base offsets below `base_offset` of any files under their final names."""
-    found = {base for _, base, _, stage in _scan(directory) if not stage and base < base_offset}
+    """Return the bases below `base_offset` of segments' files under their final names, ascending.
+
+    Those of producer snapshots do not count.
+    """
+    found = {
+        base
+        for _, base, suffix, stage in _scan(directory)
+        if not stage and suffix != layout.SNAPSHOT and base < base_offset
+    }
     return sorted(found)
 
 

@@ -11,7 +11,7 @@ A journal record is a change; `State.apply` gives the state after it. The invari
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -60,7 +60,7 @@ class TopicState:
     name: str
     topic_id: str
     config: Mapping[str, str]
-    partitions: tuple[PartitionState, ...]
+    partitions: Sequence[PartitionState]
     absent: frozenset[int] = frozenset()
     """Partitions that another broker has: their number counts, nothing else of them is here."""
 
@@ -135,7 +135,7 @@ class State:
                 del topics[name]
         for name, entry in change.get("topics", EMPTY).items():
             known = topics.get(name)
-            partitions = known.partitions if known else ()
+            partitions = tuple(known.partitions) if known else ()
             missing = int(entry["partitions"]) - len(partitions)
             topics[name] = TopicState(
                 name,
@@ -184,6 +184,26 @@ class State:
         for deleted in self.deleting.values():
             change.deleted(deleted)
         return change.record(self.time_ms)
+
+
+_MERGED = frozenset({"time_ms", "rows", "partitions", "writers"})
+
+
+def merge_change(change: dict[str, Any], later: Mapping[str, Any]) -> bool:
+    """Add to a change the one that follows it; False, and nothing done, where that is no sum.
+
+    `State.apply` of the sum gives what applying both gives, at a fraction of the time. Only changes
+    of partitions and writers have one.
+    """
+    if not (_MERGED.issuperset(change) and _MERGED.issuperset(later)):
+        return False
+    for name, entries in later.get("partitions", EMPTY).items():
+        change.setdefault("partitions", {}).setdefault(name, {}).update(entries)
+    if "writers" in later:
+        change.setdefault("writers", {}).update(later["writers"])
+    if "time_ms" in later:
+        change["time_ms"] = later["time_ms"]
+    return True
 
 
 class Change:

@@ -22,8 +22,6 @@ from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.state import Change, DeletedTopic, State, TopicState
 
 _logger = logging.getLogger(__name__)
-PARTITIONS_MAX = 100_000
-"""Each partition is a directory, so a slip of the finger should not make a billion of them."""
 
 
 class DeletionUnfinishedError(StorageError):
@@ -70,13 +68,14 @@ class Transaction:
             raise InvalidInputError(f"topic {name!r} belongs to Kafka itself and is only read")
         if name in self.state.topics or name in self._created:
             raise InvalidInputError(f"topic {name!r} exists already")
-        if not 1 <= partitions <= PARTITIONS_MAX:
+        if not 1 <= partitions <= layout.PARTITIONS_MAX:
             raise InvalidInputError(
-                f"topic {name!r}: expected 1 to {PARTITIONS_MAX} partitions, found {partitions}"
+                f"topic {name!r}: expected 1 to {layout.PARTITIONS_MAX} partitions, "
+                f"found {partitions}"
             )
         TopicConfig.parse(config)
         self._refuse_remains(name, partitions)
-        topic_id = _new_topic_id()
+        topic_id = new_topic_id()
         for number in range(partitions):
             directory = self._root / layout.partition_directory(name, number)
             partition_directory.create_partition(directory, topic_id)
@@ -114,11 +113,20 @@ class Transaction:
         TopicConfig.parse(config)
         self._change.topic(name, topic.topic_id, len(topic.partitions), config, topic.absent)
 
+    def check_is_here(self, topic: str, number: int) -> None:
+        """Raise InvalidInputError for a partition that another broker has."""
+        if number in self.topic(topic).absent:
+            raise InvalidInputError(
+                f"{topic}-{number}: the partition is not in this log, another broker has it; "
+                "write to those that are here"
+            )
+
     def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         """Return the appender of a partition, cut to its recorded state at the first call."""
         appender = self._appenders.get((topic, number))
         if appender is None:
             known = self.topic(topic)
+            self.check_is_here(topic, number)
             appender = partition.Appender(
                 self._root / layout.partition_directory(topic, number),
                 known.topic_id,
@@ -132,6 +140,21 @@ class Transaction:
     def roll(self, topic: str, number: int, now_ms: int) -> None:
         """Close a partition's active segment and begin a new one at the log end."""
         self.appender(topic, number, now_ms).roll()
+
+    def undo(self, topic: str, number: int, now_ms: int) -> None:
+        """Cut off what was appended to a partition; left alone, the next holder would do it."""
+        appender = self._appenders.pop((topic, number), None)
+        if appender is not None:
+            appender.close()
+            self.appender(topic, number, now_ms)
+
+    def sync_on_publish(self) -> None:
+        """Let the next `publish` be durable, whatever `flush.messages` and `flush.ms` say.
+
+        So what the published state names outside of the logs, such as a producer snapshot, is what
+        the last durable state names too.
+        """
+        self._needs_sync = True
 
     def change_partition(self, topic: str, number: int, **fields: int) -> None:
         """Set fields of a partition's state (`first_dirty_offset`, `cleaning_offset`, ...).
@@ -229,7 +252,7 @@ class Transaction:
         self._appenders.clear()
 
 
-def _new_topic_id() -> str:
+def new_topic_id() -> str:
     """Draw a topic id as Kafka writes it: 22 characters, never beginning with `-`."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()

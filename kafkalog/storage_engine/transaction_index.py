@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.records import BatchTable
 
-__all__ = ["AbortedTransaction", "aborted_transactions", "is_aborted", "transaction_entry"]
+__all__ = [
+    "AbortedTransaction",
+    "aborted_transactions",
+    "is_aborted",
+    "size_below",
+    "transaction_entry",
+]
 
 _VERSION = 0
 
@@ -70,6 +76,25 @@ def transaction_entry(transaction: AbortedTransaction) -> bytes:
         transaction.last_offset,
         transaction.last_stable_offset,
     )
+
+
+def size_below(path: Path, offset: int) -> tuple[int, int]:
+    """Return (bytes of a `.txnindex` file that stay when the log is cut at `offset`, its size).
+
+    The first entry whose marker is at or above `offset` goes with all that follow. A missing file
+    has no bytes. Kafka: TransactionIndex.truncateTo.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return 0, 0
+    entry = layout.TRANSACTION_INDEX_ENTRY
+    kept = len(data) - len(data) % entry.size
+    for position in range(0, kept, entry.size):
+        _, _, _, last_offset, _ = entry.unpack_from(data, position)
+        if last_offset >= offset:
+            return position, len(data)
+    return kept, len(data)
 
 
 def is_aborted(table: BatchTable, aborted: Iterable[AbortedTransaction]) -> npt.NDArray[np.bool_]:

@@ -19,7 +19,7 @@ STATE = State(
 def test_defaults_are_those_of_the_kafka_source() -> None:
     options = SourceOptions.parse(GOOD)
 
-    assert options.directory == "/log"
+    assert options.directories == ("/log",)
     assert options.subscription.topics == ("t",)
     assert options.starting_offsets is None
     assert options.ending_offsets is None

@@ -15,6 +15,7 @@ from kafkalog.storage_engine import files
 ACTS = (
     "write_at",
     "truncate",
+    "preallocate",
     "sync_file",
     "sync_data",
     "sync_path",

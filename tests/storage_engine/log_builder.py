@@ -119,9 +119,9 @@ def empty(first: int, last: int) -> Batch:
     return Batch(first, last, max_timestamp=1000 + 10 * last)
 
 
-def marker(offset: int) -> Batch:
-    """A control batch, such as the end of a transaction."""
-    key, value = b"\0\0\0\1", b"\0\0\0\0\0\0"
+def marker(offset: int, *, abort: bool = False) -> Batch:
+    """A control batch: the end of a transaction."""
+    key, value = struct.pack(">hh", 0, int(not abort)), b"\0\0\0\0\0\0"
     return Batch(offset, offset, [Record(offset, key, value, 1000 + 10 * offset)], CONTROL)
 
 

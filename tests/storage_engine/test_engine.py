@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError, UnknownTopicError
+from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.storage_engine import checkpoints, files, layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
@@ -50,8 +50,10 @@ def test_a_directory_of_something_else_is_not_taken(tmp_path: Path) -> None:
 
 def test_a_brokers_directory_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / layout.META_PROPERTIES).write_text("version=1\n")
-    with pytest.raises(LockedByBrokerError, match="a Kafka broker's log directory"):
-        Engine(tmp_path)
+    engine = Engine(tmp_path)
+    with pytest.raises(InvalidInputError, match="a Kafka broker's log directory is only read"):
+        engine.create_topic("t")
+    assert [path.name for path in tmp_path.iterdir()] == [layout.META_PROPERTIES]
 
 
 def test_a_topic_is_there_for_every_process(tmp_path: Path) -> None:
@@ -166,12 +168,17 @@ def test_kafkas_own_topics_are_not_created(tmp_path: Path) -> None:
             {"segment.byte": "1000"},
             "unknown topic config 'segment.byte'; did you mean segment.bytes",
         ),
-        ({"min.insync.replicas": "1"}, "unknown topic config 'min.insync.replicas'"),
+        ({"min.insync.replicas": "1"}, "min.insync.replicas has no effect here: .* no replicas"),
+        ({"remote.storage.enable": "true"}, "has no effect here: there is no tiered storage"),
+        ({"max.decompressed.message.bytes": "9"}, "no batch is decompressed past 256 MiB"),
+        ({"message.downconversion.enable": "true"}, "has no effect here: batches are always read"),
         ({"retention.ms": "-2"}, r"retention.ms: expected a whole number in \[-1, "),
         ({"retention.bytes": str(2**63)}, r"retention.bytes: expected a whole number in \[-9223"),
         ({"message.timestamp.before.max.ms": "-1"}, r"before.max.ms: expected .* in \[0, "),
         ({"message.timestamp.after.max.ms": "-1"}, r"after.max.ms: expected .* in \[0, "),
-        ({"preallocate": "true"}, r"preallocate: expected false \(segments are not preallocated"),
+        ({"preallocate": "maybe"}, "preallocate: expected true or false, found 'maybe'"),
+        ({"segment.index.bytes": "3"}, r"segment.index.bytes: expected .* in \[4, 2147483647\]"),
+        ({"internal.segment.bytes": "13"}, r"internal.segment.bytes: expected .* in \[14, "),
         ({"cleanup.policy": "delete,delete"}, "cleanup.policy: expected compact, delete"),
         ({"segment.bytes": "13"}, r"segment.bytes: expected a whole number in \[14, 2147483647\]"),
         ({"segment.bytes": "many"}, "segment.bytes: expected a whole number"),
@@ -199,6 +206,11 @@ def test_configs_that_are_not_given_are_kafkas() -> None:
     assert config.message_timestamp_before_max_ms == 2**63 - 1
     assert config.message_timestamp_after_max_ms == 3_600_000
     assert config.preallocate is False
+
+
+def test_internal_segment_bytes_overrides_segment_bytes() -> None:
+    config = TopicConfig.parse({"internal.segment.bytes": "100", "segment.bytes": "5000"})
+    assert config.segment_bytes == 100
 
 
 def test_an_empty_policy_means_no_cleanup_at_all(tmp_path: Path) -> None:

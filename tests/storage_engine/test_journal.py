@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import CommitInDoubtError, CorruptJournalError, StorageError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import files, host, layout
 from kafkalog.storage_engine import journal as journal_module
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.state import Change, PartitionState
@@ -257,7 +257,7 @@ class TestRelaxed:
         journal = filled(path)
         journal.append(partition_change(8), sync=False)
         journal.append(partition_change(9), sync=False)
-        monkeypatch.setattr(files, "boot_id", lambda: "another boot")
+        monkeypatch.setattr(host, "boot_id", lambda: "another boot")
         assert high_watermark(Journal(path)) == 2
         assert Journal(path).published().writers["w t"].batch_id == 2
         assert not Journal(path).is_settled()
@@ -273,7 +273,7 @@ class TestRelaxed:
         journal.append(partition_change(8), sync=False)
         journal.append(partition_change(9))
         assert Journal(path).published().unsynced == {}
-        monkeypatch.setattr(files, "boot_id", lambda: "another boot")
+        monkeypatch.setattr(host, "boot_id", lambda: "another boot")
         assert high_watermark(Journal(path)) == 9
 
     def test_a_writer_takes_another_boot_for_a_power_cut_whatever_the_host_is_called(
@@ -281,8 +281,8 @@ class TestRelaxed:
     ) -> None:
         journal = filled(path)
         journal.append(partition_change(9), sync=False)
-        monkeypatch.setattr(files, "boot_id", lambda: "another boot")
-        monkeypatch.setattr(files, "host_id", lambda: "a container's new name")
+        monkeypatch.setattr(host, "boot_id", lambda: "another boot")
+        monkeypatch.setattr(host, "host_id", lambda: "a container's new name")
         assert Journal(path).settle().topics["t"].partitions[0].high_watermark == 2
         assert high_watermark(Journal(path)) == 2
 
@@ -291,8 +291,8 @@ class TestRelaxed:
     ) -> None:
         journal = filled(path)
         journal.append(partition_change(9), sync=False)
-        monkeypatch.setattr(files, "boot_id", lambda: "another boot")
-        monkeypatch.setattr(files, "host_id", lambda: "another host")
+        monkeypatch.setattr(host, "boot_id", lambda: "another boot")
+        monkeypatch.setattr(host, "host_id", lambda: "another host")
         assert high_watermark(Journal(path)) == 9
 
 
@@ -303,6 +303,6 @@ def test_after_a_power_cut_synced_records_past_the_published_end_count(
     published = header(path)
     journal.append(partition_change(9))
     unpublish(path, published)  # the header is not synced by a commit
-    monkeypatch.setattr(files, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(host, "boot_id", lambda: "another boot")
     assert high_watermark(Journal(path)) == 9
     assert os.path.exists(path)

@@ -246,20 +246,50 @@ def test_what_lies_above_the_high_watermark_is_not_returned(partition: Partition
             next(view.chunks(0, 154))
 
 
-def test_a_file_shorter_than_what_was_committed_is_a_storage_error(partition: Partition) -> None:
-    with partition.log(150).open("r+b") as log:
-        log.truncate(partition.state.active_size - 1)
-    with pytest.raises(StorageError, match="committed"):
-        partition.view()
-
-
-@pytest.mark.parametrize("base", [0, 150])
-def test_a_missing_first_or_active_segment_is_a_storage_error(
-    partition: Partition, base: int
+@pytest.mark.parametrize("cut", [1, 200])
+def test_a_file_shorter_than_what_was_committed_is_read_as_far_as_it_goes(
+    partition: Partition, cut: int
 ) -> None:
-    partition.log(base).unlink()
-    with pytest.raises(StorageError, match=f"segment of offset {base} is missing"):
-        partition.view()
+    with partition.log(150).open("r+b") as log:
+        log.truncate(partition.state.active_size - cut)
+    end = 160 if cut == 1 else 153
+    with partition.view() as view:
+        assert read(view, 0, end) == partition.expected(0, end)
+        with pytest.raises(StorageError, match="bytes are committed, but the file has"):
+            read(view, 0, 161)
+        with pytest.raises(StorageError, match="bytes are committed, but the file has"):
+            view.position_of(160)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_missing_first_segment_is_a_storage_error_where_it_is_needed(
+    partition: Partition, whole: bool
+) -> None:
+    partition.log(0).unlink()
+    with partition.view(whole=whole) as view:
+        assert read(view, 40, 161) == partition.expected(40, 161)
+        with pytest.raises(StorageError, match="segment of offset 39 is missing"):
+            read(view, 39, 161)
+
+
+def test_a_missing_active_segment_is_a_storage_error_where_it_is_needed(
+    partition: Partition,
+) -> None:
+    partition.log(150).unlink()
+    with partition.view() as view:
+        assert read(view, 0, 150) == partition.expected(0, 150)
+        with pytest.raises(StorageError, match="segment of offset 150 is missing"):
+            read(view, 0, 151)
+
+
+def test_a_batch_moved_in_the_gaps_hides_nothing_before_it(partition: Partition) -> None:
+    data = bytearray(partition.log(0).read_bytes())
+    data[:8] = struct.pack(">q", 15)  # behind the batch that follows it
+    partition.log(0).write_bytes(data)
+    with partition.view() as view:
+        with pytest.raises(CorruptBatchError, match="offsets above"):
+            read(view, 0, 10)
+        assert read(view, 40, 161) == partition.expected(40, 161)
 
 
 def test_a_missing_directory_is_a_storage_error(tmp_path: Path) -> None:

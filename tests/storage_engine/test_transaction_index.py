@@ -37,7 +37,7 @@ def engine(tmp_path: Path) -> Engine:
         of(ABORTED, batch(0, 2)),
         of(COMMITTED, batch(2, 2)),
         batch(4, 1),
-        of(ABORTED, marker(5)),
+        of(ABORTED, marker(5, abort=True)),
         of(COMMITTED, marker(6)),
         of(ABORTED, batch(7, 1)),
     ]

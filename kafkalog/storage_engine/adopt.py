@@ -1,0 +1,429 @@
+"""`adopt`: a broker's directory becomes a log of ours, to be written and cleaned.
+
+The order of the steps, each of which may be the last one that this process does:
+
+1. `.lock` exclusively: the broker is stopped.
+2. Every partition is loaded as the broker would load it, and nothing is written: what is wrong with
+   the directory shows before anything has changed.
+3. The guard is put up and `meta.properties` goes aside: **from here on no broker starts on it**. So
+   none ever sees a partition that is half repaired.
+4. `.kafka_cleanshutdown` goes aside; the partitions are repaired (a torn tail is cut off, indexes
+   are built anew), and each gets our lock files and the canary.
+5. `commit` is put in place, with all that was found: **from here on it is ours**.
+
+A run that finds the guard and no `commit` goes on. Internal topics, and directories whose names end
+in `-delete`, `-stray` or `-future`, stay as they are, for the broker that is given it back.
+
+*Leader epoch*: our appends carry the last epoch in `leader-epoch-checkpoint`; it is not raised. The
+cluster's controller knows nothing of us. Had we taken epochs of our own, a consumer that has read
+them would ask the broker later how far they reach, the broker would know of none as high, and the
+consumer would take its position for one that was lost, and be reset. With the epoch unchanged, the
+position stands: the offsets we append follow those of the broker, which is the only leader there
+was in that epoch.
+
+*Config*: what the cluster's metadata says of a topic, where it is here and the topic's id is the
+same. A policy that nobody has told is none: such a topic is neither cleaned nor deleted from until
+`alter_topic` says so, since Kafka's default would delete records that a broker's own default keeps.
+
+*Once ours, released, and adopted again*: writers that wrote exactly once, configs, and how far
+views are limited by a cleaning come from the old journal (`kl-commit.released`), for the topics
+whose ids are still the same.
+
+Kafka: LogManager.loadLogs, LogLoader.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
+from kafkalog.storage_engine import (
+    checkpoints,
+    config,
+    files,
+    layout,
+    metadata_log,
+    segments,
+)
+from kafkalog.storage_engine.journal import Journal
+from kafkalog.storage_engine.loader import LoadedPartition, load_partition
+from kafkalog.storage_engine.metadata_log import BrokerTopic
+from kafkalog.storage_engine.recovery import repair_partition
+from kafkalog.storage_engine.release import LOCK_WAIT_S, Progress
+from kafkalog.storage_engine.state import Change, PartitionState, State, TopicState
+from kafkalog.storage_engine.transaction import Transaction, new_topic_id
+
+__all__ = ["AdoptReport", "adopt"]
+
+_NO_POLICY = {"cleanup.policy": ""}
+ALL_TOPICS = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptReport:
+    """What `adopt` did."""
+
+    root: Path
+    adopted_already: bool
+    """It was ours before; nothing was done."""
+    topics: tuple[str, ...]
+    partitions: int
+    was_clean: bool
+    """Whether the broker was shut down in good order."""
+    damage: tuple[str, ...] = ()
+    """What did not count, and was cut off."""
+    notices: tuple[str, ...] = ()
+
+
+def adopt(
+    root: Path,
+    *,
+    config: Mapping[str, Mapping[str, str]] | None = None,
+    metadata: Path | None = None,
+    now_ms: int,
+    progress: Progress | None = None,
+) -> AdoptReport:
+    """Take a stopped broker's log directory over.
+
+    `config` gives topic configs by topic, or by `*` for all; what the cluster's metadata says of a
+    topic counts more than `*` and less than its own. `metadata` is the directory that the broker's
+    `metadata.log.dir` names, if it is another one. Raises LockedByBrokerError while a broker runs;
+    InvalidInputError for a directory without partitions, an unknown topic or a wrong config;
+    StorageError and CorruptLogError for files that a broker could not load either. Nothing has
+    been changed then, or the next run goes on.
+    """
+    root = Path(root).absolute()
+    if not root.is_dir():
+        raise InvalidInputError(f"{root}: there is no such directory")
+    if (root / layout.COMMIT).exists() and not _lost_canaries(root):
+        return _adopted_already(root, config or {})
+    with files.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
+        if (root / layout.COMMIT).exists():
+            if not _lost_canaries(root):
+                return _adopted_already(root, config or {})
+            _set_aside(root, check_lock, now_ms)
+        adopting = _Adopting(root, metadata, now_ms)
+        adopting.load(config or {}, progress)
+        adopting.keep_brokers_out()
+        check_lock()
+        adopting.repair()
+        check_lock()
+        return adopting.record()
+
+
+def _adopted_already(root: Path, given: Mapping[str, Mapping[str, str]]) -> AdoptReport:
+    topics = Journal(root / layout.COMMIT).published().topics
+    count = sum(len(list(topic.present())) for topic in topics.values())
+    notices = [
+        f"the log is ours already, so the config of {name!r} was not set; use "
+        "`kafkalog topics alter`"
+        for name, wanted in given.items()
+        if name != ALL_TOPICS
+        and (name not in topics or wanted.items() - topics[name].config.items())
+    ]
+    return AdoptReport(
+        root, True, tuple(sorted(topics)), count, was_clean=True, notices=tuple(notices)
+    )
+
+
+def _lost_canaries(root: Path) -> bool:
+    """Tell whether a broker has had a log of ours all the same, so that `commit` is stale.
+
+    It has deleted the canaries of the partitions it has loaded, and the directories of topics that
+    were deleted, or that its cluster does not know.
+    """
+    topics = Journal(root / layout.COMMIT).published().topics.values()
+    directories = [
+        root / layout.partition_directory(topic.name, number)
+        for topic in topics
+        for number, _ in topic.present()
+    ]
+    return any(not (directory / layout.CANARY).exists() for directory in directories)
+
+
+def _set_aside(root: Path, check_lock: Callable[[], None], now_ms: int) -> None:
+    """Take a stale `commit` for the one of a log that was released.
+
+    Partitions that no broker has loaded are cut first: what we had appended there without
+    committing it must not become valid.
+    """
+    journal = Journal(root / layout.COMMIT)
+    state = journal.settle()
+    transaction = Transaction(root, journal, state, check_lock)
+    for topic in state.topics.values():
+        for number, _ in topic.present():
+            directory = root / layout.partition_directory(topic.name, number)
+            if (directory / layout.CANARY).exists():
+                with files.SegmentsLock(directory).exclusive():
+                    segments.finish_swaps(directory)
+                transaction.appender(topic.name, number, now_ms).finish()
+    transaction.close()
+    files.rename(root / layout.COMMIT, root / layout.COMMIT_RELEASED)
+    files.sync_directory(root)
+
+
+class _Adopting:
+    """One run; the caller holds the root lock exclusively."""
+
+    def __init__(self, root: Path, metadata: Path | None, now_ms: int) -> None:
+        self.root = root
+        self._now_ms = now_ms
+        self._known = metadata_log.read_topics(metadata or root)
+        self._notices: list[str] = []
+        self._loaded: dict[tuple[str, int], LoadedPartition] = {}
+        self._ids: dict[str, str] = {}
+        self._configs: dict[str, dict[str, str]] = {}
+        self.was_clean = checkpoints.is_clean(root)
+        self._before = self._journal_before()
+
+    def _journal_before(self) -> State:
+        """Return what the log held when it was ours last."""
+        path = self.root / layout.COMMIT_RELEASED
+        if path.exists():
+            try:
+                return Journal(path).published()
+            except (StorageError, CorruptLogError) as fault:
+                self._notices.append(f"what this log held when it was ours is lost: {fault}")
+        return State()
+
+    # --- nothing is written ----------------------------------------------------------------------
+
+    def load(self, given: Mapping[str, Mapping[str, str]], progress: Progress | None) -> None:
+        """Load every partition, and settle ids and configs of their topics."""
+        offsets = {
+            name: checkpoints.read_offset_checkpoint(self.root / name)
+            for name in (
+                layout.LOG_START_CHECKPOINT,
+                layout.RECOVERY_POINT_CHECKPOINT,
+                layout.CLEANER_CHECKPOINT,
+            )
+        }
+        found = self._partitions()
+        signs = (layout.META_PROPERTIES, layout.META_ASIDE, layout.COMMIT_RELEASED)
+        if not found and not any((self.root / name).exists() for name in signs):
+            raise InvalidInputError(
+                f"{self.root}: this is no broker's log directory: it has neither "
+                f"{layout.META_PROPERTIES} nor directories of partitions"
+            )
+        for done, key in enumerate(found):
+            name = layout.partition_directory(*key)
+            if progress is not None:
+                progress(name, done, len(found))
+            self._loaded[key] = load_partition(
+                self.root / name,
+                *key,
+                log_start=offsets[layout.LOG_START_CHECKPOINT].get(key, 0),
+                recovery_point=offsets[layout.RECOVERY_POINT_CHECKPOINT].get(key),
+                is_clean=self.was_clean,
+                first_dirty=offsets[layout.CLEANER_CHECKPOINT].get(key, 0),
+                now_ms=self._now_ms,
+            )
+        if progress is not None:
+            progress("", len(found), len(found))
+        self._note_gone()
+        topics = sorted({topic for topic, _ in found})
+        for name in given:
+            if name != ALL_TOPICS and name not in topics:
+                raise InvalidInputError(
+                    f"topic {name!r} is not in this directory; the topics here are: "
+                    f"{', '.join(topics[:20]) or 'none'}"
+                )
+        for topic in topics:
+            self._ids[topic] = self._topic_id(topic)
+            self._configs[topic] = self._config(topic, given)
+
+    def _note_gone(self) -> None:
+        for topic in self._before.topics.values():
+            for number, _ in topic.present():
+                if (topic.name, number) not in self._loaded:
+                    name = layout.partition_directory(topic.name, number)
+                    self._notices.append(f"{name} was here when the log was ours, and is gone")
+
+    def _partitions(self) -> list[tuple[str, int]]:
+        found = []
+        with os.scandir(self.root) as entries:
+            for entry in entries:
+                key = layout.parse_partition_directory(entry.name)
+                if key is None or key[0] in layout.INTERNAL_TOPICS or not entry.is_dir():
+                    continue
+                if entry.is_symlink():
+                    raise StorageError(
+                        f"{entry.path}: the partition is a link to another place, and a log of "
+                        "ours lies in one directory: move the files here"
+                    )
+                if key[1] >= layout.PARTITIONS_MAX:
+                    raise StorageError(
+                        f"{entry.path}: the name is that of a partition above "
+                        f"{layout.PARTITIONS_MAX}: if it is none, move the directory away"
+                    )
+                found.append(key)
+        return sorted(found)
+
+    def _topic_id(self, topic: str) -> str:
+        """Return the id that all of a topic's partitions have; a new one where none has any."""
+        ids = {
+            loaded.topic_id: loaded.directory
+            for loaded in self._of(topic).values()
+            if loaded.topic_id is not None
+        }
+        if len(ids) > 1:
+            (first, here), (second, there), *_ = sorted(ids.items())
+            raise StorageError(
+                f"{here} is of the topic {first}, {there} of the topic {second}, both called "
+                f"{topic!r}: one of them is left from a deleted topic, move it away"
+            )
+        if ids:
+            return next(iter(ids))
+        if topic in self._known:
+            return self._known[topic].topic_id
+        self._notices.append(f"topic {topic!r} had no id: one was drawn")
+        return new_topic_id()
+
+    def _of(self, topic: str) -> dict[int, LoadedPartition]:
+        return {number: found for (name, number), found in self._loaded.items() if name == topic}
+
+    def _config(self, topic: str, given: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+        """Return a topic's config; raises InvalidInputError for one that was given and is wrong."""
+        metadata = self._metadata(topic)
+        before = self._topic_before(topic)
+        wanted: dict[str, str] = dict(_NO_POLICY)
+        if before is not None:
+            wanted.update(before.config)
+        wanted.update(given.get(ALL_TOPICS, {}))
+        if metadata is not None:
+            wanted.update(self._usable(topic, metadata.config))
+        wanted.update(given.get(topic, {}))
+        config.TopicConfig.parse(wanted)
+        if not wanted["cleanup.policy"]:
+            self._notices.append(
+                f"topic {topic!r}: its cleanup.policy is not known, so it is neither cleaned nor "
+                "deleted from until you set it"
+            )
+        return wanted
+
+    def _topic_before(self, topic: str) -> TopicState | None:
+        """Return a topic as it was when the log was ours, if it is still the same one."""
+        known = self._before.topics.get(topic)
+        return known if known is not None and known.topic_id == self._ids.get(topic) else None
+
+    def _metadata(self, topic: str) -> BrokerTopic | None:
+        found = self._known.get(topic)
+        return found if found is not None and found.topic_id == self._ids[topic] else None
+
+    def _usable(self, topic: str, found: Mapping[str, str]) -> dict[str, str]:
+        """Return the configs that kafkalog acts upon, and say which ones it leaves out."""
+        usable = {}
+        left_out = []
+        for name, value in sorted(found.items()):
+            try:
+                config.TopicConfig.parse({name: value})
+            except InvalidInputError:
+                left_out.append(f"{name}={value}")
+            else:
+                usable[name] = value
+        if left_out:
+            self._notices.append(
+                f"topic {topic!r}: kafkalog does not act upon {', '.join(left_out)}"
+            )
+        return usable
+
+    # --- between two owners ----------------------------------------------------------------------
+
+    def keep_brokers_out(self) -> None:
+        """Put up the guard, and take away what a broker needs to start."""
+        root = self.root
+        if not (root / layout.GUARD).is_dir():
+            files.make_directory(root / layout.GUARD)
+            files.sync_directory(root)
+        if (root / layout.META_PROPERTIES).exists():
+            if not self.was_clean and (root / layout.CLEAN_ASIDE).exists():
+                files.remove(root / layout.CLEAN_ASIDE)  # of an earlier adoption
+                files.sync_directory(root)
+            files.rename(root / layout.META_PROPERTIES, root / layout.META_ASIDE)
+            files.sync_directory(root)
+        if (root / layout.CLEAN_SHUTDOWN).exists():
+            files.rename(root / layout.CLEAN_SHUTDOWN, root / layout.CLEAN_ASIDE)
+            files.sync_directory(root)
+
+    def repair(self) -> None:
+        """Bring the disk to what was loaded, and give every partition what is ours in it."""
+        for key, loaded in self._loaded.items():
+            interval = config.TopicConfig.parse(self._configs[key[0]]).index_interval_bytes
+            repaired = repair_partition(loaded, index_interval_bytes=interval)
+            self._loaded[key] = repaired
+            directory = repaired.directory
+            if repaired.topic_id is None:
+                content = checkpoints.partition_metadata(self._ids[key[0]])
+                files.write_atomically(directory / layout.PARTITION_METADATA, content)
+            ours = (
+                layout.SEGMENTS_LOCK,
+                layout.SEGMENTS_TURNSTILE,
+                layout.CLEANER_LOCK,
+                layout.CANARY,
+            )
+            missing = [directory / name for name in ours if not (directory / name).exists()]
+            for path in missing:
+                files.create(path)
+            if missing:
+                files.sync_directory(directory)
+
+    # --- ours ------------------------------------------------------------------------------------
+
+    def record(self) -> AdoptReport:
+        """Put `commit` in place."""
+        change = Change()
+        for topic, topic_id in self._ids.items():
+            here = self._of(topic)
+            metadata = self._metadata(topic)
+            known = self._topic_before(topic)
+            # Keys go by this number: also what other brokers have counts, told now or earlier.
+            count = max(
+                max(here) + 1,
+                metadata.partitions if metadata else 0,
+                len(known.partitions) if known else 0,
+            )
+            absent = set(range(count)) - here.keys()
+            change.topic(topic, topic_id, count, self._configs[topic], absent)
+            for number, loaded in here.items():
+                change.partition(topic, number, self._state(topic, number, loaded.state))
+        for writer, entry in self._before.writers.items():
+            if self._is_still_true(writer):
+                change.writers[writer] = [entry.batch_id, entry.rows, entry.time_ms]
+        state = State().apply(1, change.record(self._now_ms))
+        checkpoints.write_root_checkpoints(self.root, state)
+        Journal.create(self.root / layout.COMMIT, state)
+        damage = [line for loaded in self._loaded.values() for line in loaded.damage]
+        return AdoptReport(
+            self.root,
+            False,
+            tuple(sorted(self._ids)),
+            len(self._loaded),
+            self.was_clean,
+            tuple(damage),
+            tuple(self._notices),
+        )
+
+    def _is_still_true(self, writer: str) -> bool:
+        """Tell whether what a writer had written is still here: the topic is the same one."""
+        target = writer.rpartition(" ")[2]
+        return target == "*" or self._topic_before(target) is not None
+
+    def _state(self, topic: str, number: int, state: PartitionState) -> PartitionState:
+        """Return a partition's state as the journal takes it."""
+        first_dirty = min(
+            max(state.first_dirty_offset, state.log_start_offset), state.high_watermark
+        )
+        cleaning = first_dirty
+        known = self._topic_before(topic)
+        if known is not None and number < len(known.partitions):
+            cleaning = max(cleaning, known.partitions[number].cleaned_to)
+        return dataclasses.replace(
+            state,
+            first_dirty_offset=first_dirty,
+            cleaning_offset=min(cleaning, state.high_watermark),
+            leader_epoch=max(state.leader_epoch, 0),
+        )

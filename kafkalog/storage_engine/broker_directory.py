@@ -1,0 +1,408 @@
+"""The log directories of a broker as one log, read-only: what `Journal` is for a log of ours.
+
+A broker keeps no journal; what its partitions hold is found as it finds it itself (`loader`). Here
+is what stands above that: which partitions the directories have, what the checkpoints in their
+roots say about them, and whether a broker is alive, which holds `.lock` as long as it is.
+
+- While it is, a partition ends at its checkpointed high watermark, which the broker moves every few
+  seconds. Each time it does there is a new `State`.
+- Once it is gone the partition ends where its log ends: the checkpoint lags behind, and is no point
+  to cut at.
+
+A partition is looked at when somebody asks for it, so a `State` of very many costs no more than
+their names. Nothing is ever written, not even a lock file. Directories whose names say that they
+are deleted (`-delete`), stray or a future replica are passed over.
+
+Kafka: LogManager.loadLogs, OffsetCheckpointFile.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, overload
+
+from kafkalog.errors import InvalidInputError, KafkaLogError, LockedByBrokerError, StorageError
+from kafkalog.storage_engine import checkpoints, clock, files, layout, metadata_log
+from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.loader import LoadedPartition, load_partition
+from kafkalog.storage_engine.metadata_log import BrokerTopic
+from kafkalog.storage_engine.state import PartitionState, State, TopicState
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.log_view import LogView
+
+__all__ = ["BrokerDirectories"]
+
+_logger = logging.getLogger(__name__)
+
+_LOADS = 20
+"""Attempts to load a partition between two changes of a live broker's."""
+_Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class _Root:
+    """One log directory as it was when it was looked at."""
+
+    path: Path
+    stamp: tuple[object, ...]
+    """Changes when the broker comes or goes, creates or deletes partitions, moves a checkpoint."""
+    is_live: bool
+    is_clean: bool
+    recovery_points: Mapping[_Key, int]
+    log_starts: Mapping[_Key, int]
+    high_watermarks: Mapping[_Key, int]
+    first_dirty: Mapping[_Key, int]
+
+
+class BrokerDirectories:
+    """One or several log directories of one broker, read together.
+
+    Any number of threads may use it. Raises StorageError, which names the directory, where one
+    cannot be read or two have the same partition.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        *,
+        is_held: bool = False,
+        now_ms: Callable[[], int] = clock.now_ms,
+    ) -> None:
+        """Name the directories; with `is_held` the caller holds them, so no broker is alive."""
+        self.roots = tuple(roots)
+        self._is_held = is_held
+        self._now_ms = now_ms
+        self._guard = threading.RLock()
+        self._found: tuple[_Root, ...] = ()
+        self._directories: dict[_Key, tuple[_Root, Path]] = {}
+        self._metadata: Mapping[str, BrokerTopic] = {}
+        self._loaded: dict[_Key, LoadedPartition] = {}
+        self._ends: dict[_Key, int] = {}
+        """High watermarks seen so far: readers were told of them."""
+        self._state: State | None = None
+
+    def published(self) -> State:
+        """Return the state; the same object as long as the broker has moved nothing."""
+        with self._guard:
+            stamps = tuple(_stamp(root, is_held=self._is_held) for root in self.roots)
+            if self._state is None or stamps != tuple(root.stamp for root in self._found):
+                self._refresh(stamps)
+            assert self._state is not None
+            return self._state
+
+    def directory(self, topic: str, partition: int) -> Path:
+        """Return where a partition's files are; raises StorageError where there are none."""
+        return self._place(topic, partition)[1]
+
+    def loaded(self, topic: str, partition: int) -> LoadedPartition:
+        """Return a partition as it is now; of a live broker's, the listing is a new one.
+
+        Raises StorageError, CorruptLogError.
+        """
+        with self._guard:
+            self.published()
+            root, directory = self._place(topic, partition)
+            key = topic, partition
+            earlier = self._loaded.get(key)
+            if earlier is not None and not root.is_live:
+                return earlier
+            self._loaded[key] = loaded = self._load(root, directory, key, earlier)
+            self._ends[key] = loaded.state.high_watermark
+        for damage in loaded.damage if earlier is None else ():
+            _logger.warning("%s", damage)
+        return loaded
+
+    def view(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        whole: bool = False,
+        start: int | None = None,
+        known_end: int = 0,
+    ) -> LogView:
+        """Open a partition at this moment, as `Engine.view` does; raises StorageError."""
+        from kafkalog.storage_engine.log_view import open_view
+
+        with self._guard:
+            key = topic, partition
+            self._ends[key] = max(self._ends.get(key, 0), known_end)
+        seen: list[LoadedPartition] = []
+
+        def load_state() -> PartitionState:
+            seen[:] = [self.loaded(topic, partition)]
+            return seen[0].state
+
+        return open_view(
+            self.directory(topic, partition),
+            topic,
+            partition,
+            load_state,
+            whole=whole,
+            start=start,
+            locked=False,
+            load_aborted=lambda: seen[0].aborted,
+        )
+
+    # --- what there is ---------------------------------------------------------------------------
+
+    def _place(self, topic: str, partition: int) -> tuple[_Root, Path]:
+        with self._guard:
+            if self._state is None:
+                self.published()
+            try:
+                return self._directories[topic, partition]
+            except KeyError:
+                roots = ", ".join(map(str, self.roots))
+                raise StorageError(
+                    f"{roots}: the directory {layout.partition_directory(topic, partition)} "
+                    "is missing: another broker, or another log directory, has the partition"
+                ) from None
+
+    def _refresh(self, stamps: tuple[tuple[object, ...], ...]) -> None:
+        self._found = tuple(
+            _look_at(path, stamp) for path, stamp in zip(self.roots, stamps, strict=True)
+        )
+        self._directories = _partitions(self._found)
+        self._metadata = _metadata(self.roots)
+        live = {directory for root, directory in self._directories.values() if root.is_live}
+        self._loaded = {
+            key: loaded for key, loaded in self._loaded.items() if loaded.directory in live
+        }
+        number = 0 if self._state is None else self._state.number + 1
+        numbers: dict[str, list[int]] = {}
+        for topic, partition in sorted(self._directories):
+            numbers.setdefault(topic, []).append(partition)
+        topics = {topic: self._topic(topic, numbers[topic]) for topic in numbers}
+        self._state = State(number=number, time_ms=self._now_ms(), topics=MappingProxyType(topics))
+
+    def _topic(self, name: str, numbers: list[int]) -> TopicState:
+        known = self._metadata.get(name)
+        topic_id = self._topic_id(name, numbers)
+        count = numbers[-1] + 1
+        config: dict[str, str] = {"cleanup.policy": ""}
+        if known is not None and topic_id in (None, known.topic_id):
+            topic_id = known.topic_id
+            count = max(count, known.partitions)
+            config.update(_usable(known.config))
+        absent = frozenset(range(count)) - frozenset(numbers)
+        return TopicState(
+            name,
+            topic_id or _derived_id(name),
+            MappingProxyType(config),
+            _Partitions(self, name, count, absent),
+            absent,
+        )
+
+    def _topic_id(self, name: str, numbers: list[int]) -> str | None:
+        """Return what the first sound `partition.metadata` of a topic says."""
+        for number in numbers:
+            with contextlib.suppress(KafkaLogError, OSError, ValueError):
+                topic_id = checkpoints.read_topic_id(self._directories[name, number][1])
+                if topic_id is not None:
+                    return topic_id
+        return None
+
+    # --- one partition ---------------------------------------------------------------------------
+
+    def _load(
+        self, root: _Root, directory: Path, key: _Key, earlier: LoadedPartition | None
+    ) -> LoadedPartition:
+        end = None
+        if root.is_live:
+            # A broker that has just started has not moved its checkpoint to the log's end yet.
+            seen = self._ends.get(key, 0)
+            end = max(root.high_watermarks.get(key, 0), seen)
+        for attempt in range(_LOADS):
+            try:
+                loaded = load_partition(
+                    directory,
+                    *key,
+                    log_start=root.log_starts.get(key, 0),
+                    recovery_point=root.recovery_points.get(key),
+                    is_clean=root.is_clean,
+                    first_dirty=root.first_dirty.get(key, 0),
+                    end=end,
+                    now_ms=self._now_ms(),
+                    earlier=earlier,
+                )
+                _check_is_brokers(root.path)
+                return loaded
+            except FileNotFoundError as fault:
+                if attempt + 1 == _LOADS or not directory.is_dir():
+                    raise StorageError(
+                        f"{directory}: {fault.filename} vanished while it was read; "
+                        "a broker has removed it"
+                    ) from fault
+            except OSError as fault:
+                raise StorageError(f"{directory}: cannot be read: {fault.strerror}") from fault
+        raise AssertionError
+
+
+class _Partitions(Sequence[PartitionState]):
+    """A topic's partitions, each loaded when it is first asked for; an absent one is empty.
+
+    Those of one `State` stay as they were first seen.
+    """
+
+    def __init__(
+        self, source: BrokerDirectories, topic: str, count: int, absent: frozenset[int]
+    ) -> None:
+        self._source = source
+        self._topic = topic
+        self._count = count
+        self._absent = absent
+        self._seen: dict[int, PartitionState] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> PartitionState: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[PartitionState]: ...
+    def __getitem__(self, place: int | slice) -> PartitionState | Sequence[PartitionState]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(self._count)[place]]
+        number = range(self._count)[place]
+        if number not in self._seen:
+            state = PartitionState()
+            if number not in self._absent:
+                state = self._source.loaded(self._topic, number).state
+            self._seen[number] = state
+        return self._seen[number]
+
+    def __iter__(self) -> Iterator[PartitionState]:
+        return (self[number] for number in range(self._count))
+
+
+# --- the roots -----------------------------------------------------------------------------------
+
+_CHECKPOINTS = (
+    layout.REPLICATION_CHECKPOINT,
+    layout.LOG_START_CHECKPOINT,
+    layout.RECOVERY_POINT_CHECKPOINT,
+    layout.CLEANER_CHECKPOINT,
+)
+
+
+def _stamp(root: Path, *, is_held: bool) -> tuple[object, ...]:
+    """Return what changes whenever the root must be looked at again."""
+    stamp: list[object] = [not is_held and files.RootLock(root).is_held_alone()]
+    for name in (".", *_CHECKPOINTS, layout.CLEAN_SHUTDOWN):
+        try:
+            found = os.stat(root / name)
+        except FileNotFoundError:
+            stamp.append(None)
+        except OSError as fault:
+            raise _unreadable(root, fault) from fault
+        else:
+            stamp.append((found.st_ino, found.st_mtime_ns, found.st_size))
+    return tuple(stamp)
+
+
+def _look_at(path: Path, stamp: tuple[object, ...]) -> _Root:
+    _check_is_brokers(path)
+    return _Root(
+        path,
+        stamp,
+        is_live=bool(stamp[0]),
+        is_clean=checkpoints.is_clean(path),
+        recovery_points=_offsets(path, layout.RECOVERY_POINT_CHECKPOINT),
+        log_starts=_offsets(path, layout.LOG_START_CHECKPOINT),
+        high_watermarks=_offsets(path, layout.REPLICATION_CHECKPOINT),
+        first_dirty=_offsets(path, layout.CLEANER_CHECKPOINT),
+    )
+
+
+def _check_is_brokers(root: Path) -> None:
+    """Raise LockedByBrokerError once the directory is ours.
+
+    Its logs may then end in what is not committed: only the journal tells.
+    """
+    if (root / layout.COMMIT).exists():
+        raise LockedByBrokerError(
+            f"{root}: this directory was taken over with `kafkalog adopt` since it was opened; "
+            "open it anew to read it"
+        )
+
+
+def _offsets(root: Path, name: str) -> dict[_Key, int]:
+    """Read a checkpoint; one that is none says nothing, as with Kafka, and costs a warning.
+
+    Without recovery points all is checked; without log starts a log begins with its first segment.
+    """
+    try:
+        return checkpoints.read_offset_checkpoint(root / name)
+    except StorageError as fault:
+        _logger.warning("%s; it is taken for empty", fault)
+        return {}
+    except OSError as fault:
+        raise _unreadable(root / name, fault) from fault
+
+
+def _unreadable(path: Path, fault: OSError) -> StorageError:
+    return StorageError(f"{path}: cannot be read: {fault.strerror}")
+
+
+def _partitions(roots: Sequence[_Root]) -> dict[_Key, tuple[_Root, Path]]:
+    found: dict[_Key, tuple[_Root, Path]] = {}
+    for root in roots:
+        try:
+            with os.scandir(root.path) as entries:
+                names = [entry.name for entry in entries if entry.is_dir()]
+        except OSError as fault:
+            raise _unreadable(root.path, fault) from fault
+        for name in names:
+            key = layout.parse_partition_directory(name)
+            if key is None or name == layout.METADATA_DIRECTORY:
+                continue
+            if key[1] >= layout.PARTITIONS_MAX:
+                _logger.warning("%s: passed over, it is hardly a partition", root.path / name)
+                continue
+            if key in found:
+                raise StorageError(
+                    f"{root.path / name}: partition {name} is also in {found[key][1]}; remove the "
+                    "older one of both, which a broker left whose disk failed"
+                )
+            found[key] = root, root.path / name
+    return found
+
+
+def _metadata(roots: Sequence[Path]) -> Mapping[str, BrokerTopic]:
+    """Return what the first metadata log among the roots says; a damaged one costs a warning."""
+    for root in roots:
+        try:
+            topics = metadata_log.read_topics(root)
+        except (KafkaLogError, OSError) as fault:
+            _logger.warning("%s: topics' ids and configs are not known: %s", root, fault)
+            continue
+        if topics:
+            return topics
+    return {}
+
+
+def _usable(found: Mapping[str, str]) -> dict[str, str]:
+    """Return the configs that are known here, with values that are allowed here."""
+    usable = {}
+    for name, value in found.items():
+        with contextlib.suppress(InvalidInputError):
+            TopicConfig.parse({name: value})
+            usable[name] = value
+    return usable
+
+
+def _derived_id(topic: str) -> str:
+    """Return an id for a topic that has none: the same in every process."""
+    digest = hashlib.blake2b(topic.encode(), digest_size=16, person=b"kafkalog").digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

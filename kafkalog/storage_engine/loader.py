@@ -1,0 +1,318 @@
+"""What is in a partition's directory that a broker left: found as the broker would find it.
+
+Nothing is written. `load_partition` says where the log begins and ends, what is beyond repair
+there, and which transactions were aborted or are open; `recovery.repair_partition` brings the same
+to the disk. The rules are those of Kafka's LogLoader:
+
+- half a swap of segments counts as the names of the files say (`segments.list_segments`);
+- after a clean shutdown nothing is scanned but the tail behind the last entry of an index;
+- after any other end every batch from the segment of the *recovery point* on is read and its
+  checksum compared. The log ends before the first batch that is wrong, and all later segments go;
+- a segment without `.index`, or with a damaged `.txnindex`, is one to be recovered in any case;
+- a log that ends below its checkpointed start holds nothing;
+- the state of the producers is that of the newest sound snapshot, plus the batches above it.
+
+Of a live broker's directory the end is given: its checkpointed high watermark. Nothing is checked
+then, since everything below has been acknowledged and the files still change.
+
+Departures from Kafka: a log is cut before a batch whose offsets do not rise, where Kafka empties
+the segment; bytes after the last whole batch are never appended to, also after a clean shutdown.
+
+Kafka: LogLoader, LogManager.loadLog, UnifiedLog.rebuildProducerState.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafkalog.errors import CorruptLogError
+from kafkalog.storage_engine import (
+    checkpoints,
+    files,
+    layout,
+    leader_epochs,
+    producer_snapshot,
+)
+from kafkalog.storage_engine.index import OffsetIndex
+from kafkalog.storage_engine.log_walk import WalkedBatches
+from kafkalog.storage_engine.producer_replay import ProducerHistory
+from kafkalog.storage_engine.producers import Producers
+from kafkalog.storage_engine.segments import SegmentFiles, headers, list_segments, locate
+from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.transaction_index import AbortedTransaction, aborted_transactions
+
+__all__ = ["LoadedPartition", "load_partition"]
+
+
+@dataclass(frozen=True)
+class LoadedPartition:
+    """A partition as a broker would find it; offsets and sizes are those of the sound log."""
+
+    directory: Path
+    topic: str
+    partition: int
+    topic_id: str | None
+    """Of `partition.metadata`; None where a partition has none."""
+    state: PartitionState
+    producers: Producers
+    """Every producer's, at the high watermark."""
+    aborted: tuple[AbortedTransaction, ...] | None
+    """All of the partition's, where some `.txnindex` cannot be believed; None: read the files."""
+    recovered: tuple[int, ...]
+    """Base offsets of the segments whose indexes must be built anew."""
+    damage: tuple[str, ...]
+    """What does not count, and why."""
+    leader_epochs: tuple[tuple[int, int], ...] = ()
+    """(epoch, its first offset), within the log."""
+
+
+def load_partition(
+    directory: Path,
+    topic: str,
+    partition: int,
+    *,
+    log_start: int,
+    recovery_point: int | None,
+    is_clean: bool,
+    first_dirty: int = 0,
+    end: int | None = None,
+    now_ms: int,
+    earlier: LoadedPartition | None = None,
+) -> LoadedPartition:
+    """Load a partition; see the module.
+
+    `log_start`, `recovery_point` (None: unknown, all is checked) and `first_dirty` are those of the
+    root's checkpoints, `is_clean` tells of a clean shutdown, `end` is the checkpointed high
+    watermark of a live broker. `earlier` is what an earlier call returned for the same live
+    partition; what it knows of the producers is not found out again. Raises StorageError,
+    CorruptLogError for a checkpoint of the partition that is none, and FileNotFoundError when a
+    live broker removes a file meanwhile.
+    """
+    loading = _Loading(directory, log_start, now_ms)
+    if end is not None:
+        loading.load_live(end, first_dirty, earlier)
+    else:
+        loading.load(is_clean=is_clean, recovery_point=recovery_point or 0)
+    return LoadedPartition(
+        directory,
+        topic,
+        partition,
+        checkpoints.read_topic_id(directory),
+        loading.state(first_dirty),
+        loading.producers,
+        loading.aborted,
+        tuple(sorted(loading.recovered)),
+        (*loading.damage, *loading.history.damage),
+        tuple(loading.epochs),
+    )
+
+
+class _Loading:
+    """One load in progress."""
+
+    def __init__(self, directory: Path, log_start: int, now_ms: int) -> None:
+        self.directory = directory
+        self.segments = list_segments(directory)
+        self.bases = [segment.base_offset for segment in self.segments]
+        self.log_start = max(log_start, 0, *self.bases[:1])
+        self.history = ProducerHistory(
+            directory, self.segments, log_start=self.log_start, now_ms=now_ms
+        )
+        self.end_offset = self.active_base = self.log_start
+        self.active_size = 0
+        self.producers = Producers(end_offset=self.log_start)
+        self.snapshot_offset = -1
+        """Offset of the snapshot that tells the producers' state at the end; -1 none."""
+        self.aborted: tuple[AbortedTransaction, ...] | None = None
+        self.recovered: set[int] = set()
+        self.damage: list[str] = []
+        self.epochs = checkpoints.read_leader_epochs(directory)
+        self.last_epoch = -1
+
+    # --- the end of the log ----------------------------------------------------------------------
+
+    def load(self, *, is_clean: bool, recovery_point: int) -> None:
+        """Load a log that no broker holds."""
+        first = len(self.bases)
+        if not is_clean:
+            first = max(0, bisect_right(self.bases, recovery_point) - 1)
+        found: dict[int, list[AbortedTransaction]] = {}
+        for segment in self.segments[:first]:
+            if not segment.index.exists():
+                self.recovered.add(segment.base_offset)
+            if not _is_sound(segment):
+                self.recovered.add(segment.base_offset)
+                producers = self.history.at(segment.base_offset)
+                found[segment.base_offset], _ = self.history.check(segment, producers, _ignore)
+        is_checked = first < len(self.bases)
+        if is_checked:
+            self._check_from(first, found)
+        elif self.segments:
+            self._look_at_tail()
+        if self.segments and self.end_offset < self.log_start:
+            self._begin_anew()
+        elif not is_checked:
+            self._load_producers(is_clean=is_clean)
+        self._gather_aborted(found)
+        self._cut_epochs()
+
+    def load_live(self, end: int, first_dirty: int, earlier: LoadedPartition | None) -> None:
+        """Load what a running broker has checkpointed."""
+        self.end_offset = max(end, self.log_start)
+        if self.bases and first_dirty <= self.bases[-1]:
+            # The cleaner does not pass the high watermark, and its checkpoint may be the newer one.
+            self.end_offset = max(self.end_offset, first_dirty)
+        place = bisect_right(self.bases, self.end_offset) - 1
+        if place >= 0:
+            self._look_at_tail(place, self.end_offset)
+        if earlier is not None and (
+            self.log_start <= earlier.producers.end_offset <= self.end_offset
+        ):
+            self.producers = earlier.producers.copy()
+            self.history.extend(self.producers, self.end_offset)
+        else:
+            self._load_producers(is_clean=False)
+        self._cut_epochs()
+
+    def _look_at_tail(self, place: int = -1, end: int | None = None) -> None:
+        """Find where the whole batches end that begin below `end`, in one segment."""
+        segment = self.segments[place]
+        wanted = layout.INT64_MAX if end is None else end
+        fd = files.open_to_read(segment.log)
+        try:
+            index = OffsetIndex(segment.index, segment.base_offset)
+            position = locate(fd, segment.size, index, wanted)
+            following = segment.base_offset
+            for start, header in headers(fd, position, segment.size):
+                begin = header.base_offset if header.magic == layout.MAGIC else header.last_offset
+                if begin >= wanted:
+                    break
+                following = header.next_offset
+                self.last_epoch = header.leader_epoch
+                position = start + header.size
+        finally:
+            os.close(fd)
+        self.active_base, self.active_size = segment.base_offset, position
+        if end is None or segment is self.segments[-1]:
+            self.end_offset = min(wanted, following)
+        if end is None and position < segment.size:
+            self._report(segment, position, ("a whole record batch", "none"), later=0)
+            self.recovered.add(segment.base_offset)
+
+    def _check_from(self, first: int, found: dict[int, list[AbortedTransaction]]) -> None:
+        """Read and check every batch from a segment on; the log ends with the sound ones."""
+        self.producers = self.history.at(self.bases[first])
+        for place in range(first, len(self.segments)):
+            segment = self.segments[place]
+            self.recovered.add(segment.base_offset)
+            aborted, walk = self.history.check(segment, self.producers, self._note_epochs)
+            found[segment.base_offset] = aborted
+            self.active_base, self.active_size = segment.base_offset, walk.end
+            self.end_offset = walk.next_offset
+            if walk.end < segment.size:
+                fault = walk.fault or ("a whole record batch", "none")
+                self._report(segment, walk.end, fault, later=len(self.segments) - place - 1)
+                del self.segments[place + 1 :]
+                break
+        self.producers.end_offset = self.end_offset
+
+    def _report(
+        self, segment: SegmentFiles, position: int, fault: tuple[str, str], *, later: int
+    ) -> None:
+        also = f", and {later} later segments," if later else ""
+        self.damage.append(
+            f"{segment.log}: at byte {position}: expected {fault[0]}, found {fault[1]}; "
+            f"the {segment.size - position} bytes from there on{also} do not count"
+        )
+
+    def _begin_anew(self) -> None:
+        """The log ends below its start, so none of it is left (files were deleted, or lost)."""
+        self.damage.append(
+            f"{self.directory}: the log ends at offset {self.end_offset}, below its checkpointed "
+            f"start {self.log_start}: its {len(self.segments)} segments do not count"
+        )
+        self.segments.clear()
+        self.recovered.clear()
+        self.epochs.clear()
+        self.end_offset = self.active_base = self.log_start
+        self.active_size = 0
+        self.producers = Producers(end_offset=self.log_start)
+
+    # --- producers and transactions --------------------------------------------------------------
+
+    def _load_producers(self, *, is_clean: bool) -> None:
+        """Find the producers' state at the end, where not all was replayed for it already."""
+        if is_clean and not producer_snapshot.snapshot_offsets(self.directory):
+            # A broker too old to write snapshots; Kafka takes its word that there are none.
+            self.producers = Producers(end_offset=self.end_offset)
+            return
+        self.producers = self.history.snapshot(self.end_offset)
+        if self.log_start < self.producers.end_offset == self.end_offset:
+            self.snapshot_offset = self.end_offset
+        self.history.extend(self.producers, self.end_offset)
+
+    def _gather_aborted(self, found: dict[int, list[AbortedTransaction]]) -> None:
+        if not found:
+            return
+        aborted: list[AbortedTransaction] = []
+        for segment in self.segments:
+            if segment.base_offset in found:
+                aborted += found[segment.base_offset]
+            else:
+                aborted += aborted_transactions([segment.transaction_index])
+        self.aborted = tuple(aborted)
+
+    # --- what it comes to ------------------------------------------------------------------------
+
+    def _note_epochs(self, found: WalkedBatches) -> None:
+        """Add the leader epochs that begin in some batches: those above all known ones.
+
+        Kafka: LogSegment.recover.
+        """
+        table = found.table
+        self.last_epoch = int(table.leader_epochs[-1])
+        latest = self.epochs[-1][0] if self.epochs else -1
+        if int(table.leader_epochs.max()) <= latest:
+            return
+        starts = zip(table.leader_epochs.tolist(), table.base_offsets.tolist(), strict=True)
+        for epoch, base_offset in starts:
+            if epoch > latest:
+                latest = epoch
+                self.epochs = leader_epochs.assigned(self.epochs, epoch, base_offset)
+
+    def _cut_epochs(self) -> None:
+        self.epochs = leader_epochs.trimmed(
+            leader_epochs.cut(self.epochs, self.end_offset), self.log_start
+        )
+
+    def state(self, first_dirty: int) -> PartitionState:
+        """Return the partition's state; a first dirty offset beyond the log is the log start."""
+        end = self.end_offset
+        dirty = first_dirty if self.log_start <= first_dirty <= end else self.log_start
+        known = [epoch for epoch, _ in self.epochs[-1:]]
+        return PartitionState(
+            high_watermark=end,
+            active_base=self.active_base,
+            active_size=self.active_size,
+            log_start_offset=self.log_start,
+            last_stable_offset=self.producers.last_stable_offset(end, log_start=self.log_start),
+            first_dirty_offset=dirty,
+            leader_epoch=max(self.last_epoch, 0, *known),
+            producer_snapshot=self.snapshot_offset,
+        )
+
+
+def _ignore(_: WalkedBatches) -> None:
+    """Nothing is to be learnt from these batches."""
+
+
+def _is_sound(segment: SegmentFiles) -> bool:
+    """Tell whether a segment's `.txnindex` can be one. Kafka: TransactionIndex.sanityCheck."""
+    try:
+        entries = aborted_transactions([segment.transaction_index])
+    except CorruptLogError:
+        return False
+    return all(entry.last_offset >= segment.base_offset for entry in entries)

@@ -1,0 +1,263 @@
+"""What KRaft's metadata says about topics: their names, ids, number of partitions and configs.
+
+The controller keeps it in a partition like any other, `__cluster_metadata-0`: snapshots of
+everything up to an offset (`<offset>-<epoch>.checkpoint`), and the log after it. Both are batches
+v2 whose records' values are messages with a frame; only those about topics are looked at here.
+
+A topic's config is what was set for it. What it leaves to the brokers' own defaults is not in here.
+Where several controllers hold the log, its last records may not be agreed upon yet; to a reader of
+files they look like all others.
+
+Kafka: MetadataRecordSerde, ReplicationControlManager, ConfigurationControlManager, Snapshots.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.batch import BatchHeader, check_batch, iterate_headers
+
+__all__ = ["BrokerTopic", "read_topics"]
+
+_PIECE_SIZE = 1 << 20
+_BYTE_BITS = 7
+_VARINT_SIZE_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTopic:
+    """A topic as the cluster's metadata has it."""
+
+    name: str
+    topic_id: str
+    """22 characters, as in `partition.metadata`."""
+    partitions: int
+    config: Mapping[str, str] = field(default_factory=dict)
+    """What was set for this topic, by Kafka's names."""
+
+
+def read_topics(directory: Path) -> dict[str, BrokerTopic]:
+    """Return the topics of the metadata log in a log directory, by name; {} where there is none.
+
+    `directory` is the one that `metadata.log.dir` names, which holds `__cluster_metadata-0`, or
+    that one itself. The controller may be running: a torn last batch does not count. Raises
+    CorruptLogError, and StorageError for metadata of another format.
+    """
+    if directory.name != layout.METADATA_DIRECTORY:
+        directory = directory / layout.METADATA_DIRECTORY
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    snapshots = {found: n for n in names if (found := layout.parse_metadata_snapshot(n))}
+    segments = sorted(
+        (parsed[0], name)
+        for name in names
+        if (parsed := layout.parse_segment_file(name)) and parsed[1:] == (layout.LOG, "")
+    )
+    topics = _Topics()
+    start = 0
+    if snapshots:
+        (start, _), name = max(snapshots.items())
+        for _, path, position, value in _values(directory / name, is_last=False):
+            topics.replay(path, position, value)
+    for place, (_, name) in enumerate(segments):
+        is_last = place + 1 == len(segments)
+        if not is_last and segments[place + 1][0] <= start:
+            continue
+        for offset, path, position, value in _values(directory / name, is_last=is_last):
+            if offset >= start:
+                topics.replay(path, position, value)
+    return topics.known()
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def _values(path: Path, *, is_last: bool) -> Iterator[tuple[int, Path, int, bytes]]:
+    """Yield (offset, path, position of its batch, value) of the records of a file."""
+    fd = files.open_to_read(path)
+    try:
+        size = os.fstat(fd).st_size
+        position = 0
+        while position < size:
+            piece = files.read_at(fd, min(_PIECE_SIZE, size - position), position)
+            consumed = 0
+            for place, header in iterate_headers(piece):
+                check_batch(piece, place, path=path, file_position=position + place)
+                yield from _values_of(piece, place, header, path, position + place)
+                consumed = place + header.size
+            if not consumed:
+                piece = _whole_batch(fd, piece, path, position, size)
+                if not piece:
+                    break
+                header = check_batch(piece, 0, path=path, file_position=position)
+                yield from _values_of(piece, 0, header, path, position)
+                consumed = header.size
+            position += consumed
+        if position < size and not is_last:
+            raise CorruptBatchError(path, position, "a record batch", f"{size - position} bytes")
+    finally:
+        os.close(fd)
+
+
+def _whole_batch(fd: int, piece: bytes, path: Path, position: int, size: int) -> bytes:
+    """Return the batch that `piece` holds only the start of; nothing where it is cut off."""
+    if len(piece) < layout.BATCH_OVERHEAD:
+        return b""
+    length = int.from_bytes(piece[layout.LENGTH_POSITION : layout.LOG_OVERHEAD], "big", signed=True)
+    needed = layout.LOG_OVERHEAD + length
+    if needed <= len(piece) and any(piece):
+        expected = f"a batch of {layout.BATCH_OVERHEAD} bytes or more"
+        raise CorruptBatchError(path, position, expected, f"one of {needed} bytes")
+    if not len(piece) < needed <= size - position:
+        return b""
+    return files.read_at(fd, needed, position)
+
+
+def _values_of(
+    buffer: bytes, place: int, header: BatchHeader, path: Path, position: int
+) -> Iterator[tuple[int, Path, int, bytes]]:
+    if header.is_control:
+        return
+    if header.codec != layout.CODEC_NONE:  # Kafka's controllers never compress
+        found = layout.CODEC_NAMES.get(header.codec, header.codec)
+        raise CorruptBatchError(path, position, "uncompressed metadata", found)
+    section = memoryview(buffer)[place + layout.BATCH_OVERHEAD : place + header.size]
+    fields = _Fields(bytes(section))
+    try:
+        for _ in range(header.records_count):
+            end = fields.signed() + fields.position
+            fields.bytes_of(1)
+            fields.signed()
+            offset = header.base_offset + fields.signed()
+            fields.bytes_of(max(fields.signed(), 0))
+            value = fields.bytes_of(max(fields.signed(), 0))
+            if end < fields.position:
+                raise ValueError("a record that ends inside its value")
+            fields.position = end
+            yield offset, path, position, value
+    except ValueError as fault:
+        raise CorruptBatchError(path, position, "whole records", fault) from None
+
+
+class _Fields:
+    """Reads a message's fields one after the other; ValueError at anything that does not fit."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.position = 0
+
+    def bytes_of(self, size: int) -> bytes:
+        end = self.position + size
+        if size < 0 or end > len(self._data):
+            raise ValueError(f"{size} bytes at {self.position} of {len(self._data)}")
+        found = self._data[self.position : end]
+        self.position = end
+        return found
+
+    def unsigned(self) -> int:
+        value = 0
+        for number in range(_VARINT_SIZE_MAX):
+            byte = self.bytes_of(1)[0]
+            value |= (byte & 0x7F) << (_BYTE_BITS * number)
+            if byte < 1 << _BYTE_BITS:
+                return value
+        raise ValueError(f"a varint of more than {_VARINT_SIZE_MAX} bytes")
+
+    def signed(self) -> int:
+        value = self.unsigned()
+        return (value >> 1) ^ -(value & 1)
+
+    def text(self) -> str | None:
+        size = self.unsigned() - 1  # 0 stands for null
+        return None if size < 0 else self.bytes_of(size).decode()
+
+    def topic_id(self) -> str:
+        return layout.topic_id_text(self.bytes_of(layout.TOPIC_ID_SIZE))
+
+
+# --- topics --------------------------------------------------------------------------------------
+
+
+class _Topics:
+    """The topics after the records replayed so far."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # by topic id
+        self._partitions: dict[str, int] = {}  # by topic id
+        self._configs: dict[str, dict[str, str]] = {}  # by name
+        self._pending: list[tuple[Path, int, bytes]] | None = None
+        """Records of the controller's open transaction; None outside of one."""
+
+    def known(self) -> dict[str, BrokerTopic]:
+        return {
+            name: BrokerTopic(
+                name,
+                topic_id,
+                self._partitions.get(topic_id, 0),
+                MappingProxyType(self._configs.get(name, {})),
+            )
+            for topic_id, name in sorted(self._names.items(), key=lambda item: item[1])
+        }
+
+    def replay(self, path: Path, position: int, value: bytes) -> None:
+        """Take in one record; `path` and `position` are for messages alone."""
+        fields = _Fields(value)
+        try:
+            version, api_key, _ = fields.unsigned(), fields.unsigned(), fields.unsigned()
+            if version != layout.METADATA_FRAME_VERSION:
+                raise StorageError(
+                    f"{path}: at byte {position}: a metadata record has the frame version "
+                    f"{version}, this release of kafkalog reads {layout.METADATA_FRAME_VERSION}; "
+                    "use a newer release"
+                )
+            if api_key == layout.BEGIN_TRANSACTION_RECORD:
+                self._pending = []
+            elif api_key in (layout.END_TRANSACTION_RECORD, layout.ABORT_TRANSACTION_RECORD):
+                pending, self._pending = self._pending or [], None
+                for record in pending if api_key == layout.END_TRANSACTION_RECORD else ():
+                    self.replay(*record)
+            elif self._pending is not None:
+                self._pending.append((path, position, value))
+            else:
+                self._replay(api_key, fields)
+        except ValueError as fault:
+            raise CorruptLogError(path, position, "a metadata record", fault) from None
+
+    def _replay(self, api_key: int, fields: _Fields) -> None:
+        # What is read here are the first fields of every version that there is of these records.
+        if api_key == layout.TOPIC_RECORD:
+            name, topic_id = fields.text(), fields.topic_id()
+            if name is None:
+                raise ValueError("a topic without a name")
+            self._names[topic_id] = name
+        elif api_key == layout.PARTITION_RECORD:
+            number = int.from_bytes(fields.bytes_of(4), "big", signed=True)
+            topic_id = fields.topic_id()
+            self._partitions[topic_id] = max(self._partitions.get(topic_id, 0), number + 1)
+        elif api_key == layout.CONFIG_RECORD:
+            self._configure(fields)
+        elif api_key == layout.REMOVE_TOPIC_RECORD:
+            topic_id = fields.topic_id()
+            name = self._names.pop(topic_id, None)
+            self._partitions.pop(topic_id, None)
+            if name is not None:
+                self._configs.pop(name, None)
+
+    def _configure(self, fields: _Fields) -> None:
+        resource_type = fields.bytes_of(1)[0]
+        resource, name, value = fields.text(), fields.text(), fields.text()
+        if resource_type != layout.CONFIG_OF_TOPIC or resource is None or name is None:
+            return
+        config = self._configs.setdefault(resource, {})
+        if value is None:
+            config.pop(name, None)
+        else:
+            config[name] = value

@@ -1,0 +1,90 @@
+"""Segments whose offsets span more than an index can tell, which old brokers could make; split up.
+
+An index keeps offsets relative to the segment's base in 32 bits. Brokers before 1.1.1 compacted and
+replicated without heed of that. Such a segment is split as a cleaning replaces one: the parts are
+written as `.cleaned`, become `.swap`, and only then take the place of the one they come from.
+
+Kafka: LocalLog.splitOverflowedSegment (KAFKA-6264).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from kafkalog.storage_engine import files, layout, segments
+from kafkalog.storage_engine.log_walk import LogWalk
+from kafkalog.storage_engine.segments import SegmentFiles
+
+__all__ = ["is_overflowed", "split_segment"]
+
+_COPY_SIZE = 1 << 20
+
+
+def is_overflowed(segment: SegmentFiles) -> bool:
+    """Tell whether a segment holds an offset too far above its base."""
+    return segments.next_offset(segment) - 1 - segment.base_offset > layout.INT32_MAX
+
+
+def split_segment(directory: Path, segment: SegmentFiles) -> list[int]:
+    """Replace a segment by several that are not overflowed; returns their base offsets.
+
+    They have no indexes yet. The caller holds the root exclusively and has finished every swap. May
+    die at any step: the segment then is whole, or replaced.
+    """
+    parts = _parts(segment)
+    for base_offset, start, end in parts:
+        _copy(segment.log, start, end, _path(directory, base_offset, layout.CLEANED))
+    files.sync_directory(directory)
+    # From the last to the first: as long as one is not renamed, none of them counts.
+    for base_offset, _, _ in reversed(parts):
+        files.rename(
+            _path(directory, base_offset, layout.CLEANED),
+            _path(directory, base_offset, layout.SWAP),
+        )
+    files.sync_directory(directory)
+    segments.finish_swaps(directory)
+    return [base_offset for base_offset, _, _ in parts]
+
+
+def _parts(segment: SegmentFiles) -> list[tuple[int, int, int]]:
+    """Return (base offset, start, end) of the parts, the first one at the segment's own base.
+
+    A part ends before the first batch that would overflow it, so the first one may be empty.
+    """
+    parts: list[tuple[int, int, int]] = []
+    base_offset, start = segment.base_offset, 0
+    with LogWalk(segment.log, segment.base_offset) as walk:
+        for found in walk.batches(check=False):
+            table = found.table
+            batch = 0
+            while batch < len(table):
+                too_far = table.last_offsets[batch:] - base_offset > layout.INT32_MAX
+                if not too_far.any():
+                    break
+                batch += int(np.argmax(too_far))
+                position = found.file_position + int(table.positions[batch])
+                parts.append((base_offset, start, position))
+                base_offset, start = int(table.base_offsets[batch]), position
+    parts.append((base_offset, start, walk.end))
+    return parts
+
+
+def _copy(source: Path, start: int, end: int, target: Path) -> None:
+    files.create(target)
+    with contextlib.ExitStack() as opened:
+        source_fd = files.open_to_read(source)
+        opened.callback(os.close, source_fd)
+        fd = os.open(target, os.O_RDWR | os.O_CLOEXEC)
+        opened.callback(os.close, fd)
+        for position in range(start, end, _COPY_SIZE):
+            data = files.read_at(source_fd, min(_COPY_SIZE, end - position), position)
+            files.write_at(fd, data, position - start)
+        files.sync_file(fd)
+
+
+def _path(directory: Path, base_offset: int, stage: str) -> Path:
+    return directory / layout.segment_file(base_offset, layout.LOG, stage)

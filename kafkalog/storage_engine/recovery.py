@@ -1,0 +1,278 @@
+"""A loaded partition brought to the disk: what the loader found in memory becomes what is there.
+
+`repair_partition` cuts the log where it ends, retires what lies behind, and builds the indexes anew
+of every segment that had to be recovered, entry by entry as a broker's recovery does. It may die
+at any step: whoever loads the partition again finds the same, and the next repair goes on. So
+
+- later segments go before the one they follow is cut, the last one first: there is never a gap;
+- an index is put in place whole, `.index` last, since its absence asks for recovery;
+- everything of a recovered segment is synced: nobody vouched for it before.
+
+Kafka: LogLoader.load, LogSegment.recover, LocalLog.splitOverflowedSegment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine import checkpoints, files, layout, producer_snapshot, segments
+from kafkalog.storage_engine.index import offset_entry, time_entry
+from kafkalog.storage_engine.loader import LoadedPartition
+from kafkalog.storage_engine.log_walk import WalkedBatches
+from kafkalog.storage_engine.overflowed_segment import is_overflowed, split_segment
+from kafkalog.storage_engine.producer_replay import ProducerHistory
+from kafkalog.storage_engine.producers import Producers
+from kafkalog.storage_engine.segments import SegmentFiles
+from kafkalog.storage_engine.transaction_index import AbortedTransaction, transaction_entry
+
+__all__ = ["IndexBuilder", "repair_partition"]
+
+INDEX_INTERVAL_BYTES = 4096
+"""Kafka's default of `index.interval.bytes`."""
+
+
+def repair_partition(
+    loaded: LoadedPartition, *, index_interval_bytes: int = INDEX_INTERVAL_BYTES
+) -> LoadedPartition:
+    """Make the disk say what was loaded; returns the partition as it is then.
+
+    The caller holds the root exclusively, and `loaded` is what it has loaded since. Nothing is
+    written where nothing is wrong, but for the snapshot of the producers at the end. Raises
+    StorageError, OSError.
+    """
+    return _Repair(loaded, index_interval_bytes).run()
+
+
+class _Repair:
+    def __init__(self, loaded: LoadedPartition, index_interval_bytes: int) -> None:
+        self._loaded = loaded
+        self._interval = index_interval_bytes
+        self.directory = loaded.directory
+        self.state = loaded.state
+        self._recovered = set(loaded.recovered)
+        self._damage = list(loaded.damage)
+
+    def run(self) -> LoadedPartition:
+        segments.finish_swaps(self.directory)
+        live = self._drop_later(segments.list_segments(self.directory))
+        if live:
+            self._cut(live[-1])
+            live = self._split_overflowed(live)
+            self._rebuild_indexes(live)
+        else:
+            self._begin_anew()
+        self._retire_orphans({segment.base_offset for segment in live})
+        self._repair_rest()
+        return replace(
+            self._loaded,
+            state=self.state,
+            aborted=None,
+            recovered=(),
+            damage=tuple(self._damage),
+        )
+
+    # --- the log ---------------------------------------------------------------------------------
+
+    def _drop_later(self, found: list[SegmentFiles]) -> list[SegmentFiles]:
+        """Retire the segments above the active one; all of them where the log begins anew."""
+        active_base = self.state.active_base
+        live = [segment for segment in found if segment.base_offset <= active_base]
+        is_there = bool(live) and live[-1].base_offset == active_base
+        if self.state.active_size and not is_there:
+            raise StorageError(
+                f"{self.directory}: the segment of offset {active_base} is gone since the "
+                "partition was loaded; nothing was repaired"
+            )
+        is_empty = self.state.high_watermark == self.state.log_start_offset == active_base
+        if is_empty and not (is_there and live[-1].size == 0):
+            live = []  # what lies below the start is nobody's any more
+        for segment in reversed(found[len(live) :]):
+            segments.retire(self.directory, [segment.base_offset])
+        return live
+
+    def _cut(self, active: SegmentFiles) -> None:
+        """Cut the log where it ends."""
+        size = self.state.active_size
+        if active.size == size:
+            return
+        fd = os.open(active.log, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size < size:
+                raise StorageError(
+                    f"{active.log}: shorter than the {size} bytes it had when it was loaded"
+                )
+            files.truncate(fd, size)
+            files.sync_file(fd)
+        finally:
+            os.close(fd)
+        self._recovered.add(active.base_offset)
+
+    def _begin_anew(self) -> None:
+        """Make the one empty segment of a log without records."""
+        for suffix in (layout.LOG, layout.TIME_INDEX, layout.INDEX):
+            files.create(self.directory / layout.segment_file(self.state.active_base, suffix))
+        files.sync_directory(self.directory)
+
+    def _split_overflowed(self, live: list[SegmentFiles]) -> list[SegmentFiles]:
+        """Split recovered segments whose offsets an index cannot tell (L5, KAFKA-6264)."""
+        ends = [*(segment.base_offset for segment in live[1:]), self.state.high_watermark]
+        wanted = [
+            segment
+            for segment, end in zip(live, ends, strict=True)
+            if segment.base_offset in self._recovered
+            and end - segment.base_offset > layout.INT32_MAX  # else it need not be looked at
+            and is_overflowed(segment)
+        ]
+        if not wanted:
+            return live
+        for segment in wanted:
+            self._recovered.remove(segment.base_offset)
+            self._recovered.update(split_segment(self.directory, segment))
+        live = segments.list_segments(self.directory)
+        self.state = replace(
+            self.state,
+            active_base=live[-1].base_offset,
+            active_size=live[-1].size,
+            log_start_offset=max(self.state.log_start_offset, live[0].base_offset),
+        )
+        return live
+
+    # --- indexes ---------------------------------------------------------------------------------
+
+    def _rebuild_indexes(self, live: Sequence[SegmentFiles]) -> None:
+        history = ProducerHistory(
+            self.directory, live, log_start=self._loaded.state.log_start_offset
+        )
+        producers: Producers | None = None
+        for segment in live:
+            if segment.base_offset not in self._recovered:
+                producers = None
+                if not segment.time_index.exists():
+                    files.create(segment.time_index)
+                continue
+            if producers is None:
+                producers = history.at(segment.base_offset)
+            self._rebuild(segment, history, producers)
+        if self._recovered:
+            files.sync_directory(self.directory)
+
+    def _rebuild(
+        self, segment: SegmentFiles, history: ProducerHistory, producers: Producers
+    ) -> None:
+        builder = IndexBuilder(segment.base_offset, self._interval)
+        aborted, walk = history.check(segment, producers, builder.add)
+        size = segment.log.stat().st_size
+        if walk.end < size:
+            # An older segment that had no index; a broker cuts it as well, and keeps later ones.
+            expected, found = walk.fault or ("a whole record batch", "none")
+            self._damage.append(
+                f"{segment.log}: at byte {walk.end}: expected {expected}, found {found}; "
+                f"the {size - walk.end} bytes from there on were cut off"
+            )
+        fd = os.open(segment.log, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if walk.end < size:
+                files.truncate(fd, walk.end)
+            files.sync_file(fd)
+        finally:
+            os.close(fd)
+        self._write_indexes(segment, builder, aborted)
+
+    def _write_indexes(
+        self, segment: SegmentFiles, builder: IndexBuilder, aborted: Sequence[AbortedTransaction]
+    ) -> None:
+        if aborted or segment.transaction_index.exists():
+            data = b"".join(map(transaction_entry, aborted))
+            files.write_atomically(segment.transaction_index, data)
+        offsets, times = builder.finish()
+        files.write_atomically(segment.time_index, times)
+        files.write_atomically(segment.index, offsets)
+
+    def _retire_orphans(self, live: set[int]) -> None:
+        """Retire index files without a log, and snapshots that are not of the log."""
+        stray = [
+            base
+            for base in segments.bases_below(self.directory, layout.INT64_MAX + 1)
+            if base not in live and base != self.state.active_base
+        ]
+        indexes = (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX)
+        segments.retire(self.directory, stray, suffixes=indexes)
+        state = self.state
+        outside = [
+            offset
+            for offset in producer_snapshot.snapshot_offsets(self.directory)
+            if not state.log_start_offset < offset <= state.high_watermark
+        ]
+        segments.retire(self.directory, outside, suffixes=(layout.SNAPSHOT,))
+
+    # --- what else the directory says ------------------------------------------------------------
+
+    def _repair_rest(self) -> None:
+        epochs = self._loaded.leader_epochs
+        if tuple(checkpoints.read_leader_epochs(self.directory)) != epochs:
+            checkpoints.write_leader_epochs(self.directory, epochs)
+        end = self.state.high_watermark
+        bases = [s.base_offset for s in segments.list_segments(self.directory)]
+        if self.state.producer_snapshot != end > self.state.log_start_offset:
+            producer_snapshot.write_snapshot(self.directory, self._loaded.producers)
+            self.state = replace(self.state, producer_snapshot=end)
+        producer_snapshot.sweep_snapshots(self.directory, {*bases, end})
+
+
+class IndexBuilder:
+    """Builds the entries of a segment's `.index` and `.timeindex`, as a broker's recovery does.
+
+    A batch gets an entry when it begins more than `interval` bytes after the one that got the last.
+    """
+
+    def __init__(self, base_offset: int, interval: int = INDEX_INTERVAL_BYTES) -> None:
+        self._base_offset = base_offset
+        self._interval = interval
+        self._indexed_position = 0
+        self._largest = (layout.NO_TIMESTAMP, base_offset)
+        self._time_indexed = layout.NO_TIMESTAMP
+        self._offsets = bytearray()
+        self._times = bytearray()
+
+    def add(self, found: WalkedBatches) -> None:
+        """Take in the next batches of the segment."""
+        table = found.table
+        positions = table.positions + found.file_position
+        before = np.concatenate((np.array([self._largest[0]]), table.max_timestamps[:-1]))
+        grows = table.max_timestamps > np.maximum.accumulate(before)
+        # Per batch, the last one up to it whose timestamp exceeded all before; -1: none of these.
+        largest = np.maximum.accumulate(np.where(grows, np.arange(len(table)), -1))
+        batch = self._next(positions, 0)
+        while batch < len(table):
+            last_offset = int(table.last_offsets[batch])
+            self._indexed_position = int(positions[batch])
+            self._offsets += offset_entry(self._base_offset, last_offset, self._indexed_position)
+            self._index_time(self._largest_at(found, int(largest[batch])))
+            batch = self._next(positions, batch)
+        self._largest = self._largest_at(found, int(largest[-1]))
+
+    def finish(self) -> tuple[bytes, bytes]:
+        """Return the contents of `.index` and `.timeindex`, once all batches are in."""
+        self._index_time(self._largest)
+        return bytes(self._offsets), bytes(self._times)
+
+    def _next(self, positions: np.ndarray, start: int) -> int:
+        limit = self._indexed_position + self._interval
+        return max(start, int(positions.searchsorted(limit, side="right")))
+
+    def _largest_at(self, found: WalkedBatches, batch: int) -> tuple[int, int]:
+        if batch < 0:
+            return self._largest
+        table = found.table
+        return int(table.max_timestamps[batch]), int(table.last_offsets[batch])
+
+    def _index_time(self, largest: tuple[int, int]) -> None:
+        timestamp, offset = largest
+        if timestamp > self._time_indexed:
+            self._times += time_entry(self._base_offset, timestamp, offset)
+            self._time_indexed = timestamp

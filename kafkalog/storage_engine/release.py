@@ -1,0 +1,383 @@
+"""`release`: a log of ours becomes a broker's directory, as one that was shut down in good order.
+
+The order of the steps, each of which may be the last one that this process does:
+
+1. `.lock` exclusively: no broker, and nobody of ours who writes or cleans.
+2. The broker's `meta.properties`, where one is given, aside: a later run finds it.
+3. Every partition: half a swap is finished; what lies above the recorded state is cut off; the
+   active segment gets its last time index entry, and its indexes are trimmed to their entries; all
+   is synced. Then a synced record of the journal, so that it is the last one whatever happens.
+4. What a broker reads when it mounts a partition: producer snapshot at the end, topic id, leader
+   epochs; the four root checkpoints and, if all partitions here were shut down in good order, the
+   file that says so.
+5. `commit` is renamed: **from here on the directory is not ours**. What began with `kl-` goes.
+6. `meta.properties` takes its place, then the guard goes: from here on it is a broker's.
+
+Up to 5 the log is ours, whole and writable; after it only another run of `release`, or of `adopt`,
+does anything with the directory. No broker starts on it before 6 is complete.
+
+A broker that finds the mark of a clean shutdown believes indexes and file times: a segment without
+entries in its time index has the time of its file for its largest timestamp. So a segment without
+batches, which would hide younger ones behind it, gets that of the segment before it.
+
+Kafka: LogManager.shutdown, UnifiedLog.close, CleanShutdownFileHandler.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine import checkpoints, files, layout, producer_snapshot, segments
+from kafkalog.storage_engine.journal import Journal
+from kafkalog.storage_engine.partition import check_canary
+from kafkalog.storage_engine.producers import Producers
+from kafkalog.storage_engine.state import Change, PartitionState, State, TopicState
+from kafkalog.storage_engine.transaction import Transaction
+
+__all__ = ["Progress", "ReleaseReport", "release"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with a partition's name, how many are done, and how many there are."""
+LOCK_WAIT_S = 10.0
+"""How long a commit or a cleaning that is under way is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseReport:
+    """What `release` did."""
+
+    root: Path
+    released_already: bool
+    """It was a broker's before; nothing was done, but what an earlier run had left to do."""
+    partitions: int
+    has_broker: bool
+    """Whether `meta.properties` is in place. Without it the partitions' directories are to be moved
+    into a directory that `kafka-storage format` has prepared."""
+    notices: tuple[str, ...] = ()
+
+
+def release(
+    root: Path,
+    *,
+    topic_ids: Mapping[str, str] | None = None,
+    meta_properties: Path | None = None,
+    now_ms: int,
+    progress: Progress | None = None,
+) -> ReleaseReport:
+    """Give a log to a broker.
+
+    `topic_ids` (name to 22 characters) are those the broker's cluster knows the topics by;
+    `meta_properties` is the file of that name of the log directory this one is to replace, where
+    the log was not adopted from a broker or goes to another one. Raises InvalidInputError for a
+    directory without a log, an unknown topic, or an id that is none; LockedByBrokerError while
+    somebody writes or cleans; StorageError, OSError. A run that failed goes on when called again.
+    """
+    root = Path(root).absolute()
+    wanted = _checked_ids(topic_ids or {})
+    properties = None
+    if not root.is_dir():
+        raise InvalidInputError(f"{root}: there is no such directory")
+    if meta_properties is not None:
+        properties = _checked_properties(meta_properties)
+    has_broker = (root / layout.META_PROPERTIES).exists()
+    if not _is_ours(root) and not _has_leftovers(root):
+        was_ours = (root / layout.COMMIT_RELEASED).exists()
+        if not has_broker and not was_ours:
+            raise InvalidInputError(f"{root}: no log here (it has no `{layout.COMMIT}` file)")
+        _check_is_as_released(root, wanted, properties)
+        if has_broker or properties is None:
+            return ReleaseReport(root, True, 0, has_broker, _what_is_left_to_do(root))
+    with files.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
+        releasing = _Releasing(root, check_lock, now_ms)
+        if not _is_ours(root):
+            _check_is_as_released(root, wanted, properties)
+            releasing.keep_properties(properties)
+        else:
+            releasing.prepare(wanted, properties, progress)
+            files.rename(root / layout.COMMIT, root / layout.COMMIT_RELEASED)
+            files.sync_directory(root)
+        return releasing.hand_over()
+
+
+def _is_ours(root: Path) -> bool:
+    return (root / layout.COMMIT).exists()
+
+
+def _has_leftovers(root: Path) -> bool:
+    """Tell whether an earlier run died once it had renamed `commit`, or an adoption before that."""
+    names = {name for name in os.listdir(root) if name.startswith(layout.OURS)}
+    if names & {layout.META_ASIDE, layout.GUARD}:
+        return True
+    return layout.COMMIT_RELEASED in names and any(
+        (directory / layout.CANARY).exists() for directory in _partition_directories(root)
+    )
+
+
+def _partition_directories(root: Path) -> list[Path]:
+    with os.scandir(root) as entries:
+        found = [
+            Path(entry.path)
+            for entry in entries
+            if entry.is_dir() and layout.parse_partition_directory(entry.name)
+        ]
+    return sorted(found)
+
+
+def _what_is_left_to_do(root: Path) -> tuple[str, ...]:
+    if (root / layout.META_PROPERTIES).exists():
+        return ()
+    return (
+        f"{root} has no {layout.META_PROPERTIES}: move the directories of its partitions, and the "
+        "four checkpoint files, into a log directory that `kafka-storage format` has prepared, or "
+        f"call release with that directory's {layout.META_PROPERTIES}",
+    )
+
+
+def _check_is_as_released(root: Path, wanted: Mapping[str, str], properties: bytes | None) -> None:
+    """Refuse what a log that is not ours any more cannot be given; what it has got is fine."""
+    released = root / layout.COMMIT_RELEASED
+    topics = Journal(released).published().topics if wanted and released.exists() else {}
+    for name, topic_id in wanted.items():
+        if name not in topics or topics[name].topic_id != topic_id:
+            raise InvalidInputError(
+                f"{root}: the log is released already, without the id {topic_id} for topic "
+                f"{name!r}: `kafkalog adopt` it, then release it again"
+            )
+    found = root / layout.META_PROPERTIES
+    if properties is not None and found.exists() and found.read_bytes() != properties:
+        raise InvalidInputError(
+            f"{root}: the log is released already, with another {layout.META_PROPERTIES}; to "
+            "replace that one, remove it first"
+        )
+
+
+def _checked_ids(topic_ids: Mapping[str, str]) -> dict[str, str]:
+    for topic, topic_id in topic_ids.items():
+        if not layout.is_topic_id(topic_id):
+            raise InvalidInputError(
+                f"topic {topic!r}: expected a topic id of 22 characters as `kafka-topics "
+                f"--describe` prints it, found {topic_id!r}"
+            )
+    return dict(topic_ids)
+
+
+def _checked_properties(path: Path) -> bytes:
+    """Return the content of a broker's `meta.properties`."""
+    properties = checkpoints.read_properties(path)
+    if not properties.keys() & {"node.id", "broker.id"}:
+        raise InvalidInputError(
+            f"{path}: expected a broker's {layout.META_PROPERTIES} with a node.id, found "
+            f"{', '.join(sorted(properties)) or 'no properties'}; take that of the log directory "
+            "this one is to replace"
+        )
+    return path.read_bytes()
+
+
+def _check_ids_differ(state: State, topic_ids: Mapping[str, str]) -> None:
+    """Raise UnknownTopicError, or InvalidInputError where two topics would have one id."""
+    for name in topic_ids:
+        state.topic(name)
+    owners: dict[str, str] = {}
+    for name, topic in state.topics.items():
+        topic_id = topic_ids.get(name, topic.topic_id)
+        other = owners.setdefault(topic_id, name)
+        if other != name:
+            raise InvalidInputError(f"topics {other!r} and {name!r} would have one id, {topic_id}")
+
+
+class _Releasing:
+    """One run; the caller holds the root lock exclusively."""
+
+    def __init__(self, root: Path, check_lock: Callable[[], None], now_ms: int) -> None:
+        self.root = root
+        self._check_lock = check_lock
+        self._now_ms = now_ms
+        self._notices: list[str] = []
+
+    # --- while the log is ours -------------------------------------------------------------------
+
+    def prepare(
+        self, topic_ids: Mapping[str, str], properties: bytes | None, progress: Progress | None
+    ) -> None:
+        """Bring every file into the state in which a broker leaves it."""
+        journal = Journal(self.root / layout.COMMIT)
+        state = journal.settle()
+        _check_ids_differ(state, topic_ids)  # before anything is changed
+        self.keep_properties(properties)
+        self._note_unreadable_epochs(state, topic_ids)
+        self._move_deleted(state)
+        state = self._close_partitions(journal, state, progress)
+        change = Change()
+        for name, topic_id in topic_ids.items():
+            topic = state.topics[name]
+            if topic.topic_id != topic_id:
+                count = len(topic.partitions)
+                change.topic(name, topic_id, count, topic.config, topic.absent)
+        if change:
+            state = journal.append(change.record(self._now_ms))
+        for topic in state.topics.values():
+            for number, partition in topic.present():
+                directory = self.root / layout.partition_directory(topic.name, number)
+                _describe(directory, topic, partition)
+        checkpoints.write_root_checkpoints(self.root, state)
+        self._mark_clean(state)
+        self._check_lock()
+
+    def keep_properties(self, properties: bytes | None) -> None:
+        """Put a broker's `meta.properties` aside, where one is given, for `hand_over`."""
+        if properties is not None:
+            files.write_atomically(self.root / layout.META_ASIDE, properties)
+
+    def _note_unreadable_epochs(self, state: State, topic_ids: Mapping[str, str]) -> None:
+        for name, topic_id in topic_ids.items():
+            topic = state.topics[name]
+            epoch = max((p.leader_epoch for _, p in topic.present()), default=0)
+            if topic.topic_id != topic_id and epoch > 0:
+                self._notices.append(
+                    f"topic {name!r}: its batches carry leader epochs up to {epoch}, a newly "
+                    "created topic begins at 0: a consumer that goes on with a position of another "
+                    "cluster may be reset"
+                )
+
+    def _move_deleted(self, state: State) -> None:
+        """Give what is left of deleted topics the names under which a broker removes it."""
+        moved = False
+        for deleted in state.deleting.values():
+            for number in range(deleted.partitions):
+                name = layout.partition_directory(deleted.name, number)
+                directory = self.root / name
+                if checkpoints.read_topic_id(directory) == deleted.topic_id:
+                    target = layout.deleted_directory(deleted.name, number, deleted.topic_id)
+                    files.rename(directory, self.root / target)
+                    moved = True
+        if moved:
+            files.sync_directory(self.root)
+
+    def _close_partitions(self, journal: Journal, state: State, progress: Progress | None) -> State:
+        partitions = [
+            (topic.name, number) for topic in state.topics.values() for number, _ in topic.present()
+        ]
+        transaction = Transaction(self.root, journal, state, self._check_lock)
+        for done, (topic, number) in enumerate(partitions):
+            name = layout.partition_directory(topic, number)
+            if progress is not None:
+                progress(name, done, len(partitions))
+            directory = self.root / name
+            check_canary(directory)
+            with files.SegmentsLock(directory).exclusive():
+                segments.finish_swaps(directory)
+            appender = transaction.appender(topic, number, self._now_ms)
+            appender.finish()
+        # What relaxed commits had left is synced with it, and the record itself is.
+        transaction.sync_on_publish()
+        state = transaction.publish(self._now_ms)
+        if progress is not None:
+            progress("", len(partitions), len(partitions))
+        return state
+
+    def _mark_clean(self, state: State) -> None:
+        """Write `.kafka_cleanshutdown`, unless other partitions here were not shut down so."""
+        aside = self.root / layout.CLEAN_ASIDE
+        content = checkpoints.clean_shutdown()
+        if aside.exists():
+            content = aside.read_bytes() or content
+        elif others := self._foreign_partitions(state):
+            files.remove(self.root / layout.CLEAN_SHUTDOWN)
+            files.sync_directory(self.root)
+            self._notices.append(
+                f"{others[0]} and {len(others) - 1} other partitions here were left by a broker "
+                "that was not shut down in good order: the broker will check the log's tails"
+            )
+            return
+        files.write_atomically(self.root / layout.CLEAN_SHUTDOWN, content)
+
+    def _foreign_partitions(self, state: State) -> list[str]:
+        return [
+            directory.name
+            for directory in _partition_directories(self.root)
+            if directory.name != layout.METADATA_DIRECTORY
+            and directory.name.rpartition("-")[0] not in state.topics
+        ]
+
+    # --- once it is not ours any more ------------------------------------------------------------
+
+    def hand_over(self) -> ReleaseReport:
+        """Remove what is ours but for the old journal, and let a broker start."""
+        count = 0
+        for directory in _partition_directories(self.root):
+            count += _remove_ours(directory)
+        self._remove_ours_in_root()
+        aside, meta = self.root / layout.META_ASIDE, self.root / layout.META_PROPERTIES
+        if aside.exists():
+            files.rename(aside, meta)
+            files.sync_directory(self.root)
+        guard = self.root / layout.GUARD
+        if guard.exists():
+            files.remove_directory(guard)
+            files.sync_directory(self.root)
+        notices = (*self._notices, *_what_is_left_to_do(self.root))
+        return ReleaseReport(self.root, False, count, meta.exists(), notices)
+
+    def _remove_ours_in_root(self) -> None:
+        kept = {layout.COMMIT_RELEASED, layout.META_ASIDE, layout.GUARD}
+        for name in sorted(os.listdir(self.root)):
+            if name.startswith(layout.OURS) and name not in kept:
+                path = self.root / name
+                if not path.is_dir():
+                    files.remove(path)
+        files.sync_directory(self.root)
+
+
+# --- one partition -------------------------------------------------------------------------------
+
+
+def _describe(directory: Path, topic: TopicState, state: PartitionState) -> None:
+    """Write what a broker reads beside the segments of a partition; all of it may be there."""
+    _write_snapshot(directory, state)
+    if checkpoints.read_topic_id(directory) != topic.topic_id:
+        content = checkpoints.partition_metadata(topic.topic_id)
+        files.write_atomically(directory / layout.PARTITION_METADATA, content)
+    if not (directory / layout.LEADER_EPOCH_CHECKPOINT).exists():
+        checkpoints.write_leader_epochs(directory, [])
+    _set_times(directory)
+
+
+def _write_snapshot(directory: Path, state: PartitionState) -> None:
+    """Write the producers' state at the log's end, which our own appends have not changed."""
+    if state.producer_snapshot == state.high_watermark:
+        return
+    producers = Producers()
+    if state.producer_snapshot >= 0:
+        producers = producer_snapshot.read_snapshot(directory, state.producer_snapshot)
+    elif state.high_watermark == state.log_start_offset:
+        return
+    at_end = Producers(producers.entries.values(), state.high_watermark)
+    producer_snapshot.write_snapshot(directory, at_end)
+
+
+def _set_times(directory: Path) -> None:
+    """Let no segment without batches hide a later one from who looks for a time."""
+    found = segments.list_segments(directory)
+    if all(segment.size for segment in found):
+        return
+    largest_ms = 0
+    for segment in found:
+        if segment.size:
+            largest_ms = max(largest_ms, segments.largest_timestamp(segment, segment.size))
+        elif segment.log.stat().st_mtime_ns // 1_000_000 != largest_ms:
+            files.set_times(segment.log, largest_ms * 1_000_000)
+            files.sync_path(segment.log)
+
+
+def _remove_ours(directory: Path) -> bool:
+    """Remove our files of a partition; whether there were any."""
+    names = [name for name in sorted(os.listdir(directory)) if name.startswith(layout.OURS)]
+    for name in names:
+        files.remove(directory / name)
+    if names:
+        files.sync_directory(directory)
+    return bool(names)

@@ -1,0 +1,206 @@
+"""What became of a transaction is told by its marker, whatever the transaction index says."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kafkalog.errors import CorruptBatchError, CorruptLogError
+from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine import log_view
+from kafkalog.storage_engine.log_view import LogView, open_view
+from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.transaction_outcomes import TransactionOutcomes
+from tests.storage_engine.log_builder import Batch, batch, marker, name, write_segment
+
+TRANSACTIONAL = 0x10
+
+
+def of(producer_id: int, item: Batch) -> Batch:
+    return replace(item, producer_id=producer_id, attributes=item.attributes | TRANSACTIONAL)
+
+
+def entry(producer_id: int, first: int, last: int) -> bytes:
+    return struct.pack(">hqqqq", 0, producer_id, first, last, last + 1)
+
+
+class Log:
+    """Segments of batches, and the offsets that a committed read must give."""
+
+    def __init__(self, directory: Path, segments: list[list[Batch]]) -> None:
+        self.directory = directory
+        self.batches = [item for items in segments for item in items]
+        for items in segments:
+            write_segment(directory, items[0].base_offset, items)
+        active = segments[-1]
+        end = active[-1].last_offset + 1
+        size = sum(len(item.data()) for item in active)
+        self.state = PartitionState(end, active[0].base_offset, size, last_stable_offset=end)
+
+    def view(self) -> LogView:
+        return open_view(self.directory, "t", 0, lambda: self.state)
+
+    def offsets(self, start: int = 0, end: int | None = None) -> list[int]:
+        end = self.state.high_watermark if end is None else end
+        with self.view() as view:
+            batches = list(view.read(start, end, schema=changelog_schema()))
+        return [offset for rows in batches for offset in rows["offset"].to_pylist()]
+
+    def expected(self, start: int, end: int) -> list[int]:
+        """Walk backwards: what a marker says holds for its producer's batches before it."""
+        ends: dict[int, bool] = {}
+        found: list[int] = []
+        for item in reversed(self.batches):
+            if item.attributes & 0x20:
+                ends[item.producer_id] = item.records[0].key == b"\0\0\0\0"
+            elif not (item.attributes & TRANSACTIONAL and ends.get(item.producer_id, False)):
+                found += [r.offset for r in reversed(item.records) if start <= r.offset < end]
+        return found[::-1]
+
+
+def random_log(directory: Path, seed: int) -> Log:
+    """Transactions of five producers, interleaved, over several segments; some stay open."""
+    dice = random.Random(seed)
+    segments: list[list[Batch]] = [[]]
+    offset = 0
+    for _ in range(dice.randrange(1, 120)):
+        producer = dice.randrange(5)
+        kind = dice.random()
+        if kind < 0.25:
+            item = of(producer, marker(offset, abort=dice.random() < 0.5))
+        elif kind < 0.35:
+            item = batch(offset, dice.randrange(1, 4))
+        else:
+            item = of(producer, batch(offset, dice.randrange(1, 4), size=dice.randrange(300)))
+        segments[-1].append(item)
+        offset = item.last_offset + 1 + dice.choice([0, 0, 0, 2])
+        if dice.random() < 0.05:
+            segments.append([])
+    return Log(directory, [items for items in segments if items])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_range_in_chunks_of_any_size_leaves_out_what_its_markers_abort(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = random_log(tmp_path, seed)
+    dice = random.Random(seed)
+    end = log.state.high_watermark
+    chunks = LogView.chunks
+    for chunk_size in (100, 700, 1 << 20):
+        monkeypatch.setattr(
+            LogView,
+            "chunks",
+            lambda view, start, end, size=chunk_size: chunks(view, start, end, chunk_size=size),
+        )
+        for _ in range(5):
+            start = dice.randrange(end)
+            stop = dice.choice([end, dice.randrange(start, end + 1)])
+            assert log.offsets(start, stop) == log.expected(start, stop)
+
+
+def test_looking_ahead_passes_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_view, "WINDOW", 2)
+    segments = [[of(1, batch(10 * i, 2)), of(2, batch(10 * i + 2, 2))] for i in range(9)]
+    segments.append([of(1, marker(90, abort=True)), of(2, marker(91))])
+    log = Log(tmp_path, segments)
+    assert log.offsets() == log.expected(0, 92) == [10 * i + j for i in range(9) for j in (2, 3)]
+
+
+PASSED_OVER = [
+    b"",
+    entry(7, 0, 5)[:-1],
+    entry(7, 0, 8),
+    entry(9, 0, 5),
+    b"\0\1" + b"x" * 32,
+    bytes(34),
+]
+CONTRADICTIONS = [entry(8, 2, 5), entry(7, 0, 5) + entry(8, 0, 6), entry(7, 1, 5)]
+
+
+@pytest.fixture
+def indexed(tmp_path: Path) -> Log:
+    """Offsets 0-1 aborted by producer 7, 2-3 committed by 8, 4 of none, 7 not ended."""
+    batches = [of(7, batch(0, 2)), of(8, batch(2, 2)), batch(4, 1)]
+    batches += [of(7, marker(5, abort=True)), of(8, marker(6)), of(7, batch(7, 1))]
+    return Log(tmp_path, [batches])
+
+
+@pytest.mark.parametrize("index", PASSED_OVER)
+def test_a_transaction_index_without_the_entry_changes_nothing(indexed: Log, index: bytes) -> None:
+    (indexed.directory / name(0, ".txnindex")).write_bytes(index)
+    assert indexed.offsets() == [2, 3, 4, 7]
+
+
+@pytest.mark.parametrize("index", CONTRADICTIONS)
+def test_a_transaction_index_that_contradicts_a_marker_is_an_error(
+    indexed: Log, index: bytes
+) -> None:
+    (indexed.directory / name(0, ".txnindex")).write_bytes(index)
+    with pytest.raises(CorruptLogError, match=r"as the marker at offset \d says"):
+        indexed.offsets()
+
+
+def test_a_log_that_lost_a_marker_without_a_trace_is_an_error(tmp_path: Path) -> None:
+    first = [of(7, batch(0, 2)), of(7, marker(2)), of(7, batch(3, 2))]
+    log = Log(tmp_path, [first, [of(7, batch(10, 2)), of(7, marker(12, abort=True))]])
+    (tmp_path / name(10, ".txnindex")).write_bytes(entry(7, 3, 12))
+    assert log.offsets() == [0, 1]
+    path = tmp_path / name(0, ".log")
+    path.write_bytes(first[0].data())
+    with pytest.raises(
+        CorruptLogError, match="a batch that is aborted, as the marker at offset 12"
+    ):
+        log.offsets()
+
+
+def test_where_the_marker_is_damaged_the_index_decides(tmp_path: Path) -> None:
+    batches = [of(7, batch(0, 2)), of(8, batch(2, 2)), of(7, marker(4, abort=True))]
+    log = Log(tmp_path, [[*batches, of(8, marker(5))]])
+    (tmp_path / name(0, ".txnindex")).write_bytes(entry(7, 0, 4))
+    data = (tmp_path / name(0, ".log")).read_bytes()
+    (tmp_path / name(0, ".log")).write_bytes(data[:-90] + b"?" + data[-89:])
+    assert log.offsets(0, 4) == [2, 3]
+    with pytest.raises(CorruptBatchError):
+        log.offsets()
+
+
+def test_an_emptied_marker_says_nothing(tmp_path: Path) -> None:
+    emptied = of(7, replace(marker(2), records=(), max_timestamp=5))
+    log = Log(tmp_path, [[of(7, batch(0, 2)), emptied, of(7, marker(3, abort=True))]])
+    assert log.offsets() == []
+
+
+def test_without_transactions_nothing_is_looked_at_ahead(tmp_path: Path) -> None:
+    log = Log(tmp_path, [[batch(0, 3), marker(3), batch(4, 2)]])
+
+    def never(*_: object) -> Iterator[object]:
+        raise AssertionError
+
+    outcomes = TransactionOutcomes(never, never)  # type: ignore[arg-type]
+    with log.view() as view:
+        for chunk in view.chunks(0, 6):
+            assert not outcomes.is_aborted(chunk).any()
+
+
+def test_markers_that_are_passed_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafkalog.storage_engine.transaction_outcomes._PRODUCERS_MAX", 3)
+    items = [of(99, batch(0, 1))]
+    for i in range(1, 400, 2):
+        items += [of(i, batch(i, 1)), of(i, marker(i + 1))]
+    log = Log(tmp_path, [[*items, of(99, marker(500, abort=True))]])
+    with log.view() as view:
+        outcomes = TransactionOutcomes(lambda start: view.chunks(start, 501), list)
+        known = []
+        for chunk in view.chunks(0, 501, chunk_size=500):
+            outcomes.is_aborted(chunk)
+            known.append(len(outcomes._markers))
+    assert known[0] > 190
+    assert known[-2] < 10

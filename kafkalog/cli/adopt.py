@@ -1,0 +1,77 @@
+"""Takes a stopped Kafka broker's log directory over, to be written and cleaned here.
+
+From then on no broker starts on it, until `kafkalog release` gives it back. A run that was
+interrupted goes on when it is repeated. A topic whose cleanup.policy is told neither by --config
+nor by the broker's metadata is neither cleaned nor deleted from until `topics alter` sets it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kafkalog.cli.output import note, print_json, print_line, progress
+
+
+def command(
+    path: Annotated[Path, typer.Argument(metavar="PATH", show_default=False)],
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config",
+            metavar="TOPIC:NAME=VALUE",
+            help="A topic's config; * for all topics; repeatable.",
+        ),
+    ] = None,
+    metadata: Annotated[
+        Path | None, typer.Option(help="The broker's metadata.log.dir, if it is another one.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
+) -> None:
+    """Adopt, and print what was done."""
+    from kafkalog.storage_engine import clock, ownership
+
+    given = _topic_configs(config or [])
+    done = 0
+    with progress("adopting", None) as advance:
+
+        def show(_: str, now_done: int, __: int) -> None:
+            nonlocal done
+            advance(now_done - done)
+            done = now_done
+
+        report = ownership.adopt(
+            path, config=given, metadata=metadata, now_ms=clock.now_ms(), progress=show
+        )
+    for line in (*report.damage, *report.notices):
+        note(line)
+    if json:
+        print_json(
+            {
+                "path": str(report.root),
+                "adoptedAlready": report.adopted_already,
+                "topics": list(report.topics),
+                "partitions": report.partitions,
+                "wasClean": report.was_clean,
+                "damage": list(report.damage),
+                "notices": list(report.notices),
+            }
+        )
+        return
+    word = "was adopted already" if report.adopted_already else "is adopted"
+    print_line(f"{report.root} {word}: {len(report.topics)} topics, {report.partitions} partitions")
+
+
+def _topic_configs(given: list[str]) -> dict[str, dict[str, str]]:
+    from kafkalog.errors import InvalidInputError
+
+    found: dict[str, dict[str, str]] = {}
+    for text in given:
+        topic, colon, rest = text.partition(":")
+        name, equals, value = rest.partition("=")
+        if not (topic and colon and name and equals):
+            raise InvalidInputError(f"config {text!r}: expected topic:name=value")
+        found.setdefault(topic, {})[name.strip()] = value.strip()
+    return found

@@ -1,0 +1,52 @@
+"""Cleans now what the background cleaner would clean, or all of it with --force.
+
+With --force the active segment is rolled first. Then retention takes what it does not keep. The
+exit status is 1 if a partition could not be cleaned; `kafkalog status` goes on telling why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from kafkalog.cli.output import note, print_json, print_table
+from kafkalog.cli.writable import open_writable
+
+
+def command(
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="All that may be cleaned.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
+) -> int:
+    """Print what the cleaning of each partition did."""
+    with open_writable(path) as log:
+        results = log.clean(topic, force=force)
+    if json:
+        for stats in results:
+            print_json(asdict(stats))
+    elif results:
+        columns = ["topic", "partition", "from", "to", "records", "kept", "bytes", "written", "ms"]
+        rows = [
+            [
+                stats.topic,
+                stats.partition,
+                stats.start_offset,
+                stats.end_offset,
+                stats.records_read,
+                stats.records_kept,
+                stats.bytes_read,
+                stats.bytes_written,
+                round(stats.elapsed_ms),
+            ]
+            for stats in results
+        ]
+        print_table(columns, rows)
+    else:
+        note("nothing to clean")
+    failed = [stats for stats in results if stats.error is not None]
+    for stats in failed:
+        note(f"kafkalog: {stats.topic}-{stats.partition} was not cleaned: {stats.error}")
+    return 1 if failed else 0

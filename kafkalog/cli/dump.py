@@ -1,0 +1,90 @@
+"""Prints the entries of files, as kafka-dump-log does.
+
+The kind of a file is told from its name: a segment's .log .index .timeindex .txnindex .snapshot
+(also with .cleaned .swap .deleted), a .checkpoint of KRaft's metadata, the checkpoints of a root
+and of a partition, partition.metadata, meta.properties, and the journal `commit`.
+
+What is wrong goes to the standard error, and makes the exit status 1. Gaps in the offsets, which
+cleaning leaves, and the zeros at the end of a preallocated file are told too, and do not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kafkalog.cli.output import Encoding, encoder, note, print_json, print_line
+
+
+def command(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", show_default=False)],
+    print_data_log: Annotated[
+        bool, typer.Option("--print-data-log", help="Records with their keys and values.")
+    ] = False,
+    deep_iteration: Annotated[
+        bool, typer.Option("--deep-iteration", help="Records, not only batches.")
+    ] = False,
+    verify_index_only: Annotated[
+        bool, typer.Option("--verify-index-only", help="Only what the log does not confirm.")
+    ] = False,
+    index_sanity_check: Annotated[
+        bool, typer.Option("--index-sanity-check", help="Only an index's size and last entry.")
+    ] = False,
+    max_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes of a .log to look at, from its beginning.")
+    ] = 2**31 - 1,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per entry.")] = False,
+    encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
+) -> int:
+    """Print the entries of each file in turn."""
+    from kafkalog.errors import InvalidInputError
+    from kafkalog.storage_engine import dump, dump_text
+
+    options = dump.DumpOptions(
+        print_data_log=print_data_log,
+        deep_iteration=deep_iteration,
+        verify_index_only=verify_index_only,
+        index_sanity_check=index_sanity_check,
+        max_bytes=max_bytes,
+    )
+    encode = encoder(encoding)
+    status = 0
+    for path in files:
+        if not path.is_file():
+            raise InvalidInputError(f"{path}: no such file")
+    for path in files:
+        if not json:
+            print_line(f"Dumping {path}")
+        title = None
+        for entry in dump.dump_file(path, options):
+            if dump.is_damage(entry):
+                status = 1
+            if json:
+                print_json({"file": str(path), **_texts(entry, encode)})
+            elif entry["type"] == "finding":
+                if (heading := dump_text.heading(entry)) and heading != title:
+                    note(heading)
+                title = heading
+                note(dump_text.line(entry, encode))
+            else:
+                print_line(dump_text.line(entry, encode))
+    return status
+
+
+def _texts(entry: dict[str, Any], encode: Any) -> dict[str, Any]:
+    """Return an entry with text for the bytes in it."""
+    found = dict(entry)
+    for name in ("key", "payload"):
+        if isinstance(found.get(name), bytes):
+            found[name] = encode(found[name])
+    if "headers" in found:
+        found["headers"] = [
+            {
+                "key": name.decode("utf-8", "replace"),
+                "value": None if value is None else encode(value),
+            }
+            for name, value in found["headers"]
+        ]
+    return found

@@ -1,0 +1,150 @@
+"""What verbs print: JSON lines, bytes as text, tables, and progress on a terminal."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from typing import Any
+
+from kafkalog.errors import InvalidInputError
+
+__all__ = [
+    "Encoding",
+    "PipeClosed",
+    "configs",
+    "decoded",
+    "encoder",
+    "note",
+    "print_json",
+    "print_line",
+    "print_table",
+    "progress",
+]
+
+
+class Encoding(StrEnum):
+    """How keys, values and values of headers are text."""
+
+    UTF8 = "utf8"
+    BASE64 = "base64"
+    HEX = "hex"
+
+
+def encoder(encoding: Encoding) -> Callable[[bytes], str]:
+    """Return what makes text of bytes; of UTF-8 what is none becomes U+FFFD."""
+    if encoding is Encoding.BASE64:
+        return lambda data: base64.b64encode(data).decode()
+    if encoding is Encoding.HEX:
+        return lambda data: data.hex()
+    return lambda data: data.decode("utf-8", "replace")
+
+
+def decoded(text: str, encoding: Encoding) -> bytes:
+    """Return the bytes a text stands for; raises ValueError."""
+    if encoding is Encoding.BASE64:
+        try:
+            return base64.b64decode(text, validate=True)
+        except binascii.Error as fault:
+            raise ValueError(f"{text[:40]!r} is no base64") from fault
+    if encoding is Encoding.HEX:
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            raise ValueError(f"{text[:40]!r} is no hex") from None
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        raise ValueError(f"{text[:40]!r} is no text that UTF-8 has") from None
+
+
+class PipeClosed(Exception):
+    """Whoever read the standard output has gone; not an OSError, so nobody else deals with it."""
+
+
+def print_json(row: dict[str, Any]) -> None:
+    """Print an object as one line."""
+    print_line(json.dumps(row, ensure_ascii=False, separators=(",", ":")))
+
+
+def print_line(text: str) -> None:
+    """Print a line of data; what UTF-8 cannot tell (half a surrogate pair) is escaped."""
+    try:
+        sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+    except BrokenPipeError as fault:
+        raise PipeClosed from fault
+
+
+def note(text: str) -> None:
+    """Print a message."""
+    sys.stderr.write(text + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows below their headings, numbers to the right, as wide as they are."""
+    texts = [[_cell(value) for value in row] for row in rows]
+    widths = [
+        max([len(column), *(len(row[place]) for row in texts)])
+        for place, column in enumerate(columns)
+    ]
+    is_number = [
+        bool(rows) and all(isinstance(row[place], int | float) for row in rows)
+        for place in range(len(columns))
+    ]
+    for row in [list(columns), *texts]:
+        cells = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(row, widths, is_number, strict=True)
+        ]
+        print_line("  ".join(cells).rstrip())
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+@contextlib.contextmanager
+def progress(
+    title: str, total: Callable[[], int] | None, *, is_bytes: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """Show a bar on the standard error if that is a terminal; yields what moves it on.
+
+    `total` is only asked for where a bar is shown.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns: list[bars.ProgressColumn] = [bars.TextColumn(title), bars.BarColumn()]
+    columns += [bars.DownloadColumn(), bars.TransferSpeedColumn()] if is_bytes else []
+    columns += [] if is_bytes else [bars.MofNCompleteColumn()]
+    columns.append(bars.TimeRemainingColumn())
+    # What is printed meanwhile goes to another stream: nothing of it is to be caught.
+    with bars.Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as bar:
+        task = bar.add_task(title, total=None if total is None else total())
+        yield lambda count: bar.advance(task, count)
+
+
+def configs(given: Sequence[str]) -> dict[str, str]:
+    """Return `name=value` texts as a mapping."""
+    found = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise InvalidInputError(f"config {text!r}: expected name=value")
+        found[name.strip()] = value.strip()
+    return found

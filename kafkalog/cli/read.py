@@ -1,0 +1,135 @@
+"""Prints records, partition by partition, in the order of their offsets.
+
+Offsets are those of --start and up to --end, which is not printed; by default all records. A record
+is a line of partition, offset, time, key and value; with --json an object that `append` takes.
+Where a key or a value is no UTF-8, --json needs --encoding base64 or hex.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kafkalog.cli.output import Encoding, encoder, print_json, print_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class IsolationLevel(StrEnum):
+    """Which transactions count."""
+
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+
+
+def command(
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    partition: Annotated[int | None, typer.Option(min=0, help="All by default.")] = None,
+    start: Annotated[int | None, typer.Option(min=0, help="First offset.")] = None,
+    end: Annotated[int | None, typer.Option(min=0, help="Offset to stop before.")] = None,
+    isolation_level: Annotated[
+        IsolationLevel, typer.Option(help="Whether open and aborted transactions are read.")
+    ] = IsolationLevel.READ_COMMITTED,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per record.")] = False,
+    encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
+) -> None:
+    """Print the records."""
+    import kafkalog
+    from kafkalog.errors import InvalidInputError
+
+    with kafkalog.open(path, read_only=True) as log:
+        numbers = sorted(log.offsets(topic)) if partition is None else [partition]
+        if (start is not None or end is not None) and len(numbers) > 1:
+            raise InvalidInputError("--start and --end are offsets of one --partition: name it")
+        for number in numbers:
+            batches = log.read(
+                topic,
+                number,
+                start,
+                end,
+                include_headers=True,
+                isolation_level=isolation_level.value,
+            )
+            for batch in batches:
+                if json:
+                    _print_objects(batch, encoding)
+                else:
+                    _print_lines(batch, encoding)
+
+
+def _columns(batch: pa.RecordBatch) -> dict[str, list[Any]]:
+    import pyarrow as pa
+
+    found = {}
+    for name in batch.schema.names:
+        column = batch.column(name)
+        # Epoch numbers: of times that no calendar of Python's has, too.
+        found[name] = (column.cast(pa.int64()) if name == "timestamp" else column).to_pylist()
+    return found
+
+
+def _print_lines(batch: pa.RecordBatch, encoding: Encoding) -> None:
+    encode = encoder(encoding)
+    columns = _columns(batch)
+    names = ("partition", "offset", "timestamp", "key", "value")
+    for number, offset, time_us, key, value in zip(*(columns[n] for n in names), strict=True):
+        key_text, value_text = ("null" if item is None else encode(item) for item in (key, value))
+        print_line(f"{number}\t{offset}\t{_time(time_us)}\t{key_text}\t{value_text}")
+
+
+def _time(time_us: int) -> str:
+    """Return a time in UTC, or the milliseconds where no calendar has them; `-` for none."""
+    time_ms = time_us // 1000
+    if time_ms == -1:
+        return "-"
+    try:
+        moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _print_objects(batch: pa.RecordBatch, encoding: Encoding) -> None:
+    columns = _columns(batch)
+    for row in range(batch.num_rows):
+        offset = columns["offset"][row]
+        record = {
+            "topic": columns["topic"][row],
+            "partition": columns["partition"][row],
+            "offset": offset,
+            "timestamp": columns["timestamp"][row] // 1000,
+            "timestampType": columns["timestampType"][row],
+            "key": _text(columns["key"][row], encoding, offset, "key"),
+            "value": _text(columns["value"][row], encoding, offset, "value"),
+        }
+        headers = columns["headers"][row]
+        if headers:
+            record["headers"] = [
+                {
+                    "key": header["key"],
+                    "value": _text(header["value"], encoding, offset, "value of a header"),
+                }
+                for header in headers
+            ]
+        print_json(record)
+
+
+def _text(data: bytes | None, encoding: Encoding, offset: int, what: str) -> str | None:
+    """Return the text of some bytes; raises InvalidInputError where UTF-8 would lose them."""
+    if data is None:
+        return None
+    if encoding is Encoding.UTF8:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            from kafkalog.errors import InvalidInputError
+
+            raise InvalidInputError(
+                f"offset {offset}: the {what} is no UTF-8; use --encoding base64 or hex"
+            ) from None
+    return encoder(encoding)(data)

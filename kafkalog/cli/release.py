@@ -1,0 +1,91 @@
+"""Gives a log directory to a Kafka broker, as one that was shut down in good order.
+
+A broker puts a directory aside whose topic id its cluster does not know: create the topics there
+first, and name their ids with --topic-ids. The file has a topic and its id on each line, or is what
+`kafka-topics --describe` prints. A run that was interrupted goes on when it is repeated.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kafkalog.cli.output import note, print_json, print_line, progress
+
+_DESCRIBED = re.compile(r"\bTopic:\s*(\S+)\s+TopicId:\s*(\S+)")
+
+
+def command(
+    path: Annotated[Path, typer.Argument(metavar="PATH", show_default=False)],
+    topic_ids: Annotated[
+        Path | None, typer.Option(help="The ids that the broker's cluster has for the topics.")
+    ] = None,
+    meta_properties: Annotated[
+        Path | None,
+        typer.Option(help="meta.properties of the directory that this one is to replace."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
+) -> None:
+    """Release, and print what was done."""
+    from kafkalog.storage_engine import clock, ownership
+
+    ids = None if topic_ids is None else _read_ids(topic_ids)
+    done = 0
+    with progress("releasing", None) as advance:
+
+        def show(_: str, now_done: int, __: int) -> None:
+            nonlocal done
+            advance(now_done - done)
+            done = now_done
+
+        report = ownership.release(
+            path,
+            topic_ids=ids,
+            meta_properties=meta_properties,
+            now_ms=clock.now_ms(),
+            progress=show,
+        )
+    for line in report.notices:
+        note(line)
+    if json:
+        print_json(
+            {
+                "path": str(report.root),
+                "releasedAlready": report.released_already,
+                "partitions": report.partitions,
+                "hasBroker": report.has_broker,
+                "notices": list(report.notices),
+            }
+        )
+        return
+    if report.released_already:
+        print_line(f"{report.root} is a broker's already")
+    else:
+        print_line(f"{report.root} is released: {report.partitions} partitions")
+
+
+def _read_ids(path: Path) -> dict[str, str]:
+    """Return the ids of a file; raises InvalidInputError for a line that is neither form."""
+    from kafkalog.errors import InvalidInputError
+
+    found = {}
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError:
+        raise InvalidInputError(f"{path}: expected a text file of topics and ids") from None
+    is_described = any(_DESCRIBED.search(line) for line in lines)
+    for number, line in enumerate(lines, 1):
+        described = _DESCRIBED.search(line)
+        if described is not None:
+            found[described[1]] = described[2]
+        elif line.strip() and not line.startswith("#") and not is_described:
+            tokens = line.replace("=", " ").split()
+            if len(tokens) != 2:
+                raise InvalidInputError(
+                    f"{path}: line {number}: expected a topic and its id, found {line[:60]!r}"
+                )
+            found[tokens[0]] = tokens[1]
+    return found

@@ -1,0 +1,130 @@
+"""Prints who owns a log, whether its file system has locks, its writers, and its partitions.
+
+Of a partition: its offsets, the bytes of its .log files, how much of them is dirty, and its state:
+clean, dirty (the cleaner will come), uncleanable with the reason, or not compacted. One that cannot
+be read is a line with the reason. Names, sizes and the ends of indexes are read, and no records.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kafkalog.cli.output import print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.state import State
+
+
+def command(
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per log, writer and partition.")
+    ] = False,
+) -> None:
+    """Print the status."""
+    import kafkalog
+    from kafkalog.storage_engine import address
+
+    with kafkalog.open(path, read_only=True) as log:
+        state = log.state()
+        if topic is not None:
+            log.describe(topic)
+        roots = [_root(root, state) for root in address.directories(path)]
+        writers = list(_writers(state))
+        partitions = list(_partitions(log, state, topic))
+    if json:
+        for row in (*roots, *writers, *partitions):
+            print_json(row)
+        return
+    for row in roots:
+        print_line(f"{row['path']}  owner: {row['owner']}  locks: {row['locks']}")
+    if writers:
+        print_line("")
+        print_table(
+            ["writer", "topic", "last batch", "rows", "time"],
+            [[w["writer"], w["topic"], w["batchId"], w["rows"], w["time"]] for w in writers],
+        )
+    print_line("")
+    columns = ["topic", "partition", "log start", "first dirty", "last stable", "high watermark"]
+    columns += ["bytes", "dirty ratio", "state", "reason"]
+    names = ["topic", "partition", "logStartOffset", "firstDirtyOffset", "lastStableOffset"]
+    names += ["highWatermark", "bytes", "dirtyRatio", "state", "reason"]
+    print_table(columns, [[row[name] for name in names] for row in partitions])
+
+
+def _root(root: Path, state: State) -> dict[str, Any]:
+    from kafkalog.errors import StorageError
+    from kafkalog.storage_engine import files, layout
+
+    locks = files.lock_fault(root) or "work"
+    owner = "kafkalog"
+    if not (root / layout.COMMIT).exists():
+        owner = "a broker"
+        try:
+            if files.RootLock(root).is_held_alone():
+                owner = "a broker, which is running"
+        except StorageError as fault:
+            locks = str(fault)
+    elif (root / layout.META_ASIDE).exists():
+        owner = "kafkalog, adopted from a broker"
+    return {
+        "type": "log",
+        "path": str(root),
+        "owner": owner,
+        "locks": locks,
+        "record": state.number,
+        "time": _time(state.time_ms),
+    }
+
+
+def _writers(state: State) -> Iterator[dict[str, Any]]:
+    for name, writer in sorted(state.writers.items()):
+        writer_id, _, target = name.rpartition(" ")
+        yield {
+            "type": "writer",
+            "writer": writer_id,
+            "topic": target,
+            "batchId": writer.batch_id,
+            "rows": writer.rows,
+            "time": _time(writer.time_ms),
+        }
+
+
+def _partitions(log: KafkaLog, state: State, topic: str | None) -> Iterator[dict[str, Any]]:
+    for status in log.status():
+        known = state.topics.get(status.topic)
+        if topic not in (None, status.topic) or known is None:
+            continue
+        partition = known.partitions[status.partition]
+        yield {
+            "type": "partition",
+            "topic": status.topic,
+            "partition": status.partition,
+            "logStartOffset": status.log_start_offset,
+            "firstDirtyOffset": status.first_dirty_offset,
+            "firstUncleanableOffset": status.first_uncleanable_offset,
+            "lastStableOffset": partition.last_stable_offset,
+            "highWatermark": status.high_watermark,
+            "leaderEpoch": partition.leader_epoch,
+            "bytes": status.clean_bytes + status.dirty_bytes + status.uncleanable_bytes,
+            "cleanBytes": status.clean_bytes,
+            "dirtyBytes": status.dirty_bytes,
+            "dirtyRatio": round(status.dirty_ratio, 6),
+            "state": status.state,
+            "reason": status.reason,
+        }
+
+
+def _time(time_ms: int) -> str | None:
+    if time_ms <= 0:
+        return None
+    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

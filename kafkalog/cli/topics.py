@@ -1,0 +1,112 @@
+"""Topics: list, create, describe, alter, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kafkalog.cli.output import configs, print_json, print_line, print_table
+from kafkalog.cli.writable import open_writable
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.state import TopicState
+
+_Path = Annotated[str, typer.Argument(metavar="PATH", show_default=False)]
+_Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object per topic.")]
+_Config = Annotated[
+    list[str] | None,
+    typer.Option("--config", metavar="NAME=VALUE", help="Kafka's topic configs; repeatable."),
+]
+
+
+def application() -> typer.Typer:
+    """Return the verbs below `topics`."""
+    topics = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    for verb in (_list, _create, _describe, _alter, _delete):
+        topics.command(verb.__name__.strip("_"))(verb)
+    return topics
+
+
+def _list(path: _Path, json: _Json = False) -> None:
+    """List the topics with their partitions and configs."""
+    import kafkalog
+
+    with kafkalog.open(path, read_only=True) as log:
+        topics = [_described(log.describe(name)) for name in log.topics()]
+    if json:
+        for topic in topics:
+            print_json(topic)
+        return
+    rows = [[t["topic"], len(t["partitions"]), t["id"], _text(t["config"])] for t in topics]
+    print_table(["topic", "partitions", "id", "config"], rows)
+
+
+def _create(
+    path: _Path,
+    name: _Name,
+    partitions: Annotated[int, typer.Option(min=1)] = 1,
+    config: _Config = None,
+    json: _Json = False,
+) -> None:
+    """Create a topic, and the log if there is none; cleanup.policy is compact unless given."""
+    with open_writable(path, create=True) as log:
+        topic = _described(log.create_topic(name, partitions, configs(config or [])))
+    _print(topic, json=json)
+
+
+def _describe(path: _Path, name: _Name, json: _Json = False) -> None:
+    """Describe a topic: its id, its configs, the offsets of its partitions."""
+    import kafkalog
+
+    with kafkalog.open(path, read_only=True) as log:
+        _print(_described(log.describe(name)), json=json)
+
+
+def _alter(path: _Path, name: _Name, config: _Config = None, json: _Json = False) -> None:
+    """Set configs of a topic; those that are not named stay."""
+    from kafkalog.errors import InvalidInputError
+
+    if not config:
+        raise InvalidInputError("nothing to alter: give --config name=value")
+    with open_writable(path) as log:
+        _print(_described(log.alter_topic(name, configs(config))), json=json)
+
+
+def _delete(path: _Path, name: _Name) -> None:
+    """Delete a topic and its records."""
+    with open_writable(path) as log:
+        log.delete_topic(name)
+
+
+def _described(topic: TopicState) -> dict[str, Any]:
+    partitions = [
+        {
+            "partition": number,
+            "logStartOffset": state.log_start_offset,
+            "highWatermark": state.high_watermark,
+            "lastStableOffset": state.last_stable_offset,
+            "leaderEpoch": state.leader_epoch,
+        }
+        for number, state in topic.present()
+    ]
+    return {
+        "topic": topic.name,
+        "id": topic.topic_id,
+        "config": dict(topic.config),
+        "partitions": partitions,
+    }
+
+
+def _print(topic: dict[str, Any], *, json: bool) -> None:
+    if json:
+        print_json(topic)
+        return
+    print_line(f"{topic['topic']}  id {topic['id']}  {_text(topic['config'])}".rstrip())
+    columns = ["partition", "log start", "high watermark", "last stable", "leader epoch"]
+    print_table(columns, [list(partition.values()) for partition in topic["partitions"]])
+
+
+def _text(config: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(config.items()))

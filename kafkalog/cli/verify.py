@@ -1,0 +1,66 @@
+"""Looks for damage in a log directory: ours, a broker's, or one partition's.
+
+Compared are all checksums, the order of offsets, index entries with their batches, aborted
+transactions, producer snapshots, leader epochs, topic ids, checkpoints, and the journal with the
+files. A finding is a line with file and position.
+
+The exit status is 0 when nothing is damaged, 1 when something is. Notices (foreign files, what the
+next start of a killed broker mends) change nothing about it.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kafkalog.cli.output import note, print_json, print_line, progress
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.finding import Finding
+
+
+def command(
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Decode every record too.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per finding.")] = False,
+) -> int:
+    """Print the findings, and how many there are."""
+    from kafkalog.storage_engine import address
+    from kafkalog.storage_engine.verify import has_topic, log_size, verify
+
+    roots = address.directories(path)
+    if topic is not None and len(roots) > 1:  # of several, a topic may be in some
+        roots = [root for root in roots if has_topic(root, topic)] or roots[:1]
+    damage = notices = 0
+
+    def size() -> int:
+        return sum(log_size(root, topic) for root in roots)
+
+    with progress("verifying", size, is_bytes=True) as advance:
+        for finding in chain.from_iterable(
+            verify(root, topic, deep=deep, progress=advance) for root in roots
+        ):
+            damage += finding.is_damage
+            notices += not finding.is_damage
+            _print(finding, json=json)
+    note(f"{path}: {damage or 'no'} damage, {notices or 'no'} notice{'s' * (notices != 1)}")
+    return 1 if damage else 0
+
+
+def _print(finding: Finding, *, json: bool) -> None:
+    kind = "damage" if finding.is_damage else "notice"
+    if json:
+        print_json(
+            {
+                "kind": kind,
+                "path": str(finding.path),
+                "position": finding.position,
+                "expected": finding.expected,
+                "found": finding.found,
+            }
+        )
+    else:
+        print_line(f"{kind}: {finding}")

@@ -1,0 +1,285 @@
+"""Everything a log directory holds, compared with everything else: what `kafkalog verify` runs.
+
+Of each partition: all checksums, the order of offsets, every index entry, aborted transactions,
+producer snapshots, leader epochs, the topic id. Of the root: the journal against the files, the
+checkpoints against the log, foreign files. With `deep` every record is decoded too.
+
+A directory may be ours, a broker's, or one partition's. Nothing is changed, in any of them, and
+nobody is kept waiting. Memory is bounded by a chunk of a log, whatever the size of the files.
+
+A *finding* is damage or a notice. What a broker that was killed leaves (half a batch at the end,
+indexes that it had not synced) is a notice, since its next start, or `adopt`, mends it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from kafkalog.errors import (
+    CorruptLogError,
+    InvalidInputError,
+    KafkaLogError,
+    UnknownTopicError,
+)
+from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.dump import checkpoint_entries
+from kafkalog.storage_engine.finding import Finding
+from kafkalog.storage_engine.journal import Journal
+from kafkalog.storage_engine.state import PartitionState, State, TopicState
+from kafkalog.storage_engine.verify_partition import PartitionFiles, verify_partition
+
+__all__ = ["Finding", "has_topic", "log_size", "verify"]
+
+_CHECKPOINTS: Final = (
+    layout.RECOVERY_POINT_CHECKPOINT,
+    layout.LOG_START_CHECKPOINT,
+    layout.REPLICATION_CHECKPOINT,
+    layout.CLEANER_CHECKPOINT,
+)
+_ROOT_NAMES: Final = (
+    *_CHECKPOINTS,
+    layout.COMMIT,
+    layout.ROOT_LOCK,
+    layout.META_PROPERTIES,
+    layout.CLEAN_SHUTDOWN,
+    layout.METADATA_DIRECTORY,
+    "bootstrap.checkpoint",
+)
+_ASIDE: Final = ("-delete", "-stray", "-future")
+_Checkpoints = Mapping[str, Mapping[tuple[str, int], int]]
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+def verify(
+    root: Path,
+    topic: str | None = None,
+    *,
+    deep: bool = False,
+    progress: Callable[[int], None] = _ignore,
+) -> Iterator[Finding]:
+    """Yield what is wrong in a log directory, or in its topic `topic`, as soon as it is found.
+
+    `progress` is told how many bytes of `.log` files were read since it was told last: `log_size`
+    is their sum. Raises InvalidInputError for a path without a log, UnknownTopicError.
+    """
+    root = root.absolute()
+    if not root.is_dir():
+        raise InvalidInputError(f"{root}: no such directory")
+    if _is_partition(root):
+        yield from _partition(PartitionFiles(root), deep, progress)
+        return
+    state, journal = None, Journal(root / layout.COMMIT)
+    if journal.path.exists():
+        state, faults = _read_journal(journal)
+        yield from faults
+    elif not any(_partitions(root)) and not (root / layout.META_PROPERTIES).exists():
+        raise InvalidInputError(
+            f"{root}: no log here: neither a `{layout.COMMIT}` file nor a partition's directory"
+        )
+    present = _topic_partitions(root, state)
+    if topic is not None and topic not in {name for name, _ in present}:
+        known = ", ".join(sorted({name for name, _ in present})[:20]) or "none"
+        raise UnknownTopicError(f"topic {topic!r} does not exist; the topics here are: {known}")
+    checkpoints: dict[str, dict[tuple[str, int], int]] = {}
+    for name in _CHECKPOINTS:
+        checkpoints[name] = {}
+        yield from _read_checkpoint(root / name, checkpoints[name])
+    points = checkpoints[layout.RECOVERY_POINT_CHECKPOINT]
+    for partition in sorted(present):
+        if topic in (None, partition[0]):
+            files = _files_of(root, partition, state, points, journal)
+            if files is None:
+                path = root / layout.partition_directory(*partition)
+                yield Finding(path, 0, "a topic of the journal", "none", is_damage=False)
+            else:
+                yield from _partition(files, deep, progress)
+    yield from _compare_checkpoints(root, checkpoints, present, topic)
+    if topic is None:
+        yield from _foreign(root, state)
+
+
+def log_size(root: Path, topic: str | None = None) -> int:
+    """Return the bytes of all `.log` files that `verify` will read."""
+    total = 0
+    directories = [root] if _is_partition(root) else [path for _, path in _partitions(root)]
+    for directory in directories:
+        parsed = layout.parse_partition_directory(directory.name)
+        if topic is not None and parsed is not None and parsed[0] != topic:
+            continue
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                file = layout.parse_segment_file(entry.name)
+                if file is not None and file[1:] == (layout.LOG, ""):
+                    total += entry.stat().st_size
+    return total
+
+
+def has_topic(root: Path, topic: str) -> bool:
+    """Tell whether a directory has a partition of a topic."""
+    return root.is_dir() and any(name == topic for (name, _), _ in _partitions(root))
+
+
+# --- partitions ----------------------------------------------------------------------------------
+
+
+def _is_partition(directory: Path) -> bool:
+    if (directory / layout.COMMIT).exists():
+        return False
+    names = os.listdir(directory)
+    found = (layout.parse_segment_file(name) for name in names)
+    return any(parsed is not None and parsed[1] == layout.LOG for parsed in found)
+
+
+def _partitions(root: Path) -> Iterator[tuple[tuple[str, int], Path]]:
+    """Yield ((topic, partition), directory) of what bears a partition's name."""
+    with os.scandir(root) as entries:
+        for entry in entries:
+            parsed = layout.parse_partition_directory(entry.name)
+            if parsed is not None and entry.is_dir():
+                yield parsed, Path(entry.path)
+
+
+def _topic_partitions(root: Path, state: State | None) -> set[tuple[str, int]]:
+    """Return the partitions that are here, and those that should be."""
+    found = {partition for partition, _ in _partitions(root)}
+    if state is not None:
+        for topic in state.topics.values():
+            found |= {(topic.name, number) for number, _ in topic.present()}
+        deleting = {topic.name for topic in state.deleting.values()}
+        found = {p for p in found if p[0] in state.topics or p[0] not in deleting}
+    return found
+
+
+def _files_of(
+    root: Path,
+    partition: tuple[str, int],
+    state: State | None,
+    recovery_points: Mapping[tuple[str, int], int],
+    journal: Journal,
+) -> PartitionFiles | None:
+    """Return what is known of a partition before it is read; None if the journal knows it not."""
+    directory = root / layout.partition_directory(*partition)
+    # Of a directory that was adopted, internal topics stay the broker's.
+    if state is None or partition[0] in layout.INTERNAL_TOPICS:
+        # Of a log of ours whose journal is lost all has been synced, as after a clean shutdown.
+        is_internal = partition[0] in layout.INTERNAL_TOPICS
+        marks = (layout.CLEAN_SHUTDOWN, layout.CLEAN_ASIDE if is_internal else layout.COMMIT)
+        is_clean = any((root / name).exists() for name in marks)
+        point = None if is_clean else recovery_points.get(partition, 0)
+        return PartitionFiles(directory, recovery_point=point)
+    topic = state.topics.get(partition[0])
+    if topic is None or partition[1] >= len(topic.partitions):
+        return None
+    return PartitionFiles(directory, _loader(journal, topic, partition[1]), topic.topic_id)
+
+
+def _loader(journal: Journal, topic: TopicState, partition: int) -> Callable[[], PartitionState]:
+    def load() -> PartitionState:
+        known = journal.published().topics.get(topic.name)
+        if known is None or known.topic_id != topic.topic_id:
+            raise UnknownTopicError(f"topic {topic.name!r} was deleted while it was verified")
+        return known.partitions[partition]
+
+    return load
+
+
+def _partition(
+    partition: PartitionFiles, deep: bool, progress: Callable[[int], None]
+) -> Iterator[Finding]:
+    """Verify one partition; one that cannot be read is a finding."""
+    try:
+        yield from verify_partition(partition, deep=deep, progress=progress)
+    except UnknownTopicError:
+        return  # deleted meanwhile
+    except FileNotFoundError as fault:
+        path = Path(fault.filename or partition.directory)
+        yield Finding(path, 0, "a file of the partition", "none: it is missing")
+    except OSError as fault:
+        path = Path(fault.filename or partition.directory)
+        yield Finding(path, 0, "a file that can be read", str(fault.strerror or fault))
+    except KafkaLogError as fault:
+        yield Finding(partition.directory, 0, "a partition that can be read", str(fault))
+
+
+# --- the root ------------------------------------------------------------------------------------
+
+
+def _read_journal(journal: Journal) -> tuple[State | None, list[Finding]]:
+    """Return the published state, None where the journal cannot be read, and what is wrong."""
+    path = journal.path
+    try:
+        state = journal.published()
+        for _ in journal.records()[1]:
+            pass
+    except CorruptLogError as fault:
+        return None, [Finding(path, fault.position, str(fault.expected), str(fault.found))]
+    except (KafkaLogError, OSError, ValueError) as fault:
+        return None, [Finding(path, 0, "a journal of this release", str(fault))]
+    return state, []
+
+
+def _read_checkpoint(path: Path, found: dict[tuple[str, int], int]) -> Iterator[Finding]:
+    try:
+        for topic, partition, offset in checkpoint_entries(path, 3):
+            found[topic, int(partition)] = int(offset)
+    except FileNotFoundError:
+        return
+    except CorruptLogError as fault:
+        yield Finding(path, fault.position, str(fault.expected), str(fault.found))
+    except OSError as fault:
+        yield Finding(path, 0, "a file that can be read", str(fault.strerror or fault))
+
+
+def _compare_checkpoints(
+    root: Path, checkpoints: _Checkpoints, present: set[tuple[str, int]], topic: str | None
+) -> Iterator[Finding]:
+    """Hold the offsets of the root's checkpoints against the ends of the logs."""
+    from kafkalog.storage_engine.segments import list_segments, next_offset
+
+    ends: dict[tuple[str, int], int | None] = {}
+    for name, entries in checkpoints.items():
+        for partition, offset in sorted(entries.items()):
+            if topic not in (None, partition[0]):
+                continue
+            path = root / name
+            text = layout.partition_directory(*partition)
+            if partition not in present:
+                expected = "partitions that are here"
+                yield Finding(path, 0, expected, f"{text}, which is not", is_damage=False)
+                continue
+            if partition not in ends:
+                try:
+                    segments = list_segments(root / text)
+                    ends[partition] = next_offset(segments[-1]) if segments else None
+                except OSError:
+                    ends[partition] = None  # that was a finding of the partition
+            end = ends[partition]
+            if end is not None and not 0 <= offset <= end:
+                yield Finding(path, 0, f"{text} at an offset from 0 to its end, {end}", str(offset))
+
+
+def _foreign(root: Path, state: State | None) -> Iterator[Finding]:
+    """Report what is neither Kafka's nor ours."""
+    with os.scandir(root) as entries:
+        names = sorted((entry.name, entry.is_dir()) for entry in entries)
+    for name, is_directory in names:
+        plain = name.removesuffix(layout.TEMPORARY)
+        if plain in _ROOT_NAMES or name.startswith(layout.OURS):
+            continue
+        if is_directory and layout.parse_partition_directory(name) is not None:
+            continue
+        if is_directory and name.endswith(_ASIDE):
+            if not name.endswith("-delete"):
+                expected = "partitions in use"
+                found = "one that a broker has set aside"
+                yield Finding(root / name, 0, expected, found, is_damage=False)
+            continue
+        owner = "a log's files alone" if state is not None else "a broker's files alone"
+        found = "a foreign directory" if is_directory else "a foreign file"
+        yield Finding(root / name, 0, owner, found, is_damage=False)

@@ -1,0 +1,135 @@
+"""The command as a process: installed, quick to start, at peace with pipes and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import kafkalog
+from kafkalog.cli import VERBS
+from tests.cli.conftest import Command
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMMAND = [sys.executable, "-m", "kafkalog.cli"]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    with kafkalog.open(tmp_path / "log") as log:
+        log.create_topic("t", 3)
+        log.append("t", [(f"key-{n}", "value" * 20) for n in range(5000)])
+    return tmp_path / "log"
+
+
+def process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+
+
+def test_the_package_installs_the_command() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"kafkalog": "kafkalog.cli:main"}
+
+
+def test_the_exit_status_is_the_processs(log: Path) -> None:
+    assert process("verify", log).returncode == 0
+    (log / "commit").write_bytes(b"x" * 600)
+    damaged = process("verify", log)
+    assert damaged.returncode == 1
+    missing = process("read", log, "none")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert missing.stderr.startswith("kafkalog: ")
+    assert missing.stderr.count("\n") == 1
+    assert process("rread", log).returncode == 2
+
+
+def test_a_closed_pipe_is_no_traceback(log: Path) -> None:
+    reader, writer = os.pipe()
+    with subprocess.Popen(
+        [*COMMAND, "read", str(log), "t"], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE
+    ) as running:
+        os.close(writer)
+        assert os.read(reader, 10)
+        os.close(reader)
+        _, err = running.communicate(timeout=60)
+    assert err == b""
+    assert running.returncode == 141
+
+
+def test_an_interrupt_is_no_traceback_and_leaves_nothing(log: Path) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "append", str(log), "t"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as running:
+        assert running.stdin is not None
+        running.stdin.write(b'{"key":"k","value":"v"}\n' * 300_000)  # it has begun to read
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (130, b"")
+    assert b"Traceback" not in err
+    assert [path.name for path in log.iterdir() if "staged" in path.name] == []
+
+
+def test_no_bar_is_drawn_but_on_a_terminal(log: Path) -> None:
+    assert process("verify", log).stderr == f"{log}: no damage, no notices\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["--help"], {"numba", "pyarrow", "numpy", "rich"}),
+        (["status", "LOG", "--json"], {"numba", "pyarrow", "rich"}),
+        (["topics", "list", "LOG"], {"numba", "pyarrow", "rich"}),
+        (["dump", "LOG/commit"], {"numba", "pyarrow", "rich"}),
+    ],
+)
+def test_a_verb_loads_what_it_needs_alone(log: Path, arguments: list[str], heavy: set[str]) -> None:
+    given = [argument.replace("LOG", str(log)) for argument in arguments]
+    program = (
+        "import sys; from kafkalog.cli import run; status = run(sys.argv[1:]);"
+        f"loaded = {heavy!r} & sys.modules.keys(); sys.exit(str(loaded) if loaded else status)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, *given], check=False, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_that_says_what_it_does(kafkalog: Command, verb: str) -> None:
+    result = kafkalog(verb, "--help")
+    assert result.status == 0
+    assert VERBS[verb].split()[-1].strip(".") in result.out
+    assert verb in kafkalog("--help").out
+
+
+def test_the_release_is_printed(kafkalog: Command) -> None:
+    import kafkalog as package
+
+    assert kafkalog("--version").out == f"kafkalog {package.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["read"], ["read", "--partition", "x", "a"]])
+def test_wrong_usage_is_one_line_that_leads_to_help(
+    kafkalog: Command, arguments: list[str]
+) -> None:
+    result = kafkalog(*arguments)
+    assert (result.status, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert "--help" in result.err
+
+
+@pytest.mark.slow
+def test_warm_compiles_without_a_log(kafkalog: Command) -> None:
+    result = kafkalog("warm")
+    assert (result.status, result.out) == (0, "")
+    assert result.err.startswith("kernels are ready after ")

@@ -1,0 +1,290 @@
+"""What damage makes of a root: read in every way there is, written to, and judged.
+
+An outcome that is not allowed is a fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import kafkalog
+from kafkalog.errors import KafkaLogError
+from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.ownership import adopt
+from tests.storage_engine.sample_root import NOW_MS, Log, Root, Row, Stored
+
+SCHEMA = changelog_schema(include_headers=True)
+
+# --- judging a damaged one -----------------------------------------------------------------------
+
+
+class Hung(BaseException):
+    """Reading did not come to an end."""
+
+
+@dataclass
+class Judge:
+    """Puts damage into a root and counts what becomes of it; what is not allowed is a fault.
+
+    `whole`: everything reads as before. `refused`: a typed error, and what lies below the damage
+    can be read. `short`: the log reads as if it ended, or had a gap, at the damage. `shifted`: the
+    base offset of a batch, which no checksum covers, points into a gap of the log beside it.
+    """
+
+    root: Root
+    scratch: Path
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    def judge(self, name: Path, data: bytes | None, position: int, *, write: bool) -> str:
+        """Judge one file with other content (None: missing), damaged from byte `position` on."""
+        path = self.root.path / name
+        before = path.read_bytes()
+        replace(path, data)
+        try:
+            with deadline():
+                outcome = self._read(name, position)
+                if write:
+                    self._write(name, position)
+        except (Exception, Hung) as fault:
+            text = f"{type(fault).__name__}: {fault}"
+            size = "missing" if data is None else f"{len(data)} of {len(before)} bytes"
+            self.faults.append(f"{name} damaged at byte {position} ({size}): {text}")
+            outcome = "WRONG"
+        finally:
+            replace(path, before)
+        self.outcomes[kind_of(name), outcome] += 1
+        return outcome
+
+    def _logs(self, name: Path) -> list[Log]:
+        log = self.root.logs.get(name.parts[0])
+        return [log] if log else list(self.root.logs.values())
+
+    def _read(self, name: Path, position: int) -> str:
+        try:
+            engine = kafkalog.open(self.root.path, read_only=True, create=False)
+            engine.state()
+        except KafkaLogError:
+            return "refused"
+        found = {"whole"}
+        for log in self._logs(name):
+            damage = Damage.of(log, name, position)
+            for committed in (True, False):
+                found.add(check_read(engine, log, damage, committed=committed))
+            found.add(check_lookups(engine, log, damage))
+        try:
+            statuses = engine.status(now_ms=NOW_MS)
+            assert len(statuses) == len(self.root.logs), statuses
+        except KafkaLogError:
+            found.add("refused")
+        return next(word for word in ("shifted", "short", "refused", "whole") if word in found)
+
+    def _write(self, name: Path, position: int) -> None:
+        """Clean, and append, on a copy; what was to be read, and is not obsolete, stays."""
+        log = self._logs(name)[-1]
+        damage = Damage.of(log, name, position)
+        path = self.root.copy(self.scratch)
+        try:
+            engine = kafkalog.open(path, create=False)
+        except KafkaLogError:
+            return
+        try:
+            before: list[Row] | None = read(engine, log, committed=False)
+        except KafkaLogError:
+            before = None
+        whole = log.rows(committed=False) if before is None else before
+        wanted = {row.key: row for row in whole}
+        kept = [row for row in wanted.values() if row.offset < damage.offset or before is not None]
+        if log.is_compacted:
+            with contextlib.suppress(KafkaLogError):
+                engine.clean(log.topic, force=True, now_ms=NOW_MS)
+            check_kept(engine, log, damage, kept)
+        new = {"key": [b"new"], "value": [b"v"], "timestamp": [None], "partition": [log.partition]}
+        types = [pa.binary(), pa.binary(), pa.timestamp("ms"), pa.int32()]
+        columns = [pa.array(v, t) for v, t in zip(new.values(), types, strict=True)]
+        try:
+            engine.append(log.topic, pa.table(columns, names=list(new)), now_ms=NOW_MS)
+        except KafkaLogError:
+            pass
+        else:
+            kept.append(Row(log.end, NOW_MS, b"new", b"v"))
+        check_kept(engine, log, damage, kept)
+
+
+class BrokerJudge(Judge):
+    """The same for a directory of a broker: writing is to adopt it, to append and to read again."""
+
+    def _write(self, name: Path, position: int) -> None:
+        path = self.root.copy(self.scratch)
+        try:
+            adopt(path, config={"*": {"cleanup.policy": "delete"}}, now_ms=NOW_MS)
+            engine = kafkalog.open(path, create=False)
+        except KafkaLogError:
+            return
+        for log in self._logs(name):
+            damage = Damage.of(log, name, position)
+            for committed in (True, False):
+                check_read(engine, log, damage, committed=committed)
+            with contextlib.suppress(KafkaLogError):
+                end = engine.offsets(log.topic)[log.partition][1]
+                rows = {"key": [b"new"], "value": [b"v"], "partition": [log.partition]}
+                engine.append(log.topic, pa.table(rows), now_ms=NOW_MS)
+                new = [row.key for row in read(engine, log, committed=False) if row.offset == end]
+                assert new == [b"new"], f"appended at {end}, read {new}"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Where damage lies: the end of the last batch before it, and the batch it is in.
+
+    The batch is told only where the damage is in its base offset, which no checksum covers.
+    """
+
+    offset: int
+    batch: Stored | None = None
+    is_in_log: bool = False
+
+    @classmethod
+    def of(cls, log: Log, name: Path, position: int) -> Damage:
+        offset, before = log.start, 0
+        for segment in (*log.segments, *log.shadow):
+            for item in segment.batches:
+                if name.parts == (log.name, segment.name) and position < len(item.data):
+                    moved = item if position < 8 else None
+                    # How many messages a wrapper has is not known unless it is decompressed: one
+                    # that is overlapped by what follows is doubted too.
+                    offset = before if moved and log.topic == "old" else offset
+                    return cls(offset, moved, is_in_log=True)
+                position -= len(item.data) if name.parts == (log.name, segment.name) else 0
+                offset, before = item.last + 1, item.base
+        return cls(log.start)
+
+
+def kind_of(name: Path) -> str:
+    """`.log`, `.index.swap`, `commit`: what kind of file a name is of."""
+    stem, dot, rest = name.name.partition(".")
+    return dot + rest if stem.isdigit() else name.name
+
+
+def replace(path: Path, data: bytes | None) -> None:
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(data)
+
+
+@contextlib.contextmanager
+def deadline(seconds: float = 120.0) -> Iterator[None]:
+    def hung(*_: object) -> None:
+        raise Hung(f"no end after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, hung)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def check_read(engine: Engine, log: Log, damage: Damage, *, committed: bool) -> str:
+    wanted = log.rows(committed=committed)
+    allowed = set(wanted)
+    for segment in log.shadow:
+        allowed.update(row for item in segment.batches for row in item.rows)
+    try:
+        rows = read(engine, log, committed=committed)
+    except KafkaLogError:
+        if damage.is_in_log:
+            end = log.stable_below(damage.offset) if committed else damage.offset
+            below = read(engine, log, committed=committed, end=end)
+            expected = [row for row in wanted if row.offset < end]
+            assert below == expected, f"below {end}: {below} instead of {expected}"
+        return "refused"
+    offsets = [row.offset for row in rows]
+    assert offsets == sorted(set(offsets)), f"offsets {offsets}"
+    wrong = [row for row in rows if row not in allowed]
+    if wrong:
+        assert damage.batch is not None, f"wrong records {wrong}"
+        contents = {row[1:] for row in damage.batch.rows}
+        assert all(row[1:] in contents for row in wrong), f"wrong records {wrong}"
+        return "shifted"
+    missing = [row for row in wanted if row not in set(rows)]
+    if not missing:
+        return "whole"
+    assert damage.is_in_log, f"lost records {missing}"
+    end = log.stable_below(damage.offset) if committed else damage.offset
+    assert missing[0].offset >= end, f"lost below {end}: {missing}"
+    return "short"
+
+
+def check_lookups(engine: Engine, log: Log, damage: Damage) -> str:
+    """Offsets and times are found where they are, as long as the log is sound."""
+    try:
+        with engine.view(log.topic, log.partition) as view:
+            for item in (item for segment in log.segments for item in segment.batches):
+                found = view.position_of(item.last)
+                at = None if found is None else (found[0].base_offset, found[1])
+                assert damage.is_in_log or at == log.position_of(item.last), f"{item.last} at {at}"
+                if item.rows:
+                    time = item.rows[-1].timestamp
+                    offset = view.offset_for_time(time)
+                    expected = log.offset_for_time(time)
+                    assert damage.is_in_log or offset == expected, f"time {time} at {offset}"
+    except KafkaLogError:
+        return "refused"
+    return "whole"
+
+
+def check_kept(engine: Engine, log: Log, damage: Damage, kept: list[Row]) -> None:
+    ever = log.ever()
+    try:
+        rows = read(engine, log, committed=False)
+    except KafkaLogError:
+        with contextlib.suppress(KafkaLogError):
+            rows = read(engine, log, committed=False, end=damage.offset)
+            lost = [row for row in kept if row.offset < damage.offset and row not in rows]
+            assert not (lost and damage.is_in_log), f"lost by writing: {lost}"
+        return
+    if damage.batch is None:
+        wrong = [r for r in rows if r not in ever.get(r.offset, ()) and r not in kept]
+        assert not wrong, f"wrong after writing: {wrong}"
+    lost = [row for row in kept if row not in rows]
+    assert not lost, f"lost by writing: {lost}"
+
+
+def read(engine: Engine, log: Log, *, committed: bool, end: int | None = None) -> list[Row]:
+    """Everything of one partition, or what lies below `end`."""
+    with engine.view(log.topic, log.partition) as view:
+        state = view.state
+        stop = state.last_stable_offset if committed else state.high_watermark
+        stop = stop if end is None else min(end, stop)
+        start = state.log_start_offset
+        if stop < start:
+            return []
+        return rows_of(view.read(start, stop, schema=SCHEMA, read_committed=committed))
+
+
+def rows_of(batches: Iterator[pa.RecordBatch]) -> list[Row]:
+    found: list[Row] = []
+    for table in batches:
+        columns: list[list[Any]] = [
+            table.column("offset").to_pylist(),
+            table.column("timestamp").cast(pa.int64()).to_pylist(),
+            table.column("key").to_pylist(),
+            table.column("value").to_pylist(),
+            table.column("headers").to_pylist(),
+        ]
+        for offset, time, key, value, headers in zip(*columns, strict=True):
+            pairs = tuple((h["key"], h["value"]) for h in headers or ())
+            found.append(Row(offset, time // 1000, key, value, pairs))
+    return found

@@ -1,0 +1,61 @@
+"""A broker's directory after SIGKILL, damaged at every byte: read as it is, and adopted.
+
+Damage at or above the recovery point is cut off, as the broker would at its start; damage below it
+is met by whoever reads there. Nothing below the damage is lost by either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.storage_engine.damage import BrokerJudge
+from tests.storage_engine.sample_root import Root
+from tests.storage_engine.test_damage import BITS, FULL, STRIDE, cases, print_outcomes
+
+STEP = STRIDE if FULL else 5 * STRIDE
+
+
+@pytest.fixture(scope="module")
+def judges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerJudge]:
+    path = tmp_path_factory.mktemp("broker")
+    root = Root(path / "root")
+    root.give_to_a_broker()
+    judge = BrokerJudge(root, path / "copy")
+    yield judge
+    print_outcomes(judge)
+
+
+@pytest.fixture
+def judge(judges: BrokerJudge) -> Iterator[BrokerJudge]:
+    judges.faults.clear()
+    yield judges
+    found = "\n".join(judges.faults[:40])
+    assert not judges.faults, f"{len(judges.faults)} faults:\n{found}"
+
+
+def test_undamaged_it_reads_whole(judge: BrokerJudge) -> None:
+    for name in judge.root.files():
+        data = (judge.root.path / name).read_bytes()
+        assert judge.judge(name, data, len(data), write=True) == "whole"
+    judge.outcomes.clear()
+
+
+def test_a_file_cut_at_any_byte_loses_nothing_below(judge: BrokerJudge) -> None:
+    for name, data, place, write in cases(judge, 2, STEP):
+        judge.judge(name, data[:place], place, write=write)
+
+
+@pytest.mark.parametrize("bit", BITS)
+def test_a_flipped_bit_loses_nothing_below(judge: BrokerJudge, bit: int) -> None:
+    for name, data, place, write in cases(judge, 2, STEP):
+        flipped = bytearray(data)
+        flipped[place] ^= bit
+        judge.judge(name, bytes(flipped), place, write=write)
+
+
+def test_any_file_of_the_set_may_be_missing(judge: BrokerJudge) -> None:
+    for name in judge.root.files():
+        judge.judge(Path(name), None, 0, write=True)

@@ -8,7 +8,7 @@ QUICK ?=
 KILLS ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-fast test-kernels test-peers kill-test lint bench bench-quick clean
+.PHONY: help setup peers demo test test-fast test-kernels damage-test test-peers kill-test lint bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,9 @@ test-kernels: $(READY) ## the kernels' tests: compiled, with bounds checks, and 
 	$(BIN)/python -m pytest tests/*/test_kernels.py
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest tests/*/test_kernels.py
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/*/test_kernels.py
+
+damage-test: $(READY) ## every file of a log cut and flipped at every byte, counted; takes a while
+	KAFKALOG_DAMAGE=full $(BIN)/python -m pytest -s tests/storage_engine/test_damage*.py $(ARGS)
 
 test-peers: $(READY) $(PEERS) ## what a real Kafka makes of our files, and we of its files
 	$(BIN)/python -m pytest -m peers tests/peers $(ARGS)

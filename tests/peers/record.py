@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 CREATE_TIME, LOG_APPEND_TIME = 0, 1
 _POLL_SECONDS = 30
@@ -37,10 +37,25 @@ def of_kafkalog(batches: Iterable[pa.RecordBatch]) -> list[Record]:
     return records
 
 
+def record_of(message: Message) -> Record:
+    """Return what a Kafka consumer got."""
+    kind, timestamp = message.timestamp()
+    headers = tuple(message.headers() or ())
+    return Record(message.offset(), timestamp, kind - 1, message.key(), message.value(), headers)
+
+
 def consumed(
     bootstrap: str, topic: str, partition: int, *, start: int = 0, committed: bool = True
 ) -> list[Record]:
     """Return what a Kafka consumer gets of a partition, from `start` to its end."""
+    place = (topic, partition)
+    return consumed_all(bootstrap, {place: start}, committed=committed)[place]
+
+
+def consumed_all(
+    bootstrap: str, starts: Mapping[tuple[str, int], int], *, committed: bool = True
+) -> dict[tuple[str, int], list[Record]]:
+    """Return what a Kafka consumer gets of partitions, each from its start to its end."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -53,32 +68,24 @@ def consumed(
             "isolation.level": "read_committed" if committed else "read_uncommitted",
         }
     )
+    records: dict[tuple[str, int], list[Record]] = {place: [] for place in starts}
+    unfinished = set(starts)
     try:
-        consumer.assign([TopicPartition(topic, partition, start)])
-        return list(_until_the_end(consumer))
+        consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
+        while unfinished:
+            message = consumer.poll(_POLL_SECONDS)
+            assert message is not None, f"nothing from the broker for {_POLL_SECONDS} s"
+            error = message.error()
+            place = message.topic(), message.partition()
+            if error is None:
+                records[place].append(record_of(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                unfinished.discard(place)
+            else:
+                raise AssertionError(str(error))
     finally:
         consumer.close()
-
-
-def _until_the_end(consumer: Consumer) -> Iterator[Record]:
-    while True:
-        message = consumer.poll(_POLL_SECONDS)
-        assert message is not None, f"nothing from the broker for {_POLL_SECONDS} s"
-        error = message.error()
-        if error is None:
-            kind, timestamp = message.timestamp()
-            yield Record(
-                message.offset(),
-                timestamp,
-                kind - 1,
-                message.key(),
-                message.value(),
-                tuple(message.headers() or ()),
-            )
-        elif error.code() == KafkaError._PARTITION_EOF:
-            return
-        else:
-            raise AssertionError(str(error))
+    return records
 
 
 class DumpedRecord(NamedTuple):

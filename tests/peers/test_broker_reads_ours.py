@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,15 +12,16 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 import kafkalog
+from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.ownership import release
 from tests.peers import our_log
 from tests.peers.kafka import CLEAN_SHUTDOWN, KafkaBroker, dump_log_segments
 from tests.peers.our_log import AWAY, BINARY, CLEANED, PARTITIONS, TOMBSTONES
-from tests.peers.record import DumpedRecord, Record, consumed, dumped
+from tests.peers.record import DumpedRecord, Record, consumed, consumed_all, dumped
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
 ALL = [(topic, number) for topic, count in PARTITIONS.items() for number in range(count)]
-KAFKAS = (".log", ".index", ".timeindex", ".txnindex", "leader-epoch-checkpoint")
 FINE = re.compile(
     "|".join(
         [
@@ -164,20 +164,29 @@ def test_kafkas_dump_finds_what_is_damaged(
 
 
 def mount(broker: KafkaBroker, root: Path) -> None:
-    """Put our partitions in the place of a broker's, of the same names, with the ids it gave."""
-    for topic, number in ALL:
-        target = broker.log_dir / f"{topic}-{number}"
-        identity = (target / "partition.metadata").read_bytes()
-        shutil.rmtree(target)
-        target.mkdir()
-        for path in (root / target.name).iterdir():
-            if path.name.endswith(KAFKAS):
-                shutil.copy(path, target)
-            if path.suffix == ".log" and not path.stat().st_size:
-                # A segment without batches is as young as its file to Kafka, and hides the records
-                # after it from whoever asks for their times.
-                os.utime(target / path.name, (0, 0))
-        (target / "partition.metadata").write_bytes(identity)
+    """Release a copy of our log, with the ids the broker gave its topics, in the directory's place.
+
+    What else the broker keeps there moves in.
+    """
+    place, copy = broker.log_dir, root.parent / "released"
+    shutil.copytree(root, copy)
+    ids = {topic: topic_id(place / f"{topic}-0") for topic in PARTITIONS}
+    report = release(
+        copy, topic_ids=ids, meta_properties=place / layout.META_PROPERTIES, now_ms=our_log.NOW_MS
+    )
+    assert report.has_broker
+    assert report.partitions == len(ALL)
+    ours = {path.name for path in copy.iterdir()}
+    for path in place.iterdir():
+        if path.is_dir() and path.name not in ours:
+            path.rename(copy / path.name)
+    shutil.rmtree(place)
+    copy.rename(place)
+
+
+def topic_id(directory: Path) -> str:
+    lines = (directory / "partition.metadata").read_text().splitlines()
+    return next(line.removeprefix("topic_id: ") for line in lines if line.startswith("topic_id"))
 
 
 @pytest.fixture(scope="module")
@@ -195,12 +204,10 @@ def mounted(kafka: KafkaBroker, ours: Path) -> Iterator[KafkaBroker]:
     yield kafka
 
 
-def assert_consumed(
-    broker: KafkaBroker, records: dict[tuple[str, int], list[Record]], *, start: int = 0
-) -> None:
-    for (topic, number), expected in records.items():
-        found = consumed(broker.bootstrap, topic, number, start=start)
-        assert found == [record for record in expected if record.offset >= start], topic
+def assert_consumed(broker: KafkaBroker, records: dict[tuple[str, int], list[Record]]) -> None:
+    for committed in (True, False):
+        found = consumed_all(broker.bootstrap, dict.fromkeys(records, 0), committed=committed)
+        assert found == records
 
 
 def test_a_consumer_gets_the_records_that_kafkalog_reads(
@@ -236,9 +243,10 @@ def test_a_broker_sees_where_each_partition_begins_and_ends(
 def recovered(mounted: KafkaBroker, ours: Path) -> KafkaBroker:
     """The broker has checked every segment and rebuilt every index, as after a power cut."""
     mounted.stop()
-    (mounted.log_dir / CLEAN_SHUTDOWN).unlink()
-    (mounted.log_dir / "recovery-point-offset-checkpoint").unlink()
     mount(mounted, ours)
+    # Without the last one it also cleans what we have cleaned.
+    for name in (CLEAN_SHUTDOWN, "recovery-point-offset-checkpoint", "cleaner-offset-checkpoint"):
+        (mounted.log_dir / name).unlink()
     before = mounted.output.stat().st_size
     mounted.start()
     output = mounted.output.read_text(errors="replace")[before:]

@@ -23,6 +23,7 @@ from kafkalog.errors import (
     InvalidInputError,
     KafkaLogError,
     LockedByBrokerError,
+    StorageError,
     UnknownTopicError,
 )
 from kafkalog.storage_engine import files, layout
@@ -239,7 +240,8 @@ def _order(engine: Engine, topic: str | None, *, force: bool, now_ms: int) -> li
         ) as fault:  # a partition that cannot be planned is one that cannot be cleaned
             if not engine.has_topic(name, known.topic_id):
                 continue
-            _mark(engine, name, partition, fault, now_ms)
+            _log.debug("%s-%d cannot be planned: %s", name, partition, fault)
+            ratios.append((1.0, name, partition))  # the last one; its cleaning says why
             continue
         if log.is_eligible:
             ratios.append((-log.dirty_ratio, name, partition))
@@ -340,10 +342,18 @@ def _prepare(engine: Engine, topic: str, partition: int, now_ms: int, *, force: 
 def _mark(engine: Engine, topic: str, partition: int, fault: Exception, now_ms: int) -> str:
     """Mark a partition uncleanable; returns the reason."""
     reason = _reason(fault)
-    _log.warning("%s-%d cannot be cleaned: %s", topic, partition, reason, exc_info=fault)
+    is_ordinary = isinstance(fault, KafkaLogError | OSError)
+    _log.log(
+        logging.WARNING if is_ordinary else logging.ERROR,
+        "%s-%d cannot be cleaned: %s",
+        topic,
+        partition,
+        reason,
+        exc_info=None if is_ordinary else fault,
+    )
     # A full disk takes no mark either, nor does a topic that was deleted meanwhile; the reason then
     # is in the log and in the statistics.
-    with contextlib.suppress(OSError, UnknownTopicError):
+    with contextlib.suppress(OSError, UnknownTopicError, StorageError):
         mark_uncleanable(
             engine.partition_directory(topic, partition),
             reason,
@@ -354,5 +364,7 @@ def _mark(engine: Engine, topic: str, partition: int, fault: Exception, now_ms: 
 
 
 def _reason(fault: Exception) -> str:
+    if isinstance(fault, OSError) and fault.filename and fault.strerror:
+        return f"{fault.filename}: {fault.strerror}"
     text = " ".join(str(fault).split())
     return text if text else type(fault).__name__

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from kafkalog.cleaner.clean import CleaningAborted
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.manager import clean_filthiest, retain, sweep
+from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.clock import now_ms
 
 if TYPE_CHECKING:
@@ -101,9 +102,13 @@ class CleanerThread:
             if stats is None:
                 sweep(self._engine, now_ms=now_ms)
                 return False
+        except (KafkaLogError, OSError) as fault:
+            self.failures += 1
+            _log.warning("the cleaner goes on after an error: %s", fault)
+            return False
         except Exception:  # nothing that is raised here may end the thread
             self.failures += 1
-            _log.warning("the cleaner goes on after an error", exc_info=True)
+            _log.exception("the cleaner goes on after an error")
             return False
         if stats.error is None:
             self.cleanings += 1

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -41,14 +43,41 @@ PIPE_CLOSED: Final = 141
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        _open_streams()
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    sys.exit(status)
+
+
+def _open_streams() -> None:
+    """Let the standard streams be there, and take any text: what they cannot tell is escaped."""
+    # In this order, so that no file of a log gets the number of a stream.
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit status."""
+    from kafkalog.cli.log_lines import LogLines
+
+    with LogLines() as lines:
+        status = _run(arguments)
+        lines.is_failed = status != 0
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int:
     import typer
 
-    from kafkalog.cli.output import PipeClosed
+    from kafkalog.cli.output import PipeClosed, flush
     from kafkalog.errors import InvalidInputError, KafkaLogError
 
     status = 0
@@ -56,20 +85,25 @@ def run(arguments: Sequence[str]) -> int:
         result = _application(arguments)(
             args=list(arguments), prog_name="kafkalog", standalone_mode=False
         )
-        sys.stdout.flush()
+        flush()
         status = result if isinstance(result, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except (BrokenPipeError, PipeClosed):
-        # Python flushes once more at exit, and must not find the closed pipe then.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         status = PIPE_CLOSED
+    except SystemExit as fault:  # of the package below typer, when the reader of a help has gone
+        _silence()
+        status = PIPE_CLOSED if fault.code else 0
     except KafkaLogError as fault:
         _complain(str(fault))
         status = 2 if isinstance(fault, InvalidInputError) else 1
     except OSError as fault:
-        _complain(f"{fault.filename}: {fault.strerror}" if fault.filename else str(fault))
+        # One that does not name a file is told by the path that the verb was given.
+        given = next((text for text in arguments if Path(text).exists()), "")
+        where = fault.filename or given
+        text = fault.strerror or str(fault)
+        _complain(f"{where}: {text}" if where else text)
         status = 1
     except Exception as fault:
         # Those of wrong usage are typer's, or of the package below it: a matter of its release.
@@ -81,9 +115,20 @@ def run(arguments: Sequence[str]) -> int:
         if text.lstrip().startswith("Usage:"):
             sys.stderr.write(text.rstrip() + "\n")
         else:
-            _complain(f"{text.rstrip('.')}; see kafkalog {_verb(arguments)} --help")
+            _complain(f"{text.rstrip('.')}; see kafkalog {_called(arguments)} --help")
         status = int(getattr(fault, "exit_code", 2))
+    if status not in (0, PIPE_CLOSED):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _silence()
     return status
+
+
+def _silence() -> None:
+    """Let nothing more be written: Python flushes at exit, and must not find the fault again."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(text: str) -> None:
@@ -92,6 +137,16 @@ def _complain(text: str) -> None:
 
 def _verb(arguments: Sequence[str]) -> str:
     return arguments[0] if arguments and arguments[0] in VERBS else ""
+
+
+def _called(arguments: Sequence[str]) -> str:
+    """Return what of a command line names a verb: `append`, `topics create`, or nothing."""
+    verb = _verb(arguments)
+    if verb != "topics":
+        return verb
+    from kafkalog.cli.topics import VERBS as BELOW
+
+    return f"{verb} {arguments[1]}" if len(arguments) > 1 and arguments[1] in BELOW else verb
 
 
 def _application(arguments: Sequence[str]) -> typer.Typer:

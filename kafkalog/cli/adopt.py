@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from kafkalog.cli.output import note, print_json, print_line, progress
+from kafkalog.cli.output import counted, note, print_json, print_line, progress
 
 
 def command(
@@ -61,7 +61,8 @@ def command(
         )
         return
     word = "was adopted already" if report.adopted_already else "is adopted"
-    print_line(f"{report.root} {word}: {len(report.topics)} topics, {report.partitions} partitions")
+    topics, partitions = counted(len(report.topics), "topic"), report.partitions
+    print_line(f"{report.root} {word}: {topics}, {counted(partitions, 'partition')}")
 
 
 def _topic_configs(given: list[str]) -> dict[str, dict[str, str]]:

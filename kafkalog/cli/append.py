@@ -21,7 +21,14 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kafkalog.cli.output import Encoding, decoded, print_json, print_line
+from kafkalog.cli.output import (
+    Encoding,
+    check_input,
+    counted,
+    decoded,
+    print_json,
+    print_line,
+)
 from kafkalog.cli.writable import open_writable
 from kafkalog.errors import InvalidInputError
 
@@ -56,6 +63,9 @@ def command(
     """Append, and print which offsets the records got."""
     if raw is not None and (file is not None or partition is None):
         raise InvalidInputError("--raw FILE takes --partition N, and no other file")
+    for given in (file, raw):
+        if given is not None and str(given) != "-":
+            check_input(given)
     with open_writable(path) as log:
         if raw is not None and partition is not None:
             result = log.append_raw(topic, partition, raw)
@@ -68,7 +78,7 @@ def command(
         else:
             print_line(f"{name}-{number}: offsets {first} to {following - 1}")
     if not json:
-        print_line(f"{result.rows} records appended")
+        print_line(f"{counted(result.rows, 'record')} appended")
 
 
 def _append(
@@ -130,13 +140,18 @@ def _record(line: bytes, partition: int | None, encoding: Encoding) -> dict[str,
         found = json_module.loads(line)
     except RecursionError:
         raise ValueError("a record is no such deeply nested object") from None
+    except UnicodeDecodeError:
+        raise ValueError("expected a JSON object in UTF-8, found other bytes") from None
+    except json_module.JSONDecodeError as fault:  # whose own text numbers lines too
+        where = f"{fault.msg} at character {fault.pos + 1}"
+        raise ValueError(f"expected a JSON object: {where}") from None
     except ValueError as fault:
         raise ValueError(f"expected a JSON object: {fault}") from None
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, found {str(found)[:40]!r}")
     unknown = sorted(found.keys() - set(_FIELDS) - _PASSED_OVER)
     if unknown:
-        raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(_FIELDS)}")
+        raise ValueError(f"unknown field {unknown[0][:40]!r}; known: {', '.join(_FIELDS)}")
     if "value" not in found:
         raise ValueError("the field 'value' is missing; null is a tombstone")
     if partition is not None:
@@ -178,7 +193,9 @@ def _integer(value: Any, name: str, bits: int) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << (bits - 1):
-        raise ValueError(f"{name}: expected a whole number, found {str(value)[:40]!r}")
+        raise ValueError(
+            f"{name}: expected a whole number of {bits} bits, found {str(value)[:40]!r}"
+        )
     return value
 
 

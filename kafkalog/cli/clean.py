@@ -26,9 +26,11 @@ def command(
         results = log.clean(topic, force=force)
     if json:
         for stats in results:
-            print_json(asdict(stats))
+            print_json({_camel(name): value for name, value in asdict(stats).items()})
     elif results:
         columns = ["topic", "partition", "from", "to", "records", "kept", "bytes", "written", "ms"]
+        has_error = any(stats.error is not None for stats in results)
+        columns += ["error"] if has_error else []
         rows = [
             [
                 stats.topic,
@@ -40,13 +42,20 @@ def command(
                 stats.bytes_read,
                 stats.bytes_written,
                 round(stats.elapsed_ms),
+                *([stats.error] if has_error else []),
             ]
             for stats in results
         ]
         print_table(columns, rows)
     else:
         note("nothing to clean")
-    failed = [stats for stats in results if stats.error is not None]
-    for stats in failed:
-        note(f"kafkalog: {stats.topic}-{stats.partition} was not cleaned: {stats.error}")
+    failed = [f"{stats.topic}-{stats.partition}" for stats in results if stats.error is not None]
+    if failed:
+        word = "was" if len(failed) == 1 else "were"
+        note(f"kafkalog: {', '.join(failed)} {word} not cleaned, for the reasons above")
     return 1 if failed else 0
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

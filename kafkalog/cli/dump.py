@@ -53,7 +53,8 @@ def command(
     status = 0
     for path in files:
         if not path.is_file():
-            raise InvalidInputError(f"{path}: no such file")
+            fault = "is a directory: name the files in it" if path.is_dir() else "no such file"
+            raise InvalidInputError(f"{path}: {fault}")
     for path in files:
         if not json:
             print_line(f"Dumping {path}")

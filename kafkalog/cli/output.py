@@ -9,22 +9,30 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, StorageError
 
 __all__ = [
+    "PATH_HELP",
     "Encoding",
     "PipeClosed",
+    "check_input",
     "configs",
+    "counted",
     "decoded",
     "encoder",
+    "flush",
     "note",
     "print_json",
     "print_line",
     "print_table",
     "progress",
 ]
+
+
+PATH_HELP: Final = "A log's directory; those of one broker with commas between."
 
 
 class Encoding(StrEnum):
@@ -68,15 +76,31 @@ class PipeClosed(Exception):
 
 def print_json(row: dict[str, Any]) -> None:
     """Print an object as one line."""
-    print_line(json.dumps(row, ensure_ascii=False, separators=(",", ":")))
+    # An escape of JSON's where the stream's own would be none.
+    is_ascii = (getattr(sys.stdout, "encoding", None) or "utf-8").lower() not in ("utf-8", "utf8")
+    print_line(json.dumps(row, ensure_ascii=is_ascii, separators=(",", ":")))
 
 
 def print_line(text: str) -> None:
     """Print a line of data; what UTF-8 cannot tell (half a surrogate pair) is escaped."""
-    try:
+    with _told_faults():
         sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+
+
+def flush() -> None:
+    """Send off what is printed; raises PipeClosed, and StorageError where it cannot be."""
+    with _told_faults():
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _told_faults() -> Iterator[None]:
+    try:
+        yield
     except BrokenPipeError as fault:
         raise PipeClosed from fault
+    except OSError as fault:
+        raise StorageError(f"the standard output: {fault.strerror or fault}") from fault
 
 
 def note(text: str) -> None:
@@ -137,6 +161,25 @@ def progress(
     ) as bar:
         task = bar.add_task(title, total=None if total is None else total())
         yield lambda count: bar.advance(task, count)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return `1 record`, `2 records`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def check_input(path: Path) -> None:
+    """Raise InvalidInputError for an input file that is not there, or cannot be opened."""
+    if path.is_dir():
+        raise InvalidInputError(f"{path}: is a directory, expected a file")
+    try:
+        # To open a pipe would take it from who reads it next.
+        if path.is_file():
+            path.open("rb").close()
+        else:
+            path.stat()
+    except OSError as fault:
+        raise InvalidInputError(f"{path}: {fault.strerror}") from fault
 
 
 def configs(given: Sequence[str]) -> dict[str, str]:

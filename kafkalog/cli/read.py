@@ -1,22 +1,27 @@
 """Prints records, partition by partition, in the order of their offsets.
 
 Offsets are those of --start and up to --end, which is not printed; by default all records. A record
-is a line of partition, offset, time, key and value; with --json an object that `append` takes.
-Where a key or a value is no UTF-8, --json needs --encoding base64 or hex.
+is a line of partition, offset, time, key and value, their tabs and newlines as they are; with
+--json an object that `append` takes. Where a key or a value is no UTF-8, --json needs --encoding
+base64 or hex.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kafkalog.cli.output import Encoding, encoder, print_json, print_line
+from kafkalog.cli.output import PATH_HELP, Encoding, encoder, print_json, print_line
+from kafkalog.cli.readable import open_readable
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_TIMESTAMP_TYPES: Final = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 
 class IsolationLevel(StrEnum):
@@ -27,7 +32,7 @@ class IsolationLevel(StrEnum):
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
     partition: Annotated[int | None, typer.Option(min=0, help="All by default.")] = None,
     start: Annotated[int | None, typer.Option(min=0, help="First offset.")] = None,
@@ -39,10 +44,9 @@ def command(
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
 ) -> None:
     """Print the records."""
-    import kafkalog
     from kafkalog.errors import InvalidInputError
 
-    with kafkalog.open(path, read_only=True) as log:
+    with open_readable(path) as log:
         numbers = sorted(log.offsets(topic)) if partition is None else [partition]
         if (start is not None or end is not None) and len(numbers) > 1:
             raise InvalidInputError("--start and --end are offsets of one --partition: name it")
@@ -103,7 +107,7 @@ def _print_objects(batch: pa.RecordBatch, encoding: Encoding) -> None:
             "partition": columns["partition"][row],
             "offset": offset,
             "timestamp": columns["timestamp"][row] // 1000,
-            "timestampType": columns["timestampType"][row],
+            "timestampType": _TIMESTAMP_TYPES[columns["timestampType"][row]],
             "key": _text(columns["key"][row], encoding, offset, "key"),
             "value": _text(columns["value"][row], encoding, offset, "value"),
         }

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from kafkalog.cli.output import note, print_json, print_line, progress
+from kafkalog.cli.output import check_input, counted, note, print_json, print_line, progress
 
 _DESCRIBED = re.compile(r"\bTopic:\s*(\S+)\s+TopicId:\s*(\S+)")
 
@@ -64,14 +64,16 @@ def command(
     if report.released_already:
         print_line(f"{report.root} is a broker's already")
     else:
-        print_line(f"{report.root} is released: {report.partitions} partitions")
+        print_line(f"{report.root} is released: {counted(report.partitions, 'partition')}")
 
 
 def _read_ids(path: Path) -> dict[str, str]:
-    """Return the ids of a file; raises InvalidInputError for a line that is neither form."""
+    """Return the ids of a file; raises InvalidInputError for one without any, or with two of a
+    topic, and for a line that is neither form."""
     from kafkalog.errors import InvalidInputError
 
-    found = {}
+    check_input(path)
+    found: dict[str, str] = {}
     try:
         lines = path.read_text().splitlines()
     except UnicodeDecodeError:
@@ -80,12 +82,18 @@ def _read_ids(path: Path) -> dict[str, str]:
     for number, line in enumerate(lines, 1):
         described = _DESCRIBED.search(line)
         if described is not None:
-            found[described[1]] = described[2]
+            topic, topic_id = described[1], described[2]
         elif line.strip() and not line.startswith("#") and not is_described:
             tokens = line.replace("=", " ").split()
             if len(tokens) != 2:
                 raise InvalidInputError(
                     f"{path}: line {number}: expected a topic and its id, found {line[:60]!r}"
                 )
-            found[tokens[0]] = tokens[1]
+            topic, topic_id = tokens
+        else:
+            continue
+        if found.setdefault(topic, topic_id) != topic_id:
+            raise InvalidInputError(f"{path}: line {number}: a second id for topic {topic!r}")
+    if not found:
+        raise InvalidInputError(f"{path}: expected topics and their ids, found none")
     return found

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kafkalog.cli.output import print_json, print_line, print_table
+from kafkalog.cli.output import PATH_HELP, print_json, print_line, print_table
+from kafkalog.cli.readable import open_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,17 +24,16 @@ if TYPE_CHECKING:
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object per log, writer and partition.")
     ] = False,
 ) -> None:
     """Print the status."""
-    import kafkalog
     from kafkalog.storage_engine import address
 
-    with kafkalog.open(path, read_only=True) as log:
+    with open_readable(path) as log:
         state = log.state()
         if topic is not None:
             log.describe(topic)
@@ -45,12 +45,21 @@ def command(
             print_json(row)
         return
     for row in roots:
-        print_line(f"{row['path']}  owner: {row['owner']}  locks: {row['locks']}")
+        owner = ", ".join(
+            text
+            for text in (row["owner"], row["ownerDetail"], "running" if row["running"] else None)
+            if text
+        )
+        locks = "work" if row["locks"] else row["locksReason"]
+        print_line(f"{row['path']}  owner: {owner}  locks: {locks}")
     if writers:
         print_line("")
         print_table(
             ["writer", "topic", "last batch", "rows", "time"],
-            [[w["writer"], w["topic"], w["batchId"], w["rows"], w["time"]] for w in writers],
+            [
+                [w["writer"], w["topic"], w["batchId"], w["rows"], _time(w["timeMs"])]
+                for w in writers
+            ],
         )
     print_line("")
     columns = ["topic", "partition", "log start", "first dirty", "last stable", "high watermark"]
@@ -64,24 +73,28 @@ def _root(root: Path, state: State) -> dict[str, Any]:
     from kafkalog.errors import StorageError
     from kafkalog.storage_engine import files, layout
 
-    locks = files.lock_fault(root) or "work"
-    owner = "kafkalog"
+    locks_reason = files.lock_fault(root)
+    owner, detail, is_running = "kafkalog", None, False
     if not (root / layout.COMMIT).exists():
-        owner = "a broker"
+        is_released = (root / layout.COMMIT_RELEASED).exists()
+        owner = "released" if is_released else "broker"
+        detail = "to a broker" if is_released else None
         try:
-            if files.RootLock(root).is_held_alone():
-                owner = "a broker, which is running"
+            is_running = files.RootLock(root).is_held_alone()
         except StorageError as fault:
-            locks = str(fault)
+            locks_reason = str(fault)
     elif (root / layout.META_ASIDE).exists():
-        owner = "kafkalog, adopted from a broker"
+        detail = "adopted from a broker"
     return {
         "type": "log",
         "path": str(root),
         "owner": owner,
-        "locks": locks,
+        "ownerDetail": detail,
+        "running": is_running,
+        "locks": locks_reason is None,
+        "locksReason": locks_reason,
         "record": state.number,
-        "time": _time(state.time_ms),
+        "timeMs": _time_ms(state.time_ms),
     }
 
 
@@ -94,7 +107,7 @@ def _writers(state: State) -> Iterator[dict[str, Any]]:
             "topic": target,
             "batchId": writer.batch_id,
             "rows": writer.rows,
-            "time": _time(writer.time_ms),
+            "timeMs": _time_ms(writer.time_ms),
         }
 
 
@@ -123,8 +136,12 @@ def _partitions(log: KafkaLog, state: State, topic: str | None) -> Iterator[dict
         }
 
 
-def _time(time_ms: int) -> str | None:
-    if time_ms <= 0:
+def _time_ms(time_ms: int) -> int | None:
+    return time_ms if time_ms > 0 else None
+
+
+def _time(time_ms: int | None) -> str | None:
+    if time_ms is None:
         return None
     moment = datetime.fromtimestamp(time_ms / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from kafkalog.cli.output import configs, print_json, print_line, print_table
+from kafkalog.cli.readable import open_readable
 from kafkalog.cli.writable import open_writable
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.state import TopicState
+
+VERBS: Final = ("list", "create", "describe", "alter", "delete")
 
 _Path = Annotated[str, typer.Argument(metavar="PATH", show_default=False)]
 _Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
@@ -31,9 +34,7 @@ def application() -> typer.Typer:
 
 def _list(path: _Path, json: _Json = False) -> None:
     """List the topics with their partitions and configs."""
-    import kafkalog
-
-    with kafkalog.open(path, read_only=True) as log:
+    with open_readable(path) as log:
         topics = [_described(log.describe(name)) for name in log.topics()]
     if json:
         for topic in topics:
@@ -50,17 +51,18 @@ def _create(
     config: _Config = None,
     json: _Json = False,
 ) -> None:
-    """Create a topic, and the log if there is none; cleanup.policy is compact unless given."""
+    """Create a topic, and the log if there is none.
+
+    cleanup.policy is compact unless --config gives another one.
+    """
     with open_writable(path, create=True) as log:
         topic = _described(log.create_topic(name, partitions, configs(config or [])))
     _print(topic, json=json)
 
 
 def _describe(path: _Path, name: _Name, json: _Json = False) -> None:
-    """Describe a topic: its id, its configs, the offsets of its partitions."""
-    import kafkalog
-
-    with kafkalog.open(path, read_only=True) as log:
+    """Show a topic's id, configs and offsets."""
+    with open_readable(path) as log:
         _print(_described(log.describe(name)), json=json)
 
 
@@ -74,10 +76,13 @@ def _alter(path: _Path, name: _Name, config: _Config = None, json: _Json = False
         _print(_described(log.alter_topic(name, configs(config))), json=json)
 
 
-def _delete(path: _Path, name: _Name) -> None:
-    """Delete a topic and its records."""
+def _delete(path: _Path, name: _Name, json: _Json = False) -> None:
+    """Delete a topic and its records; --json tells how it stood."""
     with open_writable(path) as log:
+        topic = _described(log.describe(name))
         log.delete_topic(name)
+    if json:
+        print_json(topic)
 
 
 def _described(topic: TopicState) -> dict[str, Any]:

@@ -4,30 +4,31 @@ Compared are all checksums, the order of offsets, index entries with their batch
 transactions, producer snapshots, leader epochs, topic ids, checkpoints, and the journal with the
 files. A finding is a line with file and position.
 
-The exit status is 0 when nothing is damaged, 1 when something is. Notices (foreign files, what the
-next start of a killed broker mends) change nothing about it.
+The exit status is 0 when nothing is damaged, 1 when something is, or could not be looked at (no
+permission, no locks), which is told on the standard error and is no damage. Notices
+(foreign files, what the next start of a killed broker mends) change nothing about it.
 """
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kafkalog.cli.output import note, print_json, print_line, progress
+from kafkalog.cli.output import PATH_HELP, note, print_json, print_line, progress
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.finding import Finding
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Decode every record too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per finding.")] = False,
 ) -> int:
     """Print the findings, and how many there are."""
+    from kafkalog.errors import StorageError
     from kafkalog.storage_engine import address
     from kafkalog.storage_engine.verify import has_topic, log_size, verify
 
@@ -35,19 +36,26 @@ def command(
     if topic is not None and len(roots) > 1:  # of several, a topic may be in some
         roots = [root for root in roots if has_topic(root, topic)] or roots[:1]
     damage = notices = 0
+    faults: list[StorageError] = []
 
     def size() -> int:
         return sum(log_size(root, topic) for root in roots)
 
     with progress("verifying", size, is_bytes=True) as advance:
-        for finding in chain.from_iterable(
-            verify(root, topic, deep=deep, progress=advance) for root in roots
-        ):
-            damage += finding.is_damage
-            notices += not finding.is_damage
-            _print(finding, json=json)
+        for root in roots:
+            try:
+                for finding in verify(root, topic, deep=deep, progress=advance):
+                    damage += finding.is_damage
+                    notices += not finding.is_damage
+                    _print(finding, json=json)
+            except StorageError as fault:
+                faults.append(fault)
+    for each in faults:
+        note(f"kafkalog: {each}")
+    if faults and not damage:
+        return 1  # nobody knows how much there is
     note(f"{path}: {damage or 'no'} damage, {notices or 'no'} notice{'s' * (notices != 1)}")
-    return 1 if damage else 0
+    return 1 if damage or faults else 0
 
 
 def _print(finding: Finding, *, json: bool) -> None:

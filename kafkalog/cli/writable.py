@@ -13,8 +13,11 @@ __all__ = ["open_writable"]
 def open_writable(path: str, *, create: bool = False) -> KafkaLog:
     """Open a log; raises InvalidInputError where there is none, and for a broker's directory."""
     import kafkalog
+    from kafkalog.cli.readable import check_log
     from kafkalog.errors import InvalidInputError
 
+    if not create:
+        check_log(path)
     log = kafkalog.open(path, create=create)
     if log.read_only:
         raise InvalidInputError(

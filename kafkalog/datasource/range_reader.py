@@ -97,16 +97,24 @@ class RangeReader:
         """Look up -2 and -1, and fit the range to what the partition holds.
 
         A range that reaches beyond it is data loss; a gap inside is not (the cleaner made it).
+        Raises InvalidInputError for one that reaches into open transactions with read_committed:
+        less than it would be a loss once they are committed. (Spark waits there, then fails too.)
         """
         first, last = state.log_start_offset, state.high_watermark
         start = first if wanted.start == EARLIEST else wanted.start
         end = self.options.latest_offset(state) if wanted.end == LATEST else wanted.end
-        if wanted.size == 0 or first <= start <= end <= last:
-            return start, end
-        report_data_loss(
-            "COULD_NOT_READ_OFFSET_RANGE",
-            f"topic {wanted.partition.topic} partition {wanted.partition.partition}: wanted the "
-            f"offsets [{start}, {end}), available are [{first}, {last})",
-            fail=self.options.fail_on_data_loss,
-        )
-        return max(start, first), min(end, last)
+        if wanted.size and not first <= start <= end <= last:
+            report_data_loss(
+                "COULD_NOT_READ_OFFSET_RANGE",
+                f"topic {wanted.partition.topic} partition {wanted.partition.partition}: wanted "
+                f"the offsets [{start}, {end}), available are [{first}, {last})",
+                fail=self.options.fail_on_data_loss,
+            )
+            start, end = max(start, first), min(end, last)
+        if start < end and end > self.options.latest_offset(state):
+            raise InvalidInputError(
+                f"{wanted.partition}: the offsets [{start}, {end}) reach into transactions that "
+                f"are still open from offset {state.last_stable_offset} on; end there, or read "
+                "with kafka.isolation.level=read_uncommitted"
+            )
+        return start, end

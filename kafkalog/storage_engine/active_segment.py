@@ -44,13 +44,22 @@ class ActiveSegment:
     """
 
     def __init__(
-        self, directory: Path, state: tuple[int, int, int], topic_id: str, config: TopicConfig
+        self,
+        directory: Path,
+        topic_id: str,
+        config: TopicConfig,
+        *,
+        base_offset: int,
+        size: int,
+        end_offset: int,
+        has_transactions: bool,
     ) -> None:
-        """Open the segment (base offset, size, log end offset), and cut its files to that.
+        """Open the segment, and cut its files to its bytes and to the log's end.
 
-        Raises StorageError where the log has fewer bytes, and OSError.
+        `has_transactions` says that there may be a `.txnindex`. Raises StorageError where the log
+        has fewer bytes, and OSError.
         """
-        self.base_offset, self.size, end_offset = state
+        self.base_offset, self.size = base_offset, size
         self.has_new_name = False
         """Whether a file has appeared since it was opened, whose name the directory must sync."""
         self._directory = directory
@@ -65,11 +74,12 @@ class ActiveSegment:
         self._first_timestamp: int | None = None
         self._largest = (layout.NO_TIMESTAMP, 0)
         self._knows_largest = False
-        self._open(end_offset)
+        self._transactions_size = 0
+        self._open(end_offset, has_transactions)
 
     # --- the cut ---------------------------------------------------------------------------------
 
-    def _open(self, end_offset: int) -> None:
+    def _open(self, end_offset: int, has_transactions: bool) -> None:
         log = self._path(layout.LOG)
         if self.size and not log.exists():
             raise StorageError(f"{log}: the journal records {self.size} bytes, the file is missing")
@@ -81,7 +91,8 @@ class ActiveSegment:
             self._time_index_fd = os.open(self._path(layout.TIME_INDEX), flags, 0o644)
             self._cut_log()
             self._cut_indexes(end_offset - self.base_offset)
-            self._cut_transactions(end_offset)
+            if has_transactions:
+                self._cut_transactions(end_offset)
             opened.pop_all()
 
     def _cut_log(self) -> None:

@@ -35,7 +35,6 @@ Kafka: LogManager.loadLogs, LogLoader.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +48,8 @@ from kafkalog.storage_engine import (
     metadata_log,
     segments,
 )
+from kafkalog.storage_engine.adopted_topics import write_adopted_topics
+from kafkalog.storage_engine.directory_signs import partitions_to_adopt
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.metadata_log import BrokerTopic
@@ -92,7 +93,8 @@ def adopt(
     `config` gives topic configs by topic, or by `*` for all; what the cluster's metadata says of a
     topic counts more than `*` and less than its own. `metadata` is the directory that the broker's
     `metadata.log.dir` names, if it is another one. Raises LockedByBrokerError while a broker runs;
-    InvalidInputError for a directory without partitions, an unknown topic or a wrong config;
+    InvalidInputError for a directory that is no broker's or has no partitions, an unknown topic, a
+    wrong config, or a `metadata` without a metadata log;
     StorageError and CorruptLogError for files that a broker could not load either. Nothing has
     been changed then, or the next run goes on.
     """
@@ -100,11 +102,17 @@ def adopt(
     if not root.is_dir():
         raise InvalidInputError(f"{root}: there is no such directory")
     if (root / layout.COMMIT).exists() and not _lost_canaries(root):
-        return _adopted_already(root, config or {})
+        return _adopted_already(root, config or {}, metadata)
+    partitions_to_adopt(root)  # not even the lock is written to a directory of somebody else
+    if metadata is not None and not metadata_log.has_metadata(metadata):
+        raise InvalidInputError(
+            f"{metadata}: no metadata log here: expected the broker's metadata.log.dir, with a "
+            f"directory {layout.METADATA_DIRECTORY} that has a .log or .checkpoint file"
+        )
     with files.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
         if (root / layout.COMMIT).exists():
             if not _lost_canaries(root):
-                return _adopted_already(root, config or {})
+                return _adopted_already(root, config or {}, metadata)
             _set_aside(root, check_lock, now_ms)
         adopting = _Adopting(root, metadata, now_ms)
         adopting.load(config or {}, progress)
@@ -115,15 +123,24 @@ def adopt(
         return adopting.record()
 
 
-def _adopted_already(root: Path, given: Mapping[str, Mapping[str, str]]) -> AdoptReport:
+def _adopted_already(
+    root: Path, given: Mapping[str, Mapping[str, str]], metadata: Path | None
+) -> AdoptReport:
     topics = Journal(root / layout.COMMIT).published().topics
     count = sum(len(list(topic.present())) for topic in topics.values())
-    notices = [
-        f"the log is ours already, so the config of {name!r} was not set; use "
-        "`kafkalog topics alter`"
+    unset = [
+        f"the config of {name!r}"
         for name, wanted in given.items()
-        if name != ALL_TOPICS
-        and (name not in topics or wanted.items() - topics[name].config.items())
+        if any(
+            topic not in topics or wanted.items() - topics[topic].config.items()
+            for topic in (topics if name == ALL_TOPICS else [name])
+        )
+    ]
+    if metadata is not None:
+        unset.append(f"what {metadata} says")
+    notices = [
+        f"the log is ours already, so {what} was not set; use `kafkalog topics alter`"
+        for what in unset
     ]
     return AdoptReport(
         root, True, tuple(sorted(topics)), count, was_clean=True, notices=tuple(notices)
@@ -176,6 +193,7 @@ class _Adopting:
         self._notices: list[str] = []
         self._loaded: dict[tuple[str, int], LoadedPartition] = {}
         self._ids: dict[str, str] = {}
+        self._drawn: set[str] = set()
         self._configs: dict[str, dict[str, str]] = {}
         self.was_clean = checkpoints.is_clean(root)
         self._before = self._journal_before()
@@ -202,13 +220,7 @@ class _Adopting:
                 layout.CLEANER_CHECKPOINT,
             )
         }
-        found = self._partitions()
-        signs = (layout.META_PROPERTIES, layout.META_ASIDE, layout.COMMIT_RELEASED)
-        if not found and not any((self.root / name).exists() for name in signs):
-            raise InvalidInputError(
-                f"{self.root}: this is no broker's log directory: it has neither "
-                f"{layout.META_PROPERTIES} nor directories of partitions"
-            )
+        found = partitions_to_adopt(self.root)
         for done, key in enumerate(found):
             name = layout.partition_directory(*key)
             if progress is not None:
@@ -243,26 +255,6 @@ class _Adopting:
                     name = layout.partition_directory(topic.name, number)
                     self._notices.append(f"{name} was here when the log was ours, and is gone")
 
-    def _partitions(self) -> list[tuple[str, int]]:
-        found = []
-        with os.scandir(self.root) as entries:
-            for entry in entries:
-                key = layout.parse_partition_directory(entry.name)
-                if key is None or key[0] in layout.INTERNAL_TOPICS or not entry.is_dir():
-                    continue
-                if entry.is_symlink():
-                    raise StorageError(
-                        f"{entry.path}: the partition is a link to another place, and a log of "
-                        "ours lies in one directory: move the files here"
-                    )
-                if key[1] >= layout.PARTITIONS_MAX:
-                    raise StorageError(
-                        f"{entry.path}: the name is that of a partition above "
-                        f"{layout.PARTITIONS_MAX}: if it is none, move the directory away"
-                    )
-                found.append(key)
-        return sorted(found)
-
     def _topic_id(self, topic: str) -> str:
         """Return the id that all of a topic's partitions have; a new one where none has any."""
         ids = {
@@ -280,6 +272,7 @@ class _Adopting:
             return next(iter(ids))
         if topic in self._known:
             return self._known[topic].topic_id
+        self._drawn.add(topic)
         self._notices.append(f"topic {topic!r} had no id: one was drawn")
         return new_topic_id()
 
@@ -395,6 +388,7 @@ class _Adopting:
                 change.writers[writer] = [entry.batch_id, entry.rows, entry.time_ms]
         state = State().apply(1, change.record(self._now_ms))
         checkpoints.write_root_checkpoints(self.root, state)
+        write_adopted_topics(self.root, self._broker_ids())
         Journal.create(self.root / layout.COMMIT, state)
         damage = [line for loaded in self._loaded.values() for line in loaded.damage]
         return AdoptReport(
@@ -406,6 +400,15 @@ class _Adopting:
             tuple(damage),
             tuple(self._notices),
         )
+
+    def _broker_ids(self) -> dict[str, str]:
+        """Return the topics by the ids that the broker's cluster knows, as far as can be told."""
+        clusters = {topic.topic_id for topic in self._known.values()}
+        return {
+            topic: topic_id
+            for topic, topic_id in self._ids.items()
+            if (topic_id in clusters if clusters else topic not in self._drawn)
+        }
 
     def _is_still_true(self, writer: str) -> bool:
         """Tell whether what a writer had written is still here: the topic is the same one."""

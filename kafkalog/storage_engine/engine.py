@@ -24,6 +24,7 @@ from kafkalog.storage_engine import (
     checkpoints,
     clock,
     commit,
+    directory_signs,
     files,
     layout,
     new_log,
@@ -73,6 +74,7 @@ class Engine:
         self.root = roots[0]
         self._brokers = address.open_broker(roots)
         self.read_only = read_only or self._brokers is not None
+        self._is_closed = False
         commit_file = self.root / layout.COMMIT
         self._journal = Journal(commit_file)
         self._root_lock = files.RootLock(self.root)
@@ -80,6 +82,7 @@ class Engine:
         if self._brokers is not None:
             return
         if not commit_file.exists():
+            directory_signs.check_journal_is_not_lost(self.root)
             if read_only or not create:
                 raise InvalidInputError(
                     f"{self.root}: no log here (it has no `{layout.COMMIT}` file); create one with "
@@ -189,12 +192,19 @@ class Engine:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Hold the commit lock with a settled journal; what is not published is undone."""
+        """Hold the commit lock with a settled journal; what is not published is undone.
+
+        An OSError becomes a StorageError that says which file it was about.
+        """
         self._check_writable()
         with self._root_lock.shared() as check_lock, self._commit_lock.exclusive():
             transaction = Transaction(self.root, self._journal, self._journal.settle(), check_lock)
             try:
                 yield transaction
+            except OSError as fault:
+                transaction.abandon(fault)
+                where = fault.filename or self.root
+                raise StorageError(f"{where}: the disk refused ({fault.strerror})") from fault
             except BaseException as fault:
                 transaction.abandon(fault)
                 raise
@@ -208,6 +218,8 @@ class Engine:
             )
         if self.read_only:
             raise InvalidInputError(f"{self.root}: the log was opened read-only")
+        if self._is_closed:
+            raise InvalidInputError(f"{self.root}: the log is closed: open it again to write")
 
     def append(
         self,
@@ -453,8 +465,8 @@ class Engine:
         }
 
     def close(self) -> None:
-        """Sync what relaxed commits left, and write Kafka's checkpoint files."""
-        if self.read_only or not (self.root / layout.COMMIT).exists():
+        """Sync what relaxed commits left, and write Kafka's checkpoint files; no writes after."""
+        if self._is_closed or self.read_only or not (self.root / layout.COMMIT).exists():
             return
         try:
             with self.transaction() as transaction:
@@ -463,6 +475,7 @@ class Engine:
                 checkpoints.write_root_checkpoints(self.root, transaction.state)
         except (StorageError, LockedByBrokerError, OSError) as fault:
             _logger.warning("%s: checkpoints were not written at close: %s", self.root, fault)
+        self._is_closed = True
 
     def __enter__(self) -> Self:
         return self

@@ -105,6 +105,8 @@ MAX_RECORD_OVERHEAD: Final = 21
 """The most bytes a record takes beside its length field, key, value and headers."""
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
+LOG_START_MAX: Final = INT64_MAX - 2**31
+"""No log begins above: there a batch, whose offsets span less than 2^31, may have no room."""
 
 # --- compressed record sections: what stands around the blocks -----------------------------------
 GZIP_HEADER: Final = bytes.fromhex("1f8b08000000000000ff")
@@ -220,7 +222,7 @@ COMMIT: Final = "commit"
 COMMIT_TEMPORARY: Final = "kl-commit.tmp"
 COMMIT_LOCK: Final = "kl-commit.lock"
 COMMIT_RELEASED: Final = "kl-commit.released"
-"""The journal of a log that was given back to a broker; nothing reads it but `release`."""
+"""The journal of a log that was given back to a broker: what the next `adopt` remembers."""
 CLEAN_ASIDE: Final = "kl-cleanshutdown"
 """A broker's `.kafka_cleanshutdown` while its directory is ours: it was shut down in good order."""
 GUARD: Final = "kl-owned-by-kafkalog"
@@ -228,6 +230,10 @@ GUARD: Final = "kl-owned-by-kafkalog"
 refuses to start. So it does also where somebody has formatted the directory again."""
 META_ASIDE: Final = "kl-meta.properties"
 """A broker's `meta.properties` while its directory is ours: without it no broker starts."""
+METADATA_ASIDE: Final = "kl-partition.metadata"
+"""What `partition.metadata` is about to say, while a release gives a topic another id."""
+ADOPTED_TOPICS: Final = "kl-adopted-topics"
+"""Names and ids of the topics that the broker's cluster knows, as they were at the adoption."""
 CLEANER_LOCK: Final = "kl-cleaner.lock"
 UNCLEANABLE: Final = "kl-uncleanable"
 SNAPSHOT_TEMPORARY: Final = "kl-snapshot.tmp"

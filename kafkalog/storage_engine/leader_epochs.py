@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Epochs", "assigned", "cut", "settled", "trimmed"]
+__all__ = ["Epochs", "assigned", "committed", "cut", "settled", "trimmed"]
 
 Epochs = list[tuple[int, int]]
 
@@ -43,6 +43,15 @@ def cut(epochs: Epochs, end_offset: int) -> Epochs:
     Kafka: LeaderEpochFileCache.truncateFromEndAsyncFlush.
     """
     return [entry for entry in epochs if entry[1] < end_offset]
+
+
+def committed(entries: Epochs, high_watermark: int) -> Epochs:
+    """Return the epochs that a list from the disk says of the committed log.
+
+    Without those that a commit in flight, or a dead one, has added; the ones that these replace are
+    still in the list.
+    """
+    return settled(cut(entries, high_watermark))
 
 
 def trimmed(epochs: Epochs, log_start_offset: int) -> Epochs:

@@ -20,6 +20,13 @@ records as far as they are still wanted: a changelog reader cannot tell. Who mus
 moment (which record is the newest of its key?) opens the view `whole`. The cleaner, which alone
 replaces segments, opens them one by one (`held`).
 
+That holds for a reader that is done with a window within `delete.retention.ms` (a day by default)
+of opening it, which is Kafka's contract too: the cleaner takes away aborted data at once, and its
+marker only that much later. A slower one still has the data in the files it has open, and may find
+the marker gone from the later window where it looks for it; then it takes the data for what the
+producer's next marker says, or for not aborted where there is none. As with tombstones, whoever
+must be slower raises `delete.retention.ms`.
+
 Kafka: UnifiedLog.read, LogSegment.read, FileRecords, without the fetch sizes.
 """
 
@@ -42,7 +49,8 @@ from kafkalog.storage_engine.segments import (
     list_segments,
 )
 from kafkalog.storage_engine.state import PartitionState
-from kafkalog.storage_engine.transaction_index import AbortedTransaction, aborted_transactions
+from kafkalog.storage_engine.transaction_index import AbortedTransaction, IndexedTransactions
+from kafkalog.storage_engine.transaction_markers import log_moment
 from kafkalog.storage_engine.transaction_outcomes import TransactionOutcomes
 
 if TYPE_CHECKING:
@@ -219,35 +227,38 @@ class LogView:
         from kafkalog.storage_engine.records import to_arrow
 
         outcomes = TransactionOutcomes(
-            lambda offset: self.chunks(offset, self.state.high_watermark), self._aborted
+            lambda offset: self.chunks(offset, self.state.high_watermark),
+            IndexedTransactions(
+                self._transaction_indexes,
+                end_offset=self.state.high_watermark,
+                known=self._known_aborted,
+            ),
+            lambda: log_moment(self.directory, self.state, self.segments),
         )
-        for chunk in self.chunks(start, end):
-            is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
-            if read_committed:
-                is_wanted &= ~outcomes.is_aborted(chunk)
-            for run, records in chunk.runs(is_wanted):
-                rows = records.rows_between(start, end)
-                if len(records if rows is None else rows):
-                    yield to_arrow(
-                        records,
-                        run.table,
-                        rows,
-                        schema=schema,
-                        topic=self.topic,
-                        partition=self.partition,
-                    )
+        with outcomes:
+            for chunk in self.chunks(start, end):
+                is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
+                if read_committed:
+                    is_wanted &= ~outcomes.is_aborted(chunk)
+                for run, records in chunk.runs(is_wanted):
+                    rows = records.rows_between(start, end)
+                    if len(records if rows is None else rows):
+                        yield to_arrow(
+                            records,
+                            run.table,
+                            rows,
+                            schema=schema,
+                            topic=self.topic,
+                            partition=self.partition,
+                        )
 
-    def _aborted(self) -> list[AbortedTransaction]:
-        """Read the transaction indexes, also those whose `.log` is gone."""
-        if self._known_aborted is not None:
-            return list(self._known_aborted)
+    def _transaction_indexes(self) -> list[tuple[int, Path]]:
+        """Return (base offset, path) of the transaction indexes, also where the `.log` is gone."""
         paths = {segment.base_offset: segment.transaction_index for segment in self.segments}
         for base_offset in bases_below(self.directory, layout.INT64_MAX):
             path = self.directory / layout.segment_file(base_offset, layout.TRANSACTION_INDEX)
             paths.setdefault(base_offset, path)
-        found = aborted_transactions(paths[base_offset] for base_offset in sorted(paths))
-        # Above the high watermark stand those of a commit in flight, or of a dead one.
-        return [entry for entry in found if entry.last_offset < self.state.high_watermark]
+        return sorted(paths.items())
 
     def chunks(self, start: int, end: int, *, chunk_size: int = CHUNK_SIZE) -> Iterator[Chunk]:
         """Yield every batch with last_offset >= start and base_offset < end, control batches too.

@@ -23,7 +23,7 @@ from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.batch import BatchHeader, check_batch, iterate_headers
 
-__all__ = ["BrokerTopic", "read_topics"]
+__all__ = ["BrokerTopic", "has_metadata", "read_topics"]
 
 _PIECE_SIZE = 1 << 20
 _BYTE_BITS = 7
@@ -49,12 +49,7 @@ def read_topics(directory: Path) -> dict[str, BrokerTopic]:
     that one itself. The controller may be running: a torn last batch does not count. Raises
     CorruptLogError, and StorageError for metadata of another format.
     """
-    if directory.name != layout.METADATA_DIRECTORY:
-        directory = directory / layout.METADATA_DIRECTORY
-    try:
-        names = os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+    directory, names = _listing(directory)
     snapshots = {found: n for n in names if (found := layout.parse_metadata_snapshot(n))}
     segments = sorted(
         (parsed[0], name)
@@ -75,6 +70,24 @@ def read_topics(directory: Path) -> dict[str, BrokerTopic]:
             if offset >= start:
                 topics.replay(path, position, value)
     return topics.known()
+
+
+def has_metadata(directory: Path) -> bool:
+    """Tell whether there is a metadata log, in the sense of `read_topics`."""
+    names = _listing(directory)[1]
+    parsed = [layout.parse_segment_file(name) for name in names]
+    return any(layout.parse_metadata_snapshot(name) for name in names) or any(
+        found is not None and found[1:] == (layout.LOG, "") for found in parsed
+    )
+
+
+def _listing(directory: Path) -> tuple[Path, list[str]]:
+    if directory.name != layout.METADATA_DIRECTORY:
+        directory = directory / layout.METADATA_DIRECTORY
+    try:
+        return directory, os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return directory, []
 
 
 # --- records -------------------------------------------------------------------------------------

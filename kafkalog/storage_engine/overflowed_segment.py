@@ -68,7 +68,10 @@ def _parts(segment: SegmentFiles) -> list[tuple[int, int, int]]:
                 batch += int(np.argmax(too_far))
                 position = found.file_position + int(table.positions[batch])
                 parts.append((base_offset, start, position))
-                base_offset, start = int(table.base_offsets[batch]), position
+                # Of a wrapper, a compressed set of messages v0 or v1, the base is only a bound.
+                last_offset = int(table.last_offsets[batch])
+                base_offset = max(int(table.base_offsets[batch]), last_offset - layout.INT32_MAX)
+                start = position
     parts.append((base_offset, start, walk.end))
     return parts
 

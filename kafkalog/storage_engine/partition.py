@@ -8,7 +8,8 @@ Invariants
 - Only the active segment is appended to; its valid bytes are those the journal records.
 - After the cut, the partition's files end where the recorded state ends: its segments, their
   indexes, its leader epochs and its producer snapshots.
-- The snapshot that the journal names stays, whatever is cut.
+- The snapshot that the journal names stays, whatever is cut. Where somebody else has removed or
+  damaged it, the producers are told from the log.
 - While a transaction is open, the last stable offset stays where that begins.
 
 Kafka: UnifiedLog.append, UnifiedLog.roll, UnifiedLog.truncateTo.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from kafkalog.storage_engine import (
     files,
     layout,
     leader_epochs,
+    partition_directory,
     producer_snapshot,
 )
 from kafkalog.storage_engine.active_segment import ActiveSegment
@@ -38,18 +41,24 @@ from kafkalog.storage_engine.state import PartitionState
 _logger = logging.getLogger(__name__)
 
 
-def check_canary(directory: Path) -> None:
-    """Raise LockedByBrokerError where a broker has loaded the partition, or removed it."""
-    if not directory.is_dir():
+def check_canary(directory: Path) -> frozenset[str]:
+    """Return the names in the directory of a partition of ours.
+
+    Raises LockedByBrokerError where a broker has loaded it, or removed it.
+    """
+    try:
+        names = frozenset(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
         raise LockedByBrokerError(
             f"{directory}: the directory of the partition is missing, removed by a Kafka broker or "
             "by hand; put it back, or let `kafkalog adopt` take the log without it"
-        )
-    if not (directory / layout.CANARY).exists():
+        ) from None
+    if layout.CANARY not in names:
         raise LockedByBrokerError(
             f"{directory}: {layout.CANARY} is missing, so a Kafka broker has loaded this "
             "partition since kafkalog last wrote it; take it back with `kafkalog adopt`"
         )
+    return names
 
 
 class Appender:
@@ -75,16 +84,21 @@ class Appender:
         self._lock = files.SegmentsLock(directory)
         self._names_changed = False
         self._producers: Producers | None = None
+        self.lost_snapshot = -1
+        """Offset of the snapshot that the journal names, once that was found gone or damaged."""
+        self._has_lost_producers = False
         self._is_held_back: bool | None = None
-        check_canary(directory)
-        self._epochs = self._cut_epochs()
-        self._active = self._cut()
+        # Every commit comes here for each of its partitions: one listing says what to look into.
+        names = check_canary(directory)
+        partition_directory.check_topic_id(directory, topic_id)
+        self._epochs = self._cut_epochs() if layout.LEADER_EPOCH_CHECKPOINT in names else []
+        self._active = self._cut(names)
 
     # --- the cut ---------------------------------------------------------------------------------
 
-    def _cut(self) -> ActiveSegment:
-        """Bring the files back to the recorded state and open the active segment."""
-        later = self._later_segments()
+    def _cut(self, names: Collection[str]) -> ActiveSegment:
+        """Bring the files, of these names, to the recorded state and open the active segment."""
+        later = self._later_segments(names)
         if later:
             with self._lock.exclusive():
                 self._remove_later(later)
@@ -94,23 +108,24 @@ class Appender:
             # It alone may carry the log end, where the tail before it was cleaned away
             # (KAFKA-17076): so it is emptied, and appended to. The one before it is cut, indexed
             # and synced, since nobody cuts it later.
-            self._open_active().finish()
+            self._open_active(names).finish()
             self._take_snapshot(high_watermark)
             self.state = replace(self.state, active_base=high_watermark, active_size=0)
-        return self._open_active()
+        return self._open_active(names)
 
-    def _later_segments(self) -> list[int]:
+    def _later_segments(self, names: Iterable[str]) -> list[int]:
         """Return the base offsets above the recorded active segment, of any file, ascending."""
         found = set()
-        for name in os.listdir(self.directory):
+        for name in names:
             parsed = layout.parse_segment_file(name)
-            if parsed is None or parsed[2] == layout.DELETED or (self.directory / name).is_dir():
+            if parsed is None or parsed[2] == layout.DELETED:
                 continue
             base_offset, suffix, _ = parsed
             limit = (
                 self.state.high_watermark if suffix == layout.SNAPSHOT else self.state.active_base
             )
-            if base_offset > limit:
+            # A stat only of what is above: a partition has many files, and every commit comes here.
+            if base_offset > limit and not (self.directory / name).is_dir():
                 found.add(base_offset)
         return sorted(found)
 
@@ -125,10 +140,18 @@ class Appender:
             if base_offset > self.state.high_watermark:
                 files.remove(self._path(base_offset, layout.SNAPSHOT))
 
-    def _open_active(self) -> ActiveSegment:
+    def _open_active(self, names: Collection[str]) -> ActiveSegment:
         state = self.state
-        where = (state.active_base, state.active_size, state.high_watermark)
-        return ActiveSegment(self.directory, where, self._topic_id, self._config)
+        index = layout.segment_file(state.active_base, layout.TRANSACTION_INDEX)
+        return ActiveSegment(
+            self.directory,
+            self._topic_id,
+            self._config,
+            base_offset=state.active_base,
+            size=state.active_size,
+            end_offset=state.high_watermark,
+            has_transactions=index in names,
+        )
 
     # --- append ----------------------------------------------------------------------------------
 
@@ -197,12 +220,15 @@ class Appender:
     # --- producers and their transactions --------------------------------------------------------
 
     def _holds_back(self) -> bool:
-        """Tell whether a transaction was open when the commit began."""
+        """Tell whether a transaction was open when the commit began.
+
+        The stable offset lies below the log's end then, unless the log start, which it is never
+        below, has been raised up to the end: only the producers know of a transaction there.
+        """
         if self._is_held_back is None:
             state = self._recorded
             self._is_held_back = state.last_stable_offset < state.high_watermark
             if state.log_start_offset == state.high_watermark and state.producer_snapshot >= 0:
-                # All that an open transaction wrote is deleted, and its marker still to come.
                 unstable = self.producers().first_unstable_offset()
                 self._is_held_back = unstable is not None
         return self._is_held_back
@@ -210,14 +236,17 @@ class Appender:
     def producers(self) -> Producers:
         """Return the producers' state at the log end as recorded; changes to it are the caller's.
 
-        Raises StorageError or CorruptLogError where the snapshot that the journal names is gone.
+        Raises CorruptLogError where the snapshot that the journal names is gone, and the log that
+        says the same is damaged; StorageError, OSError.
         """
         if self._producers is None:
-            offset = self._recorded.producer_snapshot
-            self._producers = Producers()
-            if offset >= 0:
-                self._producers = producer_snapshot.read_snapshot(self.directory, offset)
-            self._producers.end_offset = self._recorded.high_watermark
+            from kafkalog.storage_engine.producer_replay import recorded_producers  # numpy
+
+            self._producers, is_rebuilt = recorded_producers(
+                self.directory, self._recorded, now_ms=self._now_ms
+            )
+            if is_rebuilt:
+                self.lost_snapshot = self._recorded.producer_snapshot
         return self._producers
 
     def note_producers(self) -> None:
@@ -237,24 +266,29 @@ class Appender:
 
     def _take_snapshot(self, base_offset: int) -> None:
         """Write the producers' snapshot where a segment begins, if there are any (rule R7)."""
-        if self._producers is None and self._recorded.producer_snapshot in (-1, base_offset):
+        named = self._recorded.producer_snapshot
+        if self._has_lost_producers or (self._producers is None and named < 0):
             return
         try:
             producers = self.producers()
-        except (CorruptLogError, StorageError) as fault:
+        except (CorruptLogError, StorageError, OSError) as fault:
             # A broker would do with the one before; no record is lost for want of this one.
             _logger.warning("%s: no snapshot at %d: %s", self.directory, base_offset, fault)
+            self._has_lost_producers = True
             return
-        if len(producers) and self._recorded.producer_snapshot != base_offset:
-            producers.end_offset = base_offset
-            producer_snapshot.write_snapshot(self.directory, producers)
+        if not len(producers) or (named == base_offset != self.lost_snapshot):
+            return
+        producers.end_offset = base_offset
+        producer_snapshot.write_snapshot(self.directory, producers)
+        if self.lost_snapshot == base_offset:
+            self.lost_snapshot = -1
 
     # --- leader epochs ---------------------------------------------------------------------------
 
     def _cut_epochs(self) -> list[tuple[int, int]]:
         """Drop the epochs that a commit that died has assigned; those it replaced come back."""
         found = checkpoints.read_leader_epochs(self.directory)
-        kept = leader_epochs.settled(leader_epochs.cut(found, self.state.high_watermark))
+        kept = leader_epochs.committed(found, self.state.high_watermark)
         if kept != found:
             checkpoints.write_leader_epochs(self.directory, kept)
         return kept
@@ -322,7 +356,13 @@ class Appender:
         end = max(base_offset, self.state.high_watermark)
         self.state = replace(self.state, active_base=base_offset, active_size=size)
         self._active = ActiveSegment(
-            self.directory, (base_offset, size, end), self._topic_id, self._config
+            self.directory,
+            self._topic_id,
+            self._config,
+            base_offset=base_offset,
+            size=size,
+            end_offset=end,
+            has_transactions=False,  # the cut has left none above the recorded active segment
         )
 
     def adopt(self, staged: Path) -> None:
@@ -393,7 +433,7 @@ class Appender:
         self._active.close()
         self.state = self._recorded
         with self._lock.exclusive():
-            self._remove_later(self._later_segments())
+            self._remove_later(self._later_segments(os.listdir(self.directory)))
             log = self._path(self.state.active_base, layout.LOG)
             if self.state.active_base == self.state.high_watermark:
                 files.remove(log)

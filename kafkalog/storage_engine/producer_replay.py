@@ -4,11 +4,16 @@ Of a producer's batches between two markers only the first transactional one and
 anything about the state after them, so only these, and the control batches, are looked at one by
 one. The result is that of replaying every batch.
 
+Whoever loads a broker's partition needs that, and so does a log of ours whose journal names a
+snapshot that is gone or damaged: `recorded_producers`.
+
 Kafka: UnifiedLog.rebuildProducerState, UnifiedLog.loadProducersFromRecords.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -17,35 +22,102 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.errors import CorruptBatchError
+from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
 from kafkalog.storage_engine import files, layout, producer_snapshot
 from kafkalog.storage_engine.batch import parse_header
 from kafkalog.storage_engine.control_record import read_control_record
 from kafkalog.storage_engine.index import OffsetIndex
 from kafkalog.storage_engine.log_walk import LogWalk, WalkedBatches
 from kafkalog.storage_engine.producers import Producers
-from kafkalog.storage_engine.segments import SegmentFiles, locate
+from kafkalog.storage_engine.segments import SegmentFiles, list_segments, locate
+from kafkalog.storage_engine.state import PartitionState
 from kafkalog.storage_engine.tables import BatchTable
 from kafkalog.storage_engine.transaction_index import AbortedTransaction
 
-__all__ = ["ProducerHistory", "replay"]
+__all__ = ["ProducerHistory", "recorded_producers", "replay"]
+
+_logger = logging.getLogger(__name__)
+
+
+def recorded_producers(
+    directory: Path, state: PartitionState, *, now_ms: int
+) -> tuple[Producers, bool]:
+    """Return the producers at the high watermark of a partition of ours, and if they were rebuilt.
+
+    They are those of the snapshot that the journal names. Where that cannot be read they come from
+    the newest sound one before it and the batches that follow, as a broker would find them, with a
+    warning. Raises CorruptBatchError where these batches are damaged, StorageError, OSError. The
+    caller holds the commit lock, or the root lock exclusively; not the segments lock.
+    """
+    offset, end = state.producer_snapshot, state.high_watermark
+    if offset < 0:
+        return Producers(end_offset=end), False
+    try:
+        producers = producer_snapshot.read_snapshot(directory, offset)
+    except (CorruptLogError, StorageError) as fault:
+        reason = str(fault)
+        if isinstance(fault, CorruptLogError):
+            reason = f"{fault.path}: expected {fault.expected}, found {fault.found}"
+        _logger.warning("%s; the producers are rebuilt from the log", reason)
+        return _rebuilt(directory, state, now_ms), True
+    producers.end_offset = end
+    return producers, False
+
+
+def _rebuilt(directory: Path, state: PartitionState, now_ms: int) -> Producers:
+    # A swap of segments may be finished under this lock alone.
+    with files.SegmentsLock(directory).shared():
+        segments = [s for s in list_segments(directory) if s.base_offset <= state.active_base]
+        if segments and segments[-1].base_offset == state.active_base:
+            # What follows is preallocated, or was never committed.
+            segments[-1] = dataclasses.replace(segments[-1], size=state.active_size)
+        history = ProducerHistory(
+            directory,
+            segments,
+            log_start=state.log_start_offset,
+            now_ms=now_ms,
+            is_bounded=True,
+        )
+        producers = history.at(state.high_watermark)
+    if history.faults:
+        raise history.faults[0]
+    return producers
 
 
 class ProducerHistory:
     """The producers of a partition at any offset of its log: a snapshot, and what follows it.
 
-    `segments` are the partition's, ascending; `damage` gathers what could not be replayed.
+    `segments` are the partition's, ascending; `faults` gathers what could not be replayed.
     """
 
     def __init__(
-        self, directory: Path, segments: Sequence[SegmentFiles], *, log_start: int, now_ms: int = 0
+        self,
+        directory: Path,
+        segments: Sequence[SegmentFiles],
+        *,
+        log_start: int,
+        now_ms: int = 0,
+        is_bounded: bool = False,
     ) -> None:
-        """Name the partition; what has expired in a snapshot by `now_ms` is left out."""
+        """Name the partition; what has expired in a snapshot by `now_ms` is left out.
+
+        With `is_bounded` what a file has beyond the segment's `size` is not looked at.
+        """
         self.directory = directory
         self.segments = segments
         self.log_start = log_start
-        self.damage: list[str] = []
+        self.faults: list[CorruptBatchError] = []
         self._now_ms = now_ms
+        self._is_bounded = is_bounded
+
+    @property
+    def damage(self) -> list[str]:
+        """What could not be replayed, in words."""
+        return [
+            f"{fault.path}: at byte {fault.position}: expected {fault.expected}, found "
+            f"{fault.found}; what the segment says after it of producers does not count"
+            for fault in self.faults
+        ]
 
     def at(self, offset: int) -> Producers:
         """Return the state at an offset; checksums aside."""
@@ -74,16 +146,14 @@ class ProducerHistory:
         """Replay the batches of one segment from the state's end up to `end`."""
         start = producers.end_offset
         position = _position_of(segment, start) if start > segment.base_offset else 0
-        with LogWalk(segment.log, segment.base_offset, position=position) as walk:
+        limit = segment.size if self._is_bounded else None
+        with LogWalk(segment.log, segment.base_offset, position=position, limit=limit) as walk:
             for found in walk.batches(check=False):
                 replay(producers, walk, found, start=start, end=end)
                 if walk.next_offset >= end:
                     return
         if walk.fault is not None:
-            self.damage.append(
-                f"{segment.log}: at byte {walk.end}: expected {walk.fault[0]}, found "
-                f"{walk.fault[1]}; what the segment says after it of producers does not count"
-            )
+            self.faults.append(CorruptBatchError(segment.log, walk.end, *walk.fault))
 
     def check(
         self,

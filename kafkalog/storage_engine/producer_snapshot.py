@@ -112,15 +112,18 @@ def write_snapshot(directory: Path, producers: Producers) -> None:
 def read_snapshot(directory: Path, offset: int) -> Producers:
     """Return the state at `offset` from its snapshot.
 
-    Raises StorageError where there is none, CorruptLogError where it is damaged.
+    Raises StorageError where there is none or it cannot be read, CorruptLogError where it is
+    damaged.
     """
     path = _path(directory, offset)
     try:
         data = path.read_bytes()
     except FileNotFoundError as fault:
         raise StorageError(
-            f"{path}: the producer snapshot at offset {offset} is missing; restore it from a copy"
+            f"{path}: the producer snapshot at offset {offset} is missing"
         ) from fault
+    except OSError as fault:
+        raise StorageError(f"{path}: cannot be read: {fault.strerror}") from fault
     return Producers(parse_snapshot(data, path), offset)
 
 

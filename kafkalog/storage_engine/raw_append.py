@@ -34,7 +34,7 @@ from kafkalog.storage_engine.batch import BatchHeader, parse_header
 from kafkalog.storage_engine.commit import CommitResult
 from kafkalog.storage_engine.control_record import read_control_record
 from kafkalog.storage_engine.producer_snapshot import sweep_snapshots
-from kafkalog.storage_engine.segments import list_segments
+from kafkalog.storage_engine.segments import list_segments, retire
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
@@ -77,6 +77,8 @@ def _tidy(appender: Appender, state: PartitionState) -> None:
     try:
         appender.settle_epochs()
         with files.SegmentsLock(appender.directory).exclusive():
+            if appender.lost_snapshot not in (-1, state.producer_snapshot):
+                retire(appender.directory, [appender.lost_snapshot], suffixes=(layout.SNAPSHOT,))
             live = [segment.base_offset for segment in list_segments(appender.directory)]
             sweep_snapshots(appender.directory, {*live, state.producer_snapshot})
     except OSError as fault:

@@ -8,8 +8,9 @@ The order of the steps, each of which may be the last one that this process does
    active segment gets its last time index entry, and its indexes are trimmed to their entries; all
    is synced. Then a synced record of the journal, so that it is the last one whatever happens.
 4. What a broker reads when it mounts a partition: producer snapshot at the end, topic id, leader
-   epochs; the four root checkpoints and, if all partitions here were shut down in good order, the
-   file that says so.
+   epochs (a new id is announced there before the journal has it, so that the directory stays known
+   as the topic's in between); the four root checkpoints and, if all partitions here were shut down
+   in good order, the file that says so.
 5. `commit` is renamed: **from here on the directory is not ours**. What began with `kl-` goes.
 6. `meta.properties` takes its place, then the guard goes: from here on it is a broker's.
 
@@ -31,10 +32,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import checkpoints, files, layout, producer_snapshot, segments
+from kafkalog.storage_engine import (
+    checkpoints,
+    files,
+    layout,
+    partition_directory,
+    producer_snapshot,
+    segments,
+)
+from kafkalog.storage_engine.adopted_topics import differences
+from kafkalog.storage_engine.directory_signs import check_journal_is_not_lost
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.partition import check_canary
-from kafkalog.storage_engine.producers import Producers
+from kafkalog.storage_engine.producer_replay import recorded_producers
 from kafkalog.storage_engine.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.transaction import Transaction
 
@@ -87,6 +97,7 @@ def release(
     if not _is_ours(root) and not _has_leftovers(root):
         was_ours = (root / layout.COMMIT_RELEASED).exists()
         if not has_broker and not was_ours:
+            check_journal_is_not_lost(root)
             raise InvalidInputError(f"{root}: no log here (it has no `{layout.COMMIT}` file)")
         _check_is_as_released(root, wanted, properties)
         if has_broker or properties is None:
@@ -156,13 +167,16 @@ def _check_is_as_released(root: Path, wanted: Mapping[str, str], properties: byt
 
 
 def _checked_ids(topic_ids: Mapping[str, str]) -> dict[str, str]:
+    """Return the ids as Kafka writes them; clients that print `+` and `/` mean `-` and `_`."""
+    checked = {}
     for topic, topic_id in topic_ids.items():
-        if not layout.is_topic_id(topic_id):
+        checked[topic] = topic_id.replace("+", "-").replace("/", "_").removesuffix("==")
+        if not layout.is_topic_id(checked[topic]):
             raise InvalidInputError(
                 f"topic {topic!r}: expected a topic id of 22 characters as `kafka-topics "
                 f"--describe` prints it, found {topic_id!r}"
             )
-    return dict(topic_ids)
+    return checked
 
 
 def _checked_properties(path: Path) -> bytes:
@@ -207,6 +221,8 @@ class _Releasing:
         journal = Journal(self.root / layout.COMMIT)
         state = journal.settle()
         _check_ids_differ(state, topic_ids)  # before anything is changed
+        if (self.root / layout.META_ASIDE).exists() and properties is None:
+            self._notices += differences(self.root, state, topic_ids)
         self.keep_properties(properties)
         self._note_unreadable_epochs(state, topic_ids)
         self._move_deleted(state)
@@ -217,12 +233,15 @@ class _Releasing:
             if topic.topic_id != topic_id:
                 count = len(topic.partitions)
                 change.topic(name, topic_id, count, topic.config, topic.absent)
+                for number, _ in topic.present():
+                    directory = self.root / layout.partition_directory(name, number)
+                    partition_directory.announce_topic_id(directory, topic_id)
         if change:
             state = journal.append(change.record(self._now_ms))
         for topic in state.topics.values():
             for number, partition in topic.present():
                 directory = self.root / layout.partition_directory(topic.name, number)
-                _describe(directory, topic, partition)
+                _describe(directory, topic, partition, self._now_ms)
         checkpoints.write_root_checkpoints(self.root, state)
         self._mark_clean(state)
         self._check_lock()
@@ -335,9 +354,9 @@ class _Releasing:
 # --- one partition -------------------------------------------------------------------------------
 
 
-def _describe(directory: Path, topic: TopicState, state: PartitionState) -> None:
+def _describe(directory: Path, topic: TopicState, state: PartitionState, now_ms: int) -> None:
     """Write what a broker reads beside the segments of a partition; all of it may be there."""
-    _write_snapshot(directory, state)
+    _write_snapshot(directory, state, now_ms)
     if checkpoints.read_topic_id(directory) != topic.topic_id:
         content = checkpoints.partition_metadata(topic.topic_id)
         files.write_atomically(directory / layout.PARTITION_METADATA, content)
@@ -346,17 +365,16 @@ def _describe(directory: Path, topic: TopicState, state: PartitionState) -> None
     _set_times(directory)
 
 
-def _write_snapshot(directory: Path, state: PartitionState) -> None:
+def _write_snapshot(directory: Path, state: PartitionState, now_ms: int) -> None:
     """Write the producers' state at the log's end, which our own appends have not changed."""
-    if state.producer_snapshot == state.high_watermark:
+    named, end = state.producer_snapshot, state.high_watermark
+    producers, is_rebuilt = recorded_producers(directory, state, now_ms=now_ms)
+    is_empty = named < 0 and end == state.log_start_offset
+    if is_empty or (named == end and not is_rebuilt):
         return
-    producers = Producers()
-    if state.producer_snapshot >= 0:
-        producers = producer_snapshot.read_snapshot(directory, state.producer_snapshot)
-    elif state.high_watermark == state.log_start_offset:
-        return
-    at_end = Producers(producers.entries.values(), state.high_watermark)
-    producer_snapshot.write_snapshot(directory, at_end)
+    producer_snapshot.write_snapshot(directory, producers)
+    if is_rebuilt and named != end:
+        segments.retire(directory, [named], suffixes=(layout.SNAPSHOT,))
 
 
 def _set_times(directory: Path) -> None:

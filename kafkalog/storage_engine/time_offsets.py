@@ -107,7 +107,7 @@ def offset_for_time(
 def _epoch_at(directory: Path, state: PartitionState, offset: int) -> int:
     """Return the leader epoch that an offset has, or will have; -1 for none."""
     found = checkpoints.read_leader_epochs(directory)
-    epochs = leader_epochs.settled(leader_epochs.cut(found, state.high_watermark))
+    epochs = leader_epochs.committed(found, state.high_watermark)
     return max((epoch for epoch, start in epochs if start <= offset), default=-1)
 
 

@@ -10,7 +10,8 @@ Kafka: TransactionIndex, AbortedTxn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AbortedTransaction",
+    "IndexedTransactions",
     "aborted_transactions",
     "is_aborted",
     "size_below",
@@ -65,6 +67,63 @@ def aborted_transactions(paths: Iterable[Path]) -> list[AbortedTransaction]:
                 raise CorruptLogError(path, position, f"entry version {_VERSION}", version)
             found.append(AbortedTransaction(*fields))
     return found
+
+
+class IndexedTransactions:
+    """The aborted transactions of one partition, each `.txnindex` file read when it is asked for.
+
+    For a reader that goes forward: files below the range asked for last are forgotten.
+    """
+
+    def __init__(
+        self,
+        list_files: Callable[[], Sequence[tuple[int, Path]]],
+        *,
+        end_offset: int = layout.INT64_MAX,
+        known: Sequence[AbortedTransaction] | None = None,
+    ) -> None:
+        """Name the files, as (base offset, path) ascending, once they are needed.
+
+        Or the entries themselves, where these are `known`. Those whose marker is at or above
+        `end_offset` are of a commit in flight, or of a dead one, and left out.
+        """
+        self._list_files = list_files
+        self._end_offset = end_offset
+        self._known = known
+        self._files: Sequence[tuple[int, Path]] | None = None
+        self._entries: dict[int, list[AbortedTransaction] | CorruptLogError] = {}
+
+    def between(self, start: int, end: int, *, is_strict: bool = True) -> list[AbortedTransaction]:
+        """Return the entries of the segments that may hold markers of [start, end).
+
+        Nothing in a file with an entry of another version is believed; that raises CorruptLogError
+        if `is_strict`.
+        """
+        if self._known is not None:
+            return [entry for entry in self._known if start <= entry.last_offset < end]
+        if self._files is None:
+            self._files = self._list_files()
+        first = max(0, bisect_right(self._files, start, key=lambda file: file[0]) - 1)
+        stop = bisect_left(self._files, end, key=lambda file: file[0])
+        wanted = self._files[first:stop]
+        self._entries = {base: self._entries[base] for base, _ in wanted if base in self._entries}
+        found: list[AbortedTransaction] = []
+        for base_offset, path in wanted:
+            if base_offset not in self._entries:
+                self._entries[base_offset] = self._read(path)
+            entries = self._entries[base_offset]
+            if isinstance(entries, list):
+                found += entries
+            elif is_strict:
+                raise entries
+        return found
+
+    def _read(self, path: Path) -> list[AbortedTransaction] | CorruptLogError:
+        try:
+            entries = aborted_transactions([path])
+        except CorruptLogError as fault:
+            return fault
+        return [entry for entry in entries if entry.last_offset < self._end_offset]
 
 
 def transaction_entry(transaction: AbortedTransaction) -> bytes:

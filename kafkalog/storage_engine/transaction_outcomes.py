@@ -10,8 +10,9 @@ marker without a trace. Where the log is damaged before the marker, what lies be
 still wanted: then the index decides.
 
 A log without transactions costs nothing here, one that is read in order a second look at its
-headers at most. Above the last stable offset there are transactions without a marker; they count as
-not aborted.
+headers at most: also by many short reads, since each goes on from what those before it learned
+(`transaction_markers`). Above the last stable offset there are transactions without a marker; they
+count as not aborted.
 
 Kafka: the consumer believes the broker's aborted transactions (TransactionIndex); here, as when
 Kafka rebuilds that index (LogSegment.recover), the log itself is asked.
@@ -19,15 +20,20 @@ Kafka rebuilds that index (LogSegment.recover), the log itself is asked.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.batch import parse_header
 from kafkalog.storage_engine.control_record import read_control_record
-from kafkalog.storage_engine.transaction_index import AbortedTransaction, is_aborted
+from kafkalog.storage_engine.transaction_index import (
+    AbortedTransaction,
+    IndexedTransactions,
+    is_aborted,
+)
+from kafkalog.storage_engine.transaction_markers import LogMoment, Markers, known_markers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,32 +45,51 @@ __all__ = ["TransactionOutcomes"]
 
 _KIND: Final = layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
 _MARKERS: Final = (layout.CONTROL_ABORT, layout.CONTROL_COMMIT)
-_PRODUCERS_MAX: Final = 1000
-"""Producers from which on those are forgotten whose markers are all passed."""
 
 
 class TransactionOutcomes:
     """Says of the chunks of one read, in ascending order, which of their batches were aborted.
 
-    `chunks_from` yields the chunks of the log from an offset on, up to the high watermark; `index`
-    reads the entries of the `.txnindex` files, and is only called where the log is damaged.
+    As a context manager it leaves what it learned to later reads, unless this one failed.
     """
 
     def __init__(
         self,
         chunks_from: Callable[[int], Iterator[Chunk]],
-        index: Callable[[], list[AbortedTransaction]],
+        index: IndexedTransactions,
+        moment: Callable[[], LogMoment | None] = lambda: None,
     ) -> None:
+        """Prepare a read; nothing is done before it meets a transaction.
+
+        `chunks_from` yields the chunks of the log from an offset on, up to the high watermark;
+        `index` is what the `.txnindex` files say; `moment` tells which log it is, None: not known.
+        """
         self._chunks_from = chunks_from
         self._index = index
+        self._load_moment = moment
+        self._moment: LogMoment | None = None
+        self._markers: Markers | None = None
+        """From the first batch that needs one on."""
+        self._offset = 0
+        """Where the last batch that needed a marker begins."""
         self._ahead: Iterator[Chunk] | None = None
-        self._frontier = -1
-        """The markers below this offset are known, from the first batch that needs one on."""
+        self._ahead_offset = -1
         self._is_at_end = False
         self._is_damaged = False
-        self._entries: list[AbortedTransaction] | None = None
-        self._markers: dict[int, tuple[list[int], list[bool]]] = {}
-        """Per producer id the offsets of its markers, ascending, and whether they are ABORTs."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        markers, self._markers = self._markers, None
+        is_sound = kind is None or issubclass(kind, GeneratorExit)
+        if is_sound and markers is not None and self._moment is not None:
+            known_markers.give(self._moment, markers, self._offset)
 
     def is_aborted(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
         """Say which batches (b) of a chunk belong to an aborted transaction.
@@ -80,116 +105,113 @@ class TransactionOutcomes:
         rows = np.flatnonzero(is_wanted)
         if not len(rows):
             return result
-        self._forget(int(table.base_offsets[rows[0]]))
-        if int(table.last_offsets[-1]) >= self._frontier:
-            self._note(chunk)
+        markers = self._markers_from(int(table.base_offsets[rows[0]]))
+        if int(table.last_offsets[-1]) >= markers.frontier:
+            _note(markers, chunk)
+            self._is_at_end = self._is_damaged = False
         ends = np.full(len(table), -1, dtype=np.int64)  # offset of the batch's marker
         for producer_id in np.unique(table.producer_ids[rows]).tolist():
             own = rows[table.producer_ids[rows] == producer_id]
-            last = int(table.last_offsets[own[-1]])
-            offsets, aborts = self._markers_of(producer_id, int(table.base_offsets[own[0]]), last)
-            known = np.asarray(offsets, dtype=np.int64)
-            places = np.searchsorted(known, table.last_offsets[own])
-            is_known = places < len(known)
-            places = places[is_known]
-            result[own[is_known]] = np.asarray(aborts, dtype=np.bool_)[places]
-            ends[own[is_known]] = known[places]
+            self._look_ahead(markers, producer_id, int(table.last_offsets[own[-1]]))
+            ends[own], result[own] = markers.outcomes(producer_id, table.last_offsets[own])
         is_known = ends >= 0
         if self._is_damaged and not is_known[rows].all():
-            result |= is_wanted & ~is_known & is_aborted(table, self._index())
-        self._compare(chunk, result, ends)
+            # Of the markers that cannot be reached any file may tell.
+            entries = self._index.between(0, layout.INT64_MAX)
+            result |= is_wanted & ~is_known & is_aborted(table, entries)
+        if is_known.any():
+            # A marker that is lost was one before those that were found.
+            first, end = int(table.base_offsets[0]), int(ends.max()) + 1
+            entries = self._index.between(first, end, is_strict=False)
+            _check_agreement(chunk, result, ends, entries)
         return result
 
-    def _forget(self, offset: int) -> None:
-        """Forget markers below `offset`; if that is all, looking ahead begins anew."""
-        if offset >= self._frontier:
-            self._markers.clear()
-            self._ahead = None
+    def _markers_from(self, offset: int) -> Markers:
+        """Return the markers that are known, all from `offset` up to their frontier."""
+        self._offset = offset
+        if self._markers is None or offset > self._markers.frontier:
+            if self._moment is None:
+                self._moment = self._load_moment()
+            found = None if self._moment is None else known_markers.take(self._moment, offset)
+            self._markers = Markers(offset) if found is None else found
             self._is_at_end = self._is_damaged = False
-        elif len(self._markers) > _PRODUCERS_MAX:
-            kept = {key: found for key, found in self._markers.items() if found[0][-1] >= offset}
-            self._markers = kept
+        self._markers.pass_by(offset)
+        return self._markers
 
-    def _markers_of(self, producer_id: int, first: int, last: int) -> tuple[list[int], list[bool]]:
-        """Return a producer's markers from offset `first` on, with one above `last` if any is."""
-        while True:
-            offsets, aborts = self._markers.get(producer_id, ([], []))
-            if (offsets and offsets[-1] > last) or self._is_at_end:
-                passed = bisect_left(offsets, first)
-                if passed == len(offsets):
-                    self._markers.pop(producer_id, None)
-                    return [], []
-                del offsets[:passed], aborts[:passed]
-                return offsets, aborts
-            self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        if self._ahead is None:
-            self._ahead = self._chunks_from(self._frontier)
-        try:
-            chunk = next(self._ahead, None)
-        except (CorruptLogError, StorageError):
-            chunk = None
-            self._is_damaged = True
-        if chunk is None:
-            self._is_at_end = True
-        else:
-            self._note(chunk)
-
-    def _note(self, chunk: Chunk) -> None:
-        """Take in the markers of a chunk that begins at or below the frontier, or is the first."""
-        import numpy as np
-
-        table = chunk.table
-        is_new = table.base_offsets >= self._frontier
-        is_marker = ((table.attributes & _KIND) == _KIND) & (table.counts > 0) & is_new
-        batches = np.flatnonzero(is_marker)
-        found = zip(
-            table.producer_ids[batches].tolist(),
-            table.base_offsets[batches].tolist(),
-            _types(chunk, batches),
-            strict=True,
-        )
-        for producer_id, offset, type_number in found:
-            if type_number in _MARKERS:
-                offsets, aborts = self._markers.setdefault(producer_id, ([], []))
-                offsets.append(offset)
-                aborts.append(type_number == layout.CONTROL_ABORT)
-        self._frontier = max(self._frontier, int(table.last_offsets[-1]) + 1)
-
-    def _compare(
-        self, chunk: Chunk, result: npt.NDArray[np.bool_], ends: npt.NDArray[np.int64]
-    ) -> None:
-        """Raise CorruptLogError where the index says the opposite of a marker."""
-        import numpy as np
-
-        if self._entries is None:
+    def _look_ahead(self, markers: Markers, producer_id: int, offset: int) -> None:
+        """Read on until a producer's marker above `offset` is known, or no more can be."""
+        while not markers.tells(producer_id, offset) and not self._is_at_end:
+            if self._ahead is None or self._ahead_offset < markers.frontier:
+                self._ahead = self._chunks_from(markers.frontier)
             try:
-                self._entries = self._index()
-            except CorruptLogError:  # nothing in such a file is believed
-                self._entries = []
-        table = chunk.table
-        is_known = ends >= 0
-        first, last = int(table.base_offsets[0]), int(table.last_offsets[-1])
-        entries = [e for e in self._entries if e.first_offset <= last and e.last_offset >= first]
-        is_indexed = is_aborted(table, entries)
-        is_wrong = is_known & ~result & is_indexed
-        missed = is_known & result & ~is_indexed
-        if missed.any():
-            # Of one that begins above the chunk the batches here may still be part.
-            markers = {(entry.producer_id, entry.last_offset) for entry in self._entries}
-            for batch in np.flatnonzero(missed).tolist():
-                is_wrong[batch] = (int(table.producer_ids[batch]), int(ends[batch])) in markers
-        if is_wrong.any():
-            batch = int(is_wrong.argmax())
-            words = ("aborted", "committed") if result[batch] else ("committed", "aborted")
-            raise CorruptLogError(
-                chunk.path,
-                chunk.file_position + int(table.positions[batch]),
-                f"a batch that is {words[0]}, as the marker at offset {ends[batch]} says",
-                f"one that is {words[1]} in the .txnindex files beside it (if `kafkalog verify` "
-                "finds nothing else, remove these)",
-            )
+                chunk = next(self._ahead, None)
+            except (CorruptLogError, StorageError):
+                chunk = None
+                self._is_damaged = True
+            if chunk is None:
+                self._is_at_end = True
+                self._ahead = None
+            else:
+                _note(markers, chunk)
+                self._ahead_offset = markers.frontier
+
+
+def _note(markers: Markers, chunk: Chunk) -> None:
+    """Take in the markers of a chunk that begins at or below their frontier, or at their begin."""
+    import numpy as np
+
+    table = chunk.table
+    is_new = table.base_offsets >= markers.frontier
+    is_marker = ((table.attributes & _KIND) == _KIND) & (table.counts > 0) & is_new
+    batches = np.flatnonzero(is_marker)
+    found = zip(
+        table.producer_ids[batches].tolist(),
+        table.base_offsets[batches].tolist(),
+        _types(chunk, batches),
+        strict=True,
+    )
+    known = (
+        (producer_id, offset, type_number == layout.CONTROL_ABORT)
+        for producer_id, offset, type_number in found
+        if type_number in _MARKERS
+    )
+    markers.note(known, int(table.last_offsets[-1]) + 1)
+
+
+def _check_agreement(
+    chunk: Chunk,
+    result: npt.NDArray[np.bool_],
+    ends: npt.NDArray[np.int64],
+    indexed: list[AbortedTransaction],
+) -> None:
+    """Raise CorruptLogError where the index says the opposite of a marker.
+
+    `result` says which batches (b) were aborted, `ends` where their markers are (-1: not known).
+    """
+    import numpy as np
+
+    table = chunk.table
+    first, last = int(table.base_offsets[0]), int(table.last_offsets[-1])
+    entries = [e for e in indexed if e.first_offset <= last and e.last_offset >= first]
+    is_indexed = is_aborted(table, entries)
+    is_known = ends >= 0
+    is_wrong = is_known & ~result & is_indexed
+    missed = is_known & result & ~is_indexed
+    if missed.any():
+        # Of one that begins above the chunk the batches here may still be part.
+        markers = {(entry.producer_id, entry.last_offset) for entry in indexed}
+        for batch in np.flatnonzero(missed).tolist():
+            is_wrong[batch] = (int(table.producer_ids[batch]), int(ends[batch])) in markers
+    if is_wrong.any():
+        batch = int(is_wrong.argmax())
+        words = ("aborted", "committed") if result[batch] else ("committed", "aborted")
+        raise CorruptLogError(
+            chunk.path,
+            chunk.file_position + int(table.positions[batch]),
+            f"a batch that is {words[0]}, as the marker at offset {ends[batch]} says",
+            f"one that is {words[1]} in the .txnindex files beside it (if `kafkalog verify` "
+            "finds nothing else, remove these)",
+        )
 
 
 def _types(chunk: Chunk, batches: npt.NDArray[np.int64]) -> list[int]:

@@ -13,6 +13,7 @@ indexes that it had not synced) is a notice, since its next start, or `adopt`, m
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from kafkalog.errors import (
     CorruptLogError,
     InvalidInputError,
     KafkaLogError,
+    StorageError,
     UnknownTopicError,
 )
 from kafkalog.storage_engine import layout
@@ -49,6 +51,9 @@ _ROOT_NAMES: Final = (
     "bootstrap.checkpoint",
 )
 _ASIDE: Final = ("-delete", "-stray", "-future")
+_DAMAGE_ERRORS: Final = {errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+"""What the file system says of things that are lost or wrong; whatever else it says keeps us from
+looking."""
 _Checkpoints = Mapping[str, Mapping[tuple[str, int], int]]
 
 
@@ -66,22 +71,41 @@ def verify(
     """Yield what is wrong in a log directory, or in its topic `topic`, as soon as it is found.
 
     `progress` is told how many bytes of `.log` files were read since it was told last: `log_size`
-    is their sum. Raises InvalidInputError for a path without a log, UnknownTopicError.
+    is their sum. Raises InvalidInputError for a path without a log, UnknownTopicError, and
+    StorageError, after all findings, where something could not be looked at.
     """
     root = root.absolute()
     if not root.is_dir():
         raise InvalidInputError(f"{root}: no such directory")
+    faults: list[str] = []
     if _is_partition(root):
-        yield from _partition(PartitionFiles(root), deep, progress)
-        return
+        yield from _partition(PartitionFiles(root), deep, progress, faults)
+    else:
+        yield from _root(root, topic, deep, progress, faults)
+    if faults:
+        more = f"; so could {len(faults) - 1} more not be" if len(faults) > 1 else ""
+        raise StorageError(f"{faults[0]}: this could not be looked at{more}")
+
+
+def _root(
+    root: Path,
+    topic: str | None,
+    deep: bool,
+    progress: Callable[[int], None],
+    faults: list[str],
+) -> Iterator[Finding]:
     state, journal = None, Journal(root / layout.COMMIT)
     if journal.path.exists():
-        state, faults = _read_journal(journal)
-        yield from faults
-    elif not any(_partitions(root)) and not (root / layout.META_PROPERTIES).exists():
+        state, found = _read_journal(journal, faults)
+        yield from found
+    elif not _has_log(root):
         raise InvalidInputError(
-            f"{root}: no log here: neither a `{layout.COMMIT}` file nor a partition's directory"
+            f"{root}: no log here: neither a `{layout.COMMIT}` file nor "
+            f"{layout.META_PROPERTIES}, nor a partition's directory with a segment"
         )
+    elif _has_lost_journal(root):
+        expected = "the journal, which says what is committed"
+        yield Finding(journal.path, 0, expected, "no file: the journal is missing")
     present = _topic_partitions(root, state)
     if topic is not None and topic not in {name for name, _ in present}:
         known = ", ".join(sorted({name for name, _ in present})[:20]) or "none"
@@ -89,7 +113,7 @@ def verify(
     checkpoints: dict[str, dict[tuple[str, int], int]] = {}
     for name in _CHECKPOINTS:
         checkpoints[name] = {}
-        yield from _read_checkpoint(root / name, checkpoints[name])
+        yield from _read_checkpoint(root / name, checkpoints[name], faults)
     points = checkpoints[layout.RECOVERY_POINT_CHECKPOINT]
     for partition in sorted(present):
         if topic in (None, partition[0]):
@@ -98,7 +122,7 @@ def verify(
                 path = root / layout.partition_directory(*partition)
                 yield Finding(path, 0, "a topic of the journal", "none", is_damage=False)
             else:
-                yield from _partition(files, deep, progress)
+                yield from _partition(files, deep, progress, faults)
     yield from _compare_checkpoints(root, checkpoints, present, topic)
     if topic is None:
         yield from _foreign(root, state)
@@ -107,6 +131,8 @@ def verify(
 def log_size(root: Path, topic: str | None = None) -> int:
     """Return the bytes of all `.log` files that `verify` will read."""
     total = 0
+    if not root.is_dir():
+        return total
     directories = [root] if _is_partition(root) else [path for _, path in _partitions(root)]
     for directory in directories:
         parsed = layout.parse_partition_directory(directory.name)
@@ -123,6 +149,26 @@ def log_size(root: Path, topic: str | None = None) -> int:
 def has_topic(root: Path, topic: str) -> bool:
     """Tell whether a directory has a partition of a topic."""
     return root.is_dir() and any(name == topic for (name, _), _ in _partitions(root))
+
+
+def _has_log(root: Path) -> bool:
+    marks = (layout.META_PROPERTIES, layout.META_ASIDE, layout.COMMIT_RELEASED)
+    return any((root / name).exists() for name in marks) or any(
+        _is_partition(directory) for _, directory in _partitions(root)
+    )
+
+
+def _has_lost_journal(root: Path) -> bool:
+    """Tell whether a directory without a journal had one, and is no broker's by now."""
+    if any((root / name).exists() for name in (layout.META_PROPERTIES, layout.COMMIT_RELEASED)):
+        return False
+    if (root / layout.COMMIT_LOCK).exists():
+        return True
+    # An adoption makes the canaries before the journal.
+    is_adoption = (root / layout.META_ASIDE).exists()
+    return not is_adoption and any(
+        (directory / layout.CANARY).exists() for _, directory in _partitions(root)
+    )
 
 
 # --- partitions ----------------------------------------------------------------------------------
@@ -190,9 +236,9 @@ def _loader(journal: Journal, topic: TopicState, partition: int) -> Callable[[],
 
 
 def _partition(
-    partition: PartitionFiles, deep: bool, progress: Callable[[int], None]
+    partition: PartitionFiles, deep: bool, progress: Callable[[int], None], faults: list[str]
 ) -> Iterator[Finding]:
-    """Verify one partition; one that cannot be read is a finding."""
+    """Verify one partition; one that is damaged so that it cannot be read is a finding."""
     try:
         yield from verify_partition(partition, deep=deep, progress=progress)
     except UnknownTopicError:
@@ -202,15 +248,28 @@ def _partition(
         yield Finding(path, 0, "a file of the partition", "none: it is missing")
     except OSError as fault:
         path = Path(fault.filename or partition.directory)
-        yield Finding(path, 0, "a file that can be read", str(fault.strerror or fault))
+        yield from _unread(path, fault, faults)
     except KafkaLogError as fault:
+        cause = fault.__cause__
+        if isinstance(cause, OSError) and cause.errno not in _DAMAGE_ERRORS:
+            faults.append(str(fault))
+            return
         yield Finding(partition.directory, 0, "a partition that can be read", str(fault))
+
+
+def _unread(path: Path, fault: OSError, faults: list[str]) -> Iterator[Finding]:
+    """Tell damage from what keeps us from looking, which is put to the faults."""
+    text = str(fault.strerror or fault)
+    if fault.errno in _DAMAGE_ERRORS:
+        yield Finding(path, 0, "a file that can be read", text)
+    else:
+        faults.append(f"{path}: {text}")
 
 
 # --- the root ------------------------------------------------------------------------------------
 
 
-def _read_journal(journal: Journal) -> tuple[State | None, list[Finding]]:
+def _read_journal(journal: Journal, faults: list[str]) -> tuple[State | None, list[Finding]]:
     """Return the published state, None where the journal cannot be read, and what is wrong."""
     path = journal.path
     try:
@@ -219,12 +278,16 @@ def _read_journal(journal: Journal) -> tuple[State | None, list[Finding]]:
             pass
     except CorruptLogError as fault:
         return None, [Finding(path, fault.position, str(fault.expected), str(fault.found))]
-    except (KafkaLogError, OSError, ValueError) as fault:
+    except OSError as fault:
+        return None, list(_unread(path, fault, faults))
+    except (KafkaLogError, ValueError) as fault:
         return None, [Finding(path, 0, "a journal of this release", str(fault))]
     return state, []
 
 
-def _read_checkpoint(path: Path, found: dict[tuple[str, int], int]) -> Iterator[Finding]:
+def _read_checkpoint(
+    path: Path, found: dict[tuple[str, int], int], faults: list[str]
+) -> Iterator[Finding]:
     try:
         for topic, partition, offset in checkpoint_entries(path, 3):
             found[topic, int(partition)] = int(offset)
@@ -233,7 +296,7 @@ def _read_checkpoint(path: Path, found: dict[tuple[str, int], int]) -> Iterator[
     except CorruptLogError as fault:
         yield Finding(path, fault.position, str(fault.expected), str(fault.found))
     except OSError as fault:
-        yield Finding(path, 0, "a file that can be read", str(fault.strerror or fault))
+        yield from _unread(path, fault, faults)
 
 
 def _compare_checkpoints(

@@ -107,7 +107,8 @@ class _IndexCheck:
     def _rest(self, expected: str, *, is_active: bool) -> Iterator[Finding]:
         """Report what is left when the segment is read: entries beyond its end, half an entry.
 
-        Of an active segment these are a commit's that is in flight, or of one that died.
+        Of an active segment these are a commit's that is in flight, or of one that died: entries
+        are passed over there, and half of one is a notice.
         """
         if not is_active:
             yield from self._load()
@@ -115,11 +116,12 @@ class _IndexCheck:
             if left:
                 found = f"{left} entries or more beyond it"
                 yield from self._report(self._cursor, expected, found)
-            size = 0 if self._fd < 0 else os.fstat(self._fd).st_size
-            if size % self._entry_size:
-                whole = size - size % self._entry_size
-                expected = f"entries of {self._entry_size} bytes"
-                yield Finding(self.path, whole, expected, f"{size - whole} bytes at the end")
+        size = 0 if self._fd < 0 else os.fstat(self._fd).st_size
+        if size % self._entry_size:
+            whole = size - size % self._entry_size
+            expected = f"entries of {self._entry_size} bytes"
+            found = f"{size - whole} bytes at the end"
+            yield Finding(self.path, whole, expected, found, is_damage=not is_active)
         if self._wrong > _REPORTED_MAX:
             more = self._wrong - _REPORTED_MAX
             yield Finding(

@@ -269,7 +269,7 @@ def _leader_epochs(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding
         return
     if partition.load_state is not None:
         end = partition.load_state().high_watermark
-        entries = leader_epochs.settled(leader_epochs.cut(entries, end))
+        entries = leader_epochs.committed(entries, end)
     for before, (epoch, start) in pairwise(entries):
         if epoch <= before[0] or start <= before[1]:
             expected = f"an epoch above {before[0]} from an offset above {before[1]}"

@@ -158,11 +158,11 @@ class SegmentCheck:
         )
         places = np.searchsorted(starts, table.base_offsets, side="right") - 1
         has_epoch = chunk.is_valid & (table.leader_epochs >= 0) & (places >= 0)
+        is_own = epochs[places] == table.leader_epochs
         is_replaced = np.append(epochs, layout.INT64_MAX)[places + 1] <= table.leader_epochs
-        is_replaced[:-1] &= (places[1:] > places[:-1]) | (np.diff(table.leader_epochs) >= 0)
-        wrong = np.flatnonzero(
-            has_epoch & (epochs[places] != table.leader_epochs) & ~is_replaced
-        )
+        # Behind a replaced one the entry's own epoch would have begun anew, in an entry of its own.
+        is_replaced[:-1] &= (places[1:] > places[:-1]) | ~is_own[1:]
+        wrong = np.flatnonzero(has_epoch & ~is_own & ~is_replaced)
         if len(wrong):
             self._is_epoch_wrong = True
             batch = int(wrong[0])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -101,6 +104,37 @@ def test_verify_prints_damage_with_file_and_position(
     first, second = kafkalog("verify", root, "--json").json
     assert (first["kind"], first["path"], first["position"]) == ("damage", str(log), 0)
     assert second["kind"] == "notice"
+
+
+def test_what_cannot_be_looked_at_is_a_fault_and_no_damage(
+    kafkalog: Command, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    result = kafkalog("verify", root)
+    assert (result.status, result.out) == (1, "")
+    assert result.err.startswith("kafkalog: ")
+    assert "has no locks" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_log_without_its_journal_is_damaged(kafkalog: Command, root: Path) -> None:
+    (root / "commit").unlink()
+    result = kafkalog("verify", root)
+    assert result.status == 1
+    assert "the journal is missing" in result.lines[0]
+    (root / "kl-commit.lock").unlink()
+    assert kafkalog("verify", root).status == 1
+
+
+def test_a_directory_that_is_no_log_is_wrong_usage(kafkalog: Command, tmp_path: Path) -> None:
+    (tmp_path / "photos-2024").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    result = kafkalog("verify", tmp_path)
+    assert (result.status, result.out) == (2, "")
+    assert "no log here" in result.err
 
 
 def test_notices_alone_are_status_0(kafkalog: Command, root: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_brokers_directory_is_read_and_never_written(kafkalog: Command, broker
     assert len(kafkalog("read", broker, "t").lines) == 8
     assert kafkalog("verify", broker).status == 0
     log, partition = kafkalog("status", broker, "--json").json
-    assert (log["owner"], log["locks"]) == ("a broker", "work")
+    assert (log["owner"], log["running"], log["locks"]) == ("broker", False, True)
     assert (partition["highWatermark"], partition["reason"]) == (8, None)
     for verb in (("append", broker, "t"), ("clean", broker, "--force")):
         result = kafkalog(*verb, stdin=b'{"key":"k","value":"v"}\n')
@@ -45,14 +45,12 @@ def test_a_brokers_directory_is_read_and_never_written(kafkalog: Command, broker
 
 def test_a_directory_goes_to_us_and_back(kafkalog: Command, broker: Path, tmp_path: Path) -> None:
     adopted = kafkalog("adopt", broker, "--config", "t:cleanup.policy=delete")
-    assert (adopted.status, adopted.lines) == (0, [f"{broker} is adopted: 1 topics, 1 partitions"])
+    assert (adopted.status, adopted.lines) == (0, [f"{broker} is adopted: 1 topic, 1 partition"])
     assert kafkalog("adopt", broker, "--json").json[0]["adoptedAlready"]
     (topic,) = kafkalog("topics", "list", broker, "--json").json
     assert (topic["id"], topic["config"]) == (TOPIC_ID, {"cleanup.policy": "delete"})
     assert kafkalog("append", broker, "t", stdin=b'{"value":"v"}\n').status == 0
-    assert (
-        kafkalog("status", broker, "--json").json[0]["owner"] == "kafkalog, adopted from a broker"
-    )
+    assert kafkalog("status", broker, "--json").json[0]["ownerDetail"] == "adopted from a broker"
     assert kafkalog("verify", broker, "--deep").status == 0
     ids = tmp_path / "ids"
     ids.write_text(f"Topic: t\tTopicId: {OTHER_ID}\tPartitionCount: 1\n\tTopic: t\tPartition: 0\n")
@@ -72,6 +70,19 @@ def test_a_wrong_config_is_refused_and_nothing_is_adopted(
     result = kafkalog("adopt", broker, "--config", text)
     assert (result.status, result.err.count("\n")) == (2, 1)
     assert not (broker / "commit").exists()
+
+
+@pytest.mark.parametrize("lines", ["", "# none\n", f"t {'A' * 21}Q\nt {'A' * 21}g\n"])
+def test_a_file_without_ids_or_with_two_for_a_topic_is_refused(
+    kafkalog: Command, broker: Path, tmp_path: Path, lines: str
+) -> None:
+    kafkalog("adopt", broker)
+    ids = tmp_path / "ids.txt"
+    ids.write_text(lines)
+    result = kafkalog("release", broker, "--topic-ids", ids)
+    assert result.status == 2
+    assert str(ids) in result.err
+    assert (broker / "commit").exists()
 
 
 def test_topic_ids_are_lines_or_what_kafkas_tool_prints(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -60,6 +61,54 @@ def test_a_closed_pipe_is_no_traceback(log: Path) -> None:
         _, err = running.communicate(timeout=60)
     assert err == b""
     assert running.returncode == 141
+
+
+def test_help_into_a_closed_pipe_is_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [*COMMAND, "--help"], cwd=ROOT, check=False, stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_traceback(log: Path, closed: str) -> None:
+    command = f"{shlex.join(COMMAND)} topics list {log} {closed}"
+    result = subprocess.run(["sh", "-c", command], cwd=ROOT, check=False, capture_output=True)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert process("verify", log).returncode == 0
+
+
+def test_a_full_disk_behind_the_output_is_one_line(log: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [*COMMAND, "topics", "list", str(log)],
+            cwd=ROOT,
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    expected = b"kafkalog: the standard output: No space left on device\n"
+    assert (result.returncode, result.stderr) == (1, expected)
+
+
+def test_what_the_output_cannot_tell_is_escaped(tmp_path: Path) -> None:
+    with kafkalog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        log.append("t", [("k", "\u00e9")])
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for option, shown in (([], b"\\xe9\n"), (["--json"], b'"value":"\\u00e9"}\n')):
+        result = subprocess.run(
+            [*COMMAND, "read", str(tmp_path / "log"), "t", *option],
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            env={**os.environ, **ascii_only},
+        )
+        assert (result.returncode, result.stderr) == (0, b"")
+        assert result.stdout.endswith(shown)
 
 
 def test_an_interrupt_is_no_traceback_and_leaves_nothing(log: Path) -> None:

@@ -62,6 +62,7 @@ def test_bytes_that_are_no_text_are_not_lost(kafkalog: Command, root: Path) -> N
     assert refused.status == 2
     assert "offset 0: the key is no UTF-8; use --encoding base64 or hex" in refused.err
     (found,) = kafkalog("read", root, "t", "--json", "--encoding", "hex").json
+    assert found["timestampType"] == "CreateTime"
     assert record.items() <= found.items()
     assert "\ufffd" in kafkalog("read", root, "t").out
 
@@ -73,9 +74,10 @@ def test_a_range_of_one_partition_is_read(kafkalog: Command, root: Path) -> None
     ranged = kafkalog(*place, "--start", 3, "--end", 5).json
     assert [record["key"] for record in ranged] == ["3", "4"]
     assert kafkalog("read", root, "t", "--start", 3).status == 2
-    outside = kafkalog(*place, "--start", 11)
-    assert (outside.status, outside.out) == (1, "")
-    assert "the valid range is [0, 10]" in outside.err
+    for option in ("--start", "--end"):
+        outside = kafkalog(*place, option, 11)
+        assert (outside.status, outside.out) == (1, "")
+        assert "the valid range is [0, 10]" in outside.err
 
 
 def test_a_line_tells_partition_offset_time_key_and_value(kafkalog: Command, root: Path) -> None:
@@ -142,6 +144,29 @@ def test_whole_batches_are_appended_raw(kafkalog: Command, root: Path) -> None:
     again = kafkalog("append", root, "copy", "--raw", source, "--partition", 0)
     assert again.status == 2
     assert kafkalog("verify", root, "--deep").status == 0
+
+
+@pytest.mark.parametrize("option", [[], ["--partition", 0, "--raw"]])
+def test_a_missing_input_file_is_wrong_usage(
+    kafkalog: Command, root: Path, tmp_path: Path, option: list[str | int]
+) -> None:
+    result = kafkalog("append", root, "t", *option, tmp_path / "none")
+    assert (result.status, result.out) == (2, "")
+    assert result.err == f"kafkalog: {tmp_path / 'none'}: No such file or directory\n"
+
+
+def test_one_is_not_many(kafkalog: Command, root: Path) -> None:
+    result = kafkalog("append", root, "t", stdin=lines(RECORDS[0]))
+    assert result.lines[-1] == "1 record appended"
+
+
+def test_where_no_log_is_the_verb_that_makes_one_is_named(
+    kafkalog: Command, tmp_path: Path
+) -> None:
+    for verb in ("append", "read"):
+        result = kafkalog(verb, tmp_path / "x", "t")
+        assert result.status == 2
+        assert f"kafkalog topics create {tmp_path / 'x'} NAME" in result.err
 
 
 def test_raw_needs_a_partition_and_takes_no_other_file(kafkalog: Command, root: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from kafkalog.errors import StorageError
 from tests.cli.conftest import Command
 
 
@@ -37,7 +39,8 @@ def test_topics_are_listed_described_altered_and_deleted(kafkalog: Command, root
     (described,) = kafkalog("topics", "describe", root, "u", "--json").json
     assert described == altered.json[0]
     assert described["partitions"][0]["highWatermark"] == 0
-    assert kafkalog("topics", "delete", root, "u").status == 0
+    deleted = kafkalog("topics", "delete", root, "u", "--json")
+    assert deleted.json == altered.json
     assert len(kafkalog("topics", "list", root).lines) == 2
     assert kafkalog("topics", "describe", root, "u").status == 2
 
@@ -86,7 +89,7 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
     for row in kafkalog("status", root, "--json").json:
         kinds.setdefault(str(row["type"]), []).append(row)
     (log_row,) = kinds["log"]
-    assert (log_row["owner"], log_row["locks"]) == ("kafkalog", "work")
+    assert (log_row["owner"], log_row["running"], log_row["locks"]) == ("kafkalog", False, True)
     (writer,) = kinds["writer"]
     assert writer == {
         "type": "writer",
@@ -94,7 +97,7 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
         "topic": "t",
         "batchId": 4,
         "rows": 1,
-        "time": "2023-11-14T22:13:20.000Z",
+        "timeMs": 1_700_000_000_000,
     }
     assert sum(int(str(row["highWatermark"])) for row in kinds["partition"]) == 21
     assert {row["state"] for row in kinds["partition"]} == {"clean"}
@@ -132,7 +135,7 @@ def test_clean_cleans_what_is_due_or_all_of_it(kafkalog: Command, root: Path) ->
     append(kafkalog, root)
     assert kafkalog("clean", root).err == "nothing to clean\n"
     cleaned = kafkalog("clean", root, "t", "--force", "--json").json
-    assert sum(stats["records_kept"] for stats in cleaned) == 3
+    assert sum(stats["recordsKept"] for stats in cleaned) == 3
     assert len(kafkalog("read", root, "t").lines) == 3
     append(kafkalog, root)
     assert kafkalog("clean", root, "--force").lines[0].split()[:2] == ["topic", "partition"]
@@ -148,10 +151,58 @@ def test_a_partition_that_cannot_be_cleaned_makes_status_1(kafkalog: Command, ro
     path.write_bytes(data)
     result = kafkalog("clean", root, "--force")
     assert result.status == 1
-    assert "t-0 was not cleaned" in result.err
+    assert result.err == "kafkalog: t-0 was not cleaned, for the reasons above\n"
+    assert result.lines[0].split()[-1] == "error"
+    assert path.name in result.lines[1]
     states = {row["partition"]: row for row in kafkalog("status", root, "--json").json[1:]}
     assert states[0]["state"] == "uncleanable"
     assert path.name in states[0]["reason"]
+
+
+@pytest.mark.parametrize("option", [[], ["--force"]])
+def test_a_lost_partition_is_not_cleaned_and_is_told_once(
+    kafkalog: Command, root: Path, option: list[str]
+) -> None:
+    append(kafkalog, root)
+    shutil.rmtree(root / "t-0")
+    result = kafkalog("clean", root, *option, "--json")
+    assert (result.status, result.err.count("\n")) == (1, 1)
+    assert "No such file" in next(row["error"] for row in result.json if row["partition"] == 0)
+
+
+def test_only_what_nobody_expects_is_logged_with_a_traceback(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import kafkalog as library
+    from kafkalog.cleaner import manager
+
+    def fail(fault: Exception) -> logging.LogRecord:
+        def refuse(*_: object, **__: object) -> None:
+            raise fault
+
+        caplog.clear()
+        monkeypatch.setattr(manager, "_prepare", refuse)
+        with library.open(root) as log:
+            assert log.clean("t", force=True)[0].error is not None
+        return caplog.records[0]
+
+    for fault in (OSError(errno.ENOSPC, "No space", "/x"), StorageError("x")):
+        record = fail(fault)
+        assert (record.levelno, record.exc_info) == (logging.WARNING, None)
+    record = fail(ZeroDivisionError("x"))
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
+
+
+def test_rows_of_json_have_names_in_camel_case(kafkalog: Command, root: Path) -> None:
+    append(kafkalog, root)
+    rows = [
+        *kafkalog("clean", root, "--force", "--json").json,
+        *kafkalog("status", root, "--json").json,
+        *kafkalog("topics", "list", root, "--json").json,
+    ]
+    names = {name for row in rows for name in row}
+    assert [name for name in names if "_" in name or name == "time"] == []
 
 
 def test_a_file_system_without_locks_is_told(
@@ -166,5 +217,6 @@ def test_a_file_system_without_locks_is_told(
     result = kafkalog("status", root, "--json")
     assert result.status == 0
     reason = "this file system has no locks (No locks available)"
-    assert result.json[0]["locks"] == f"{root}: {reason}"
+    assert result.json[0]["locks"] is False
+    assert result.json[0]["locksReason"] == f"{root}: {reason}"
     assert [reason in row["reason"] for row in result.json[1:]] == [True, True]

@@ -16,7 +16,9 @@ from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.datasource.range_reader import OffsetRangePartition
 from kafkalog.errors import DataLossError, InvalidInputError, UnknownTopicError
+from kafkalog.storage_engine.engine import Engine
 from tests.datasource.logs import append, append_to, numbered, rows, source
+from tests.storage_engine.raw_log import RawBatch, joined
 
 
 def read(root: Path, schema: StructType | None = None, **options: str) -> list[dict[str, Any]]:
@@ -260,3 +262,16 @@ print([name for name in ("numba", "llvmlite", "pandas") if name in sys.modules])
     )
 
     assert "numba" not in ast.literal_eval(done.stdout)
+
+
+def test_a_committed_read_never_reaches_into_an_open_transaction(tmp_path: Path) -> None:
+    append(tmp_path, "t", numbered(1))
+    with Engine(tmp_path) as engine:
+        engine.append_raw("t", 0, joined([RawBatch(1, (1, 2), 5, transactional=True), RawBatch(3)]))
+    options = {"subscribe": "t", "endingOffsets": '{"t": {"0": 4}}'}
+
+    with pytest.raises(InvalidInputError, match="open from offset 1 on"):
+        read(tmp_path, **options)
+    assert [row["offset"] for row in read(tmp_path, subscribe="t")] == [0]
+    dirty = read(tmp_path, **options, **{"kafka.isolation.level": "read_uncommitted"})
+    assert [row["offset"] for row in dirty] == [0, 1, 2, 3]

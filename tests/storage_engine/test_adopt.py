@@ -178,7 +178,15 @@ def test_directories_that_cannot_be_taken_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "offset", [str(2**63), "1_000", "-" + "9" * 30, "\N{ARABIC-INDIC DIGIT ONE}"]
+    "offset",
+    [
+        str(2**63),
+        str(2**63 - 1),
+        str(2**63 - 2**31),
+        "1_000",
+        "-" + "9" * 30,
+        "\N{ARABIC-INDIC DIGIT ONE}",
+    ],
 )
 def test_a_checkpoint_with_what_is_no_offset_is_refused(tmp_path: Path, offset: str) -> None:
     root = broker_root(tmp_path)
@@ -186,6 +194,18 @@ def test_a_checkpoint_with_what_is_no_offset_is_refused(tmp_path: Path, offset: 
     with pytest.raises(StorageError, match="line 3"):
         take(root)
     assert can_broker_start(root)
+
+
+def test_what_is_appended_at_the_largest_log_start_is_read(tmp_path: Path) -> None:
+    root = broker_root(tmp_path)
+    largest = 2**63 - 1 - 2**31
+    (root / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {largest}\n")
+    take(root)
+    append(root)
+    append(root)
+    assert values(root) == [b"ours"] * 2
+    with Engine(root) as engine:
+        assert engine.offsets("t")[0] == (largest, largest + 2)
 
 
 def test_an_empty_partition_never_begins_below_zero(tmp_path: Path) -> None:

@@ -222,6 +222,16 @@ def test_the_log_starts_where_its_checkpoint_says(tmp_path: Path) -> None:
     assert offsets(log) == list(range(33, 100))
 
 
+@pytest.mark.parametrize("start", [2**63 - 1, 2**63 - 2**31])
+def test_a_log_start_without_room_for_a_batch_says_nothing(
+    tmp_path: Path, start: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = stopped(tmp_path / "log")
+    root.checkpoint(broker_root.LOG_START, {"t-0": start})
+    assert kafkalog.open(root.path).offsets("t") == {0: (0, 100)}
+    assert f"found {start}" in caplog.text
+
+
 @pytest.mark.parametrize("content", ["", "garbage", "0\n2\nt 0 1\n", "1\n0\n", "0\n1\nt 0\n"])
 def test_a_damaged_checkpoint_says_nothing(tmp_path: Path, content: str) -> None:
     root = BrokerRoot(tmp_path / "log")

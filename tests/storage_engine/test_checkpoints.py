@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,17 @@ def test_an_offset_checkpoint_names_partitions(tmp_path: Path) -> None:
 
 def test_of_two_lines_for_a_partition_the_last_counts(tmp_path: Path) -> None:
     assert read(tmp_path, b"0\n2\na 0 5\na 0 6\n") == {("a", 0): 6}
+
+
+def test_a_log_start_leaves_room_for_a_batch(tmp_path: Path) -> None:
+    path = tmp_path / "log-start-offset-checkpoint"
+    largest = 2**63 - 1 - 2**31
+    path.write_text(f"0\n1\na 0 {largest}\n")
+    assert checkpoints.read_offset_checkpoint(path) == {("a", 0): largest}
+    for offset in (largest + 1, 2**63 - 1):
+        path.write_text(f"0\n2\na 1 5\na 0 {offset}\n")
+        with pytest.raises(StorageError, match=f"line 4 .* up to {largest}, found {offset}"):
+            checkpoints.read_offset_checkpoint(path)
 
 
 def test_a_missing_and_an_empty_checkpoint_say_nothing(tmp_path: Path) -> None:
@@ -100,3 +112,17 @@ def test_properties_are_javas(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(StorageError, match="a text file of properties"):
         checkpoints.read_properties(path)
+
+
+def test_leader_epochs_are_those_in_the_file_now_whoever_wrote_it(tmp_path: Path) -> None:
+    path = tmp_path / "leader-epoch-checkpoint"
+    checkpoints.write_leader_epochs(tmp_path, [(0, 0)])
+    first = checkpoints.read_leader_epochs(tmp_path)
+    first.append((9, 9))  # the caller's own
+    assert checkpoints.read_leader_epochs(tmp_path) == [(0, 0)]
+    stat = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"0 0\n", b"1 0\n"))  # in place, of the same size
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert checkpoints.read_leader_epochs(tmp_path) == [(1, 0)]
+    path.unlink()
+    assert checkpoints.read_leader_epochs(tmp_path) == []

@@ -482,7 +482,7 @@ def test_after_a_failed_sync_the_partition_goes_on_in_a_new_segment(
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "sync_file", fail)
-        with pytest.raises(OSError, match="Input/output"):
+        with pytest.raises(StorageError, match="Input/output"):
             engine.append("t", [("k", "w")])
     engine.append("t", [("k", "x")])
     assert engine.describe("t").partitions[partition].active_base == 3

@@ -56,6 +56,19 @@ def test_a_flipped_bit_loses_nothing_below(judge: BrokerJudge, bit: int) -> None
         judge.judge(name, bytes(flipped), place, write=write)
 
 
+@pytest.mark.parametrize("base", [0, 7])
+def test_a_message_far_away_from_its_segment_is_split_off(judge: BrokerJudge, base: int) -> None:
+    name = Path("old-0") / f"{base:020d}.log"
+    data = (judge.root.path / name).read_bytes()
+    for segment in judge.root.logs["old-0"].segments:
+        position = 0
+        for item in segment.batches if segment.base == base else ():
+            moved = bytearray(data)
+            moved[position + 2] = 1  # 2^40 higher, and so beyond what an index can tell
+            judge.judge(name, bytes(moved), position + 2, write=True)
+            position += len(item.data)
+
+
 def test_any_file_of_the_set_may_be_missing(judge: BrokerJudge) -> None:
     for name in judge.root.files():
         judge.judge(Path(name), None, 0, write=True)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine import files, layout
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine import files, layout, partition_directory
 from kafkalog.storage_engine.engine import Engine
 
 NOW_MS = 1_700_000_000_000
+OTHER_ID = "fHq_kc1HQBmiynnrtAlnIQ"
 
 
 def topic(root: Path, **config: str) -> Engine:
@@ -164,7 +166,7 @@ def test_the_segment_that_a_failed_sync_closes_is_cut_and_synced_before_the_next
         written = path.read_bytes()
         raise OSError(errno.EIO, "lost")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="lost"):
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="lost"):
         patch.setattr(files, "sync_file", fail)
         append(engine)
     path.write_bytes(written)  # the cut was not synced: a power cut has undone it
@@ -191,6 +193,59 @@ def test_opening_never_cuts(tmp_path: Path) -> None:
     size = path.stat().st_size
     Engine(tmp_path).close()
     assert path.stat().st_size == size
+
+
+@pytest.mark.parametrize(
+    ("metadata", "found"),
+    [
+        (f"version: 0\ntopic_id: {OTHER_ID}", OTHER_ID),
+        (None, "no id"),
+        ("", "no id"),
+        ("version: 0\ntopic_id: no id of 22", "no id"),
+    ],
+)
+def test_nothing_is_written_to_a_directory_of_another_topic(
+    tmp_path: Path, metadata: str | None, found: str
+) -> None:
+    engine = topic(tmp_path)
+    append(engine)
+    ours = engine.describe("t").topic_id
+    path = tmp_path / "t-0" / layout.PARTITION_METADATA
+    own = path.read_bytes()
+    path.unlink()
+    if metadata is not None:
+        path.write_text(metadata)
+    # What only a cut would take away.
+    log = tmp_path / "t-0" / layout.segment_file(0, layout.LOG)
+    log.write_bytes(log.read_bytes() + b"of the other topic")
+    before = {file: file.read_bytes() for file in (tmp_path / "t-0").iterdir()}
+    with pytest.raises(StorageError, match=f"expected the topic id {ours}, found {found}: .*put"):
+        append(engine)
+    assert {file: file.read_bytes() for file in (tmp_path / "t-0").iterdir()} == before
+    path.write_bytes(own)
+    append(engine)
+    assert sum(b.num_rows for b in engine.read("t", 0)) == 2
+
+
+def test_a_directory_that_was_announced_the_topics_new_id_gets_it(tmp_path: Path) -> None:
+    """A release gives ids: it may die when the journal has the new one, and the files do not."""
+    engine = topic(tmp_path)
+    append(engine)
+    directory = tmp_path / "t-0"
+    path = directory / layout.PARTITION_METADATA
+    partition_directory.announce_topic_id(directory, OTHER_ID)
+    append(engine)
+    own = path.read_bytes()
+    assert OTHER_ID.encode() not in own
+    path.write_text("version: 0\ntopic_id: " + "A" * 21 + "Q")
+    with pytest.raises(StorageError, match="expected the topic id"):
+        append(engine)
+    path.write_bytes(own)
+    with engine.transaction() as transaction:
+        transaction._change.topic("t", OTHER_ID, 1, {})
+        transaction.publish(NOW_MS)
+    append(engine)
+    assert path.read_bytes() == own.replace(own[-22:], OTHER_ID.encode())
 
 
 def test_a_forced_roll_begins_a_segment_at_the_log_end(tmp_path: Path) -> None:

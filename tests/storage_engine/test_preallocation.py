@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.errors import StorageError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.engine import Engine
 from tests.storage_engine.faults import Died, each_act
@@ -128,6 +129,6 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "preallocate", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(StorageError, match="No space left"):
             append(engine)
     assert rows(engine) == 1

@@ -9,6 +9,7 @@ import shutil
 import struct
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError, StorageError
+from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError
 from kafkalog.storage_engine import checkpoints, files, producer_snapshot, raw_append
+from kafkalog.storage_engine.batch import parse_header
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.verify import verify
 from tests.storage_engine import naive
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.raw_log import ABORT, COMMIT, Model, RawBatch, joined, marker
@@ -496,14 +499,150 @@ def test_a_raw_append_is_synced_also_where_commits_are_not(tmp_path: Path) -> No
     assert not engine.state().unsynced
 
 
-def test_a_named_snapshot_that_is_gone_stops_a_raw_append_not_our_own(tmp_path: Path) -> None:
-    engine = log(tmp_path, segment_bytes="150")
+def snapshot_path(engine: Engine, offset: int) -> Path:
+    return engine.root / "t-0" / f"{offset:020d}.snapshot"
+
+
+def lose(engine: Engine, how: str = "gone") -> Path:
+    """Take away the snapshot that the journal names, or its content."""
+    path = snapshot_path(engine, state(engine).producer_snapshot)
+    content = path.read_bytes()
+    path.unlink()
+    if how == "damaged":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif how == "cut off":
+        path.write_bytes(content[:5])
+    elif how == "a directory":
+        path.mkdir()
+    return path
+
+
+def lose_all(engine: Engine) -> None:
+    for offset in snapshots(engine):
+        snapshot_path(engine, offset).unlink()
+
+
+def damage(engine: Engine) -> list[str]:
+    return [found.path.name for found in verify(engine.root) if found.is_damage]
+
+
+@pytest.mark.parametrize("config", [{}, {"segment_bytes": "230"}, {"preallocate": "true"}])
+@pytest.mark.parametrize("how", ["gone", "damaged", "cut off", "a directory"])
+def test_a_raw_append_tells_the_producers_from_the_log_when_their_snapshot_is_lost(
+    tmp_path: Path, how: str, config: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, model = log(tmp_path, **config), Model()
+    run_steps(engine, model, STEPS)
+    assert damage(engine) == []
+    path = lose(engine, how)
+    assert path.name in damage(engine)
+    run_steps(engine, model, [1])
+    assert path.name in damage(engine)
+    run_steps(engine, model, [[replace(batch, base=batch.base + 1) for batch in LAST]])
+    check_cut(engine, model)
+    assert len([line for line in caplog.messages if str(path) in line]) == 1
+    assert {record.levelname for record in caplog.records if str(path) in record.message} == {
+        "WARNING"
+    }
+    if how != "a directory":
+        assert damage(engine) == []
+
+
+def test_a_roll_after_a_lost_snapshot_takes_what_the_log_says(tmp_path: Path) -> None:
+    engine, model = log(tmp_path, segment_bytes="230"), Model()
+    run_steps(engine, model, STEPS)
+    expected = segment_bytes(engine, ".snapshot")[state(engine).producer_snapshot]
+    lose_all(engine)
+    run_steps(engine, model, [1] * 6)
+    taken = segment_bytes(engine, ".snapshot")
+    assert sorted(taken) == [base for base in segment_bytes(engine) if base > 8]
+    assert set(taken.values()) == {expected}
+
+
+def test_a_roll_where_the_lost_snapshot_was_puts_it_back(tmp_path: Path) -> None:
+    engine = log(tmp_path)
     raw(engine, RawBatch(0, (NOW_MS,), 5))
-    (tmp_path / "t-0" / f"{1:020d}.snapshot").unlink()
-    for _ in range(4):
-        own(engine)
-    with pytest.raises(StorageError, match="the producer snapshot at offset 1 is missing"):
-        raw(engine, RawBatch(5))
+    expected = named(engine)
+    path = lose(engine, "damaged")
+    with engine.transaction() as transaction:
+        transaction.roll("t", 0, NOW_MS)
+        transaction.publish(NOW_MS)
+    assert path == snapshot_path(engine, 1)
+    assert named(engine) == expected
+    raw(engine, RawBatch(1, (NOW_MS,), 6))
+    assert sorted(named(engine)) == [5, 6]
+    assert snapshots(engine) == [1, 2]
+
+
+def test_the_newest_sound_snapshot_before_a_lost_one_is_gone_on_from(tmp_path: Path) -> None:
+    engine = log(tmp_path, segment_bytes="150")
+    raw(engine, *(RawBatch(n, (NOW_MS,), 10 + n) for n in range(4)))
+    before = producer_snapshot.read_snapshot(tmp_path / "t-0", 2)
+    before.append(parse_header(RawBatch(1, (NOW_MS,), 99).data()))
+    producer_snapshot.write_snapshot(tmp_path / "t-0", before)
+    snapshot_path(engine, 3).write_bytes(b"damaged")
+    lose(engine)
+    raw(engine, RawBatch(4, (NOW_MS,), 20))
+    assert sorted(named(engine)) == [10, 11, 12, 13, 20, 99]
+
+
+def test_only_a_damaged_log_stops_a_raw_append_and_none_our_own(tmp_path: Path) -> None:
+    engine = log(tmp_path, segment_bytes="150")
+    raw(engine, RawBatch(0, (NOW_MS,), 5), RawBatch(1, (NOW_MS,), 5, sequence=1))
+    path = tmp_path / "t-0" / f"{0:020d}.log"
+    sound = path.read_bytes()
+    path.write_bytes(sound[:16] + b"\x07" + sound[17:])
+    lose_all(engine)
+    own(engine, 4)
+    own(engine, 4)
+    assert snapshots(engine) == []
+    with pytest.raises(CorruptBatchError, match=f"{path}: at byte 0: .* found magic 7"):
+        raw(engine, RawBatch(10, (NOW_MS,), 6))
+    assert state(engine).high_watermark == 10
+    own(engine)
+    path.write_bytes(sound)
+    raw(engine, RawBatch(11, (NOW_MS,), 6))
+    assert sorted(named(engine)) == [5, 6]
+
+
+def test_an_empty_log_whose_snapshot_is_lost_has_no_producers(tmp_path: Path) -> None:
+    engine = log(tmp_path)
+    raw(engine, RawBatch(0, (1, 2), 5, transactional=True))
+    engine.delete_records("t", 0, -1)
+    lose(engine)
+    own(engine, 3)
+    assert (state(engine).last_stable_offset, state(engine).high_watermark) == (5, 5)
+    raw(engine, RawBatch(5, (NOW_MS,), 6))
+    assert sorted(named(engine)) == [6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True])
+def test_a_raw_append_that_died_over_a_lost_snapshot_is_done_again(
+    tmp_path: Path, after: bool
+) -> None:
+    template = tmp_path / "template"
+    engine, old = log(template, segment_bytes="230"), Model()
+    run_steps(engine, old, STEPS)
+    lose(engine, "damaged")
+    n, is_cut_short = 0, True
+    while is_cut_short:
+        n += 1
+        root = tmp_path / str(n)
+        shutil.copytree(template, root)
+        dying = Engine(root)
+
+        def work(engine: Engine = dying) -> None:
+            raw(engine, *LAST)
+
+        is_cut_short = each_act(work, n, Died(), after=after)
+        survivor, model = Engine(root), Model(list(old.batches), old.end)
+        if state(survivor).high_watermark > old.end:
+            model.add(LAST)
+        run_steps(survivor, model, [1, [RawBatch(model.end + 1, (NOW_MS,), 9, leader_epoch=7)], 1])
+        check_cut(survivor, model)
+        shutil.rmtree(root)
+    assert n > 12
 
 
 # --- leader epochs -------------------------------------------------------------------------------

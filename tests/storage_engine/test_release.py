@@ -11,11 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
-from kafkalog.storage_engine import checkpoints, files, release
+from kafkalog.errors import (
+    CorruptBatchError,
+    InvalidInputError,
+    LockedByBrokerError,
+    UnknownTopicError,
+)
+from kafkalog.storage_engine import checkpoints, files, ownership, release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.release import ReleaseReport
+from kafkalog.storage_engine.verify import verify
+from tests.storage_engine.broker_root import BrokerRoot
 from tests.storage_engine.faults import Died, each_act
+from tests.storage_engine.raw_log import Model, RawBatch, joined, marker
 
 NOW_MS = 1_700_000_000_000
 META = "#\n#Sat Nov 21 06:09:56 UTC 2026\nnode.id=1\ndirectory.id=KNYotSM8TtH2azTN1QdKRg\n"
@@ -162,6 +170,71 @@ def test_half_a_swap_is_finished(tmp_path: Path) -> None:
     assert not list((root / "t-0").glob("*.swap"))
     assert first.exists()
     assert not second.exists()
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+@pytest.mark.parametrize("appends", [0, 3])
+def test_producers_whose_snapshot_is_lost_are_told_from_the_log(
+    tmp_path: Path, how: str, appends: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "broker"
+    model = adopted_with_producers(root)
+    with Engine(root) as engine:
+        for _ in range(appends):
+            engine.append("t", [(b"k", b"ours")], now_ms=NOW_MS)
+        state = engine.describe("t").partitions[0]
+    lost = root / "t-0" / f"{state.producer_snapshot:020d}.snapshot"
+    whole = tmp_path / "whole"
+    shutil.copytree(root, whole)
+    give_back(whole)
+    lost.unlink()
+    if how == "damaged":
+        lost.write_bytes(b"\0" * 100)
+    give_back(root)
+    assert [line for line in caplog.messages if str(lost) in line and "rebuilt" in line]
+    end = root / "t-0" / f"{model.end + appends:020d}.snapshot"
+    entries = struct.iter_unpack(">qhiqiqiq", end.read_bytes()[10:])
+    assert {entry[0]: entry[1:] for entry in entries} == model.producers()
+    assert end.read_bytes() == (whole / "t-0" / end.name).read_bytes()
+    assert lost == end or not lost.exists()
+    ownership.adopt(root, config={}, now_ms=NOW_MS)
+    assert [found for found in verify(root) if found.is_damage] == []
+
+
+def adopted_with_producers(root: Path) -> Model:
+    """Make a broker's directory of two segments with producers, and adopt it."""
+    broker, model = BrokerRoot(root), Model()
+    directory = root / "t-0"
+    directory.mkdir()
+    batches = [
+        RawBatch(0, (NOW_MS, NOW_MS), 5, 1, 30),
+        RawBatch(2, (NOW_MS,), 6, transactional=True),
+        marker(3, 1, 6, time=NOW_MS),
+        RawBatch(4, (NOW_MS,), 7, transactional=True),
+        RawBatch(5, (NOW_MS,), 5, 1, 32),
+    ]
+    for base, part in ((0, batches[:3]), (4, batches[3:])):
+        (directory / f"{base:020d}.log").write_bytes(joined(part))
+    (directory / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}")
+    broker.checkpoint("recovery-point-offset-checkpoint", {"t-0": 0})
+    model.add(batches)
+    ownership.adopt(root, config={}, now_ms=NOW_MS)
+    return model
+
+
+def test_a_release_refuses_a_log_that_cannot_tell_of_lost_producers(tmp_path: Path) -> None:
+    root = tmp_path / "broker"
+    model = adopted_with_producers(root)
+    (root / "t-0" / f"{model.end:020d}.snapshot").unlink()
+    path = root / "t-0" / f"{0:020d}.log"
+    sound = path.read_bytes()
+    path.write_bytes(b"\xff" * 40 + sound[40:])
+    with pytest.raises(CorruptBatchError, match=str(path)):
+        give_back(root)
+    assert is_ours(root)
+    path.write_bytes(sound)
+    give_back(root)
+    assert not is_ours(root)
 
 
 def test_a_deleted_topic_gets_the_name_under_which_a_broker_removes_it(tmp_path: Path) -> None:

@@ -5,20 +5,32 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import log_view
-from kafkalog.storage_engine.log_view import LogView, open_view
+from kafkalog.storage_engine import log_view, transaction_index, transaction_markers
+from kafkalog.storage_engine.log_view import Chunk, LogView, open_view
 from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.transaction_index import (
+    AbortedTransaction,
+    IndexedTransactions,
+    aborted_transactions,
+)
 from kafkalog.storage_engine.transaction_outcomes import TransactionOutcomes
 from tests.storage_engine.log_builder import Batch, batch, marker, name, write_segment
 
 TRANSACTIONAL = 0x10
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> None:
+    transaction_markers.known_markers.clear()
 
 
 def of(producer_id: int, item: Batch) -> Batch:
@@ -34,6 +46,7 @@ class Log:
 
     def __init__(self, directory: Path, segments: list[list[Batch]]) -> None:
         self.directory = directory
+        self.segments = segments
         self.batches = [item for items in segments for item in items]
         for items in segments:
             write_segment(directory, items[0].base_offset, items)
@@ -176,31 +189,198 @@ def test_an_emptied_marker_says_nothing(tmp_path: Path) -> None:
     assert log.offsets() == []
 
 
+def indexed_nowhere() -> IndexedTransactions:
+    return IndexedTransactions(list)
+
+
 def test_without_transactions_nothing_is_looked_at_ahead(tmp_path: Path) -> None:
     log = Log(tmp_path, [[batch(0, 3), marker(3), batch(4, 2)]])
 
-    def never(*_: object) -> Iterator[object]:
+    def never(*_: object) -> Any:
         raise AssertionError
 
-    outcomes = TransactionOutcomes(never, never)  # type: ignore[arg-type]
-    with log.view() as view:
+    with log.view() as view, TransactionOutcomes(never, IndexedTransactions(never), never) as found:
         for chunk in view.chunks(0, 6):
-            assert not outcomes.is_aborted(chunk).any()
+            assert not found.is_aborted(chunk).any()
 
 
 def test_markers_that_are_passed_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalog.storage_engine.transaction_outcomes._PRODUCERS_MAX", 3)
-    items = [of(99, batch(0, 1))]
-    for i in range(1, 400, 2):
+    monkeypatch.setattr(transaction_markers, "_SLACK", 5000)
+    items = []
+    for i in range(0, 400, 2):
         items += [of(i, batch(i, 1)), of(i, marker(i + 1))]
-    log = Log(tmp_path, [[*items, of(99, marker(500, abort=True))]])
+    log = Log(tmp_path, [items])
     with log.view() as view:
-        outcomes = TransactionOutcomes(lambda start: view.chunks(start, 501), list)
+        outcomes = TransactionOutcomes(lambda start: view.chunks(start, 400), indexed_nowhere())
         known = []
-        for chunk in view.chunks(0, 501, chunk_size=500):
+        for chunk in view.chunks(0, 400, chunk_size=500):
             outcomes.is_aborted(chunk)
+            assert outcomes._markers is not None
             known.append(len(outcomes._markers))
-    assert known[0] > 190
-    assert known[-2] < 10
+    assert len(known) > 50
+    assert max(known) < 20
+
+
+# --- what later reads know of earlier ones -------------------------------------------------------
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The offsets from which chunks were asked for, one batch a chunk."""
+    chunks = LogView.chunks
+    starts: list[int] = []
+
+    def counted(view: LogView, start: int, end: int) -> Iterator[Chunk]:
+        for chunk in chunks(view, start, end, chunk_size=1):
+            starts.append(int(chunk.table.base_offsets[0]))
+            yield chunk
+
+    monkeypatch.setattr(LogView, "chunks", counted)
+    return starts
+
+
+def long_transaction(directory: Path, size: int = 100) -> Log:
+    """One transaction of single records in segments of ten, aborted, and a batch after it."""
+    segments = [[of(7, batch(i + j, 1)) for j in range(10)] for i in range(0, size, 10)]
+    return Log(directory, [*segments, [of(7, marker(size, abort=True)), batch(size + 1, 1)]])
+
+
+def test_many_short_reads_look_ahead_once(tmp_path: Path, looked_at: list[int]) -> None:
+    log = long_transaction(tmp_path)
+    for offset in range(100):
+        assert log.offsets(offset, offset + 1) == []
+    assert len(looked_at) < 3 * 100
+
+
+def test_the_same_range_again_looks_ahead_no_more(tmp_path: Path, looked_at: list[int]) -> None:
+    log = long_transaction(tmp_path)
+    for _ in range(5):
+        assert log.offsets(10, 20) == []
+    assert len(looked_at) < 5 * 10 + 100
+
+
+def test_a_read_that_is_given_up_leaves_what_it_learned(
+    tmp_path: Path, looked_at: list[int]
+) -> None:
+    items = [of(7, batch(0, 1)), batch(1, 1), *(of(7, batch(i, 1)) for i in range(2, 50))]
+    log = Log(tmp_path, [[*items, of(7, marker(50, abort=True))]])
+    with log.view() as view:
+        rows = view.read(0, 40, schema=changelog_schema())
+        assert next(rows)["offset"].to_pylist() == [1]
+        rows.close()  # type: ignore[attr-defined]
+    looked_at.clear()
+    assert log.offsets(2, 4) == []
+    assert looked_at == [2, 3]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_growing_log_is_read_on_as_if_nothing_were_known(tmp_path: Path, seed: int) -> None:
+    log = random_log(tmp_path, seed)
+    dice = random.Random(seed)
+    whole = log.state
+    ends = sorted({item.last_offset + 1 for item in log.batches})
+    sizes = {segment[0].base_offset: segment for segment in log.segments}
+    start = 0
+    for end in ends:
+        base = max(base for base in sizes if base < end)
+        size = sum(len(item.data()) for item in sizes[base] if item.last_offset < end)
+        log.state = replace(whole, high_watermark=end, active_base=base, active_size=size)
+        log.batches = [item for items in log.segments for item in items if item.last_offset < end]
+        start = dice.choice([start, 0, dice.randrange(end)])
+        stop = dice.randrange(start, end + 1)
+        assert log.offsets(start, stop) == log.expected(start, stop)
+
+
+def test_threads_read_one_partition_at_once(tmp_path: Path) -> None:
+    log = random_log(tmp_path, 3)
+    end = log.state.high_watermark
+
+    def read(seed: int) -> bool:
+        dice = random.Random(seed)
+        ranges = [sorted((dice.randrange(end), dice.randrange(end + 1))) for _ in range(20)]
+        return all(log.offsets(a, b) == log.expected(a, b) for a, b in ranges)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(12)))
+
+
+def test_a_log_that_went_back_is_asked_again(tmp_path: Path) -> None:
+    """As a broker's does when a leader is elected that was not in sync."""
+    first = [of(7, batch(0, 2)), of(7, batch(2, 2))]
+    log = Log(tmp_path, [[*first, of(7, marker(4))]])
+    assert log.offsets(0, 4) == [0, 1, 2, 3]
+    log = Log(tmp_path, [first])
+    assert log.offsets(0, 2) == [0, 1]
+    log = Log(tmp_path, [[*first, of(7, marker(4, abort=True))]])
+    assert log.offsets(0, 4) == []
+
+
+def test_a_new_leader_is_asked_again(tmp_path: Path) -> None:
+    first = [of(7, batch(0, 2)), of(7, batch(2, 2))]
+    log = Log(tmp_path, [[*first, of(7, marker(4))]])
+    assert log.offsets(0, 4) == [0, 1, 2, 3]
+    log = Log(tmp_path, [[*first, of(7, marker(4, abort=True))]])
+    log.state = replace(log.state, leader_epoch=1)
+    assert log.offsets(0, 4) == []
+
+
+def test_another_topic_in_the_same_directory_is_asked_again(tmp_path: Path) -> None:
+    first = [of(7, batch(0, 2)), of(7, batch(2, 2))]
+    metadata = tmp_path / "partition.metadata"
+    metadata.write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAg")
+    assert Log(tmp_path, [[*first, of(7, marker(4))]]).offsets(0, 4) == [0, 1, 2, 3]
+    metadata.write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAABg")
+    assert Log(tmp_path, [[*first, of(7, marker(4, abort=True))]]).offsets(0, 4) == []
+
+
+def test_a_closed_segment_that_was_cut_and_put_back_is_asked_again(tmp_path: Path) -> None:
+    first = [of(7, batch(0, 2)), of(7, marker(2, abort=True))]
+    log = Log(tmp_path, [first, [of(7, batch(10, 2)), of(7, marker(12))]])
+    path = tmp_path / name(0, ".log")
+    whole = path.read_bytes()
+    path.write_bytes(first[0].data())
+    assert log.offsets() == [0, 1, 10, 11]  # nothing tells that a marker was lost
+    path.write_bytes(whole)
+    assert log.offsets() == [10, 11]
+
+
+def test_a_read_that_failed_leaves_nothing(indexed: Log) -> None:
+    index = indexed.directory / name(0, ".txnindex")
+    index.write_bytes(CONTRADICTIONS[0])
+    with pytest.raises(CorruptLogError):
+        indexed.offsets()
+    assert len(transaction_markers.known_markers) == 0
+    index.unlink()
+    assert indexed.offsets() == [2, 3, 4, 7]
+    assert len(transaction_markers.known_markers) == 1
+
+
+def test_damage_after_what_is_known_changes_nothing_of_it(tmp_path: Path) -> None:
+    log = long_transaction(tmp_path)
+    assert log.offsets(0, 10) == []
+    path = tmp_path / name(90, ".log")
+    path.write_bytes(b"?" * path.stat().st_size)
+    assert log.offsets(10, 80) == []
+    with pytest.raises(CorruptBatchError):
+        log.offsets(80, 95)
+
+
+def test_only_the_indexes_that_a_read_concerns_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = []
+    for base in range(0, 100, 10):
+        segments.append([of(7, batch(base, 2)), of(7, marker(base + 2, abort=True))])
+        (tmp_path / name(base, ".txnindex")).write_bytes(entry(7, base, base + 2))
+    log = Log(tmp_path, segments)
+    asked: list[Path] = []
+
+    def noted(paths: list[Path]) -> list[AbortedTransaction]:
+        asked.extend(paths)
+        return aborted_transactions(paths)
+
+    monkeypatch.setattr(transaction_index, "aborted_transactions", noted)
+    assert log.offsets(30, 50) == []
+    assert [path.name for path in asked] == [name(30, ".txnindex"), name(40, ".txnindex")]

@@ -555,3 +555,15 @@ def test_a_partition_alone_is_verified(tmp_path: Path) -> None:
     assert list(verify(directory)) == []
     change(directory / name(8, ".log"), 70)
     assert len(damage(directory)) == 1
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_half_an_index_entry_is_damage_but_in_the_active_segment(root: Path, suffix: str) -> None:
+    closed = segment(root, suffix)
+    active = max((root / "history-0").glob(f"*{suffix}"))
+    for path in (closed, active):
+        path.write_bytes(path.read_bytes()[:-3] if path == closed else b"\0" * 5)
+    (found,) = damage(root)
+    assert found.path == closed
+    assert "bytes at the end" in found.found
+    assert [finding.path for finding in notices(root)] == [active]

@@ -1,0 +1,31 @@
+"""Opens a log to be read, for the verbs that only do that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kafkalog.log import KafkaLog
+
+__all__ = ["check_log", "open_readable"]
+
+
+def open_readable(path: str) -> KafkaLog:
+    """Open a log, or the directories of a broker; raises InvalidInputError where there is none."""
+    import kafkalog
+
+    check_log(path)
+    return kafkalog.open(path, read_only=True)
+
+
+def check_log(path: str) -> None:
+    """Raise InvalidInputError, which names the verb that makes one, where there is no log."""
+    from kafkalog.errors import InvalidInputError
+    from kafkalog.storage_engine import address, layout
+
+    root, *more = address.directories(path)
+    if not more and not (root / layout.COMMIT).exists() and not address.is_broker_directory(root):
+        raise InvalidInputError(
+            f"{root}: no log here (it has no `{layout.COMMIT}` file); create one with: "
+            f"kafkalog topics create {root} NAME"
+        )

@@ -1,0 +1,79 @@
+"""The topics a broker's cluster knows, remembered while its directory is ours.
+
+A broker knows a topic by its id. What was created here since the adoption it puts aside when it
+gets the directory back, and what was deleted here it creates anew; `release` says so. The file has
+a topic and its id on each line. A log that has none was adopted by an earlier release of kafkalog,
+or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kafkalog.errors import KafkaLogError
+from kafkalog.storage_engine import files, layout, metadata_log
+from kafkalog.storage_engine.state import State
+
+__all__ = ["differences", "write_adopted_topics"]
+
+_SHOWN = 20
+
+
+def write_adopted_topics(root: Path, ids: Mapping[str, str]) -> None:
+    """Remember the ids, by topic, that the broker's cluster knows."""
+    lines = [f"{topic} {topic_id}\n" for topic, topic_id in sorted(ids.items())]
+    files.write_atomically(root / layout.ADOPTED_TOPICS, "".join(lines).encode())
+
+
+def _read(root: Path) -> dict[str, str] | None:
+    try:
+        lines = (root / layout.ADOPTED_TOPICS).read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return None
+    return {tokens[0]: tokens[1] for line in lines if len(tokens := line.split()) == 2}
+
+
+def differences(root: Path, state: State, given: Mapping[str, str]) -> list[str]:
+    """Say which topics of a log the broker that gets it back does not know, or has too many.
+
+    `given` are the ids that the release gives to topics: those are the cluster's.
+    """
+    adopted = _read(root)
+    try:
+        cluster = {t.topic_id for t in metadata_log.read_topics(root).values()}
+    except (KafkaLogError, OSError):
+        cluster = set()
+    ids = {name: given.get(name, topic.topic_id) for name, topic in state.topics.items()}
+    if adopted is None and not cluster:
+        if ids.keys() <= given.keys():
+            return []
+        return [
+            "a topic that was created here since the adoption is unknown to the broker, which "
+            "renames its directories to -stray: create it there and give --topic-ids; one that was "
+            "deleted here comes back empty unless it is deleted there"
+        ]
+    known = cluster or set((adopted or {}).values())
+    notices = []
+    created = sorted(name for name in ids.keys() - given.keys() if ids[name] not in known)
+    if created:
+        notices.append(
+            f"the broker does not know {_listed(created)}, and renames the directories to -stray: "
+            "create them there and give --topic-ids"
+        )
+    gone = {topic_id: name for name, topic_id in (adopted or {}).items()}
+    gone |= {t.topic_id: t.name for t in state.deleting.values() if t.topic_id in known}
+    if cluster:
+        gone = {topic_id: name for topic_id, name in gone.items() if topic_id in cluster}
+    deleted = sorted(gone[topic_id] for topic_id in gone.keys() - set(ids.values()))
+    if deleted:
+        notices.append(
+            f"{_listed(deleted)} deleted here will come back empty, unless deleted there: delete "
+            "them with kafka-topics"
+        )
+    return notices
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"the topics {', '.join(names[:_SHOWN])}{more}"

@@ -179,7 +179,10 @@ class FileScan:
         buffer = files.read_at(self._fd, size, start) if is_valid else b""
         self.position = end
         self._previous = header.last_offset
-        return ScannedChunk(buffer, _row(header), self.path, start, np.array([is_valid]))
+        from kafkalog.storage_engine.tables import BatchTable
+
+        table = BatchTable.of_headers([(0, header)])
+        return ScannedChunk(buffer, table, self.path, start, np.array([is_valid]))
 
     def _checksum(self, header: BatchHeader, start: int, end: int) -> int:
         is_batch = header.magic == layout.MAGIC
@@ -192,25 +195,3 @@ class FileScan:
             value = crc32c(piece, value) if is_batch else zlib.crc32(piece, value)
             position += len(piece)
         return value
-
-
-def _row(header: BatchHeader) -> BatchTable:
-    from kafkalog.storage_engine.tables import BatchTable
-
-    values = (
-        0,
-        header.size,
-        header.base_offset,
-        header.last_offset,
-        header.leader_epoch,
-        header.attributes,
-        header.base_timestamp,
-        header.max_timestamp,
-        header.producer_id,
-        header.producer_epoch,
-        header.base_sequence,
-        header.records_count,
-        header.crc,
-        header.magic,
-    )
-    return BatchTable(*(np.array([value], dtype=np.int64) for value in values))

@@ -197,27 +197,7 @@ def _by_headers(buffer: bytes, previous: int) -> BatchTable:
 def _table(found: Sequence[tuple[int, BatchHeader]], previous: int) -> BatchTable:
     from kafkalog.storage_engine import messages
 
-    rows = [
-        (
-            position,
-            header.size,
-            header.base_offset,
-            header.last_offset,
-            header.leader_epoch,
-            header.attributes,
-            header.base_timestamp,
-            header.max_timestamp,
-            header.producer_id,
-            header.producer_epoch,
-            header.base_sequence,
-            header.records_count,
-            header.crc,
-            header.magic,
-        )
-        for position, header in found
-    ]
-    fields = np.array(rows, dtype=np.int64).reshape(len(rows), 14).T
-    table = BatchTable(*np.ascontiguousarray(fields))
+    table = BatchTable.of_headers(found)
     if table.has_messages:
         messages.bound_wrappers(table, previous)
     return table

@@ -5,6 +5,7 @@ Rows are in the order of the log.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine import kernel_cache, layout
+from kafkalog.storage_engine.batch import BatchHeader
 
 __all__ = ["BatchTable", "Bytes", "ChunkFault", "Integers", "RecordTable"]
 
@@ -48,6 +50,31 @@ class BatchTable:
     counts: Integers
     crcs: Integers
     magics: Integers
+
+    @classmethod
+    def of_headers(cls, found: Sequence[tuple[int, BatchHeader]]) -> BatchTable:
+        """Return the table of (position, header) pairs, for the few that no kernel has scanned."""
+        rows = [
+            (
+                position,
+                header.size,
+                header.base_offset,
+                header.last_offset,
+                header.leader_epoch,
+                header.attributes,
+                header.base_timestamp,
+                header.max_timestamp,
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.records_count,
+                header.crc,
+                header.magic,
+            )
+            for position, header in found
+        ]
+        columns = np.array(rows, dtype=np.int64).reshape(len(rows), len(fields(cls))).T
+        return cls(*np.ascontiguousarray(columns))
 
     def __len__(self) -> int:
         return len(self.positions)

@@ -31,7 +31,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> None:
     """Adopt, and print what was done."""
-    from kafkalog.storage_engine import clock, ownership
+    from kafkalog.storage_engine import clock
+    from kafkalog.storage_engine.broker import ownership
 
     given = _topic_configs(config or [])
     done = 0

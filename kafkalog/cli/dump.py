@@ -40,7 +40,7 @@ def command(
 ) -> int:
     """Print the entries of each file in turn."""
     from kafkalog.errors import InvalidInputError
-    from kafkalog.storage_engine import dump, dump_text
+    from kafkalog.storage_engine.inspection import dump, dump_text
 
     options = dump.DumpOptions(
         print_data_log=print_data_log,

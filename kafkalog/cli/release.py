@@ -30,7 +30,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> None:
     """Release, and print what was done."""
-    from kafkalog.storage_engine import clock, ownership
+    from kafkalog.storage_engine import clock
+    from kafkalog.storage_engine.broker import ownership
 
     ids = None if topic_ids is None else _read_ids(topic_ids)
     done = 0

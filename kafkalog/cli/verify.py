@@ -18,7 +18,7 @@ import typer
 from kafkalog.cli.output import PATH_HELP, note, print_json, print_line, progress
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.finding import Finding
+    from kafkalog.storage_engine.inspection.finding import Finding
 
 
 def command(
@@ -30,7 +30,7 @@ def command(
     """Print the findings, and how many there are."""
     from kafkalog.errors import StorageError
     from kafkalog.storage_engine import address
-    from kafkalog.storage_engine.verify import has_topic, log_size, verify
+    from kafkalog.storage_engine.inspection.verify import has_topic, log_size, verify
 
     roots = address.directories(path)
     if topic is not None and len(roots) > 1:  # of several, a topic may be in some

@@ -19,7 +19,7 @@ _NOW_MS = 1_700_000_000_000
 def command() -> None:
     """Put every kernel to work once."""
     import kafkalog
-    from kafkalog.storage_engine.verify import verify
+    from kafkalog.storage_engine.inspection.verify import verify
 
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="kafkalog-warm-") as directory:

@@ -18,7 +18,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import layout
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.broker_directory import BrokerDirectories
+    from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 
 __all__ = ["directories", "is_broker_directory", "log_directories", "log_directory", "open_broker"]
 
@@ -67,7 +67,7 @@ def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
     if not is_broker[0]:
         return None
     _check_one_broker(roots)
-    from kafkalog.storage_engine.broker_directory import BrokerDirectories
+    from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 
     return BrokerDirectories(roots)
 

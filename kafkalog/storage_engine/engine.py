@@ -24,7 +24,6 @@ from kafkalog.storage_engine import (
     checkpoints,
     clock,
     commit,
-    directory_signs,
     files,
     layout,
     new_log,
@@ -33,6 +32,7 @@ from kafkalog.storage_engine import (
     time_offsets,
     topic_deletion,
 )
+from kafkalog.storage_engine.broker import directory_signs
 from kafkalog.storage_engine.commit import CommitResult, Writer
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.record_batches import record_batches

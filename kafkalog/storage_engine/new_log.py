@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import directory_signs, files, layout
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.broker import directory_signs
 from kafkalog.storage_engine.journal import Journal
 
 __all__ = ["create_log"]

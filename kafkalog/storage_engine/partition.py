@@ -240,7 +240,7 @@ class Appender:
         says the same is damaged; StorageError, OSError.
         """
         if self._producers is None:
-            from kafkalog.storage_engine.producer_replay import recorded_producers  # numpy
+            from kafkalog.storage_engine.broker.producer_replay import recorded_producers  # numpy
 
             self._producers, is_rebuilt = recorded_producers(
                 self.directory, self._recorded, now_ms=self._now_ms

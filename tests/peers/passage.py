@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.ownership import adopt, release
+from kafkalog.storage_engine.broker.ownership import adopt, release
 from tests.storage_engine.faults import ACTS
 
 _ROOT = Path(__file__).resolve().parent.parent.parent

@@ -22,7 +22,7 @@ import kafkalog
 from kafkalog.errors import LockedByBrokerError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.ownership import adopt, release
+from kafkalog.storage_engine.broker.ownership import adopt, release
 from tests.peers import passage
 from tests.peers.clients import (
     OUT_OF_ORDER_SEQUENCE,
@@ -244,7 +244,7 @@ def adopted(stopped: World) -> World:
 def test_a_running_brokers_directory_is_not_adopted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalog.storage_engine.adopt.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("kafkalog.storage_engine.broker.adopt.LOCK_WAIT_S", 0.1)
     with pytest.raises(LockedByBrokerError):
         adopt(world.root, config={}, now_ms=passage.now_ms())
     names = {path.name for path in world.root.rglob("*")}

@@ -18,8 +18,8 @@ import pyarrow as pa
 import kafkalog
 from kafkalog.errors import KafkaLogError
 from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine.broker.ownership import adopt
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.ownership import adopt
 from kafkalog.storage_engine.transaction_markers import known_markers
 from tests.storage_engine.sample_root import NOW_MS, Log, Root, Row, Stored
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import InvalidInputError, KafkaLogError, LockedByBrokerError, StorageError
-from kafkalog.storage_engine import checkpoints, files, ownership
+from kafkalog.storage_engine import checkpoints, files
+from kafkalog.storage_engine.broker import ownership
+from kafkalog.storage_engine.broker.ownership import AdoptReport, ReleaseReport
 from kafkalog.storage_engine.engine import Engine, Writer
-from kafkalog.storage_engine.ownership import AdoptReport, ReleaseReport
 from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.log_builder import batch, write_segment
@@ -384,7 +385,7 @@ def test_a_running_broker_keeps_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = broker_root(tmp_path)
-    monkeypatch.setattr("kafkalog.storage_engine.adopt.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("kafkalog.storage_engine.broker.adopt.LOCK_WAIT_S", 0.1)
     code = (
         "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); "
         "print('held', flush=True); sys.stdin.read()"

@@ -12,7 +12,7 @@ import pytest
 import kafkalog
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.broker_directory import BrokerDirectories
+from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 from kafkalog.storage_engine.engine import Engine
 from tests.storage_engine import broker_root
 from tests.storage_engine.broker_root import TOPIC_ID, BrokerRoot

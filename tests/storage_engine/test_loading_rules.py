@@ -17,7 +17,8 @@ import pytest
 
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine import checkpoints
-from kafkalog.storage_engine.loader import LoadedPartition, load_partition
+from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
+from kafkalog.storage_engine.broker.recovery import repair_partition
 from kafkalog.storage_engine.log_view import LogView, open_view
 from kafkalog.storage_engine.producer_snapshot import (
     read_snapshot,
@@ -25,7 +26,6 @@ from kafkalog.storage_engine.producer_snapshot import (
     write_snapshot,
 )
 from kafkalog.storage_engine.producers import ProducerEntry, Producers
-from kafkalog.storage_engine.recovery import repair_partition
 from kafkalog.storage_engine.segments import list_segments, sweep_deleted
 from kafkalog.storage_engine.transaction_index import AbortedTransaction, aborted_transactions
 from tests.storage_engine import naive

@@ -11,7 +11,7 @@ import pytest
 from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, KafkaLogError, StorageError
-from kafkalog.storage_engine.metadata_log import BrokerTopic, read_topics
+from kafkalog.storage_engine.broker.metadata_log import BrokerTopic, read_topics
 from tests.storage_engine.log_builder import varint
 
 ID, OTHER_ID = bytes(range(16)), bytes(range(100, 116))

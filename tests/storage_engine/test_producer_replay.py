@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 from kafkalog.storage_engine.batch import iterate_headers
+from kafkalog.storage_engine.broker.log_walk import LogWalk
+from kafkalog.storage_engine.broker.producer_replay import ProducerHistory, replay
 from kafkalog.storage_engine.control_record import read_control_record
-from kafkalog.storage_engine.log_walk import LogWalk
-from kafkalog.storage_engine.producer_replay import ProducerHistory, replay
 from kafkalog.storage_engine.producer_snapshot import write_snapshot
 from kafkalog.storage_engine.producers import Producers
 from kafkalog.storage_engine.segments import list_segments

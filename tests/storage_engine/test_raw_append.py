@@ -21,8 +21,8 @@ from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError
 from kafkalog.storage_engine import checkpoints, files, producer_snapshot, raw_append
 from kafkalog.storage_engine.batch import parse_header
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.inspection.verify import verify
 from kafkalog.storage_engine.state import PartitionState
-from kafkalog.storage_engine.verify import verify
 from tests.storage_engine import naive
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.raw_log import ABORT, COMMIT, Model, RawBatch, joined, marker

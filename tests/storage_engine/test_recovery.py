@@ -12,10 +12,10 @@ import pytest
 
 from kafkalog.errors import StorageError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.loader import LoadedPartition, load_partition
+from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
+from kafkalog.storage_engine.broker.recovery import repair_partition
 from kafkalog.storage_engine.log_view import open_view
 from kafkalog.storage_engine.producer_snapshot import snapshot_offsets
-from kafkalog.storage_engine.recovery import repair_partition
 from kafkalog.storage_engine.segments import list_segments
 from tests.storage_engine import naive
 from tests.storage_engine.faults import Died, each_act

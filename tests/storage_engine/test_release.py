@@ -17,10 +17,11 @@ from kafkalog.errors import (
     LockedByBrokerError,
     UnknownTopicError,
 )
-from kafkalog.storage_engine import checkpoints, files, ownership, release
+from kafkalog.storage_engine import checkpoints, files
+from kafkalog.storage_engine.broker import ownership, release
+from kafkalog.storage_engine.broker.release import ReleaseReport
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.release import ReleaseReport
-from kafkalog.storage_engine.verify import verify
+from kafkalog.storage_engine.inspection.verify import verify
 from tests.storage_engine.broker_root import BrokerRoot
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.raw_log import Model, RawBatch, joined, marker

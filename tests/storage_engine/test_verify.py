@@ -13,10 +13,10 @@ import pytest
 
 import kafkalog
 from kafkalog.errors import InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine import file_scan
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.finding import Finding
-from kafkalog.storage_engine.verify import log_size, verify
+from kafkalog.storage_engine.inspection import file_scan
+from kafkalog.storage_engine.inspection.finding import Finding
+from kafkalog.storage_engine.inspection.verify import log_size, verify
 from tests.storage_engine import naive, naive_messages
 from tests.storage_engine.log_builder import batch, empty, name, write_segment
 from tests.storage_engine.raw_log import RawBatch, joined

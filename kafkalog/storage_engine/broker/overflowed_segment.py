@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from kafkalog.storage_engine import files, layout, segments
-from kafkalog.storage_engine.log_walk import LogWalk
+from kafkalog.storage_engine.broker.log_walk import LogWalk
 from kafkalog.storage_engine.segments import SegmentFiles
 
 __all__ = ["is_overflowed", "split_segment"]

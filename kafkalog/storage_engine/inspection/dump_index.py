@@ -16,8 +16,8 @@ from pathlib import Path
 
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.batch import BatchHeader
-from kafkalog.storage_engine.dump import DumpOptions, Entry, finding
 from kafkalog.storage_engine.index import OffsetIndex
+from kafkalog.storage_engine.inspection.dump import DumpOptions, Entry, finding
 from kafkalog.storage_engine.segments import header_at, headers, locate
 
 __all__ = ["entries"]

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from kafkalog.storage_engine.dump import Entry
+from kafkalog.storage_engine.inspection.dump import Entry
 
 __all__ = ["heading", "line"]
 

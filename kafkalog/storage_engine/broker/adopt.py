@@ -40,21 +40,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
-from kafkalog.storage_engine import (
-    checkpoints,
-    config,
-    files,
-    layout,
-    metadata_log,
-    segments,
-)
-from kafkalog.storage_engine.adopted_topics import write_adopted_topics
-from kafkalog.storage_engine.directory_signs import partitions_to_adopt
+from kafkalog.storage_engine import checkpoints, config, files, layout, segments
+from kafkalog.storage_engine.broker import metadata_log
+from kafkalog.storage_engine.broker.adopted_topics import write_adopted_topics
+from kafkalog.storage_engine.broker.directory_signs import partitions_to_adopt
+from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
+from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
+from kafkalog.storage_engine.broker.recovery import repair_partition
+from kafkalog.storage_engine.broker.release import LOCK_WAIT_S, Progress
 from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.loader import LoadedPartition, load_partition
-from kafkalog.storage_engine.metadata_log import BrokerTopic
-from kafkalog.storage_engine.recovery import repair_partition
-from kafkalog.storage_engine.release import LOCK_WAIT_S, Progress
 from kafkalog.storage_engine.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.transaction import Transaction, new_topic_id
 

@@ -21,11 +21,11 @@ import numpy as np
 
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine import checkpoints, files, layout, producer_snapshot, segments
+from kafkalog.storage_engine.broker.loader import LoadedPartition
+from kafkalog.storage_engine.broker.log_walk import WalkedBatches
+from kafkalog.storage_engine.broker.overflowed_segment import is_overflowed, split_segment
+from kafkalog.storage_engine.broker.producer_replay import ProducerHistory
 from kafkalog.storage_engine.index import offset_entry, time_entry
-from kafkalog.storage_engine.loader import LoadedPartition
-from kafkalog.storage_engine.log_walk import WalkedBatches
-from kafkalog.storage_engine.overflowed_segment import is_overflowed, split_segment
-from kafkalog.storage_engine.producer_replay import ProducerHistory
 from kafkalog.storage_engine.producers import Producers
 from kafkalog.storage_engine.segments import SegmentFiles
 from kafkalog.storage_engine.transaction_index import AbortedTransaction, transaction_entry

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.finding import Finding
+from kafkalog.storage_engine.inspection.finding import Finding
 
 __all__ = ["OffsetIndexCheck", "TimeIndexCheck"]
 

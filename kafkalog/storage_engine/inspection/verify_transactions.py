@@ -16,8 +16,8 @@ import numpy as np
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.file_scan import ScannedChunk
-from kafkalog.storage_engine.finding import Finding
+from kafkalog.storage_engine.inspection.file_scan import ScannedChunk
+from kafkalog.storage_engine.inspection.finding import Finding
 
 __all__ = ["TransactionCheck"]
 

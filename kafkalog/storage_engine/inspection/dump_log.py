@@ -14,8 +14,8 @@ import numpy as np
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.dump import NUMBER_MAX, DumpOptions, Entry, finding
-from kafkalog.storage_engine.file_scan import FileScan, ScannedChunk
+from kafkalog.storage_engine.inspection.dump import NUMBER_MAX, DumpOptions, Entry, finding
+from kafkalog.storage_engine.inspection.file_scan import FileScan, ScannedChunk
 from kafkalog.storage_engine.tables import RecordTable
 
 __all__ = ["batches"]

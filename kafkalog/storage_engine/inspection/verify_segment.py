@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.file_scan import FileScan, ScannedChunk
-from kafkalog.storage_engine.finding import Finding
-from kafkalog.storage_engine.verify_index import OffsetIndexCheck, TimeIndexCheck
-from kafkalog.storage_engine.verify_transactions import TransactionCheck
+from kafkalog.storage_engine.inspection.file_scan import FileScan, ScannedChunk
+from kafkalog.storage_engine.inspection.finding import Finding
+from kafkalog.storage_engine.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
+from kafkalog.storage_engine.inspection.verify_transactions import TransactionCheck
 
 __all__ = ["LogCheck", "SegmentCheck"]
 

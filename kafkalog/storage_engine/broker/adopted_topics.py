@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine import files, layout, metadata_log
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.state import State
 
 __all__ = ["differences", "write_adopted_topics"]

@@ -27,11 +27,11 @@ from kafkalog.errors import (
     UnknownTopicError,
 )
 from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.dump import checkpoint_entries
-from kafkalog.storage_engine.finding import Finding
+from kafkalog.storage_engine.inspection.dump import checkpoint_entries
+from kafkalog.storage_engine.inspection.finding import Finding
+from kafkalog.storage_engine.inspection.verify_partition import PartitionFiles, verify_partition
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.state import PartitionState, State, TopicState
-from kafkalog.storage_engine.verify_partition import PartitionFiles, verify_partition
 
 __all__ = ["Finding", "has_topic", "log_size", "verify"]
 

@@ -19,13 +19,13 @@ from typing import Final
 
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine import files, layout, leader_epochs
-from kafkalog.storage_engine.dump import checkpoint_entries, properties
-from kafkalog.storage_engine.finding import Finding
+from kafkalog.storage_engine.inspection.dump import checkpoint_entries, properties
+from kafkalog.storage_engine.inspection.finding import Finding
+from kafkalog.storage_engine.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
+from kafkalog.storage_engine.inspection.verify_segment import LogCheck, SegmentCheck
 from kafkalog.storage_engine.producer_snapshot import parse_snapshot
 from kafkalog.storage_engine.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.state import PartitionState
-from kafkalog.storage_engine.verify_index import OffsetIndexCheck, TimeIndexCheck
-from kafkalog.storage_engine.verify_segment import LogCheck, SegmentCheck
 
 __all__ = ["PartitionFiles", "verify_partition"]
 

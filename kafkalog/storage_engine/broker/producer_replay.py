@@ -25,9 +25,9 @@ import numpy.typing as npt
 from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
 from kafkalog.storage_engine import files, layout, producer_snapshot
 from kafkalog.storage_engine.batch import parse_header
+from kafkalog.storage_engine.broker.log_walk import LogWalk, WalkedBatches
 from kafkalog.storage_engine.control_record import read_control_record
 from kafkalog.storage_engine.index import OffsetIndex
-from kafkalog.storage_engine.log_walk import LogWalk, WalkedBatches
 from kafkalog.storage_engine.producers import Producers
 from kafkalog.storage_engine.segments import SegmentFiles, list_segments, locate
 from kafkalog.storage_engine.state import PartitionState

@@ -7,7 +7,7 @@ see `adopt` and `release`, the modules. Whatever was under way, either one, call
 
 from __future__ import annotations
 
-from kafkalog.storage_engine.adopt import AdoptReport, adopt
-from kafkalog.storage_engine.release import Progress, ReleaseReport, release
+from kafkalog.storage_engine.broker.adopt import AdoptReport, adopt
+from kafkalog.storage_engine.broker.release import Progress, ReleaseReport, release
 
 __all__ = ["AdoptReport", "Progress", "ReleaseReport", "adopt", "release"]

@@ -40,11 +40,11 @@ from kafkalog.storage_engine import (
     producer_snapshot,
     segments,
 )
-from kafkalog.storage_engine.adopted_topics import differences
-from kafkalog.storage_engine.directory_signs import check_journal_is_not_lost
+from kafkalog.storage_engine.broker.adopted_topics import differences
+from kafkalog.storage_engine.broker.directory_signs import check_journal_is_not_lost
+from kafkalog.storage_engine.broker.producer_replay import recorded_producers
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.partition import check_canary
-from kafkalog.storage_engine.producer_replay import recorded_producers
 from kafkalog.storage_engine.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.transaction import Transaction
 

@@ -31,10 +31,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, overload
 
 from kafkalog.errors import InvalidInputError, KafkaLogError, LockedByBrokerError, StorageError
-from kafkalog.storage_engine import checkpoints, clock, files, layout, metadata_log
+from kafkalog.storage_engine import checkpoints, clock, files, layout
+from kafkalog.storage_engine.broker import metadata_log
+from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
+from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
 from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.loader import LoadedPartition, load_partition
-from kafkalog.storage_engine.metadata_log import BrokerTopic
 from kafkalog.storage_engine.state import PartitionState, State, TopicState
 
 if TYPE_CHECKING:

@@ -95,7 +95,7 @@ def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
     if parsed is not None:
         base_offset, suffix, _ = parsed
         if suffix == layout.LOG:
-            from kafkalog.storage_engine import dump_log
+            from kafkalog.storage_engine.inspection import dump_log
 
             yield {"type": "log", "startOffset": base_offset}
             yield from dump_log.batches(path, base_offset, options)
@@ -104,13 +104,13 @@ def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
         elif suffix == layout.SNAPSHOT:
             yield from _producer_snapshot(path)
         else:
-            from kafkalog.storage_engine import dump_index
+            from kafkalog.storage_engine.inspection import dump_index
 
             yield from dump_index.entries(path, options)
         return
     snapshot = layout.parse_metadata_snapshot(path.name)
     if snapshot is not None:
-        from kafkalog.storage_engine import dump_log
+        from kafkalog.storage_engine.inspection import dump_log
 
         yield {"type": "metadata snapshot", "endOffset": snapshot[0], "epoch": snapshot[1]}
         yield from dump_log.batches(path, 0, options)

@@ -36,9 +36,9 @@ from kafkalog.storage_engine import (
     leader_epochs,
     producer_snapshot,
 )
+from kafkalog.storage_engine.broker.log_walk import WalkedBatches
+from kafkalog.storage_engine.broker.producer_replay import ProducerHistory
 from kafkalog.storage_engine.index import OffsetIndex
-from kafkalog.storage_engine.log_walk import WalkedBatches
-from kafkalog.storage_engine.producer_replay import ProducerHistory
 from kafkalog.storage_engine.producers import Producers
 from kafkalog.storage_engine.segments import SegmentFiles, headers, list_segments, locate
 from kafkalog.storage_engine.state import PartitionState

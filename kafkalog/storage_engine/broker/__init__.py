@@ -1,0 +1,1 @@
+"""A broker's log directory: read as it is, loaded by Kafka's rules, adopted and given back."""

@@ -1,0 +1,1 @@
+"""Looking at the files of a log as they are: `dump` shows one, `verify` judges them all."""

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from kafkalog.cli.output import counted, note, print_json, print_line, progress
+from kafkalog.cli.output import counted, note, partition_progress, print_json, print_line
 
 
 def command(
@@ -35,14 +35,7 @@ def command(
     from kafkalog.storage_engine.broker import ownership
 
     given = _topic_configs(config or [])
-    done = 0
-    with progress("adopting", None) as advance:
-
-        def show(_: str, now_done: int, __: int) -> None:
-            nonlocal done
-            advance(now_done - done)
-            done = now_done
-
+    with partition_progress("adopting") as show:
         report = ownership.adopt(
             path, config=given, metadata=metadata, now_ms=clock.now_ms(), progress=show
         )

@@ -25,6 +25,7 @@ __all__ = [
     "encoder",
     "flush",
     "note",
+    "partition_progress",
     "print_json",
     "print_line",
     "print_table",
@@ -161,6 +162,23 @@ def progress(
     ) as bar:
         task = bar.add_task(title, total=None if total is None else total())
         yield lambda count: bar.advance(task, count)
+
+
+@contextlib.contextmanager
+def partition_progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar as `progress` does; yields what takes a name, how many are done, and of how many.
+
+    That is what `adopt` and `release` call.
+    """
+    before = 0
+    with progress(title, None) as advance:
+
+        def show(_: str, done: int, __: int) -> None:
+            nonlocal before
+            advance(done - before)
+            before = done
+
+        yield show
 
 
 def counted(count: int, noun: str) -> str:

@@ -13,7 +13,14 @@ from typing import Annotated
 
 import typer
 
-from kafkalog.cli.output import check_input, counted, note, print_json, print_line, progress
+from kafkalog.cli.output import (
+    check_input,
+    counted,
+    note,
+    partition_progress,
+    print_json,
+    print_line,
+)
 
 _DESCRIBED = re.compile(r"\bTopic:\s*(\S+)\s+TopicId:\s*(\S+)")
 
@@ -34,14 +41,7 @@ def command(
     from kafkalog.storage_engine.broker import ownership
 
     ids = None if topic_ids is None else _read_ids(topic_ids)
-    done = 0
-    with progress("releasing", None) as advance:
-
-        def show(_: str, now_done: int, __: int) -> None:
-            nonlocal done
-            advance(now_done - done)
-            done = now_done
-
+    with partition_progress("releasing") as show:
         report = ownership.release(
             path,
             topic_ids=ids,

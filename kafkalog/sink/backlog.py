@@ -98,7 +98,7 @@ def dirty_partitions(topic: TopicState) -> list[int]:
         return []
     return [
         number
-        for number, partition in enumerate(topic.partitions)
+        for number, partition in topic.present()
         if _dirty_ratio(partition, partition.active_base) > config.min_cleanable_dirty_ratio
     ]
 

@@ -94,7 +94,7 @@ class Producers:
             return NotImplemented
         return self.end_offset == other.end_offset and self.entries == other.entries
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # mutable; mypy has object's method in mind
 
     def __repr__(self) -> str:
         return f"Producers({list(self.entries.values())}, end_offset={self.end_offset})"

@@ -10,6 +10,7 @@ Kafka: OffsetIndex, TimeIndex.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Final
@@ -29,7 +30,7 @@ _REPORTED_MAX: Final = 10
 """Wrong entries of one file that are reported one by one; the rest is counted."""
 
 
-class _IndexCheck:
+class _IndexCheck(ABC):
     """Entries of one index file, taken in order; a context manager.
 
     A missing file has no entries and `is_missing`.
@@ -96,8 +97,9 @@ class _IndexCheck:
         if len(self._first):
             self._before = (int(self._first[-1]), int(self._second[-1]))
 
+    @abstractmethod
     def _out_of_order(self, first: Integers, second: Integers) -> tuple[int, str, str] | None:
-        raise NotImplementedError
+        """Return the first entry that breaks its kind's order, with what was expected and found."""
 
     def _report(self, place: int, expected: str, found: str) -> Iterator[Finding]:
         self._wrong += 1

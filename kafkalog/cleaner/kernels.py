@@ -12,13 +12,20 @@ its memory is taken up page by page.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit, types
 
 RELEASE = "0.1.0"
 """Part of what numba's cache is keyed by: a new release never runs an old release's code."""
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Integers: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+Word: TypeAlias = Any  # uint64, whose arithmetic the checker sees otherwise than the compiler
 
 kernel: Any = partial(njit, cache=True, nogil=True)
 inlined: Any = partial(njit, cache=True, nogil=True, forceinline=True)
@@ -35,12 +42,12 @@ _HALF = np.uint64(32)
 
 
 @inlined()
-def _turn(word, bits):  # type: ignore[no-untyped-def]
+def _turn(word: Word, bits: int) -> Word:
     return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
 
 
 @inlined()
-def _round(v0, v1, v2, v3):  # type: ignore[no-untyped-def]
+def _round(v0: Word, v1: Word, v2: Word, v3: Word) -> tuple[Word, Word, Word, Word]:
     v0 += v1
     v1 = _turn(v1, 13) ^ v0
     v0 = _turn(v0, 32)
@@ -55,7 +62,7 @@ def _round(v0, v1, v2, v3):  # type: ignore[no-untyped-def]
 
 
 @inlined()
-def _word(arena, position):  # type: ignore[no-untyped-def]
+def _word(arena: Bytes, position: Word) -> Word:
     """Eight bytes as a little-endian word; the compiler makes one load of it."""
     word = np.uint64(arena[position])
     word |= np.uint64(arena[position + _U1]) << np.uint64(8)
@@ -69,7 +76,9 @@ def _word(arena, position):  # type: ignore[no-untyped-def]
 
 
 @kernel(types.int64(BYTES, INTEGERS, INTEGERS, WORDS, HASHES_OUT))
-def hash_keys(arena, positions, sizes, secret, hashes):  # type: ignore[no-untyped-def]
+def hash_keys(
+    arena: Bytes, positions: Integers, sizes: Integers, secret: Words, hashes: Words
+) -> int:
     """Write SipHash-2-4 with 128 bits of output of every key into `hashes`.
 
     arena uint8; positions int64 (n); sizes int64 (n), -1 for no key; secret uint64 (2);
@@ -119,7 +128,7 @@ def hash_keys(arena, positions, sizes, secret, hashes):  # type: ignore[no-untyp
 
 
 @inlined()
-def _find(slots, high, low):  # type: ignore[no-untyped-def]
+def _find(slots: Words, high: Word, low: Word) -> Any:
     """The slot of a key, or the free one where it would go; -1 when the table is full."""
     count = np.uint64(slots.shape[0])
     slot = ((high >> _HALF) * count) >> _HALF
@@ -133,9 +142,19 @@ def _find(slots, high, low):  # type: ignore[no-untyped-def]
 
 
 @kernel()
-def put_offsets(  # type: ignore[no-untyped-def]
-    slots, hashes, sizes, offsets, first, start, end, capacity, size, mask, prefix
-):
+def put_offsets(
+    slots: Words,
+    hashes: Words,
+    sizes: Integers,
+    offsets: Integers,
+    first: int,
+    start: int,
+    end: int,
+    capacity: int,
+    size: int,
+    mask: Word,
+    prefix: Word,
+) -> tuple[int, int, int]:
     """Put the offsets of records `first`.. with start <= offset < end; a later one replaces.
 
     A record without a key, or whose second hash word under `mask` is not `prefix`, is passed over.
@@ -164,7 +183,7 @@ def put_offsets(  # type: ignore[no-untyped-def]
 
 
 @kernel()
-def get_offsets(slots, hashes, out):  # type: ignore[no-untyped-def]
+def get_offsets(slots: Words, hashes: Words, out: Integers) -> None:
     """Write the offset of every hash (n, 2) into `out` int64 (n); -1 where it is absent."""
     for i in range(hashes.shape[0]):
         slot = _find(slots, hashes[i, 0], hashes[i, 1])
@@ -172,10 +191,20 @@ def get_offsets(slots, hashes, out):  # type: ignore[no-untyped-def]
 
 
 @kernel()
-def retain_records(  # type: ignore[no-untyped-def]
-    slots, hashes, key_sizes, value_sizes, offsets, batch_index, expired,
-    latest_offset, tombstones_from, keep, kept, tombstones,
-):  # fmt: skip
+def retain_records(
+    slots: Words,
+    hashes: Words,
+    key_sizes: Integers,
+    value_sizes: Integers,
+    offsets: Integers,
+    batch_index: Integers,
+    expired: Flags,
+    latest_offset: int,
+    tombstones_from: int,
+    keep: Flags,
+    kept: Integers,
+    tombstones: Integers,
+) -> int:
     """Decide record by record; Kafka: Cleaner.shouldRetainRecord, rules C51 to C58.
 
     expired bool (b): the batch's delete horizon has passed; tombstones_from: tombstones at or
@@ -205,9 +234,18 @@ def retain_records(  # type: ignore[no-untyped-def]
 
 
 @kernel()
-def select_latest(  # type: ignore[no-untyped-def]
-    slots, hashes, key_sizes, value_sizes, offsets, start, end, mask, prefix, keep
-):
+def select_latest(
+    slots: Words,
+    hashes: Words,
+    key_sizes: Integers,
+    value_sizes: Integers,
+    offsets: Integers,
+    start: int,
+    end: int,
+    mask: Word,
+    prefix: Word,
+    keep: Flags,
+) -> None:
     """Mark in `keep` bool (n) the records that are the newest of their key and hold a value."""
     for i in range(offsets.shape[0]):
         keep[i] = False
@@ -220,9 +258,18 @@ def select_latest(  # type: ignore[no-untyped-def]
 
 
 @kernel()
-def choose_index_entries(  # type: ignore[no-untyped-def]
-    sizes, last_offsets, max_timestamps, since, interval, top, top_offset, rows, tops, top_offsets
-):
+def choose_index_entries(
+    sizes: Integers,
+    last_offsets: Integers,
+    max_timestamps: Integers,
+    since: int,
+    interval: int,
+    top: int,
+    top_offset: int,
+    rows: Integers,
+    tops: Integers,
+    top_offsets: Integers,
+) -> tuple[int, int, int, int]:
     """Choose the batches that get an index entry; one decision per batch.
 
     since: bytes since the last entry; top, top_offset: the largest timestamp so far and the last

@@ -20,12 +20,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.cleaned_segment import CleanedSegment
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.log_to_clean import LogToClean, group_segments_by_size, log_to_clean
 from kafkalog.cleaner.offset_map import OffsetMap
-from kafkalog.cleaner.rewrite import Round, clean_into
+from kafkalog.cleaner.rewrite import Rewritten, Round, clean_into
 from kafkalog.cleaner.stats import CleanerStats
 from kafkalog.cleaner.survivors import build_offset_map, old_format
 from kafkalog.cleaner.swap import replace_segments
@@ -154,15 +153,16 @@ def _clean_groups(round_: Round, log: LogToClean, end: int, publisher: _Publishe
     round_.stats.segments_before += len(sources)
     for group in groups:
         group_end = bases[bases.index(group[-1].base_offset) + 1]
-        outputs, is_changed = clean_into(round_, group, group_end, log.directory)
-        if is_changed:
+        rewritten = clean_into(round_, group, group_end, log.directory)
+        if rewritten.is_changed:
             # Where this fails nothing is discarded: a `.cleaned` file may be all that still says
             # that the sources are live. The next cleaner settles it (`finish_swaps`).
-            publisher.swap(group, outputs)
+            publisher.swap(group, rewritten)
         else:
-            for output in outputs:
+            for output in rewritten.outputs:
                 output.discard()
-        round_.stats.segments_after += len(outputs) if is_changed else len(group)
+        kept = rewritten.outputs if rewritten.is_changed else group
+        round_.stats.segments_after += len(kept)
 
 
 class _Publisher:
@@ -182,7 +182,7 @@ class _Publisher:
         self._end = end
         self._now_ms = now_ms
 
-    def swap(self, sources: Sequence[SegmentFiles], outputs: Sequence[CleanedSegment]) -> None:
+    def swap(self, sources: Sequence[SegmentFiles], rewritten: Rewritten) -> None:
         """Put the outputs in the place of their sources."""
         view = self._view
         with self._engine.transaction() as transaction:
@@ -193,7 +193,12 @@ class _Publisher:
             transaction.check_lock()  # a later swap publishes nothing, which would look
             with files.SegmentsLock(view.directory).exclusive():
                 replace_segments(
-                    view.directory, sources, outputs, producer_snapshot=state.producer_snapshot
+                    view.directory,
+                    sources,
+                    rewritten.outputs,
+                    sections=rewritten.sections,
+                    source_sections=rewritten.source_sections,
+                    producer_snapshot=state.producer_snapshot,
                 )
 
     def finish(self, earliest_delete_horizon_ms: int | None) -> None:

@@ -19,6 +19,7 @@ from kafkalog.cleaner.offset_map import Int64s, load_kernels
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.files import Buffer
+from kafkalog.storage_engine.gaps import GapCollector, Section
 from kafkalog.storage_engine.index import offset_entry, time_entry
 
 __all__ = ["CleanedSegment"]
@@ -30,9 +31,8 @@ class CleanedSegment:
     def __init__(self, directory: Path, base_offset: int, config: TopicConfig) -> None:
         self.directory = directory
         self.base_offset = base_offset
-        self.next_offset = base_offset
-        """One past the last offset that was appended."""
         self.size = 0
+        self._gaps = GapCollector(base_offset)
         self._config = config
         self._offset_entries: list[bytes] = []
         self._time_entries: list[bytes] = []
@@ -45,6 +45,11 @@ class CleanedSegment:
             files.remove(self.path(suffix))
         files.create(self.path(layout.LOG))
         self._fd = os.open(self.path(layout.LOG), os.O_WRONLY | os.O_CLOEXEC)
+
+    @property
+    def next_offset(self) -> int:
+        """One past the last offset that was appended."""
+        return self._gaps.next_offset
 
     def path(self, suffix: str) -> Path:
         """Where one of the segment's files is until the swap."""
@@ -61,10 +66,11 @@ class CleanedSegment:
         self,
         pieces: Sequence[Buffer],
         sizes: Int64s,
+        base_offsets: Int64s,
         last_offsets: Int64s,
         max_timestamps: Int64s,
     ) -> None:
-        """Append whole batches: their bytes in pieces of any cut, and three figures of each."""
+        """Append whole batches: their bytes in pieces of any cut, and four figures of each."""
         kernels = load_kernels()
         if not len(sizes):
             return
@@ -91,7 +97,11 @@ class CleanedSegment:
         ):
             self._index_time(timestamp, offset)
         self.size += int(sizes.sum())
-        self.next_offset = int(last_offsets[-1]) + 1
+        self._gaps.add(base_offsets, last_offsets)
+
+    def section(self, end: int) -> Section:
+        """Return the gaps of the segment, which is followed by offset `end`."""
+        return Section(self.base_offset, self.size, self._gaps.gaps(end))
 
     def append_transactions(self, entries: Buffer) -> None:
         """Carry over entries of a source's transaction index, as they are."""

@@ -30,13 +30,14 @@ from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.batch import parse_header
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.files import Buffer
+from kafkalog.storage_engine.gaps import GapCollector, Section
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.log_view import Chunk, LogView
     from kafkalog.storage_engine.records import BatchTable, RecordTable
     from kafkalog.storage_engine.segments import SegmentFiles
 
-__all__ = ["Round", "clean_into"]
+__all__ = ["Rewritten", "Round", "clean_into"]
 
 
 @dataclass(slots=True)
@@ -86,16 +87,30 @@ class Round:
         return self._last_offsets.get(producer_id) == last_offset
 
 
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What was made of a group of segments."""
+
+    outputs: list[CleanedSegment]
+    """Finished, ascending."""
+    sections: list[Section]
+    """The gaps of the outputs."""
+    source_sections: list[Section]
+    """The gaps of the group's segments."""
+    is_changed: bool
+    """Whether the outputs differ from their sources."""
+
+
 def clean_into(
     round_: Round, group: Sequence[SegmentFiles], end: int, directory: Path
-) -> tuple[list[CleanedSegment], bool]:
+) -> Rewritten:
     """Write what stays of a group of segments, which end before offset `end`, to `.cleaned` files.
 
-    Returns the finished output segments, ascending, and whether they differ from their source. The
-    first has the base offset of the group's first segment, though its first records may be gone
-    (C48); another is begun where sizes or offsets would pass 2^31-1. Raises CorruptBatchError,
-    OSError; then no output is left.
+    The first output has the base offset of the group's first segment, though its first records may
+    be gone (C48); another is begun where sizes or offsets would pass 2^31-1. Raises
+    CorruptBatchError, OSError; then no output is left.
     """
+    source_gaps = {segment.base_offset: GapCollector(segment.base_offset) for segment in group}
     outputs = [CleanedSegment(directory, group[0].base_offset, round_.config)]
     is_changed = len(group) > 1
     carried = 0
@@ -104,6 +119,8 @@ def clean_into(
             group[0].base_offset, end, is_looked_into, chunk_size=round_.chunk_size
         ):
             round_.check_abort()
+            table = run.table
+            source_gaps[run.segment_base].add(table.base_offsets, table.last_offsets)
             cleaned = _filter(round_, run, records)
             is_changed |= cleaned.is_changed
             while carried < len(group) and group[carried].base_offset <= run.segment_base:
@@ -114,7 +131,11 @@ def clean_into(
             ):
                 outputs.append(CleanedSegment(directory, outputs[-1].next_offset, round_.config))
             outputs[-1].append(
-                cleaned.pieces, cleaned.sizes, cleaned.last_offsets, cleaned.max_timestamps
+                cleaned.pieces,
+                cleaned.sizes,
+                cleaned.base_offsets,
+                cleaned.last_offsets,
+                cleaned.max_timestamps,
             )
             round_.stats.bytes_written += int(cleaned.sizes.sum())
         for segment in group[carried:]:
@@ -126,15 +147,27 @@ def clean_into(
         for output in outputs:
             output.discard()
         raise
-    return outputs, is_changed
+    sources = [
+        Section(segment.base_offset, segment.size, source_gaps[segment.base_offset].gaps(following))
+        for segment, following in zip(group, _ends(group, end), strict=True)
+    ]
+    ends = _ends(outputs, end)
+    sections = [output.section(following) for output, following in zip(outputs, ends, strict=True)]
+    return Rewritten(outputs, sections, sources, is_changed)
+
+
+def _ends(segments: Sequence[SegmentFiles | CleanedSegment], end: int) -> list[int]:
+    """Return the offsets by which segments are followed, the last one by `end`."""
+    return [*(segment.base_offset for segment in segments[1:]), end]
 
 
 @dataclass(frozen=True, slots=True)
 class _Cleaned:
-    """What goes out for one run: bytes in pieces, and per batch three figures."""
+    """What goes out for one run: bytes in pieces, and per batch four figures."""
 
     pieces: list[Buffer]
     sizes: Int64s
+    base_offsets: Int64s
     last_offsets: Int64s
     max_timestamps: Int64s
     is_changed: bool
@@ -197,6 +230,7 @@ def _filter(round_: Round, run: Chunk, records: RecordTable) -> _Cleaned:
     return _Cleaned(
         pieces,
         sizes[stays],
+        table.base_offsets[stays].astype(np.int64, copy=False),
         table.last_offsets[stays].astype(np.int64, copy=False),
         max_timestamps[stays],
         is_changed,

@@ -8,6 +8,9 @@ The steps and their order are Kafka's, because the loader (a broker's, and ours 
 2. The sources -> `.deleted`. From the last rename of step 1 on, the new segments are live.
 3. `.swap` -> the final names.
 
+Before all that the outputs' gaps are listed, beside those of the sources: whoever finishes or
+forgets the swap finds listed what is live then.
+
 The directory is synced after each step, so that a power cut cannot show a later step without the
 one before it. Kafka: LocalLog.replaceSegments; unlike it, no new base is taken for a vanished one.
 """
@@ -19,7 +22,8 @@ from pathlib import Path
 
 from kafkalog.cleaner.cleaned_segment import CleanedSegment
 from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.segments import SegmentFiles, retire
+from kafkalog.storage_engine.gaps import Section, list_sections
+from kafkalog.storage_engine.segments import SegmentFiles, list_segments, retire
 
 __all__ = ["replace_segments"]
 
@@ -29,16 +33,22 @@ def replace_segments(
     sources: Sequence[SegmentFiles],
     outputs: Sequence[CleanedSegment],
     *,
+    sections: Sequence[Section],
+    source_sections: Sequence[Section] = (),
     producer_snapshot: int = -1,
 ) -> None:
     """Put finished output segments in the place of the source segments (rule C111).
 
+    `sections` are the gaps of the outputs, `source_sections` those of the sources.
     `producer_snapshot` is the offset of the one that the journal names, which stays wherever it is.
     The caller holds the partition's cleaner lock, the commit lock and, exclusively, the segments
     lock, and has finished every earlier swap. A source that is gone is passed over (C112). Raises
     OSError and leaves the directory as it is then, which every reader resolves.
     """
     new_bases = {output.base_offset for output in outputs}
+    present = {(segment.base_offset, segment.size) for segment in list_segments(directory)}
+    list_sections(directory, [*source_sections, *sections], present=present)
+
     for output in sorted(outputs, key=lambda output: output.base_offset, reverse=True):
         for suffix in layout.SEGMENT_SUFFIXES:
             if output.path(suffix).exists():
@@ -58,3 +68,8 @@ def replace_segments(
             if path.exists():
                 files.rename(path, directory / layout.segment_file(base, suffix))
     files.sync_directory(directory)
+
+    new_keys = {section.key for section in sections}
+    if not new_keys.isdisjoint(section.key for section in source_sections):
+        # As large as the file it replaces: what was listed of that one must not count for it.
+        list_sections(directory, sections, present=present - new_keys)

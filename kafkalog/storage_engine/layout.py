@@ -245,6 +245,10 @@ CANARY: Final = "kl-canary.deleted"
 """A file that every broker deletes when it loads a partition, and we never do."""
 UNRECORDED: Final = "kl-unrecorded"
 """In a partition's directory as long as no journal record is known to name its topic."""
+GAPS: Final = "kl-gaps"
+"""Where the offsets of cleaned segments have gaps; see `gaps`."""
+RAW_GAPS: Final = "kl-raw-gaps"
+"""Where raw appends have left gaps."""
 STAGED: Final = ".staged"
 STAGED_INDEX: Final = ".staged-offsets"
 STAGED_TIME_INDEX: Final = ".staged-times"
@@ -377,3 +381,28 @@ JOURNAL_RECORDS_POSITION: Final = 512
 """Records begin in a disk sector of their own: a torn one cannot reach the header."""
 JOURNAL_SIZE: Final = 1 << 20
 """The preallocated size; a full journal is rewritten as one snapshot record."""
+
+# --- ours: `kl-gaps` and `kl-raw-gaps` -----------------------------------------------------------
+GAPS_HEADER: Final = struct.Struct(
+    ">8s"  # magic: GAPS_MAGIC
+    "I"  # format version: GAPS_VERSION
+    "I"  # count: of parts
+)
+GAPS_PART: Final = struct.Struct(
+    ">q"  # base_offset: of the segment; of raw gaps 0
+    "q"  # size: bytes of its .log file; of raw gaps -1
+    "I"  # number: of the part in its section; 0 begins one
+    "I"  # count: of gaps in the part
+    "q"  # first_from: where its first gap begins, -1 without one
+    "I"  # crc: CRC-32C of its gaps
+)
+GAP: Final = struct.Struct(
+    ">q"  # from_offset: one past the last offset before the gap
+    "q"  # to_offset: where the next batch begins, or the next segment, or what was cleaned ends
+)
+GAPS_MAGIC: Final = b"kl-gaps\n"
+GAPS_VERSION: Final = 1
+GAPS_PART_MAX: Final = 1 << 15
+"""Gaps in a part at most: 512 KiB, which is what a reader holds of a list."""
+RAW_GAPS_SIZE: Final = -1
+"""Stands where a section of `kl-gaps` has its segment's size."""

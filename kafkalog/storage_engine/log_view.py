@@ -8,11 +8,13 @@ Invariants:
 
 - nothing at or above the state's high watermark is returned, and of the active segment no byte
   after `active_size` is looked at: what lies there belongs to nobody, or to a commit in flight;
-- the checksums of all batches that are returned were compared, and their offsets rise;
+- the checksums of all batches that are returned were compared, and their offsets rise; in a log of
+  ours they have no gap that is not listed (`gaps`), within segments and between them;
 - indexes only choose where a scan begins (`segments.locate`); they are opened by name when needed,
   so one of another moment, or none, may meet the open log: then a longer scan is all it costs.
 
-Gaps are normal: the cleaner removes records, whole batches, and all batches of a segment.
+Gaps are normal: the cleaner removes records, whole batches, and all batches of a segment. It lists
+those between batches, and a view opens the list with its segments.
 
 Descriptors are bounded: of a partition with very many segments a view opens a *window*, and lists
 again when it is used up. The later segments are then those of a later moment, which yield the same
@@ -41,6 +43,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
 from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.offset_chain import GapLists
 from kafkalog.storage_engine.open_segment import Chunk, OpenSegment
 from kafkalog.storage_engine.segments import (
     SegmentFiles,
@@ -70,10 +73,15 @@ _LISTINGS = 100
 
 
 class _Window:
-    """Consecutive segments with their `.log` files open."""
+    """Consecutive segments with their `.log` files open, and what is listed of gaps in them."""
 
     def __init__(
-        self, state: PartitionState, segments: list[SegmentFiles], offset: int, size: int | None
+        self,
+        directory: Path,
+        state: PartitionState,
+        segments: list[SegmentFiles],
+        offset: int,
+        size: int | None,
     ) -> None:
         """Open `size` segments (None: all there are), from the one that may hold `offset`."""
         bases = [segment.base_offset for segment in segments]
@@ -84,9 +92,10 @@ class _Window:
         """Base offset of the segment after the window; None when there is none."""
         self.bases = bases[first:last]
         self.segments: list[OpenSegment] = []
+        self.gaps = None if state.listed_from == layout.INT64_MAX else GapLists(directory)
         try:
             for place in range(first, last):
-                self.segments.append(_opened(state, segments, place))
+                self.segments.append(_opened(state, segments, place, self.gaps))
         except BaseException:
             self.close()
             raise
@@ -100,9 +109,13 @@ class _Window:
     def close(self) -> None:
         for segment in self.segments:
             segment.close()
+        if self.gaps is not None:
+            self.gaps.close()
 
 
-def _opened(state: PartitionState, segments: Sequence[SegmentFiles], place: int) -> OpenSegment:
+def _opened(
+    state: PartitionState, segments: Sequence[SegmentFiles], place: int, gaps: GapLists | None
+) -> OpenSegment:
     segment = segments[place]
     is_last = place + 1 == len(segments)
     is_active = segment.base_offset == state.active_base
@@ -111,6 +124,8 @@ def _opened(state: PartitionState, segments: Sequence[SegmentFiles], place: int)
         end_offset=layout.INT64_MAX if is_last else segments[place + 1].base_offset,
         committed=state.active_size if is_active else None,
         high_watermark=state.high_watermark,
+        gaps=gaps,
+        listed_from=state.listed_from,
     )
 
 
@@ -176,6 +191,7 @@ class LogView:
         self._locked = locked
         self._known_aborted = aborted
         self._window = _Window(
+            directory,
             state,
             [] if held else self.segments,
             state.log_start_offset if start is None else start,
@@ -338,7 +354,7 @@ class LogView:
             if base_offset >= end:
                 return
             try:
-                segment = _opened(self.state, self.segments, place)
+                segment = _opened(self.state, self.segments, place, self._window.gaps)
             except FileNotFoundError:
                 following = [after.base_offset for after in self.segments[place + 1 : place + 2]]
                 if following and self._load_state().log_start_offset >= following[0]:
@@ -363,7 +379,7 @@ class LogView:
                 raise self._out_of_range(offset, state)
             committed = _committed(listed, state)
             _check_present(self.directory, committed, state, offset, state.high_watermark)
-            return _Window(state, committed, offset, WINDOW)
+            return _Window(self.directory, state, committed, offset, WINDOW)
 
         window = _open_moment(self.directory, load_state, reopen, locked=self._locked)
         try:

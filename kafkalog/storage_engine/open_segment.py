@@ -1,7 +1,8 @@
 """One segment that is open for reading: its batches in chunks, its headers, its times.
 
 What is read is checked here: a chunk's checksums, and that offsets rise, from batch to batch and
-below the next segment's base, since the checksum does not cover where a batch's offsets begin.
+below the next segment's base, since the checksum does not cover where a batch's offsets begin. In a
+log of ours they do so without a gap that is not listed (`offset_chain`).
 
 Kafka: LogSegment.read, FileRecords, FileLogInputStream.
 """
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from kafkalog.storage_engine.offset_chain import GapLists, OffsetChain
     from kafkalog.storage_engine.tables import BatchTable, RecordTable
 
 __all__ = ["Chunk", "OpenSegment"]
@@ -96,10 +98,13 @@ class OpenSegment:
         end_offset: int,
         committed: int | None,
         high_watermark: int = layout.INT64_MAX,
+        gaps: GapLists | None = None,
+        listed_from: int = 0,
     ) -> None:
         """Open the file, to be read to its end or to `committed` bytes.
 
-        Of those none belongs to a batch that begins at or above `high_watermark`.
+        Of those none belongs to a batch that begins at or above `high_watermark`. With `gaps`, what
+        lies from `listed_from` on has no others.
 
         Raises StorageError, and FileNotFoundError when it is gone since it was listed. A file with
         fewer bytes is read as far as it goes; whoever reads past that gets a StorageError.
@@ -108,6 +113,10 @@ class OpenSegment:
         self._committed = committed
         self._high_watermark = layout.INT64_MAX if committed is None else high_watermark
         self.end_offset = end_offset
+        self._following = min(end_offset, high_watermark)
+        """Where the next segment begins, or the log ends."""
+        self._gaps = gaps
+        self._listed_from = listed_from
         try:
             self._fd = files.open_to_read(segment.log)
         except FileNotFoundError:
@@ -140,6 +149,7 @@ class OpenSegment:
         position = self._locate(start) if start > self.files.base_offset else 0
         wish = size
         previous = self.files.base_offset - 1
+        chain = self._chain(position)
         while position < self.limit:
             buffer = self._read(min(wish, self.limit - position), position)
             table, consumed, fault = records.scan_batches(buffer, previous=previous)
@@ -147,7 +157,7 @@ class OpenSegment:
             if count:
                 if table.has_messages and position == 0:
                     messages.find_first_wrapper_end(buffer, table, path=path)
-                table = self._in_order(table, previous, position, end)
+                table = self._in_order(table, previous, position, end, chain)
                 previous = int(table.last_offsets[-1]) if len(table) else previous
                 first = int(table.last_offsets.searchsorted(start))
                 stop = int(table.base_offsets.searchsorted(end))
@@ -169,6 +179,7 @@ class OpenSegment:
                 wish = self._whole_batch(buffer, position)
         if previous + 1 < end:
             self._check_whole()
+            self._check_end(chain)
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, BatchHeader]]:
         """Yield (position, header) of each batch that ends at or above `offset`, unchecked."""
@@ -241,7 +252,13 @@ class OpenSegment:
         return locate(self._fd, self.limit, index, offset)
 
     def _headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
+        chain = self._chain(position)
         for place, header in headers(self._fd, position, self.limit):
+            if chain is not None and not chain.follows(header.base_offset, header.last_offset):
+                assert chain.next_offset is not None
+                expected = f"a batch from offset {chain.expected_after(chain.next_offset)} on"
+                found = f"a batch of the offsets {header.base_offset} to {header.last_offset}"
+                raise CorruptBatchError(self.files.log, place, expected, found)
             yield place, header
             position = place + header.size
         self._check_whole()
@@ -282,38 +299,79 @@ class OpenSegment:
             )
         return needed
 
+    def _chain(self, position: int) -> OffsetChain | None:
+        """Begin a chain of the batches from a position on; None where gaps are not listed."""
+        if self._gaps is None:
+            return None
+        return self._gaps.chain(
+            self.files.base_offset,
+            self.limit if self._committed is None else None,
+            next_offset=None if position else self.files.base_offset,
+            listed_from=self._listed_from,
+        )
+
+    def _check_end(self, chain: OffsetChain | None) -> None:
+        """Raise CorruptBatchError if batches are missing at the segment's end, or the next one."""
+        if chain is None or chain.next_offset is None or chain.ends_at(self._following):
+            return
+        found = f"the segment's end, and what follows begins at offset {self._following}"
+        if chain.sizes:
+            sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
+            found = f"the end of a file that had {sizes} bytes, as {layout.GAPS} says"
+        offset = chain.expected_after(chain.next_offset)
+        raise CorruptBatchError(
+            self.files.log, self.limit, f"a batch from offset {offset} on", found
+        )
+
     def _in_order(
-        self, table: BatchTable, previous: int, file_position: int, end: int
+        self,
+        table: BatchTable,
+        previous: int,
+        file_position: int,
+        end: int,
+        chain: OffsetChain | None,
     ) -> BatchTable:
         """Return the batches whose offsets rise from `previous` and stay in the segment.
 
-        Where they do not, what follows is not believed, nor the batch before where it may as well
-        be the wrong one: that is a CorruptBatchError unless the batches before reach up to `end`.
+        And follow each other, where there is a chain. Where they do not, what follows is not
+        believed, nor the batch before where it may as well be the wrong one: that is a
+        CorruptBatchError unless the batches before reach up to `end`.
         """
         bases, lasts = table.base_offsets, table.last_offsets
         is_wrong = (lasts < bases) | (lasts >= self.end_offset) | (bases >= self._high_watermark)
         is_wrong[0] |= bases[0] <= previous
         is_wrong[1:] |= bases[1:] <= lasts[:-1]
-        if not is_wrong.any():
+        batch = int(is_wrong.argmax()) if is_wrong.any() else len(table)
+        broken = chain.first_break(bases[:batch], lasts[:batch]) if chain and batch else None
+        if broken is None and batch == len(table):
             return table
-        batch = int(is_wrong.argmax())
+        believed = batch = batch if broken is None else broken
         before = int(lasts[batch - 1]) if batch else previous
-        believed = batch
-        # Of a wrapper the base offset is only a bound, drawn from the batch before.
-        lowest = min(int(bases[batch]), int(lasts[batch]))
-        if batch and lowest <= before:
-            # Would there be room for the batch before if it began elsewhere?
-            floor = int(lasts[batch - 2]) if batch > 1 else previous
-            span = 0 if table.is_message[batch - 1] else before - int(bases[batch - 1])
-            believed -= int(floor + 1 + span < lowest)
+        expected = f"offsets above {before} and below {self.end_offset}"
+        if chain is not None and broken is not None:
+            expected = f"a batch from offset {chain.expected_after(before + 1)} on"
+        elif batch and (chain is None or bases[batch - 1] < chain.listed_from):
+            believed -= _may_be_wrong(table, batch, previous)
         if believed and end <= lasts[believed - 1] + 1:
             return _slice(table, 0, believed)
         raise CorruptBatchError(
             self.files.log,
             file_position + int(table.positions[batch]),
-            f"offsets above {before} and below {self.end_offset}",
+            expected,
             f"a batch of the offsets {bases[batch]} to {lasts[batch]}",
         )
+
+
+def _may_be_wrong(table: BatchTable, batch: int, previous: int) -> bool:
+    """Tell whether a batch is out of order since the one before it begins at a wrong offset."""
+    bases, lasts = table.base_offsets, table.last_offsets
+    before = int(lasts[batch - 1])
+    # Of a wrapper the base offset is only a bound, drawn from the batch before.
+    lowest = min(int(bases[batch]), int(lasts[batch]))
+    # Would there be room for the batch before if it began elsewhere?
+    floor = int(lasts[batch - 2]) if batch > 1 else previous
+    span = 0 if table.is_message[batch - 1] else before - int(bases[batch - 1])
+    return lowest <= before and floor + 1 + span < lowest
 
 
 def _slice(table: BatchTable, first: int, stop: int) -> BatchTable:

@@ -7,7 +7,7 @@ Invariants
 ----------
 - Only the active segment is appended to; its valid bytes are those the journal records.
 - After the cut, the partition's files end where the recorded state ends: its segments, their
-  indexes, its leader epochs and its producer snapshots.
+  indexes, its leader epochs, its producer snapshots and the gaps that raw appends have listed.
 - The snapshot that the journal names stays, whatever is cut. Where somebody else has removed or
   damaged it, the producers are told from the log.
 - While a transaction is open, the last stable offset stays where that begins.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
+from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from kafkalog.storage_engine import (
     batch,
     checkpoints,
     files,
+    gaps,
     layout,
     leader_epochs,
     partition_directory,
@@ -92,6 +94,8 @@ class Appender:
         names = check_canary(directory)
         partition_directory.check_topic_id(directory, topic_id)
         self._epochs = self._cut_epochs() if layout.LEADER_EPOCH_CHECKPOINT in names else []
+        if layout.RAW_GAPS in names:
+            gaps.cut_raw_gaps(directory, state.high_watermark)
         self._active = self._cut(names)
 
     # --- the cut ---------------------------------------------------------------------------------
@@ -330,6 +334,22 @@ class Appender:
             self.note_epochs([(epoch, self.state.high_watermark)])
         elif epoch != self.state.leader_epoch:
             self.state = replace(self.state, leader_epoch=epoch)
+
+    # --- gaps ------------------------------------------------------------------------------------
+
+    def note_gaps(self, pairs: array[int]) -> None:
+        """List the gaps that whole batches have left: from, to, from, to and so on, ascending."""
+        if not pairs:
+            return
+        import numpy as np
+
+        found = np.frombuffer(pairs, dtype=np.int64).reshape(-1, 2)
+        bases = [
+            parsed[0]
+            for name in os.listdir(self.directory)
+            if (parsed := layout.parse_segment_file(name)) and parsed[1:] == (layout.LOG, "")
+        ]
+        gaps.add_raw_gaps(self.directory, found, first_base=min(bases, default=0))
 
     # --- roll, adopt -----------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Append whole batches as they are: what a follower does with its leader's, or a backup's import.
 
-Offsets, producer ids, sequence numbers, timestamps and leader epochs stay, so gaps do too; only
-the place in the files is chosen anew. Everything is one commit: readers see all of it or nothing,
-and a source that is refused leaves no byte.
+Offsets, producer ids, sequence numbers, timestamps and leader epochs stay, so gaps do too, and are
+listed (`gaps`); only the place in the files is chosen anew. Everything is one commit: readers see
+all of it or nothing, and a source that is refused leaves no byte.
 
 As with a follower of Kafka, nothing is validated but what would make the log unreadable: checksums,
 ascending offsets from the log end on, headers that contradict themselves, and batches that no
@@ -22,6 +22,7 @@ import io
 import logging
 import os
 import uuid
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
@@ -168,6 +169,7 @@ class _Follower:
         self._producers = appender.producers()
         self._producers.expire(now_ms)
         self._epochs: list[tuple[int, int]] = []
+        self._gaps = array("q")
         self._rows = 0
         self._buffer = bytearray()
         self._position = 0
@@ -182,6 +184,7 @@ class _Follower:
             raise self._corrupt(0, "a whole record batch", f"its first {len(self._buffer)} bytes")
         self._appender.note_epochs(self._epochs)
         self._appender.note_producers()
+        self._appender.note_gaps(self._gaps)
         return self._rows
 
     def _append_buffer(self) -> None:
@@ -230,6 +233,8 @@ class _Follower:
     def _place(self, header: BatchHeader, position: int, pending: memoryview) -> bool:
         """Give a batch its place; True if that is a new segment, and `pending` is written."""
         is_new = self._appender.place(header, pending)
+        if header.base_offset != self._next_offset:
+            self._gaps.extend((self._next_offset, header.base_offset))
         self._next_offset = header.next_offset
         control = read_control_record(
             self._buffer,

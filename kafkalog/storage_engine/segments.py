@@ -24,9 +24,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.batch import BatchHeader, iterate_headers, read_header
 from kafkalog.storage_engine.index import OffsetIndex, TimeIndex
+from kafkalog.storage_engine.offset_chain import GapLists
 
 __all__ = [
     "SegmentFiles",
@@ -118,11 +120,43 @@ def _resolve(directory: Path) -> _Files:
     logs = [base for base in swaps if layout.LOG in swaps[base]]
     replaced: set[int] = set()
     if logs:
-        end = max(next_offset(_swapped(directory, base)) for base in logs)
+        end = max(_swap_end(directory, base) for base in logs)
         start = min(logs)
         # An empty .log.swap spans no offsets, and still replaces what has its own base.
         replaced = {base for base in live if start <= base < end or base in logs}
     return _Files(live, swaps, dead_swaps, cleaned, replaced)
+
+
+def _swap_end(directory: Path, base: int) -> int:
+    """Return where a `.log.swap` ends, so that what it replaces may go.
+
+    No checksum covers a batch's base offset: a wrong one would take live segments along. Where our
+    cleaner has listed the file's gaps, its batches have to follow each other to that end; raises
+    CorruptLogError where they do not.
+    """
+    segment = _swapped(directory, base)
+    lists = GapLists(directory)
+    try:
+        if not lists.cleaned.sections_of(base):
+            return next_offset(segment)  # a broker's, which lists nothing
+        chain = lists.chain(base, segment.size, next_offset=base, listed_from=0)
+        if chain.sizes:
+            sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
+            raise CorruptLogError(segment.log, segment.size, f"{sizes} bytes", segment.size)
+        fd = os.open(segment.log, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            end = base
+            for position, header in headers(fd, 0, segment.size):
+                if not chain.follows(header.base_offset, header.last_offset):
+                    expected = f"a batch from offset {chain.expected_after(end)} on"
+                    found = f"one of the offsets {header.base_offset} to {header.last_offset}"
+                    raise CorruptLogError(segment.log, position, expected, found)
+                end = header.next_offset
+            return end
+        finally:
+            os.close(fd)
+    finally:
+        lists.close()
 
 
 def _swapped(directory: Path, base: int) -> SegmentFiles:

@@ -43,6 +43,8 @@ class PartitionState:
     producer_snapshot: int = -1
     """Offset in the name of the `.snapshot` file that tells the state of the partition's producers
     at its high watermark; -1 when it has none. Appends without producer ids leave it as it is."""
+    listed_from: int = 0
+    """Below it a broker wrote the log, and nobody has listed where offsets have gaps."""
 
     @property
     def cleaned_to(self) -> int:

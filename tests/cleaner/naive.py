@@ -257,6 +257,7 @@ def foreign_log(
             active_base=base,
             active_size=len(data),
             first_dirty_offset=first_dirty,
+            listed_from=high_watermark,
         )
         transaction.publish(1)
     return engine

@@ -104,20 +104,22 @@ def test_several_outputs_cut_short_at_any_rename_are_old_or_new_as_a_whole(tmp_p
         sources = list_segments(directory)[:2]
         config = TopicConfig.parse({})
         outputs = []
+        sections = []
         # A second output whose base is that of a source must not be taken for a vanished one.
         for base, pairs in ((0, [("x", "1")]), (1, [("a", "2"), ("b", "1")])):
             output = CleanedSegment(directory, base, config)
             item = batch(base, pairs)
             import numpy as np
 
-            figures = [np.array([v]) for v in (len(item.data()), item.last, 1000)]
+            figures = [np.array([v]) for v in (len(item.data()), base, item.last, 1000)]
             output.append([item.data()], *figures)
             output.finish(10**18)
             outputs.append(output)
+            sections.append(output.section(item.last + 1))
 
         def swap() -> None:
             with files.SegmentsLock(directory).exclusive():  # noqa: B023
-                replace_segments(directory, sources, outputs)  # noqa: B023
+                replace_segments(directory, sources, outputs, sections=sections)  # noqa: B023
 
         is_cut_short = each_act(swap, n, Died())
         keys = tuple(record.key for record in records_of(dump(engine)))

@@ -1,6 +1,6 @@
 """A real Kafka beside the tests: one broker in KRaft mode, and Kafka's own reader of log files.
 
-`make peers` fetches both; `fault()` says why they cannot be used.
+Where they come from is chosen in installation.py; `fault()` says why they cannot be had.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,15 +16,17 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-PEERS = Path(__file__).resolve().parent.parent.parent / ".peers"
+from tests.peers.installation import Process, Program, UnavailableError, chosen
+
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 START_SECONDS = 90
 STOP_SECONDS = 60
+DUMP_SECONDS = 300
 
 _SETTINGS = {
     "process.roles": "broker,controller",
@@ -53,40 +54,28 @@ _SETTINGS = {
 
 
 def fault() -> str | None:
-    """Say why there is no Kafka to test with; None when there is."""
-    if not (PEERS / ".ready").exists():
-        return "no Kafka here: `make peers` fetches its jars"
-    if shutil.which(_java()) is None:
-        return "no Kafka here: Java is missing"
+    """Say why there is no Kafka to test with, each way of having one; None when there is."""
+    try:
+        chosen()
+    except UnavailableError as reasons:
+        return str(reasons)
     return None
-
-
-def _java() -> str:
-    home = os.environ.get("JAVA_HOME")
-    return f"{home}/bin/java" if home else "java"
-
-
-def _command(jars: str, main: str, *arguments: str) -> list[str]:
-    """Return a command line of one of Kafka's programs: a small heap, and quick to start."""
-    return [
-        _java(),
-        *("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
-        *("-cp", f"{PEERS / jars}/*"),
-        main,
-        *arguments,
-    ]
 
 
 def dump_log_segments(paths: Iterable[Path], *arguments: str) -> str:
     """Return what kafka.tools.DumpLogSegments prints of these files, faults included."""
-    files = ",".join(str(path) for path in paths)
-    command = _command("tools", "org.apache.kafka.tools.DumpLogSegments", "--files", files)
-    result = subprocess.run(
-        [*command, *arguments], check=False, capture_output=True, text=True, timeout=300
+    paths = list(paths)
+    directory = Path(os.path.commonpath([path.parent for path in paths]))
+    files = ",".join(map(str, paths))
+    result = chosen().installation.run(
+        Program.DUMP_LOG_SEGMENTS,
+        *("--files", files, *arguments),
+        directory=directory,
+        timeout=DUMP_SECONDS,
     )
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    assert result.status == 0, result.output[-2000:] + result.errors[-2000:]
     # The tool's findings are on the standard error, among the lines of its logger.
-    return result.stdout + result.stderr
+    return result.output + result.errors
 
 
 class KafkaBroker:
@@ -100,12 +89,13 @@ class KafkaBroker:
         self, directory: Path, *, log_dirs: int = 1, settings: Mapping[str, str] | None = None
     ) -> None:
         self.directory = directory
+        self._installation = chosen().installation
         self.log_dirs = [directory / f"log-{number}" for number in range(log_dirs)]
         client, controller = _free_ports(2)
         self.bootstrap = f"127.0.0.1:{client}"
         self.output = directory / "broker.out"
         self._properties = directory / "server.properties"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._admin: AdminClient | None = None
         self._settings = {
             **_SETTINGS,
@@ -121,11 +111,6 @@ class KafkaBroker:
     def log_dir(self) -> Path:
         """The first of `log_dirs`, for whoever has one."""
         return self.log_dirs[0]
-
-    @property
-    def pid(self) -> int | None:
-        """The broker's process id; None while it is stopped."""
-        return self._process.pid if self._process else None
 
     def __enter__(self) -> Self:
         self._format()
@@ -149,20 +134,17 @@ class KafkaBroker:
         self._properties.write_text("".join(lines))
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         tool = ["format", "--standalone", "-t", cluster_id, "-c", str(self._properties)]
-        result = subprocess.run(
-            _command("broker", "kafka.tools.StorageTool", *tool),
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
+        result = self._installation.run(
+            Program.STORAGE_TOOL, *tool, directory=self.directory, timeout=START_SECONDS
         )
-        assert result.returncode == 0, result.stdout + result.stderr
+        assert result.status == 0, result.output + result.errors
 
     def start(self) -> None:
         """Start the broker, and return when every partition of every topic has its leader."""
         assert self._process is None
-        with self.output.open("ab") as output:
-            self._process = self._spawn(output)
+        self._process = self._installation.start(
+            Program.SERVER, str(self._properties), directory=self.directory, output=self.output
+        )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
             status = self._process.poll()
@@ -173,15 +155,6 @@ class KafkaBroker:
                 self.kill()
                 raise AssertionError(f"no broker after {START_SECONDS} s: {self._tail()}")
             time.sleep(0.05)
-
-    def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            _command("broker", "kafka.Kafka", str(self._properties)),
-            cwd=self.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
 
     def _answers(self) -> bool:
         # The port alone says nothing: a client that is turned away waits before it tries again.
@@ -214,8 +187,8 @@ class KafkaBroker:
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            process.send_signal(signal.SIGKILL)
+            process.wait(STOP_SECONDS)
             raise AssertionError(f"the broker did not stop: {self._tail()}") from None
         finally:
             self._process = None

@@ -175,3 +175,24 @@ def write_segment(
             b"".join(struct.pack(">qi", time, offset - base) for time, offset in entries.times)
         )
     return entries
+
+
+def gap_list(sections: Sequence[tuple[int, int, Sequence[tuple[int, int]]]]) -> bytes:
+    """The bytes of `kl-gaps`, or of `kl-raw-gaps`: sections (base, size, gaps), one part each."""
+    bodies = [b"".join(struct.pack(">qq", *gap) for gap in gaps) for _, _, gaps in sections]
+    table = struct.pack(">8sII", b"kl-gaps\n", 1, len(sections))
+    for (base, size, gaps), body in zip(sections, bodies, strict=True):
+        first = gaps[0][0] if gaps else -1
+        table += struct.pack(">qqIIqI", base, size, 0, len(gaps), first, crc32c(body))
+    return table + struct.pack(">I", crc32c(table)) + b"".join(bodies)
+
+
+def gaps_of(base: int, ranges: Iterable[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """What is missing between batches of (first, last offset), from `base` up to `end`."""
+    found = []
+    expected = base
+    for first, last in [*ranges, (end, end)]:
+        if first != expected:
+            found.append((expected, first))
+        expected = last + 1
+    return found

@@ -25,6 +25,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
 from tests.storage_engine import naive, naive_messages
+from tests.storage_engine.log_builder import gap_list, gaps_of
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 TRANSACTIONAL, CONTROL, HORIZON = 0x10, 0x20, 0x40
@@ -84,6 +85,9 @@ class Log:
     shadow: list[Segment] = field(default_factory=list)
     """Segments that are not live, whose rows are records of this log all the same."""
     config: dict[str, str] = field(default_factory=lambda: {"cleanup.policy": "delete"})
+    listed_from: int = 0
+    raw_gaps: list[tuple[int, int]] = field(default_factory=list)
+    """What a raw append has left out."""
 
     @property
     def name(self) -> str:
@@ -300,7 +304,20 @@ def legacy() -> Log:
     first = [message(0, 0), message(1, 0), wrapper(2, 3, 0, GZIP), wrapper(5, 2, 0, LZ4)]
     second = [message(7, 1), wrapper(8, 3, 1, SNAPPY), wrapper(11, 2, 1, LZ4), message(13, 1)]
     segments = [Segment(log_name(0), 0, first), Segment(log_name(7), 7, second)]
-    return Log("old", 0, segments)
+    return Log("old", 0, segments, listed_from=14)
+
+
+def mirrored() -> Log:
+    """Raw appends with gaps: at the beginning, between batches, at a segment's end, in the last."""
+    first = [stored(some(16, 4)), stored(some(20, 2)), stored(some(32, 4)), stored(some(40, 8))]
+    second = [stored(some(64, 4)), stored(some(68, 4))]
+    active = [stored(some(72, 8)), stored(some(96, 4)), stored(some(100, 4))]
+    segments = [
+        Segment(log_name(base), base, items)
+        for base, items in ((0, first), (64, second), (72, active))
+    ]
+    gaps = [(0, 16), (22, 32), (36, 40), (48, 64), (80, 96)]
+    return Log("raw", 0, segments, raw_gaps=gaps)
 
 
 def swapping() -> Log:
@@ -340,7 +357,8 @@ class Root:
 
     def __init__(self, path: Path, logs: Sequence[Log] | None = None) -> None:
         self.path = path
-        logs = (varied(), legacy(), swapping(), cleaning()) if logs is None else logs
+        if logs is None:
+            logs = (varied(), legacy(), mirrored(), swapping(), cleaning())
         self.logs = {log.name: log for log in logs}
         # A journal of 8 KiB, so that a copy of the root costs little.
         with mock.patch.object(layout, "JOURNAL_SIZE", 8 << 10):
@@ -360,6 +378,8 @@ class Root:
             (directory / segment.name).write_bytes(segment.data)
             for suffix, data in indexes(segment, log).items():
                 (directory / f"{segment.base:020d}{suffix}{stage}").write_bytes(data)
+        for name, data in gap_lists(log).items():
+            (directory / name).write_bytes(data)
         active = log.segments[-1]
         for offset in (active.base, log.end):
             (directory / f"{offset:020d}.snapshot").write_bytes(log.snapshot(offset))
@@ -380,6 +400,7 @@ class Root:
                 active_size=len(active.data),
                 leader_epoch=2,
                 producer_snapshot=log.end,
+                listed_from=log.listed_from,
             )
             transaction.publish(NOW_MS)
 
@@ -406,6 +427,22 @@ class Root:
     def copy(self, target: Path) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         return Path(shutil.copytree(self.path, target, symlinks=True))
+
+
+def gap_lists(log: Log) -> dict[str, bytes]:
+    """What is listed of the gaps of a log, of every file that is or may be a segment."""
+    if log.raw_gaps:
+        return {"kl-raw-gaps": gap_list([(0, -1, log.raw_gaps)])}
+    if not log.is_compacted:
+        return {}
+    sections = []
+    for segments in (log.shadow, log.segments[:-1]):
+        # What follows the last shadow is the first segment that is not its replacement.
+        following = [*(s.base for s in segments[1:]), log.segments[-1].base]
+        for segment, end in zip(segments, following, strict=False):
+            ranges = [(item.base, item.last) for item in segment.batches]
+            sections.append((segment.base, len(segment.data), gaps_of(segment.base, ranges, end)))
+    return {"kl-gaps": gap_list(sections)}
 
 
 def indexes(segment: Segment, log: Log) -> dict[str, bytes]:

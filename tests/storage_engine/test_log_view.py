@@ -38,6 +38,8 @@ from tests.storage_engine.log_builder import (
 )
 
 SCHEMA = changelog_schema()
+UNLISTED = 2**63 - 1
+"""As in a broker's directory: nobody has listed where offsets have gaps (see test_gaps.py)."""
 Segments = dict[int, list[Batch]]
 
 
@@ -57,6 +59,7 @@ class Partition:
             active_base=active,
             active_size=self.log(active).stat().st_size,
             log_start_offset=min(segments),
+            listed_from=UNLISTED,
         )
 
     def log(self, base: int) -> Path:

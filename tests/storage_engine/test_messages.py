@@ -117,6 +117,7 @@ class Log:
             active_base=active,
             active_size=self.path(active).stat().st_size,
             log_start_offset=min(self.segments),
+            listed_from=2**63 - 1,
         )
 
     def path(self, base: int, suffix: str = ".log") -> Path:

@@ -38,6 +38,7 @@ def open_segment(directory: Path, base: int, batches: Sequence[Batch]) -> LogVie
         active_base=base,
         active_size=(directory / name(base, ".log")).stat().st_size,
         log_start_offset=base,
+        listed_from=2**63 - 1,
     )
     return open_view(directory, "t", 0, lambda: state)
 
@@ -289,7 +290,7 @@ def test_a_segment_without_a_transaction_index_is_deleted_without_a_fault(tmp_pa
 def test_messages_before_v2_have_the_same_rules(tmp_path: Path) -> None:
     data = [message(1, offset, b"k", b"v", timestamp=offset * 10) for offset in (50, 51, 60, 61)]
     (tmp_path / name(40, ".log")).write_bytes(b"".join(data))
-    state = PartitionState(62, 40, sum(map(len, data)), log_start_offset=40)
+    state = PartitionState(62, 40, sum(map(len, data)), log_start_offset=40, listed_from=2**63 - 1)
     with open_view(tmp_path, "t", 0, lambda: state) as view:
         assert first_position(view, 41) == 0
         assert first_position(view, 55) == len(data[0]) * 2

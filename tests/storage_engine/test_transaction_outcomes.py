@@ -53,7 +53,9 @@ class Log:
         active = segments[-1]
         end = active[-1].last_offset + 1
         size = sum(len(item.data()) for item in active)
-        self.state = PartitionState(end, active[0].base_offset, size, last_stable_offset=end)
+        self.state = PartitionState(
+            end, active[0].base_offset, size, last_stable_offset=end, listed_from=2**63 - 1
+        )
 
     def view(self) -> LogView:
         return open_view(self.directory, "t", 0, lambda: self.state)

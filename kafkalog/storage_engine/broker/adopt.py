@@ -355,7 +355,12 @@ class _Adopting:
             missing = [directory / name for name in ours if not (directory / name).exists()]
             for path in missing:
                 files.create(path)
-            if missing:
+            # What was listed when it was ours last may be of files that the broker has replaced.
+            stale = [directory / name for name in (layout.GAPS, layout.RAW_GAPS)]
+            stale = [path for path in stale if path.exists()]
+            for path in stale:
+                files.remove(path)
+            if missing or stale:
                 files.sync_directory(directory)
 
     # --- ours ------------------------------------------------------------------------------------
@@ -423,4 +428,5 @@ class _Adopting:
             first_dirty_offset=first_dirty,
             cleaning_offset=min(cleaning, state.high_watermark),
             leader_epoch=max(state.leader_epoch, 0),
+            listed_from=state.high_watermark,
         )

@@ -302,6 +302,7 @@ class _Loading:
             first_dirty_offset=dirty,
             leader_epoch=max(self.last_epoch, 0, *known),
             producer_snapshot=self.snapshot_offset,
+            listed_from=layout.INT64_MAX,
         )
 
 

@@ -23,6 +23,7 @@ from kafkalog.storage_engine.inspection.dump import checkpoint_entries, properti
 from kafkalog.storage_engine.inspection.finding import Finding
 from kafkalog.storage_engine.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
 from kafkalog.storage_engine.inspection.verify_segment import LogCheck, SegmentCheck
+from kafkalog.storage_engine.offset_chain import GapLists, OffsetChain
 from kafkalog.storage_engine.producer_snapshot import parse_snapshot
 from kafkalog.storage_engine.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.state import PartitionState
@@ -69,6 +70,14 @@ class _Opened:
     state: PartitionState | None
     is_active: bool
     limit: int
+    chain: OffsetChain | None
+    """What is listed of gaps in the segment; None where that is damaged, or nothing is."""
+    gaps: GapLists | None
+
+    def close(self) -> None:
+        os.close(self.fd)
+        if self.gaps is not None:
+            self.gaps.close()
 
 
 def verify_partition(
@@ -85,6 +94,7 @@ def verify_partition(
         yield Finding(canary, 0, expected, found, is_damage=False)
     yield from _metadata(partition)
     yield from _leader_epochs(partition, log)
+    yield from _gap_lists(partition)
     last: _Opened | None = None
     wanted: int | None = None
     while True:
@@ -95,7 +105,7 @@ def verify_partition(
         try:
             yield from _segment(partition, opened, log)
         finally:
-            os.close(opened.fd)
+            opened.close()
         if opened.following is None:
             break
         wanted = opened.following
@@ -137,7 +147,33 @@ def _open_now(partition: PartitionFiles, wanted: int | None) -> _Opened | None:
         if state is not None and is_active:
             limit = min(limit, state.active_size)
         following = None if is_last else bases[place + 1]
-        return _Opened(segment, fd, following, bases[0], state, is_active, limit)
+        gaps = chain = None
+        if state is not None:
+            gaps = GapLists(directory)
+            with contextlib.suppress(CorruptLogError):
+                chain = gaps.chain(
+                    segment.base_offset,
+                    None if is_active else limit,
+                    next_offset=segment.base_offset,
+                    listed_from=state.listed_from,
+                )
+        return _Opened(segment, fd, following, bases[0], state, is_active, limit, chain, gaps)
+
+
+def _gap_lists(partition: PartitionFiles) -> Iterator[Finding]:
+    """Check the lists of gaps, all of both, in a log of ours."""
+    if partition.load_state is None:
+        return
+    with files.SegmentsLock(partition.directory).shared():
+        gaps = GapLists(partition.directory)
+    with contextlib.closing(gaps):
+        for file in (gaps.cleaned, gaps.raw):
+            try:
+                for section in file.sections():
+                    for _ in section.data():
+                        pass
+            except CorruptLogError as fault:
+                yield Finding(file.path, fault.position, str(fault.expected), str(fault.found))
 
 
 def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Iterator[Finding]:
@@ -153,6 +189,8 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
         segment.base_offset,
         limit=opened.limit,
         end_offset=layout.INT64_MAX if following is None else following,
+        following=_end_of(opened),
+        chain=opened.chain,
         is_active=opened.is_active or is_unsynced,
         may_be_torn=is_unsynced or (opened.is_active and opened.state is None),
     )
@@ -164,6 +202,13 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
             yield _softened(finding, is_unsynced)
         for finding in check.findings(index, times, log):
             yield _softened(finding, is_unsynced and finding.path != segment.log)
+
+
+def _end_of(opened: _Opened) -> int:
+    """Return where the next segment begins, or the log ends."""
+    if opened.following is not None:
+        return opened.following
+    return layout.INT64_MAX if opened.state is None else opened.state.high_watermark
 
 
 def _softened(finding: Finding, is_rebuilt: bool) -> Finding:

@@ -1,7 +1,8 @@
 """One segment, read once from its first to its last batch, for `verify`.
 
-Every checksum; offsets that rise, within the segment; headers that can be; with `deep` every
-record; and, while it passes by, what other files say of it: indexes, transactions, leader epochs.
+Every checksum; offsets that rise, within the segment, and in a log of ours follow each other but
+for the gaps that are listed; headers that can be; with `deep` every record; and, while it passes
+by, what other files say of it: indexes, transactions, leader epochs.
 
 Kafka: LogSegment.recover, which looks at sizes, checksums and offsets alone.
 """
@@ -15,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.errors import CorruptBatchError
+from kafkalog.errors import CorruptBatchError, CorruptLogError
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.inspection.file_scan import FileScan, ScannedChunk
 from kafkalog.storage_engine.inspection.finding import Finding
 from kafkalog.storage_engine.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
 from kafkalog.storage_engine.inspection.verify_transactions import TransactionCheck
+from kafkalog.storage_engine.offset_chain import OffsetChain
 
 __all__ = ["LogCheck", "SegmentCheck"]
 
@@ -46,7 +48,8 @@ class LogCheck:
 class SegmentCheck:
     """Checks one segment whose `.log` is open as `fd`, up to byte `limit`.
 
-    `end_offset` is the base of the next segment. `is_active`: what the index files hold beyond the
+    `end_offset` is the base of the next segment, `following` that or the log's end, and `chain`
+    what is listed of gaps, None where none are. `is_active`: what the index files hold beyond the
     end is nobody's yet. `may_be_torn`: bytes after the last batch are expected, as of a broker that
     is running, or did not shut down.
     """
@@ -59,12 +62,16 @@ class SegmentCheck:
         *,
         limit: int,
         end_offset: int,
+        following: int,
+        chain: OffsetChain | None,
         is_active: bool,
         may_be_torn: bool,
     ) -> None:
         self.path = path
         self.base_offset = base_offset
         self._end_offset = end_offset
+        self._following = following
+        self._chain = chain
         self._is_active = is_active
         self._may_be_torn = may_be_torn
         self._scan = FileScan(fd, path, limit=limit, base_offset=base_offset)
@@ -84,6 +91,7 @@ class SegmentCheck:
             previous = max(previous, int(table.last_offsets.max()))
             # Entries can be looked up only among offsets that rise.
             if self._is_ordered:
+                yield from self._without_damaged_lists(self._breaks(chunk))
                 positions = table.positions + chunk.file_position
                 yield from index.compare(positions, table.last_offsets, self._scan.position)
                 yield from times.compare(table.last_offsets, table.max_timestamps)
@@ -99,6 +107,7 @@ class SegmentCheck:
         yield from self._end()
         log.progress(self._scan.limit - done)
         if self._is_ordered and self._scan.fault is None:
+            yield from self._without_damaged_lists(self._chain_end())
             yield from index.finish(self._scan.position, is_active=self._is_active)
             yield from times.finish(previous + 1, is_active=self._is_active)
         yield from log.transactions.finish(previous + 1)
@@ -144,6 +153,49 @@ class SegmentCheck:
         for batch in np.flatnonzero(odd).tolist():
             expected, found = f"0 to {room[batch]} records", f"a count of {table.counts[batch]}"
             yield Finding(self.path, chunk.position_of(batch), expected, found)
+
+    def _without_damaged_lists(self, findings: Iterator[Finding]) -> Iterator[Finding]:
+        """Go on without the lists of gaps where they are damaged, which is reported elsewhere."""
+        try:
+            yield from findings
+        except CorruptLogError:
+            self._chain = None
+
+    def _breaks(self, chunk: ScannedChunk) -> Iterator[Finding]:
+        """Report gaps that are not listed, and listed ones that are not there."""
+        table, chain, start = chunk.table, self._chain, 0
+        while chain is not None and start < len(table):
+            bases, lasts = table.base_offsets[start:], table.last_offsets[start:]
+            found = chain.first_break(bases, lasts)
+            if found is None:
+                return
+            batch = start + found
+            # What a damaged batch says of its last offset was reported with its checksum.
+            if chunk.is_valid[max(batch - 1, 0) : batch + 1].all():
+                before = int(lasts[found - 1]) + 1 if found else chain.next_offset
+                wanted = int(bases[0]) if before is None else chain.expected_after(before)
+                yield Finding(
+                    self.path,
+                    chunk.position_of(batch),
+                    f"a batch from offset {wanted} on, or a gap that {layout.GAPS} or "
+                    f"{layout.RAW_GAPS} lists",
+                    f"a batch of the offsets {bases[found]} to {lasts[found]}",
+                )
+            start, chain.next_offset = batch + 1, None
+            if start == len(table):
+                chain.next_offset = int(lasts[-1]) + 1
+
+    def _chain_end(self) -> Iterator[Finding]:
+        chain = self._chain
+        if chain is None or chain.next_offset is None or chain.ends_at(self._following):
+            return
+        wanted = chain.expected_after(chain.next_offset)
+        found = f"the segment's end, and what follows begins at offset {self._following}"
+        if chain.sizes:
+            sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
+            found = f"the end of a file that had {sizes} bytes, as {layout.GAPS} says"
+        expected = f"a batch from offset {wanted} on, or a gap that is listed"
+        yield Finding(self.path, self._scan.position, expected, found)
 
     def _epochs(self, chunk: ScannedChunk, log: LogCheck) -> Iterator[Finding]:
         """Compare the batches' leader epochs with the checkpoint's; one finding a segment.

@@ -254,7 +254,9 @@ class OpenSegment:
     def _headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
         chain = self._chain(position)
         for place, header in headers(self._fd, position, self.limit):
-            if chain is not None and not chain.follows(header.base_offset, header.last_offset):
+            if chain is not None and header.magic != layout.MAGIC:
+                chain.next_offset = header.last_offset + 1  # a broker's: nothing lists its gaps
+            elif chain is not None and not chain.follows(header.base_offset, header.last_offset):
                 assert chain.next_offset is not None
                 expected = f"a batch from offset {chain.expected_after(chain.next_offset)} on"
                 found = f"a batch of the offsets {header.base_offset} to {header.last_offset}"

@@ -19,6 +19,7 @@ three passes of Kafka's LogLoader; the renames are those of LocalLog.replaceSegm
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def _scan(directory: Path) -> Iterator[tuple[str, int, str, str]]:
                 yield (entry.name, *parsed)
 
 
-def _resolve(directory: Path) -> _Files:
+def _resolve(directory: Path, *, is_strict: bool) -> _Files:
     stages: dict[str, dict[int, set[str]]] = {
         stage: {} for stage in ("", layout.SWAP, layout.CLEANED, layout.DELETED)
     }
@@ -120,43 +121,44 @@ def _resolve(directory: Path) -> _Files:
     logs = [base for base in swaps if layout.LOG in swaps[base]]
     replaced: set[int] = set()
     if logs:
-        end = max(_swap_end(directory, base) for base in logs)
+        end = max(_swap_end(directory, base, is_strict=is_strict) for base in logs)
         start = min(logs)
         # An empty .log.swap spans no offsets, and still replaces what has its own base.
         replaced = {base for base in live if start <= base < end or base in logs}
     return _Files(live, swaps, dead_swaps, cleaned, replaced)
 
 
-def _swap_end(directory: Path, base: int) -> int:
+def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
     """Return where a `.log.swap` ends, so that what it replaces may go.
 
     No checksum covers a batch's base offset: a wrong one would take live segments along. Where our
-    cleaner has listed the file's gaps, its batches have to follow each other to that end; raises
-    CorruptLogError where they do not.
+    cleaner has listed the file's gaps, only batches that follow each other count, and whoever
+    removes what they replace (`is_strict`) gets a CorruptLogError for others.
     """
     segment = _swapped(directory, base)
-    lists = GapLists(directory)
-    try:
+    with contextlib.closing(GapLists(directory)) as lists:
         if not lists.cleaned.sections_of(base):
             return next_offset(segment)  # a broker's, which lists nothing
         chain = lists.chain(base, segment.size, next_offset=base, listed_from=0)
+        fault: CorruptLogError | None = None
         if chain.sizes:
             sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
-            raise CorruptLogError(segment.log, segment.size, f"{sizes} bytes", segment.size)
+            fault = CorruptLogError(segment.log, segment.size, f"{sizes} bytes", segment.size)
+        end = base
         fd = os.open(segment.log, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            end = base
             for position, header in headers(fd, 0, segment.size):
                 if not chain.follows(header.base_offset, header.last_offset):
                     expected = f"a batch from offset {chain.expected_after(end)} on"
                     found = f"one of the offsets {header.base_offset} to {header.last_offset}"
-                    raise CorruptLogError(segment.log, position, expected, found)
+                    fault = CorruptLogError(segment.log, position, expected, found)
+                    break
                 end = header.next_offset
-            return end
         finally:
             os.close(fd)
-    finally:
-        lists.close()
+        if fault is not None and is_strict:
+            raise fault
+        return end
 
 
 def _swapped(directory: Path, base: int) -> SegmentFiles:
@@ -177,7 +179,7 @@ def list_segments(directory: Path) -> list[SegmentFiles]:
     The caller holds the segments lock, shared or exclusive. Raises FileNotFoundError when a file
     vanishes meanwhile, which only a process without that lock, such as a broker, can cause.
     """
-    found = _resolve(directory)
+    found = _resolve(directory, is_strict=False)
     segments: list[SegmentFiles] = []
     for base in sorted(found.live.keys() | found.swaps.keys()):
         swaps = found.swaps.get(base, set())
@@ -193,8 +195,9 @@ def finish_swaps(directory: Path) -> None:
 
     The caller holds the cleaner lock and, exclusively, the segments lock. May die at any step: the
     next call goes on. `.deleted` files stay for readers that have just listed (`sweep_deleted`).
+    Raises CorruptLogError where the batches of a `.log.swap` do not follow each other as listed.
     """
-    found = _resolve(directory)
+    found = _resolve(directory, is_strict=True)
     if not (found.swaps or found.dead_swaps or found.cleaned):
         return
     # A dead .swap is dead only as long as the .cleaned file stands that says so.

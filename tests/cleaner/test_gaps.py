@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.errors import CorruptBatchError, CorruptLogError
+from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.inspection.verify import verify
@@ -256,7 +256,7 @@ def test_a_swap_whose_offsets_were_changed_takes_nothing_along(tmp_path: Path) -
             moved = bytearray(before)
             moved[position + 7 - bit // 8] ^= 1 << bit % 8
             swap.write_bytes(moved)
-            with pytest.raises(CorruptLogError, match="a batch from offset"):
+            with pytest.raises(CorruptBatchError, match="a batch from offset"):
                 dump(engine)
             (stats,) = clean(engine, force=True, now_ms=1_450)
             assert stats.error is not None

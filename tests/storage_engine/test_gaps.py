@@ -295,7 +295,11 @@ def test_a_time_is_never_looked_up_in_a_batch_whose_base_offset_is_changed(
                 log.path(base).write_bytes(moved)
                 found = looked_up()
                 refused += found.count("refused")
-                wrong = [f for f in zip(times, found, expected, strict=True) if f[1] not in (f[2], "refused")]
+                wrong = [
+                    f
+                    for f in zip(times, found, expected, strict=True)
+                    if f[1] not in (f[2], "refused")
+                ]
                 assert not wrong, (item, bit)
             position += len(item.data())
         log.path(base).write_bytes(before)

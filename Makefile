@@ -6,12 +6,13 @@ READY := .venv/.ready
 PEERS := .peers/.ready
 QUICK ?=
 KILLS ?= 20
+TORTURE ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-fast test-kernels damage-test test-peers kill-test lint bench bench-quick clean
+.PHONY: help setup peers demo test test-fast test-kernels damage-test test-peers kill-test torture-cleaner lint bench bench-quick clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) ## install what is missing: Java and venv (as root), then .venv and the package
 
@@ -27,9 +28,9 @@ test-fast: $(READY) ## the tests without Spark and without slow ones
 	$(BIN)/python -m pytest -m "not spark and not slow" $(ARGS)
 
 test-kernels: $(READY) ## the kernels' tests: compiled, with bounds checks, and as plain Python
-	$(BIN)/python -m pytest tests/*/test_kernels.py
-	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest tests/*/test_kernels.py
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/*/test_kernels.py
+	$(BIN)/python -m pytest tests/*/test_*kernels.py
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest tests/*/test_*kernels.py
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/*/test_*kernels.py
 
 damage-test: $(READY) ## every file of a log cut and flipped at every byte, counted; takes a while
 	KAFKALOG_DAMAGE=full $(BIN)/python -m pytest -s tests/storage_engine/test_damage*.py $(ARGS)
@@ -39,6 +40,9 @@ test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a
 
 kill-test: $(READY) ## a streaming query killed KILLS times (20): each record exactly once
 	KAFKALOG_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/acceptance/test_killed_query.py $(ARGS)
+
+torture-cleaner: $(READY) ## a log written, deleted from, followed by Spark and cleaned, TORTURE seconds each (300)
+	KAFKALOG_SECONDS=$(TORTURE) $(BIN)/python -m pytest -s tests/acceptance/test_cleaner_torture.py $(ARGS)
 
 lint: $(READY) ## ruff's format and rules, mypy --strict
 	$(BIN)/ruff format --check .

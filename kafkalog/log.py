@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.cleaner.config import CleanerConfig
+    from kafkalog.cleaner.explain import Explanation
     from kafkalog.cleaner.stats import CleanerStats, PartitionStatus
     from kafkalog.cleaner.thread import CleanerThread
 
@@ -60,28 +61,41 @@ class KafkaLog(Engine):
                 yield from survivors.latest(view, end, budget_bytes=budget, schema=schema)
 
     def clean(
-        self, topic: str | None = None, *, force: bool = False, now_ms: int | None = None
+        self,
+        topic: str | None = None,
+        *,
+        force: bool = False,
+        now_ms: int | None = None,
+        progress: Callable[[CleanerStats], None] = lambda _: None,
     ) -> list[CleanerStats]:
         """Clean a topic, or all, in this thread, and return what each partition's cleaning did.
 
         Without `force` only what Kafka would clean now; with it the active segment is rolled first,
         and everything committed is cleaned. Then retention takes what it does not keep of the
         topics cleaned: old segments where `cleanup.policy` is compact,delete, and what lies wholly
-        below the log start.
+        below the log start. `progress` is shown the growing figures of the partition at work.
         """
         from kafkalog.cleaner import manager
 
         self._check_writable()
         now = clock.now_ms() if now_ms is None else now_ms
-        results = manager.clean(self, topic, force=force, now_ms=now, config=self._config)
+        results = manager.clean(
+            self, topic, force=force, now_ms=now, config=self._config, progress=progress
+        )
         manager.retain(self, topic, now_ms=now)
         return results
 
     def status(self, *, now_ms: int | None = None) -> list[PartitionStatus]:
         """Return, per partition, its offsets, clean and dirty bytes, dirty ratio and state."""
-        from kafkalog.cleaner import manager
+        from kafkalog.cleaner.status import status
 
-        return manager.status(self, now_ms=clock.now_ms() if now_ms is None else now_ms)
+        return status(self, clock.now_ms() if now_ms is None else now_ms)
+
+    def explain(self, topic: str, *, now_ms: int | None = None) -> list[Explanation]:
+        """Say of each partition, in sentences, why it is or is not being cleaned."""
+        from kafkalog.cleaner.explain import explain
+
+        return explain(self, topic, clock.now_ms() if now_ms is None else now_ms)
 
     def close(self) -> None:
         """Stop the background cleaner, then close the log."""

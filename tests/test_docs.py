@@ -16,6 +16,8 @@ DOCUMENTS = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "docs/broker.md",
+    "docs/cleaner.md",
     "docs/conformance.md",
     "docs/format.md",
 ]

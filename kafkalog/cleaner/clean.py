@@ -1,8 +1,8 @@
 """One round of cleaning one partition: two passes over closed segments, then the swaps.
 
 A record with key K and offset O is obsolete if K occurs at an offset above O. The first pass learns
-the newest offset of every key of the dirty section, as far as the offset map reaches; the second
-rewrites all segments below that end without the obsolete records, group by group, so that small
+the newest offset of every key of the dirty section (`newest`); the second decides what stays of all
+segments below that end (`decision`) and writes it (`batch_writer`), group by group, so that small
 segments become one. What is kept keeps its offset.
 
 A round touches the log only by swaps, each under the commit lock and, exclusively, the segments
@@ -10,29 +10,34 @@ lock. Before the first one the journal is told how far this round goes (`cleanin
 no view of an older moment is given a log that lacks records; after the last one, that all below is
 clean (`first_dirty_offset`). A round that dies in between is done again, with the same result.
 
-Kafka: Cleaner.doClean, buildOffsetMap, groupSegmentsBySize, cleanSegments.
+Kafka: Cleaner.doClean, cleanSegments.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
+from kafkalog.cleaner.active_producers import ActiveProducers, active_producers
+from kafkalog.cleaner.batch_writer import BatchWriter
+from kafkalog.cleaner.cleaned_segment import CleanedSegment
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.decision import Decider
 from kafkalog.cleaner.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.log_to_clean import LogToClean, group_segments_by_size, log_to_clean
-from kafkalog.cleaner.offset_map import OffsetMap
-from kafkalog.cleaner.rewrite import Rewritten, Round, clean_into
+from kafkalog.cleaner.newest import find_newest
 from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.cleaner.survivors import build_offset_map, old_format
 from kafkalog.cleaner.swap import replace_segments
+from kafkalog.cleaner.transactions import CleanedTransactions, mapped_batches
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.checkpoints import write_cleaner_checkpoint
 from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.gaps import Section, SourceGaps
 from kafkalog.storage_engine.log_view import LogView, open_view
-from kafkalog.storage_engine.segments import SegmentFiles, header_at
+from kafkalog.storage_engine.segments import SegmentFiles
 from kafkalog.storage_engine.state import PartitionState
 
 if TYPE_CHECKING:
@@ -55,12 +60,12 @@ def clean_round(
     stats: CleanerStats,
     check_abort: Callable[[], None],
 ) -> LogToClean | None:
-    """Clean as much of a partition as the offset map can take in at once; None for nothing to do.
+    """Clean as much of a partition as can be looked at in one round; None for nothing to do.
 
     The caller holds the partition's cleaner lock, and no swap is pending. `now_ms` is fixed for the
     round (C41). Adds to `stats`. Returns the plan as it was before. Raises CorruptBatchError,
-    StorageError, OSError, CleaningAborted, and InvalidInputError for messages v0 and v1; what was
-    swapped before that stays, the rest is as it was.
+    CorruptLogError, StorageError, OSError and CleaningAborted; what was swapped before that stays,
+    the rest is as it was.
     """
     directory = engine.partition_directory(topic, partition)
     topic_id = engine.describe(topic).topic_id
@@ -70,14 +75,15 @@ def clean_round(
         known = engine.state().topics.get(topic)
         if known is None or known.topic_id != topic_id:
             raise CleaningAborted(f"{topic}: the topic was deleted meanwhile")
+        if not TopicConfig.parse(known.config).is_compacted:
+            raise CleaningAborted(f"{topic}: cleanup.policy no longer includes compact")
         return known.partitions[partition]
 
     def check() -> None:
         check_abort()
         load_state()  # whoever deletes the topic waits for this round to end
 
-    reopen = partial(open_view, directory, topic, partition, load_state, held=True)
-    with reopen() as view:
+    with open_view(directory, topic, partition, load_state, held=True) as view:
         log = log_to_clean(
             topic,
             partition,
@@ -89,80 +95,156 @@ def clean_round(
         )
         if not log.has_work:
             return None
-        _refuse_old_formats(log)
         started = time.perf_counter()
-        offset_map = OffsetMap.for_records(
-            log.end - log.first_dirty_offset,
-            budget_bytes=config.dedupe_buffer_size,
-            load_factor=config.io_buffer_load_factor,
-        )
-        end = build_offset_map(
+        newest, end = find_newest(
             view,
-            log.first_dirty_offset,
-            log.end,
-            offset_map,
-            chunk_size=config.io_buffer_size,
+            log,
+            make_is_mapped=lambda start: mapped_batches(view),
+            config=config,
             stats=stats,
             check_abort=check,
         )
-        stats.map_ms += (time.perf_counter() - started) * 1e3
-        stats.buffer_utilization = offset_map.utilization
-        round_ = Round(
-            view,
-            reopen,
-            topic_config,
-            offset_map,
-            now_ms,
-            config.io_buffer_size,
-            stats,
-            check,
-        )
-        publisher = _Publisher(engine, load_state, view, end, now_ms)
-        _clean_groups(round_, log, end, publisher)
-        publisher.finish(round_.earliest_delete_horizon_ms)
+        with contextlib.closing(newest):
+            stats.map_ms += (time.perf_counter() - started) * 1e3
+            stats.buffer_utilization = newest.utilization
+            stats.tombstones_kept = 0
+            publisher = _Publisher(engine, load_state, view, end, now_ms)
+            decider = Decider(
+                view=view,
+                newest=newest,
+                transactions=CleanedTransactions(view),
+                now_ms=now_ms,
+                new_delete_horizon_ms=_delete_horizon_ms(topic_config, now_ms),
+                chunk_size=config.io_buffer_size,
+                stats=stats,
+                check_abort=check,
+            )
+            merges = config.merge_batches and topic_config.kafkalog_cleaner_merge_batches
+            _SecondPass(log, decider, publisher, merges=merges).clean(end)
+        publisher.finish(decider.earliest_delete_horizon_ms)
         stats.rounds += 1
         stats.end_offset = end
         return log
 
 
-def _refuse_old_formats(log: LogToClean) -> None:
-    """Raise InvalidInputError if a segment begins with a message v0 or v1, before anything is done.
-
-    One that has them further on only is met when it is to be rewritten, and refused then.
-    """
-    for segment in log.segments:
-        if segment.base_offset < log.end:
-            with segment.log.open("rb") as file:
-                header = header_at(file.fileno(), 0, segment.size)
-            if header is not None and header.magic != layout.MAGIC:
-                raise old_format(segment.log, header.magic)
+def _delete_horizon_ms(config: TopicConfig, now_ms: int) -> int | None:
+    """Return when what is found now may go; None past the range of a timestamp (C61)."""
+    horizon = now_ms + config.delete_retention_ms
+    return horizon if horizon <= layout.INT64_MAX else None
 
 
-def _clean_groups(round_: Round, log: LogToClean, end: int, publisher: _Publisher) -> None:
-    """Rewrite and swap every group of segments that begins below the round's end."""
-    state = round_.view.state
-    closed = [s for s in log.segments if s.base_offset < state.active_base]
-    sources = [s for s in closed if s.base_offset < end]
-    bases = [s.base_offset for s in closed] + [state.active_base]
-    groups = group_segments_by_size(
-        sources,
-        max_size=log.config.segment_bytes,
-        max_index_size=log.config.segment_index_bytes,
-        end=log.first_uncleanable_offset,
-    )
-    round_.stats.segments_before += len(sources)
-    for group in groups:
-        group_end = bases[bases.index(group[-1].base_offset) + 1]
-        rewritten = clean_into(round_, group, group_end, log.directory)
-        if rewritten.is_changed:
-            # Where this fails nothing is discarded: a `.cleaned` file may be all that still says
-            # that the sources are live. The next cleaner settles it (`finish_swaps`).
-            publisher.swap(group, rewritten)
-        else:
-            for output in rewritten.outputs:
-                output.discard()
-        kept = rewritten.outputs if rewritten.is_changed else group
-        round_.stats.segments_after += len(kept)
+@dataclass(frozen=True, slots=True)
+class _SecondPass:
+    """Rewrites and swaps the segments below the round's end, group by group."""
+
+    log: LogToClean
+    decider: Decider
+    publisher: _Publisher
+    merges: bool
+
+    def clean(self, end: int) -> None:
+        """Go through every group of segments that begins below the round's end."""
+        log, stats = self.log, self.decider.stats
+        active_base = self.decider.view.state.active_base
+        closed = [s for s in log.segments if s.base_offset < active_base]
+        sources = [s for s in closed if s.base_offset < end]
+        bases = [s.base_offset for s in closed] + [active_base]
+        groups = group_segments_by_size(
+            sources,
+            max_size=log.config.segment_bytes,
+            max_index_size=log.config.segment_index_bytes,
+            end=log.first_uncleanable_offset,
+        )
+        stats.segments_before += len(sources)
+        for group in groups:
+            group_end = bases[bases.index(group[-1].base_offset) + 1]
+            rewritten = self._write(group, group_end)
+            if rewritten.is_changed:
+                # Where this fails nothing is discarded: a `.cleaned` file may be all that still
+                # says that the sources are live. The next cleaner settles it (`finish_swaps`).
+                self.publisher.swap(group, rewritten)
+            else:
+                for output in rewritten.outputs:
+                    output.discard()
+            kept = rewritten.outputs if rewritten.is_changed else group
+            stats.segments_after += len(kept)
+
+    def _write(self, group: Sequence[SegmentFiles], end: int) -> _Rewritten:
+        """Write what stays of a group, which ends before offset `end`, to `.cleaned` files.
+
+        Where it raises no output is left.
+        """
+        decider, transactions = self.decider, self.decider.transactions
+        start = group[0].base_offset
+        active = self.publisher.active_producers()
+        writer = BatchWriter(
+            self.log.directory,
+            start,
+            self.log.config,
+            new_delete_horizon_ms=decider.new_delete_horizon_ms,
+            merges=self.merges,
+            stats=decider.stats,
+        )
+        source_gaps = {
+            segment.base_offset: SourceGaps(segment.base_offset, segment.size) for segment in group
+        }
+        try:
+            for run, records, decision in decider.decisions(start, end, active):
+                source_gaps[run.segment_base].add(run.table)
+                writer.add(run, records, decision)
+            entries = transactions.take_entries()
+            writer.add_transactions(entries)
+            outputs = writer.finish(_modified_ns(group))
+        except BaseException:
+            writer.discard()
+            raise
+        is_indexed_alike = entries == b"".join(_transactions(segment) for segment in group)
+        return _Rewritten(
+            outputs,
+            [output.section(following) for output, following in _followed(outputs, end)],
+            [
+                source_gaps[s.base_offset].section(following)
+                for s, following in _followed(group, end)
+            ],
+            writer.is_changed or len(group) > 1 or not is_indexed_alike,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewritten:
+    """What was made of a group of segments."""
+
+    outputs: list[CleanedSegment]
+    """Finished, ascending."""
+    sections: list[Section]
+    """The gaps of the outputs."""
+    source_sections: list[Section]
+    """The gaps of the group's segments."""
+    is_changed: bool
+    """Whether the outputs differ from their sources."""
+
+
+_Segment = TypeVar("_Segment", SegmentFiles, CleanedSegment)
+
+
+def _followed(segments: Sequence[_Segment], end: int) -> Iterator[tuple[_Segment, int]]:
+    """Yield segments with the offset by which each is followed, the last one by `end`."""
+    return zip(segments, [*(segment.base_offset for segment in segments[1:]), end], strict=True)
+
+
+def _modified_ns(group: Sequence[SegmentFiles]) -> int:
+    """When the last segment of a group was written, of those that have not been deleted."""
+    for segment in reversed(group):
+        with contextlib.suppress(FileNotFoundError):
+            return segment.log.stat().st_mtime_ns
+    return 0
+
+
+def _transactions(segment: SegmentFiles) -> bytes:
+    try:
+        return segment.transaction_index.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 class _Publisher:
@@ -181,8 +263,20 @@ class _Publisher:
         self._view = view
         self._end = end
         self._now_ms = now_ms
+        self._active = ActiveProducers()
+        self._active_at = -1
 
-    def swap(self, sources: Sequence[SegmentFiles], rewritten: Rewritten) -> None:
+    def active_producers(self) -> ActiveProducers:
+        """Return the producers that are active by now, as the journal knows them (C50)."""
+        snapshot = self._load_state().producer_snapshot
+        if snapshot != self._active_at:  # the same snapshot says the same
+            with self._engine.transaction():  # else an append may replace it meanwhile
+                state = self._load_state()
+                self._active = active_producers(self._view.directory, state, self._now_ms)
+                self._active_at = state.producer_snapshot
+        return self._active
+
+    def swap(self, sources: Sequence[SegmentFiles], rewritten: _Rewritten) -> None:
         """Put the outputs in the place of their sources."""
         view = self._view
         with self._engine.transaction() as transaction:

@@ -55,12 +55,14 @@ class CleanedSegment:
         """Where one of the segment's files is until the swap."""
         return self.directory / layout.segment_file(self.base_offset, suffix, layout.CLEANED)
 
-    def fits(self, size: int, last_offset: int) -> bool:
-        """Whether so many more bytes, up to that offset, keep within Kafka's 2^31-1 (C118)."""
-        return (
-            self.size + size <= layout.INT32_MAX
-            and last_offset - self.base_offset <= layout.INT32_MAX
-        )
+    def count_fitting(self, sizes: Int64s, last_offsets: Int64s) -> int:
+        """Return how many of the next batches keep within Kafka's 2^31-1 bytes and offsets (C118).
+
+        `sizes` and `last_offsets` are theirs (b).
+        """
+        is_within = self.size + np.cumsum(sizes) <= layout.INT32_MAX
+        is_within &= last_offsets - self.base_offset <= layout.INT32_MAX
+        return len(sizes) if is_within.all() else int(is_within.argmin())
 
     def append(
         self,

@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Self
 
 from kafkalog.errors import InvalidInputError
 
 __all__ = ["CleanerConfig"]
+
+_SLOT_SIZE = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanerConfig:
     """Kafka's `log.cleaner.*` configs, and one of retention. Raises InvalidInputError."""
 
+    enable: bool = True
+    """log.cleaner.enable: without it nothing is compacted, and retention goes on (C141)."""
+    threads: int = 1
+    """log.cleaner.threads: how many partitions a background cleaner works on at a time."""
     dedupe_buffer_size: int = 128 << 20
-    """log.cleaner.dedupe.buffer.size: bytes the offset map may take."""
+    """log.cleaner.dedupe.buffer.size: bytes the offset maps of all threads may take."""
     io_buffer_load_factor: float = 0.9
     """log.cleaner.io.buffer.load.factor: share of the map's slots that may be taken."""
     io_buffer_size: int = 1 << 20
-    """log.cleaner.io.buffer.size: bytes of a log read at once; a larger batch is read whole."""
+    """log.cleaner.io.buffer.size: bytes of a log that all threads read at once; a larger batch is
+    read whole."""
+    io_max_bytes_per_second: float = math.inf
+    """log.cleaner.io.max.bytes.per.second: what all threads together read and write at most."""
     backoff_ms: int = 15_000
-    """log.cleaner.backoff.ms: the pause of the thread when nothing is left to clean."""
+    """log.cleaner.backoff.ms: the pause of a thread when nothing is left to clean."""
     retention_check_interval_ms: int = 300_000
     """log.retention.check.interval.ms: how often retention looks at topics without compact."""
+    spill: bool = True
+    """kafkalog.cleaner.spill: keys beyond the budget go to a temporary file beside the log, and the
+    log is rewritten once. Without it a round ends where the map is full, as in Kafka."""
+    merge_batches: bool = True
+    """kafkalog.cleaner.merge.batches: what is left of small batches becomes larger ones. Without it
+    every batch is filtered in its place, as in Kafka."""
 
     def __post_init__(self) -> None:
-        if self.dedupe_buffer_size < 24:
-            raise InvalidInputError(
-                f"dedupe_buffer_size: expected at least 24 bytes, found {self.dedupe_buffer_size}"
-            )
+        if self.threads < 0:
+            raise InvalidInputError(f"threads: expected at least 0, found {self.threads}")
         if not 0.0 < self.io_buffer_load_factor < 1.0:
             raise InvalidInputError(
                 "io_buffer_load_factor: expected a number between 0 and 1, "
                 f"found {self.io_buffer_load_factor}"
+            )
+        slots = math.ceil(1 / self.io_buffer_load_factor)
+        least = _SLOT_SIZE * slots * max(1, self.threads)
+        if self.dedupe_buffer_size < least:
+            raise InvalidInputError(
+                f"dedupe_buffer_size: expected at least {_SLOT_SIZE * slots} bytes a thread, room "
+                f"for one key, so {least}, found {self.dedupe_buffer_size}"
+            )
+        if not self.io_max_bytes_per_second > 0.0:
+            raise InvalidInputError(
+                "io_max_bytes_per_second: expected a number above 0, "
+                f"found {self.io_max_bytes_per_second}"
             )
         if self.retention_check_interval_ms < 1:
             raise InvalidInputError(
@@ -44,3 +75,57 @@ class CleanerConfig:
                 "io_buffer_size and backoff_ms: expected at least 1 and 0, "
                 f"found {self.io_buffer_size} and {self.backoff_ms}"
             )
+
+    @classmethod
+    def parse(cls, config: Mapping[str, str]) -> Self:
+        """Read Kafka's names and texts, such as `log.cleaner.threads`; raises InvalidInputError."""
+        values: dict[str, Any] = {}
+        for name, text in config.items():
+            if name not in _PARSERS:
+                near = difflib.get_close_matches(name, _PARSERS, 3)
+                hint = (
+                    f"did you mean {' or '.join(near)}?" if near else "known: " + ", ".join(NAMES)
+                )
+                raise InvalidInputError(f"unknown config of the cleaner {name!r}; {hint}")
+            field, parse = _PARSERS[name]
+            try:
+                values[field] = parse(text)
+            except ValueError:
+                kind = {int: "a whole number", float: "a number", _bool: "true or false"}[parse]
+                raise InvalidInputError(f"{name}: expected {kind}, found {text!r}") from None
+        return cls(**values)
+
+    def of_one_thread(self) -> Self:
+        """Return what one of the threads works with: its share of both buffers (C101)."""
+        count = max(1, self.threads)
+        return dataclasses.replace(
+            self,
+            threads=1,
+            dedupe_buffer_size=self.dedupe_buffer_size // count,
+            io_buffer_size=max(1, self.io_buffer_size // count),
+        )
+
+
+def _bool(text: str) -> bool:
+    value = text.strip().lower()
+    if value not in ("true", "false"):
+        raise ValueError(text)
+    return value == "true"
+
+
+_PARSERS: Mapping[str, tuple[str, Callable[[str], Any]]] = MappingProxyType(
+    {
+        "log.cleaner.enable": ("enable", _bool),
+        "log.cleaner.threads": ("threads", int),
+        "log.cleaner.dedupe.buffer.size": ("dedupe_buffer_size", int),
+        "log.cleaner.io.buffer.load.factor": ("io_buffer_load_factor", float),
+        "log.cleaner.io.buffer.size": ("io_buffer_size", int),
+        "log.cleaner.io.max.bytes.per.second": ("io_max_bytes_per_second", float),
+        "log.cleaner.backoff.ms": ("backoff_ms", int),
+        "log.retention.check.interval.ms": ("retention_check_interval_ms", int),
+        "kafkalog.cleaner.spill": ("spill", _bool),
+        "kafkalog.cleaner.merge.batches": ("merge_batches", _bool),
+    }
+)
+NAMES = tuple(_PARSERS)
+"""The configs a cleaner can be given."""

@@ -25,6 +25,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
+Indexes: TypeAlias = npt.NDArray[np.int32]
 Word: TypeAlias = Any  # uint64, whose arithmetic the checker sees otherwise than the compiler
 
 kernel: Any = partial(njit, cache=True, nogil=True)
@@ -33,8 +34,17 @@ inlined: Any = partial(njit, cache=True, nogil=True, forceinline=True)
 BYTES = types.Array(types.uint8, 1, "C", readonly=True)  # accepts writable arrays too
 INTEGERS = types.Array(types.int64, 1, "C", readonly=True)
 WORDS = types.Array(types.uint64, 1, "C", readonly=True)
+FLAGS = types.Array(types.bool_, 1, "C", readonly=True)
+INDEXES = types.Array(types.int32, 1, "C", readonly=True)
 HASHES_OUT = types.Array(types.uint64, 2, "C")
+ROWS = types.Array(types.uint64, 2, "C", readonly=True)
+SLOTS = types.Array(types.uint64, 2, "C")
+INTEGERS_OUT = types.Array(types.int64, 1, "C")
+FLAGS_OUT = types.Array(types.bool_, 1, "C")
 
+_TURN = 8
+"""Bits of a hash that a level of spilled keys is split by; `BUCKETS` in `spill.key_runs`."""
+_TOP = np.uint64(64 - _TURN)
 _U1 = np.uint64(1)
 _U8 = np.uint64(8)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -190,45 +200,65 @@ def get_offsets(slots: Words, hashes: Words, out: Integers) -> None:
         out[i] = -1 if slot < 0 else np.int64(slots[slot, 2]) - 1
 
 
-@kernel()
-def retain_records(
+@kernel(types.void(SLOTS, ROWS, INTEGERS, INTEGERS, types.int64, FLAGS_OUT))
+def mark_superseded(
     slots: Words,
     hashes: Words,
     key_sizes: Integers,
+    offsets: Integers,
+    latest_offset: int,
+    flags: Flags,
+) -> None:
+    """Say of which records the table has a higher offset; rules C51 and C52.
+
+    flags bool (n): False also beyond `latest_offset` and where there is no key.
+    """
+    for i in range(offsets.shape[0]):
+        flags[i] = False
+        if key_sizes[i] >= 0 and offsets[i] <= latest_offset:
+            slot = _find(slots, hashes[i, 0], hashes[i, 1])
+            flags[i] = slot >= 0 and np.int64(slots[slot, 2]) - 1 > offsets[i]
+
+
+@kernel(
+    types.int64(
+        FLAGS, INTEGERS, INTEGERS, INTEGERS, INDEXES, FLAGS, FLAGS, types.int64,
+        FLAGS_OUT, INTEGERS_OUT, INTEGERS_OUT,
+    )
+)  # fmt: skip
+def keep_records(
+    superseded: Flags,
+    key_sizes: Integers,
     value_sizes: Integers,
     offsets: Integers,
-    batch_index: Integers,
-    expired: Flags,
+    batch_index: Indexes,
+    is_control: Flags,
+    is_expired: Flags,
     latest_offset: int,
-    tombstones_from: int,
     keep: Flags,
     kept: Integers,
     tombstones: Integers,
 ) -> int:
-    """Decide record by record; Kafka: Cleaner.shouldRetainRecord, rules C51 to C58.
+    """Decide record by record; Kafka: Cleaner.shouldRetainRecord, rules C51 to C58 and C65.
 
-    expired bool (b): the batch's delete horizon has passed; tombstones_from: tombstones at or
-    above this offset stay whatever their horizon. Out: keep bool (n); kept, tombstones int64 (b),
+    superseded bool (n); batch_index int32 (n), below b; is_control bool (b); is_expired bool (b):
+    the batch's delete horizon has come. Out: keep bool (n); kept, tombstones int64 (b), added to
     what each batch keeps. Returns the count of records dropped because they have no key.
     """
     keyless = 0
     for i in range(offsets.shape[0]):
         batch = batch_index[i]
         stay = True
-        if offsets[i] <= latest_offset:
+        if offsets[i] <= latest_offset and not is_control[batch]:
             if key_sizes[i] < 0:
                 keyless += 1
                 stay = False
             else:
-                slot = _find(slots, hashes[i, 0], hashes[i, 1])
-                if slot >= 0 and np.int64(slots[slot, 2]) - 1 > offsets[i]:
-                    stay = False
-                elif value_sizes[i] < 0 and expired[batch] and offsets[i] < tombstones_from:
-                    stay = False
+                stay = not superseded[i] and not (value_sizes[i] < 0 and is_expired[batch])
         keep[i] = stay
         if stay:
             kept[batch] += 1
-            if value_sizes[i] < 0:
+            if value_sizes[i] < 0 and not is_control[batch]:
                 tombstones[batch] += 1
     return keyless
 
@@ -290,3 +320,125 @@ def choose_index_entries(
             since = 0
         since += sizes[i]
     return count, since, top, top_offset
+
+
+# --- spilled keys: rows are slots on disk, (hash, hash, offset + 1) ------------------------------
+
+
+@kernel(types.int64(SLOTS))
+def compact_slots(slots: Words) -> int:
+    """Move the taken slots to the front, in their order; returns how many. The rest is stale."""
+    count = 0
+    for slot in range(slots.shape[0]):
+        if slots[slot, 2] != 0:
+            for word in range(3):
+                slots[count, word] = slots[slot, word]
+            count += 1
+    return count
+
+
+@kernel(types.void(SLOTS, INTEGERS_OUT, INTEGERS_OUT))
+def group_rows(rows: Words, starts: Integers, heads: Integers) -> None:
+    """Order rows by the top 8 bits of their first word, in place.
+
+    Out: starts int64 (257), where each bucket begins; heads int64 (256) is room to work in.
+    """
+    for bucket in range(257):
+        starts[bucket] = 0
+    for i in range(rows.shape[0]):
+        starts[np.int64(rows[i, 0] >> _TOP) + 1] += 1
+    for bucket in range(256):
+        starts[bucket + 1] += starts[bucket]
+        heads[bucket] = starts[bucket]
+    for bucket in range(256):
+        while heads[bucket] < starts[bucket + 1]:
+            i = heads[bucket]
+            home = np.int64(rows[i, 0] >> _TOP)
+            j = heads[home]  # a row that is not at home yet goes where its bucket's next one lies
+            heads[home] += 1
+            if i != j:
+                for word in range(3):
+                    rows[i, word], rows[j, word] = rows[j, word], rows[i, word]
+
+
+@kernel(types.UniTuple(types.int64, 2)(SLOTS, ROWS, types.int64, types.int64, types.int64))
+def put_rows(slots: Words, rows: Words, first: int, size: int, capacity: int) -> tuple[int, int]:
+    """Put rows `first`.. into the table, the highest offset of a key wins.
+
+    Their first word is turned by the 8 bits that they have in common, or the table would crowd.
+    Returns (the row that found the table full, or their count; how many keys are in it).
+    """
+    for i in range(first, rows.shape[0]):
+        high = _turn(rows[i, 0], _TURN)
+        slot = _find(slots, high, rows[i, 1])
+        if slot < 0:
+            return i, size
+        if slots[slot, 2] == 0:
+            if size >= capacity:
+                return i, size
+            slots[slot, 0] = high
+            slots[slot, 1] = rows[i, 1]
+            size += 1
+        if rows[i, 2] > slots[slot, 2]:
+            slots[slot, 2] = rows[i, 2]
+    return rows.shape[0], size
+
+
+@kernel(types.int64(SLOTS, ROWS, INTEGERS_OUT))
+def probe_rows(slots: Words, rows: Words, out: Integers) -> int:
+    """Write the offsets of rows whose key is in the table at a higher offset; returns how many.
+
+    out int64 (n): room for all of them.
+    """
+    count = 0
+    for i in range(rows.shape[0]):
+        slot = _find(slots, _turn(rows[i, 0], _TURN), rows[i, 1])
+        if slot >= 0 and slots[slot, 2] > rows[i, 2]:
+            out[count] = np.int64(rows[i, 2]) - 1
+            count += 1
+    return count
+
+
+@kernel(types.UniTuple(types.int64, 2)(SLOTS, types.int64, INTEGERS_OUT))
+def drain_offsets(slots: Words, first: int, out: Integers) -> tuple[int, int]:
+    """Write the offsets in slots `first`.. until `out` is full; returns (next slot, count)."""
+    count = 0
+    for slot in range(first, slots.shape[0]):
+        if slots[slot, 2] == 0:
+            continue
+        if count == out.shape[0]:
+            return slot, count
+        out[count] = np.int64(slots[slot, 2]) - 1
+        count += 1
+    return slots.shape[0], count
+
+
+@kernel(types.int64(INTEGERS, INTEGERS, types.int64, FLAGS_OUT))
+def mark_present(offsets: Integers, window: Integers, first: int, flags: Flags) -> int:
+    """Set the flags of those offsets that are in the window, both ascending.
+
+    Looks at window[first:] as far as it lies at or below the last offset; returns where it ended.
+    """
+    count = offsets.shape[0]
+    end: int = window.shape[0]
+    low = 0
+    for j in range(first, end):
+        wanted = window[j]
+        if count == 0 or wanted > offsets[count - 1]:
+            return j
+        step = 1  # gallop: neighbours in one are near each other in the other
+        high = low
+        while high < count and offsets[high] < wanted:
+            low = high + 1
+            high += step
+            step *= 2
+        high = min(high, count)
+        while low < high:
+            middle = (low + high) // 2
+            if offsets[middle] < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        if low < count and offsets[low] == wanted:
+            flags[low] = True
+    return end

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.cleaner.delete_horizon import read_delete_horizon
+from kafkalog.cleaner.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.index import TimeIndex
 from kafkalog.storage_engine.segments import SegmentFiles, header_at
 from kafkalog.storage_engine.state import PartitionState
 
-__all__ = ["LogToClean", "group_segments_by_size", "log_to_clean"]
+__all__ = ["LogToClean", "group_segments_by_size", "largest_timestamp", "log_to_clean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,14 @@ class LogToClean:
     uncleanable_bytes: int
     compaction_delay_ms: int
     """How long ago max.compaction.lag.ms demanded a cleaning; 0 when it does not (C37)."""
+    earliest_delete_horizon_ms: int | None
+    """When the next tombstone of the clean section may go; None for none, or unknown."""
     is_horizon_due: bool
-    """Whether a tombstone of the clean section may go."""
+    """Whether it may go now."""
 
     @property
     def dirty_ratio(self) -> float:
-        """Dirty bytes among all that a cleaning would read; 0 for an empty log."""
+        """Dirty bytes among clean and dirty ones; 0 for an empty log (C32)."""
         total = self.clean_bytes + self.cleanable_bytes
         return self.cleanable_bytes / total if total else 0.0
 
@@ -79,16 +82,18 @@ def log_to_clean(
     now_ms: int,
 ) -> LogToClean:
     """Plan the cleaning of a partition, given its state and its live segments at one moment."""
+    total = sum(s.size for s in segments if s.base_offset < state.active_base) + state.active_size
+    first_dirty = valid_first_dirty_offset(state)
+    clean_bytes = sum(
+        s.size for s in segments if s.base_offset < min(first_dirty, state.active_base)
+    )
     segments = _wanted(segments, state)
-    first_dirty = state.first_dirty_offset
-    if not state.log_start_offset <= first_dirty <= state.high_watermark:
-        first_dirty = state.log_start_offset  # heals itself: all is looked at again (C25, C26)
     closed = [s for s in segments if s.base_offset < state.active_base]
     dirty = [s for s in closed if _end(s, segments, state) > first_dirty]
     uncleanable = min(state.active_base, state.last_stable_offset)
     if config.min_compaction_lag_ms > 0:
         for segment in dirty:
-            if _largest_timestamp(segment) > now_ms - config.min_compaction_lag_ms:
+            if largest_timestamp(segment) > now_ms - config.min_compaction_lag_ms:
                 uncleanable = min(uncleanable, segment.base_offset)
                 break
     uncleanable = max(uncleanable, first_dirty)
@@ -100,8 +105,6 @@ def log_to_clean(
     elif (place := bisect_right(bases, uncleanable) - 1) >= 0:
         end = max(end, bases[place])
     cleanable = [s for s in dirty if s.base_offset < end] if end > first_dirty else []
-    clean_bytes = sum(s.size for s in closed if s.base_offset < first_dirty)
-    total = sum(s.size for s in closed) + state.active_size
     cleanable_bytes = sum(s.size for s in cleanable)
     horizon = read_delete_horizon(directory, first_dirty)
     return LogToClean(
@@ -117,6 +120,7 @@ def log_to_clean(
         cleanable_bytes=cleanable_bytes,
         uncleanable_bytes=max(0, total - clean_bytes - cleanable_bytes),
         compaction_delay_ms=_compaction_delay_ms(cleanable, config, now_ms),
+        earliest_delete_horizon_ms=horizon,
         is_horizon_due=horizon is not None and horizon <= now_ms,
     )
 
@@ -179,7 +183,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _largest_timestamp(segment: SegmentFiles) -> int:
+def largest_timestamp(segment: SegmentFiles) -> int:
     """The largest timestamp of a closed segment, from its index; else when it was last written."""
     entry = TimeIndex(segment.time_index, segment.base_offset).last_entry()
     if entry is not None:

@@ -25,8 +25,10 @@ from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.storage_engine import kernel_cache
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from kafkalog.storage_engine.log_view import Chunk
     from kafkalog.storage_engine.records import RecordTable
 
 __all__ = ["SLOT_SIZE", "OffsetMap", "Part", "load_kernels"]
@@ -68,7 +70,10 @@ WHOLE = Part()
 
 
 class OffsetMap:
-    """Newest offset per key, for at most `capacity` = floor(slots * load_factor) keys."""
+    """Newest offset per key, for at most `capacity` = floor(slots * load_factor) keys.
+
+    Satisfies `cleaner.newest.Newest`.
+    """
 
     def __init__(self, slots: int, load_factor: float = 0.9) -> None:
         self.capacity = int(slots * load_factor)
@@ -80,6 +85,8 @@ class OffsetMap:
         self.size = 0
         self.latest_offset = -1
         """The map knows the newest record of every key up to here; beyond it, nothing."""
+        self.on_close: Callable[[], None] | None = None
+        """Called by `close`."""
         self._slots: Uint64s = np.zeros((slots, 3), dtype=np.uint64)
         self._secret: Uint64s = np.frombuffer(secrets.token_bytes(16), dtype=np.uint64)
 
@@ -89,7 +96,7 @@ class OffsetMap:
 
         The budget is a limit, not a reservation: a short dirty section gets a small map.
         """
-        wanted = int(count / load_factor) + 2
+        wanted = int(max(count, 1) / load_factor) + 2
         return cls(min(budget_bytes // SLOT_SIZE, wanted), load_factor)
 
     @property
@@ -113,6 +120,18 @@ class OffsetMap:
         self._slots = np.zeros(self._slots.shape, dtype=np.uint64)
         self.size = 0
         self.latest_offset = -1
+
+    def forget(self) -> None:
+        """Forget all keys, and keep the memory, the secret and `latest_offset`."""
+        self._slots.fill(0)
+        self.size = 0
+
+    def close(self) -> None:
+        """Give back the memory; the map holds nothing afterwards."""
+        self._slots = np.zeros((1, 3), dtype=np.uint64)
+        self.size = 0
+        if self.on_close is not None:
+            self.on_close()
 
     def hash(self, records: RecordTable, *, path: Path | str, file_position: int) -> Uint64s:
         """Hash every record's key: uint64 (n, 2), undefined where there is no key.
@@ -139,11 +158,14 @@ class OffsetMap:
         key_sizes: Int64s,
         offsets: Int64s,
         *,
+        first: int = 0,
         start: int = 0,
         end: int = _END,
         part: Part = WHOLE,
     ) -> tuple[int, int]:
         """Put records with start <= offset < end, in order; a later one replaces an earlier one.
+
+        Begins with the record of index `first`.
 
         Returns (the index of the record that found the map full, or n; the index of the last one
         put, or -1). Kafka's rule: the next keyed record after the map has become full ends the
@@ -151,7 +173,7 @@ class OffsetMap:
         """
         kernels = load_kernels()
         stop, self.size, last = kernels.put_offsets(
-            self._slots, hashes, key_sizes, offsets, 0, start, end,
+            self._slots, hashes, key_sizes, offsets, first, start, end,
             self.capacity, self.size, part.mask, np.uint64(part.prefix),
         )  # fmt: skip
         if last >= 0:
@@ -164,6 +186,19 @@ class OffsetMap:
         found: Int64s = np.empty(len(hashes), dtype=np.int64)
         kernels.get_offsets(self._slots, hashes, found)
         return found
+
+    def superseded(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
+        """Say of which records (n) a newer one of the key lies at or below `latest_offset`.
+
+        False for records without a key, and beyond `latest_offset` (rules C51, C52). Raises
+        CorruptBatchError.
+        """
+        hashes = self.hash(records, path=run.path, file_position=run.file_position)
+        flags: npt.NDArray[np.bool_] = np.empty(len(records.offsets), dtype=np.bool_)
+        load_kernels().mark_superseded(
+            self._slots, hashes, records.key_sizes, records.offsets, self.latest_offset, flags
+        )
+        return flags
 
     def update_latest_offset(self, offset: int) -> None:
         """Say that the map knows everything up to `offset`, though nothing was put there."""

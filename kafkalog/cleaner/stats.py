@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kafkalog.cleaner.last_cleaning import LastCleaning
+
 __all__ = ["CleanerStats", "PartitionStatus"]
 
 
@@ -28,6 +30,8 @@ class CleanerStats:
     bytes_written: int = 0
     map_records_read: int = 0
     map_bytes_read: int = 0
+    tombstones_kept: int = 0
+    """Tombstones that stayed in the last round: those that wait for their delete horizon."""
     keyless_records: int = 0
     """Records dropped because they have no key; Kafka: invalidMessagesRead."""
     batches_rewritten: int = 0
@@ -35,9 +39,13 @@ class CleanerStats:
     segments_after: int = 0
     buffer_utilization: float = 0.0
     """Share of the offset map's slots that were taken in the last round."""
+    spilled_bytes: int = 0
+    """Keys that were written to temporary files, since they did not fit the memory budget."""
     map_ms: float = 0.0
     """Time spent on filling the offset map."""
     elapsed_ms: float = 0.0
+    compaction_delay_ms: int = 0
+    """For how long max.compaction.lag.ms had demanded the cleaning; 0 when it did not."""
     error: str | None = None
     """Why the partition was left as it was and is now uncleanable; None after success."""
 
@@ -60,6 +68,16 @@ class PartitionStatus:
     dirty_ratio: float
     """dirty_bytes / (clean_bytes + dirty_bytes); compared with min.cleanable.dirty.ratio."""
     state: str
-    """`clean`, `dirty` (the cleaner will come), `uncleanable`, or `not compacted`."""
+    """`clean`, `dirty` (the cleaner will come), `uncleanable`, `paused`, or `not compacted`."""
     reason: str | None = None
     """Why it is uncleanable."""
+    last_stable_offset: int = 0
+    """Where the first open transaction begins, else the high watermark."""
+    tombstones_waiting: int | None = None
+    """Deletions of the clean section that stay until their delete horizon; None for unknown."""
+    earliest_delete_horizon_ms: int | None = None
+    """When the first of them may go (epoch ms); None for none, or unknown."""
+    compaction_delay_ms: int = 0
+    """For how long max.compaction.lag.ms has demanded a cleaning; 0 when it does not."""
+    last_cleaning: LastCleaning | None = None
+    """The last cleaning that succeeded; None for none, or unknown."""

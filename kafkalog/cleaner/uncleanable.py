@@ -2,7 +2,8 @@
 
 The file `kl-uncleanable` in the partition's directory outlives the process, so a restart does not
 beat on a broken disk, and an operator sees the reason. A change of the topic's configs, or a forced
-cleaning, tries at once; success removes the mark. Kafka keeps such marks in memory (C131, C132).
+cleaning, tries at once; success removes the mark. Where the disk takes no mark, because it is full
+or broken, this process remembers it. Kafka keeps all such marks in memory (C131, C132).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ __all__ = ["Uncleanable", "clear_uncleanable", "mark_uncleanable", "read_unclean
 _VERSION = 1
 _FIRST_BACKOFF_MS = 60_000
 _LAST_BACKOFF_MS = 3_600_000
+_unwritten: dict[tuple[str, bytes], Uncleanable] = {}
+"""By directory and its topic's id: marks that the disk has not taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +45,45 @@ class Uncleanable:
 
 def read_uncleanable(directory: Path) -> Uncleanable | None:
     """Return a partition's mark; None when it has none. A mark that cannot be read is one too."""
+    if _unwritten and (unwritten := _unwritten.get(_key(directory))) is not None:
+        return unwritten
     path = directory / layout.UNCLEANABLE
     try:
         content = json.loads(path.read_bytes())
         if content.pop("version") != _VERSION:
             return Uncleanable(f"{path}: written by a newer release; use that one")
-        return Uncleanable(**content)
-    except FileNotFoundError:
+        mark = Uncleanable(**content)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as fault:
+        return Uncleanable(f"{path}: {fault.strerror}")
     except (ValueError, TypeError, KeyError, AttributeError):
         return Uncleanable(f"{path}: expected a mark of the cleaner; remove the file to go on")
+    numbers = (mark.failures, mark.since_ms, mark.retry_at_ms)
+    is_sound = isinstance(mark.reason, str) and all(isinstance(n, int) for n in numbers)
+    if not is_sound or not isinstance(mark.config, dict | None):
+        return Uncleanable(f"{path}: expected a mark of the cleaner; remove the file to go on")
+    return mark
+
+
+def _key(directory: Path) -> tuple[str, bytes]:
+    """Tell a directory from another one of its name, which came with a topic created anew.
+
+    By the topic's id, that is: an inode of a directory that went is given to the next one.
+    """
+    try:
+        return str(directory), (directory / layout.PARTITION_METADATA).read_bytes()
+    except OSError:
+        return str(directory), b""
 
 
 def mark_uncleanable(
     directory: Path, reason: str, config: Mapping[str, str], *, now_ms: int
 ) -> Uncleanable:
-    """Mark a partition, or count one more failure; the pause doubles from a minute to an hour."""
+    """Mark a partition, or count one more failure; the pause doubles from a minute to an hour.
+
+    A disk that does not take the mark is passed over: the mark holds in this process then.
+    """
     before = read_uncleanable(directory)
     failures = 1 if before is None else before.failures + 1
     backoff_ms = min(_FIRST_BACKOFF_MS << min(failures - 1, 10), _LAST_BACKOFF_MS)
@@ -69,12 +95,17 @@ def mark_uncleanable(
         config=dict(config),
     )
     content = json.dumps({"version": _VERSION, **asdict(mark)}).encode() + b"\n"
-    files.write_atomically(directory / layout.UNCLEANABLE, content)
+    try:
+        files.write_atomically(directory / layout.UNCLEANABLE, content)
+        _unwritten.pop(_key(directory), None)
+    except OSError:
+        _unwritten[_key(directory)] = mark
     return mark
 
 
 def clear_uncleanable(directory: Path) -> None:
-    """Remove a partition's mark."""
+    """Remove a partition's mark; raises OSError."""
+    _unwritten.pop(_key(directory), None)
     path = directory / layout.UNCLEANABLE
     if path.exists():
         files.remove(path)

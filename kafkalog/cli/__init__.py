@@ -29,6 +29,8 @@ VERBS: Final = {
     "append": "append records, or whole batches of a .log file as they are",
     "read": "print the records of a topic",
     "clean": "remove what newer records have replaced",
+    "cleaner": "run the cleaner until it is told to stop",
+    "explain": "why a topic is not being compacted, and what would change it",
     "status": "how each partition stands, who owns the log and who writes to it",
     "dump": "print what a file of a log holds, as kafka-dump-log does",
     "verify": "look for damage in a log directory",
@@ -68,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit status."""
     from kafkalog.cli.log_lines import LogLines
 
-    with LogLines() as lines:
+    with LogLines(holds_back=_verb(arguments) != "cleaner") as lines:
         status = _run(arguments)
         lines.is_failed = status != 0
     return status

@@ -7,12 +7,16 @@ exit status is 1 if a partition could not be cleaned; `kafkalog status` goes on 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kafkalog.cli.output import note, print_json, print_table
+from kafkalog.cli.output import note, print_json, print_table, progress
 from kafkalog.cli.writable import open_writable
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.stats import CleanerStats
+    from kafkalog.log import KafkaLog
 
 
 def command(
@@ -23,7 +27,7 @@ def command(
 ) -> int:
     """Print what the cleaning of each partition did."""
     with open_writable(path) as log:
-        results = log.clean(topic, force=force)
+        results = _clean(log, topic, force=force)
     if json:
         for stats in results:
             print_json({_camel(name): value for name, value in asdict(stats).items()})
@@ -54,6 +58,31 @@ def command(
         word = "was" if len(failed) == 1 else "were"
         note(f"kafkalog: {', '.join(failed)} {word} not cleaned, for the reasons above")
     return 1 if failed else 0
+
+
+def _clean(log: KafkaLog, topic: str | None, *, force: bool) -> list[CleanerStats]:
+    """Clean, and show on a terminal how many of the bytes to read have been read."""
+    read: dict[tuple[str, int], int] = {}
+    with progress("cleaning", lambda: _bytes_to_read(log, topic, force), is_bytes=True) as advance:
+
+        def show(stats: CleanerStats) -> None:
+            name, total = (stats.topic, stats.partition), stats.map_bytes_read + stats.bytes_read
+            advance(total - read.get(name, 0))
+            read[name] = total
+
+        return log.clean(topic, force=force, progress=show)
+
+
+def _bytes_to_read(log: KafkaLog, topic: str | None, force: bool) -> int:
+    """Return what the two passes read: all of it to be rewritten, and before it what is dirty."""
+    total = 0
+    for status in log.status():
+        if topic in (None, status.topic) and status.state != "not compacted":
+            if force:
+                total += status.clean_bytes + 2 * (status.dirty_bytes + status.uncleanable_bytes)
+            elif status.state == "dirty":
+                total += status.clean_bytes + 2 * status.dirty_bytes
+    return total
 
 
 def _camel(name: str) -> str:

@@ -11,7 +11,7 @@ __all__ = ["LogLines"]
 
 _ROOT: Final = "kafkalog"
 _ENGINE: Final = "kafkalog.storage_engine.engine"
-_CLEANER: Final = "kafkalog.cleaner.manager"
+_CLEANER: Final = "kafkalog.cleaner.partition_cleaner"
 _RETENTION: Final = "kafkalog.storage_engine.retention"
 
 
@@ -19,11 +19,13 @@ class LogLines(logging.Handler):
     """Prints what is logged on the standard error; a context manager.
 
     What follows from a fault (a log that cannot be closed in good order, a partition that cannot be
-    cleaned) waits until it is known whether the verb fails: then the verb's own line says why.
+    cleaned) waits until it is known whether the verb fails: then the verb's own line says why. A
+    verb that runs on and on (`holds_back=False`) has no such line, and all is printed at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, holds_back: bool = True) -> None:
         super().__init__(logging.WARNING)
+        self._holds_back = holds_back
         self._held: list[logging.LogRecord] = []
         self.is_failed = False
         """Whether the verb has told of a fault."""
@@ -42,7 +44,8 @@ class LogLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, or keep it back; one of an unexpected exception has its traceback."""
-        if record.name in (_ENGINE, _CLEANER, _RETENTION) and not record.exc_info:
+        is_consequence = record.name in (_ENGINE, _CLEANER, _RETENTION) and not record.exc_info
+        if is_consequence and self._holds_back:
             self._held.append(record)
         else:
             _print(record)

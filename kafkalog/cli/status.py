@@ -1,7 +1,8 @@
 """Prints who owns a log, whether its file system has locks, its writers, and its partitions.
 
-Of a partition: its offsets, the bytes of its .log files, how much of them is dirty, and its state:
-clean, dirty (the cleaner will come), uncleanable with the reason, or not compacted. One that cannot
+Of a partition: its offsets, the bytes of its .log files, how much of them is dirty, deletions that
+wait for their horizon, its last cleaning, and its state: clean, dirty (the cleaner will come),
+uncleanable with the reason, paused, or not compacted; `kafkalog explain` says why. One that cannot
 be read is a line with the reason. Names, sizes and the ends of indexes are read, and no records.
 """
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kafkalog.cleaner.last_cleaning import LastCleaning
     from kafkalog.log import KafkaLog
     from kafkalog.storage_engine.state import State
 
@@ -66,7 +68,13 @@ def command(
     columns += ["bytes", "dirty ratio", "state", "reason"]
     names = ["topic", "partition", "logStartOffset", "firstDirtyOffset", "lastStableOffset"]
     names += ["highWatermark", "bytes", "dirtyRatio", "state", "reason"]
-    print_table(columns, [[row[name] for name in names] for row in partitions])
+    rows = [[row[name] for name in names] for row in partitions]
+    if any(row["lastCleaning"] for row in partitions):
+        columns[-2:-2] = ["tombstones", "cleaned"]
+        for cells, row in zip(rows, partitions, strict=True):
+            last = row["lastCleaning"]
+            cells[-2:-2] = [row["tombstonesWaiting"], _time(last["endedMs"]) if last else None]
+    print_table(columns, rows)
 
 
 def _root(root: Path, state: State) -> dict[str, Any]:
@@ -130,10 +138,29 @@ def _partitions(log: KafkaLog, state: State, topic: str | None) -> Iterator[dict
             "bytes": status.clean_bytes + status.dirty_bytes + status.uncleanable_bytes,
             "cleanBytes": status.clean_bytes,
             "dirtyBytes": status.dirty_bytes,
+            "uncleanableBytes": status.uncleanable_bytes,
             "dirtyRatio": round(status.dirty_ratio, 6),
+            "tombstonesWaiting": status.tombstones_waiting,
+            "earliestDeleteHorizonMs": status.earliest_delete_horizon_ms,
+            "lastCleaning": _last_cleaning(status.last_cleaning),
             "state": status.state,
             "reason": status.reason,
         }
+
+
+def _last_cleaning(last: LastCleaning | None) -> dict[str, int] | None:
+    if last is None:
+        return None
+    return {
+        "endedMs": last.ended_ms,
+        "elapsedMs": last.elapsed_ms,
+        "startOffset": last.start_offset,
+        "endOffset": last.end_offset,
+        "recordsRead": last.records_read,
+        "recordsKept": last.records_kept,
+        "bytesRead": last.bytes_read,
+        "bytesWritten": last.bytes_written,
+    }
 
 
 def _time_ms(time_ms: int) -> int | None:

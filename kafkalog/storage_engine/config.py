@@ -82,6 +82,8 @@ def _gzip_level(text: str) -> int:
 class TopicConfig:
     """A topic's settings; each field is Kafka's config with `_` for `.`, in Kafka's unit.
 
+    What begins with `kafkalog` is ours.
+
     The default policy is Kafka's (`delete`); the sink and `Engine.create_topic` say which they use.
     """
 
@@ -116,6 +118,9 @@ class TopicConfig:
     """How far ahead of the writer's clock (Kafka 4's default; before it was without limit)."""
     preallocate: bool = False
     """Give the active segment `segment_bytes` of disk at once; trimmed when it is closed."""
+    kafkalog_cleaner_merge_batches: bool = True
+    """Ours: what the cleaner leaves of small batches becomes larger ones; without it every batch is
+    filtered in its place, as in Kafka."""
 
     @property
     def is_deleted(self) -> bool:
@@ -165,6 +170,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "message.timestamp.before.max.ms": _whole(0),
         "message.timestamp.after.max.ms": _whole(0),
         "preallocate": _bool,
+        "kafkalog.cleaner.merge.batches": _bool,
     }
 )
 NAMES = tuple(_PARSERS)

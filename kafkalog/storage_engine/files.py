@@ -23,7 +23,6 @@ import errno
 import fcntl
 import functools
 import os
-import resource
 import struct
 import threading
 import time
@@ -34,6 +33,7 @@ from typing import TypeAlias
 
 from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.descriptor_limit import raise_descriptor_limit
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -58,20 +58,9 @@ def open_to_read(path: Path) -> int:
     try:
         return os.open(path, flags)
     except OSError as fault:
-        if fault.errno != errno.EMFILE or not _raise_descriptor_limit():
+        if fault.errno != errno.EMFILE or not raise_descriptor_limit():
             raise
         return os.open(path, flags)
-
-
-def _raise_descriptor_limit() -> bool:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return False
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ValueError, OSError):  # a system whose hard limit is unlimited only in name
-        return False
-    return True
 
 
 def read_at(fd: int, size: int, position: int) -> bytes:
@@ -107,6 +96,12 @@ def truncate(fd: int, size: int) -> None:
 def preallocate(fd: int, size: int) -> None:
     """Give an open file at least `size` bytes of disk, zeros beyond its end; raises OSError."""
     os.posix_fallocate(fd, 0, size)
+
+
+def free_space(directory: Path) -> int:
+    """Return how many bytes may still be written to the file system of a directory."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
 
 
 # --- durability ----------------------------------------------------------------------------------
@@ -314,11 +309,18 @@ class FileLock:
         It is tried for as a sharer, so askers do not take each other for the holder; but who tries
         for it exclusively in that very instant, without waiting, misses it.
         """
+        return self._is_refused(fcntl.LOCK_SH)
+
+    def is_held(self) -> bool:
+        """The same for any holder; two who ask in one instant may take each other for one."""
+        return self._is_refused(fcntl.LOCK_EX)
+
+    def _is_refused(self, operation: int) -> bool:
         with _descriptor(self.path, writable=False) as fd:
             if fd is None:
                 return False
             try:
-                _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, self.path)
+                _flock(fd, operation | fcntl.LOCK_NB, self.path)
             except BlockingIOError:
                 return True
             return False

@@ -43,14 +43,20 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from kafkalog.storage_engine.tables import BatchTable
+
     Gaps: TypeAlias = npt.NDArray[np.int64]
     """Gaps, ascending: int64 (g, 2), a row is (from_offset, to_offset)."""
+
+_UNLISTED = (-1, -1)
+"""In the place of the gaps of a segment whose gaps are not listed."""
 
 __all__ = [
     "GapCollector",
     "GapFile",
     "GapSection",
     "Section",
+    "SourceGaps",
     "add_raw_gaps",
     "cut_raw_gaps",
     "list_sections",
@@ -101,6 +107,33 @@ class GapCollector:
         found = [*self._found, np.array(last, dtype=np.int64).reshape(-1, 2)]
         result: Gaps = np.concatenate(found)
         return result
+
+
+class SourceGaps:
+    """Gathers the gaps of a segment that is cleaned, as it was found.
+
+    One with messages v0 or v1 is a broker's: where its wrappers begin depends on where a reader
+    does, so nothing is listed of it but that.
+    """
+
+    def __init__(self, base_offset: int, size: int) -> None:
+        self._key = base_offset, size
+        self._collector: GapCollector | None = GapCollector(base_offset)
+
+    def add(self, table: BatchTable) -> None:
+        """Take the next batches into account."""
+        if table.has_messages:
+            self._collector = None
+        if self._collector is not None:
+            self._collector.add(table.base_offsets, table.last_offsets)
+
+    def section(self, end: int) -> Section:
+        """Return the section of the segment, which is followed by offset `end`."""
+        import numpy as np
+
+        if self._collector is None:
+            return Section(*self._key, np.array([_UNLISTED], dtype=np.int64))
+        return Section(*self._key, self._collector.gaps(end))
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -231,6 +264,11 @@ class GapSection:
     def key(self) -> tuple[int, int]:
         """The (base offset, size) of the segment."""
         return self.base_offset, self.size
+
+    @property
+    def is_unlisted(self) -> bool:
+        """Whether all it says is that the segment's gaps are not listed."""
+        return self.parts[0].count > 0 and self.parts[0].first_from == _UNLISTED[0]
 
     def between(self, low: int, high: int) -> Gaps:
         """Return the gaps that begin in [low, high]; raises CorruptLogError, and OSError."""

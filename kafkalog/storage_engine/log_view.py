@@ -242,16 +242,7 @@ class LogView:
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.storage_engine.records import to_arrow
 
-        outcomes = TransactionOutcomes(
-            lambda offset: self.chunks(offset, self.state.high_watermark),
-            IndexedTransactions(
-                self._transaction_indexes,
-                end_offset=self.state.high_watermark,
-                known=self._known_aborted,
-            ),
-            lambda: log_moment(self.directory, self.state, self.segments),
-        )
-        with outcomes:
+        with self.transaction_outcomes() as outcomes:
             for chunk in self.chunks(start, end):
                 is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
                 if read_committed:
@@ -267,6 +258,18 @@ class LogView:
                             topic=self.topic,
                             partition=self.partition,
                         )
+
+    def transaction_outcomes(self) -> TransactionOutcomes:
+        """Return what tells of chunks, in ascending order, which of their batches were aborted."""
+        return TransactionOutcomes(
+            lambda offset: self.chunks(offset, self.state.high_watermark),
+            IndexedTransactions(
+                self._transaction_indexes,
+                end_offset=self.state.high_watermark,
+                known=self._known_aborted,
+            ),
+            lambda: log_moment(self.directory, self.state, self.segments),
+        )
 
     def _transaction_indexes(self) -> list[tuple[int, Path]]:
         """Return (base offset, path) of the transaction indexes, also where the `.log` is gone."""

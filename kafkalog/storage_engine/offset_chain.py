@@ -56,6 +56,8 @@ class GapLists:
         if sections:
             sizes = [section.size for section in sections]
             exact = [section for section in sections if section.size == size]
+            if any(section.is_unlisted for section in exact):
+                return OffsetChain([], next_offset, layout.INT64_MAX)
             wrong_sizes = [] if exact else sizes
             return OffsetChain(exact or sections, next_offset, 0, wrong_sizes, self.cleaned)
         raw = list(self.raw.sections())

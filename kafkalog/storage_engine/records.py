@@ -266,13 +266,14 @@ def rebuild_batch(
     *,
     delete_horizon_ms: int | None = None,
     last_offset: int | None = None,
+    level: int | None = None,
 ) -> bytes:
     """Return a batch of the records `rows` (at least one) under the header of `batch`.
 
     The rows may come from several batches, in offset order, if the header fits them all: then
-    `last_offset` is that of the last batch. Compressed with the header's codec at its default
-    level; where that exceeds what a reader would decompress, as it stands. Raises InvalidInputError
-    for messages v0 and v1, which are only read.
+    `last_offset` is that of the last batch. Compressed with the header's codec at `level`, None for
+    its default; where the records are more bytes than a reader would decompress, as they stand.
+    Raises InvalidInputError for messages v0 and v1, which are only read.
     """
     kernels = kernel_cache.load()
     rows = np.ascontiguousarray(rows, dtype=np.int64)
@@ -295,7 +296,9 @@ def rebuild_batch(
     if size < 0 or kernels.rewrite_records(*place, np.frombuffer(section, np.uint8)) != size:
         raise InvalidInputError(f"batch {batch}: its record table does not fit its records")
     codec = attributes & layout.CODEC_MASK
-    data = bytes(layout.BATCH_OVERHEAD) + compression.compress(codec, section)
+    if size > compression.SIZE_MAX:
+        codec, attributes = layout.CODEC_NONE, attributes & ~layout.CODEC_MASK
+    data = bytes(layout.BATCH_OVERHEAD) + compression.compress(codec, section, level)
     last = int(table.last_offsets[batch]) if last_offset is None else last_offset
     return _sealed(
         data,

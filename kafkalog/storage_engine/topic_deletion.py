@@ -62,7 +62,7 @@ def with_directories_away(engine: Engine, work: Callable[[], _Result], *, now_ms
 
 def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
     """Rename the directories that still have their names; False when a cleaner is in one."""
-    is_whole = True
+    is_whole, is_moved = True, False
     for number in range(deleted.partitions):
         directory = engine.partition_directory(deleted.name, number)
         if not _is_of(directory, deleted):
@@ -81,7 +81,11 @@ def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
                 if _is_of(directory, deleted):
                     transaction.check_lock()
                     files.rename(directory, target)
+                    is_moved = True
     files.sync_directory(engine.root)
+    if is_moved:
+        with engine.transaction() as transaction:
+            checkpoints.write_cleaner_checkpoint(engine.root, transaction.state)
     return is_whole
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.open_segment import Chunk
 
-__all__ = ["TransactionOutcomes"]
+__all__ = ["TransactionOutcomes", "control_types"]
 
 _KIND: Final = layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
 _MARKERS: Final = (layout.CONTROL_ABORT, layout.CONTROL_COMMIT)
@@ -167,7 +167,7 @@ def _note(markers: Markers, chunk: Chunk) -> None:
     found = zip(
         table.producer_ids[batches].tolist(),
         table.base_offsets[batches].tolist(),
-        _types(chunk, batches),
+        control_types(chunk, batches),
         strict=True,
     )
     known = (
@@ -214,8 +214,11 @@ def _check_agreement(
         )
 
 
-def _types(chunk: Chunk, batches: npt.NDArray[np.int64]) -> list[int]:
-    """Return the types of control batches, of those in Kafka's usual form all at once."""
+def control_types(chunk: Chunk, batches: npt.NDArray[np.int64]) -> list[int]:
+    """Return the types of control batches (their indexes), -1 for one without a record.
+
+    Those in Kafka's usual form are read all at once. Raises CorruptBatchError for one that is none.
+    """
     import numpy as np
 
     table = chunk.table

@@ -7,7 +7,7 @@ Nothing here calls the cleaner. `dump` reads a log back as the same lists, batch
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -200,6 +200,7 @@ def dump_view(view: LogView, start: int = 0, end: int | None = None) -> list[Bat
                     horizon=int(table.base_timestamps[b]) if has_horizon else None,
                     producer=int(table.producer_ids[b]),
                     sequence=int(table.base_sequences[b]),
+                    attributes=int(table.attributes[b]) & 0x30,
                 )
             )
     return found
@@ -230,9 +231,30 @@ def _cells(arena: np.ndarray, positions: np.ndarray, sizes: np.ndarray) -> list[
     ]
 
 
+def write_producers(directory: Path, logs: Iterable[Iterable[Batch]], end: int) -> int:
+    """Write the snapshot at `end` of who wrote what last; returns `end`, or -1 for nobody."""
+    lasts: dict[int, tuple[int, int, int]] = {}
+    for item in (item for batches in logs for item in batches):
+        if item.producer >= 0:
+            time = max((record.timestamp for record in item.records), default=item.max_timestamp)
+            last, delta, _ = lasts.get(item.producer, (-1, 0, -1))
+            if not item.attributes & 0x20:
+                last, delta = item.last, item.last - item.base
+            lasts[item.producer] = last, delta, time
+    rows = [
+        struct.pack(">qhiqiqiq", producer, 0, 0, last, delta, time, -1, -1)
+        for producer, (last, delta, time) in lasts.items()
+    ]
+    body = struct.pack(">i", len(rows)) + b"".join(rows)
+    if rows:
+        snapshot = directory / f"{end:020d}.snapshot"
+        snapshot.write_bytes(struct.pack(">hI", 1, crc32c(body)) + body)
+    return end if rows else -1
+
+
 def foreign_log(
     root: Path,
-    segments: dict[int, Sequence[Batch]],
+    segments: Mapping[int, Sequence[Batch]],
     *,
     config: dict[str, str] | None = None,
     high_watermark: int | None = None,
@@ -248,6 +270,7 @@ def foreign_log(
         (directory / f"{base:020d}.log").write_bytes(data)
         end = max([end, base] + [item.last + 1 for item in batches])
     high_watermark = end if high_watermark is None else high_watermark
+    snapshot = write_producers(directory, segments.values(), high_watermark)
     with engine.transaction() as transaction:
         transaction.change_partition(
             "t",
@@ -257,6 +280,7 @@ def foreign_log(
             active_base=base,
             active_size=len(data),
             first_dirty_offset=first_dirty,
+            producer_snapshot=snapshot,
             listed_from=high_watermark,
         )
         transaction.publish(1)

@@ -26,8 +26,13 @@ from tests.cleaner.naive import (
 DAY = 86_400_000
 
 
+def kafkas(slots: int = 5_000) -> CleanerConfig:
+    """What makes batches and rounds Kafka's own."""
+    return CleanerConfig(dedupe_buffer_size=24 * slots, merge_batches=False, spill=False)
+
+
 def cleaned(engine: Engine, now_ms: int = 10_000, slots: int = 5_000) -> CleanerStats:
-    config = CleanerConfig(dedupe_buffer_size=24 * slots)
+    config = kafkas(slots)
     (stats,) = clean(engine, "t", force=True, now_ms=now_ms, config=config)
     assert stats.error is None
     return stats
@@ -60,7 +65,7 @@ def test_cleaning_again_and_again_leaves_what_the_naive_cleaner_leaves(
             engine.append("t", rows, now_ms=now)
         expected += [b for b in dump(engine) if b.base >= end]
         end = engine.offsets("t")[0][1]
-        assert clean(engine, "t", force=True, now_ms=now) is not None
+        assert clean(engine, "t", force=True, now_ms=now, config=kafkas()) is not None
         expected = naive_clean(
             expected, first_dirty, end, now=now, retention=500, high_watermark=end
         )
@@ -100,7 +105,7 @@ def test_a_segment_larger_than_the_map_is_cleaned_in_rounds(tmp_path: Path) -> N
         tmp_path, {0: singles("0", "1", "0", "1", "0"), 5: []}, first_dirty=2,
         config={"min.cleanable.dirty.ratio": "0"},
     )  # fmt: skip
-    config = CleanerConfig(dedupe_buffer_size=48)
+    config = kafkas(2)
     found = []
     for _ in range(3):
         from kafkalog.cleaner.manager import clean_filthiest
@@ -163,16 +168,16 @@ def test_records_beyond_the_end_of_the_round_stay_also_without_a_key(tmp_path: P
     )
     from kafkalog.cleaner.manager import clean_filthiest
 
-    clean_filthiest(engine, now_ms=1, config=CleanerConfig(dedupe_buffer_size=48))
+    clean_filthiest(engine, now_ms=1, config=kafkas(2))
     assert offsets(dump(engine)) == [0, 1, 2, 3, 4]  # the map took offset 0 alone
-    clean_filthiest(engine, now_ms=1, config=CleanerConfig(dedupe_buffer_size=48))
+    clean_filthiest(engine, now_ms=1, config=kafkas(2))
     assert offsets(dump(engine)) == [1, 2, 3, 4]
 
 
 def test_an_empty_value_is_data_and_no_tombstone(tmp_path: Path) -> None:
     engine = foreign_log(tmp_path, {0: [batch(0, [("a", "1"), ("a", "")])], 2: []})
     for now in (1, DAY + 1, 3 * DAY):
-        clean(engine, force=True, now_ms=now)
+        clean(engine, force=True, now_ms=now, config=kafkas())
     assert [(r.offset, r.value) for r in records_of(dump(engine))] == [(1, b"")]
 
 
@@ -228,16 +233,45 @@ def test_a_horizon_past_the_range_is_not_set(tmp_path: Path) -> None:
     assert [b.horizon for b in dump(engine)] == [None]
 
 
-def test_a_tombstone_behind_a_transaction_stays_whatever_its_horizon(tmp_path: Path) -> None:
-    batches = [
-        batch(0, [("a", "in a transaction")], attributes=0x10, producer=7, sequence=0),
-        batch(1, [("x", "commit")], attributes=0x30, producer=7),
-        batch(2, [("a", None)], horizon=5),
-        batch(3, [("b", "1")]),
-    ]
-    engine = foreign_log(tmp_path, {0: batches, 4: []})
-    cleaned(engine, now_ms=DAY)
-    assert offsets(dump(engine)) == [0, 1, 2, 3]
+# --- batches of any size -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("io_buffer_size", [1, 1024])
+def test_a_batch_beyond_the_buffer_and_max_message_bytes_is_cleaned(
+    tmp_path: Path, io_buffer_size: int
+) -> None:
+    large = "x" * (1 << 20)
+    segments = {0: [batch(i, [(f"k{i % 3}", large + str(i))]) for i in range(6)], 6: []}
+    engine = foreign_log(tmp_path, segments, config={"max.message.bytes": "1000"})
+    config = CleanerConfig(io_buffer_size=io_buffer_size)
+    (stats,) = clean(engine, force=True, now_ms=1, config=config)
+    assert (stats.error, offsets(dump(engine))) == (None, [3, 4, 5])
+
+
+@pytest.mark.parametrize("length", [0, 13, 48, 200, 10**6, 2**31 - 1])
+def test_a_batch_whose_size_is_wrong_is_not_cleaned_away(tmp_path: Path, length: int) -> None:
+    engine = foreign_log(tmp_path, {0: singles("a", "a", "a"), 3: []})
+    log = tmp_path / "t-0" / f"{0:020d}.log"
+    data = bytearray(log.read_bytes())
+    place = len(data) // 3
+    data[place + 8 : place + 12] = struct.pack(">i", length)
+    log.write_bytes(data)
+    (stats,) = clean(engine, force=True, now_ms=1, config=kafkas())
+    assert str(log) in str(stats.error)
+    assert log.read_bytes() == data
+    assert not list((tmp_path / "t-0").glob("*.cleaned"))
+
+
+def test_a_cleaned_segment_takes_no_more_room_than_it_needs(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"preallocate": "true", "segment.bytes": "100000"})
+    for i in range(9):
+        engine.append("t", [(f"k{i % 2}", f"v{i}")], now_ms=1)
+    cleaned(engine)
+    first, active = listed(tmp_path / "t-0")
+    assert first.log.stat().st_size == first.size < 200
+    assert first.log.stat().st_blocks * 512 < 100_000
+    assert active.base_offset == 9
 
 
 # --- batches without survivors -------------------------------------------------------------------
@@ -288,7 +322,7 @@ def test_a_producers_last_batch_is_found_in_the_active_segment_too(tmp_path: Pat
     }
     config = {"min.cleanable.dirty.ratio": "0"}
     engine = foreign_log(tmp_path, segments, config=config)
-    clean(engine, now_ms=1)
+    clean(engine, now_ms=1, config=kafkas())
     assert [b.base for b in dump(engine)] == [1, 2]
 
 
@@ -383,19 +417,6 @@ def test_kafkas_checkpoint_says_how_far_the_log_is_clean(tmp_path: Path) -> None
     engine = foreign_log(tmp_path, {0: [batch(0, [("a", "1"), ("a", "2")])], 2: []})
     cleaned(engine)
     assert (tmp_path / "cleaner-offset-checkpoint").read_text() == "0\n1\nt 0 2\n"
-
-
-def test_a_transaction_index_is_carried_into_the_merged_segment(tmp_path: Path) -> None:
-    batches = [batch(0, [("a", "1")], attributes=0x10, producer=7, sequence=0)]
-    segments = {0: batches, 1: [batch(1, [("b", "1")])], 2: []}
-    engine = foreign_log(tmp_path, segments)
-    directory = tmp_path / "t-0"
-    first, second = struct.pack(">hqqqq", 0, 7, 0, 0, 1), struct.pack(">hqqqq", 0, 8, 1, 1, 2)
-    (directory / f"{0:020d}.txnindex").write_bytes(first)
-    (directory / f"{1:020d}.txnindex").write_bytes(second)
-    cleaned(engine)
-    assert (directory / f"{0:020d}.txnindex").read_bytes() == first + second
-    assert len(listed(directory)) == 2
 
 
 def test_a_clean_log_is_not_written_again(tmp_path: Path) -> None:

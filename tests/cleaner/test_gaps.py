@@ -77,13 +77,15 @@ def check_moved(engine: Engine) -> None:
 def test_after_every_round_each_segment_is_listed_as_it_is(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     engine = Engine(tmp_path)
-    engine.create_topic("t", 1, SMALL)
+    is_merged = bool(seed % 2)
+    merges = {"kafkalog.cleaner.merge.batches": str(is_merged).lower()}
+    engine.create_topic("t", 1, SMALL | merges)
     for now_ms in (1_000, 1_400, 2_000, 5_000):
         append(engine, rng, now_ms)
         config = CleanerConfig(dedupe_buffer_size=24 * rng.choice([20, 5_000]))
         assert clean(engine, "t", force=rng.random() < 0.7, now_ms=now_ms, config=config)
         listed = check_lists(engine)
-        assert any(pairs for found in listed.values() for pairs in found)
+        assert is_merged or any(pairs for found in listed.values() for pairs in found)
     check_moved(engine)
 
 
@@ -144,7 +146,7 @@ def twins(root: Path) -> Engine:
         for base in (0, 10)
     }
     return foreign_log(root, {**segments, 20: [batch(20, [("x", "y")])]}, config={
-        "min.cleanable.dirty.ratio": "0",
+        "min.cleanable.dirty.ratio": "0", "kafkalog.cleaner.merge.batches": "false",
     })  # fmt: skip
 
 
@@ -189,8 +191,8 @@ def test_several_outputs_of_a_group_are_each_listed(
 ) -> None:
     engine = twins(tmp_path)
     monkeypatch.setattr(
-        "kafkalog.cleaner.cleaned_segment.CleanedSegment.fits",
-        lambda self, size, last_offset: last_offset - self.base_offset < 14,
+        "kafkalog.cleaner.cleaned_segment.CleanedSegment.count_fitting",
+        lambda self, _, last_offsets: int((last_offsets - self.base_offset < 14).sum()),
     )
     config = CleanerConfig(io_buffer_size=200)
     (stats,) = clean(engine, "t", force=True, now_ms=1, config=config)
@@ -222,7 +224,8 @@ def test_what_a_broker_wrote_is_listed_once_it_is_cleaned(tmp_path: Path) -> Non
         10: [batch(12, [("c", "1")])],
         20: [batch(20, [("d", "1")])],
     }
-    engine = foreign_log(tmp_path, segments, config={"min.cleanable.dirty.ratio": "0"})
+    config = {"min.cleanable.dirty.ratio": "0", "kafkalog.cleaner.merge.batches": "false"}
+    engine = foreign_log(tmp_path, segments, config=config)
     clean(engine, "t", now_ms=1)
     assert check_lists(engine) == {
         (0, list_segments(directory(engine))[0].size): [[(0, 3), (4, 7), (8, 12), (13, 20)]],

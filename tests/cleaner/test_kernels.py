@@ -100,36 +100,36 @@ def test_put_offsets_and_get_offsets_are_a_dict_of_limited_size(seed: int) -> No
     assert out.tolist() == [model.get(number, -1) for number in range(1, 21)]
 
 
-# --- retain_records ------------------------------------------------------------------------------
+# --- keep_records --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_retain_records_keeps_what_kafka_keeps(seed: int) -> None:
+def test_keep_records_keeps_what_kafka_keeps(seed: int) -> None:
     rng = random.Random(seed)
     n, batches = 60, 6
-    numbers = [rng.randrange(1, 12) for _ in range(n)]
     keys = [rng.choice([-1, 0, 3, 3, 3]) for _ in range(n)]
     values = [rng.choice([-1, 0, 5]) for _ in range(n)]
     batch = sorted(rng.randrange(batches) for _ in range(n))
+    superseded = [rng.random() < 0.5 for _ in range(n)]
     expired = [rng.random() < 0.5 for _ in range(batches)]
-    known = {number: rng.randrange(n) for number in range(1, 12) if rng.random() < 0.7}
-    latest, tombstones_from = rng.randrange(n), rng.choice([EVER, rng.randrange(n)])
+    control = [rng.random() < 0.2 for _ in range(batches)]
+    latest = rng.randrange(n)
     keep, kept, tombstones, keyless = [], [0] * batches, [0] * batches, 0
     for i in range(n):
         stay = True
-        if i <= latest and keys[i] < 0:
-            stay = False
-            keyless += 1
-        elif i <= latest:
-            is_dead = values[i] < 0 and expired[batch[i]] and i < tombstones_from
-            stay = known.get(numbers[i], -1) <= i and not is_dead
+        if i <= latest and not control[batch[i]]:
+            if keys[i] < 0:
+                stay = False
+                keyless += 1
+            elif superseded[i] or (values[i] < 0 and expired[batch[i]]):
+                stay = False
         keep.append(stay)
         kept[batch[i]] += stay
-        tombstones[batch[i]] += stay and values[i] < 0
+        tombstones[batch[i]] += stay and values[i] < 0 and not control[batch[i]]
     out: list[Any] = [np.empty(n, np.bool_), np.zeros(batches, int), np.zeros(batches, int)]
-    count = kernels.retain_records(
-        table(known), hashes_of(numbers), integers(keys), integers(values), np.arange(n),
-        np.array(batch, dtype=np.int32), np.array(expired), latest, tombstones_from, *out,
+    count = kernels.keep_records(
+        np.array(superseded), integers(keys), integers(values), np.arange(n),
+        np.array(batch, dtype=np.int32), np.array(control), np.array(expired), latest, *out,
     )  # fmt: skip
     assert (count, *(array.tolist() for array in out)) == (keyless, keep, kept, tombstones)
 
@@ -193,3 +193,129 @@ def test_choose_index_entries_decides_batch_by_batch_across_calls(interval: int)
         found += [(first + r, t, o) for r, t, o in zip(rows, tops, offsets, strict=True)]
     assert found == expected
     assert tuple(state) == (since, top, top_offset)
+
+
+# --- the spilled keys ----------------------------------------------------------------------------
+
+
+def rows_of(pairs: list[tuple[int, int]]) -> npt.NDArray[np.uint64]:
+    """Rows (hash, hash, offset + 1) of (number, offset) pairs."""
+    rows = np.empty((len(pairs), 3), dtype=np.uint64)
+    rows[:, :2] = hashes_of([number for number, _ in pairs]).reshape(-1, 2)
+    rows[:, 2] = [offset + 1 for _, offset in pairs]
+    return rows
+
+
+def turned(hashes: npt.NDArray[np.uint64]) -> list[tuple[int, int]]:
+    """Both words of hashes (n, 2 or 3), the first one turned left by 8 bits."""
+    return [
+        ((int(row[0]) << 8 | int(row[0]) >> 56) % 2**64, int(row[1])) for row in hashes.tolist()
+    ]
+
+
+def random_pairs(rng: random.Random, count: int, keys: int) -> list[tuple[int, int]]:
+    return [(rng.randrange(keys), offset) for offset in rng.sample(range(10 * count), count)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mark_superseded_marks_records_of_which_the_table_knows_a_newer_one(seed: int) -> None:
+    rng = random.Random(seed)
+    known = {n: rng.randrange(100) for n in rng.sample(range(40), 20)}
+    numbers = [rng.randrange(50) for _ in range(100)]
+    sizes = [rng.choice([-1, 0, 5]) for _ in numbers]
+    offsets = [rng.randrange(120) for _ in numbers]
+    flags = np.ones(100, dtype=np.bool_)
+    kernels.mark_superseded(
+        table(known), hashes_of(numbers), integers(sizes), integers(offsets), 90, flags
+    )
+    assert flags.tolist() == [
+        size >= 0 and offset <= 90 and known.get(number, -1) > offset
+        for number, size, offset in zip(numbers, sizes, offsets, strict=True)
+    ]
+
+
+def test_compact_slots_moves_what_is_there_to_the_front() -> None:
+    slots = table({n: n + 5 for n in range(30)}, slots=64)
+    expected = [row for row in slots.tolist() if row[2]]
+    assert kernels.compact_slots(slots) == 30
+    assert slots[:30].tolist() == expected
+    assert kernels.compact_slots(np.zeros((4, 3), dtype=np.uint64)) == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 300, 5000])
+def test_group_rows_orders_by_the_top_byte_and_loses_nothing(count: int) -> None:
+    rng = np.random.default_rng(count)
+    rows = rng.integers(0, 2**64, (count, 3), dtype=np.uint64)
+    if count == 300:
+        rows[:, 0] &= np.uint64(2**56 - 1)  # all of them in one bucket
+    before = sorted(map(tuple, rows.tolist()))
+    starts, heads = np.empty(257, dtype=np.int64), np.empty(256, dtype=np.int64)
+    kernels.group_rows(rows, starts, heads)
+    assert sorted(map(tuple, rows.tolist())) == before
+    assert (starts[0], starts[256]) == (0, count)
+    for bucket in range(256):
+        assert (rows[starts[bucket] : starts[bucket + 1], 0] >> np.uint64(56) == bucket).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_put_rows_keeps_the_highest_offset_of_each_key_in_limited_room(seed: int) -> None:
+    rng = random.Random(seed)
+    pairs = random_pairs(rng, 200, 60)
+    capacity = rng.randrange(10, 70)
+    slots = np.zeros((80, 3), dtype=np.uint64)
+    first, size = rng.randrange(3), 0
+    place, size = kernels.put_rows(slots, rows_of(pairs), first, size, capacity)
+    model: dict[int, int] = {}
+    for index, (number, offset) in enumerate(pairs[first:], first):
+        if number not in model and len(model) == capacity:
+            assert place == index
+            break
+        model[number] = max(offset, model.get(number, -1))
+    else:
+        assert place == 200
+    assert size == len(model)
+    found = {(row[0], row[1]): row[2] - 1 for row in slots.tolist() if row[2]}
+    numbers = sorted(model)
+    assert found == dict(zip(turned(hashes_of(numbers)), [model[n] for n in numbers], strict=True))
+
+
+def test_put_rows_ends_at_a_table_without_a_free_slot() -> None:
+    slots = np.zeros((2, 3), dtype=np.uint64)
+    assert kernels.put_rows(slots, rows_of([(1, 1), (2, 2), (3, 3)]), 0, 0, 9) == (2, 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_probe_rows_and_drain_offsets_read_what_put_rows_wrote(seed: int) -> None:
+    rng = random.Random(seed)
+    pairs = random_pairs(rng, 100, 50)
+    slots = np.zeros((64, 3), dtype=np.uint64)
+    kernels.put_rows(slots, rows_of(pairs), 0, 0, 60)
+    newest: dict[int, int] = {}
+    for number, offset in pairs:
+        newest[number] = max(offset, newest.get(number, -1))
+    asked = random_pairs(rng, 100, 70)
+    out = np.empty(100, dtype=np.int64)
+    count = kernels.probe_rows(slots, rows_of(asked), out)
+    assert out[:count].tolist() == [o for number, o in asked if newest.get(number, -1) > o]
+    drained: list[int] = []
+    slot, room = 0, np.empty(rng.randrange(1, 20), dtype=np.int64)
+    while slot < 64:
+        slot, count = kernels.drain_offsets(slots, slot, room)
+        drained += room[:count].tolist()
+    assert sorted(drained) == sorted(newest.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_mark_present_intersects_two_rising_lists_piece_by_piece(seed: int) -> None:
+    rng = random.Random(seed)
+    offsets = sorted(rng.sample(range(500), rng.choice([0, 1, 20, 400])))
+    window = sorted(rng.sample(range(500), rng.choice([0, 1, 30, 450])))
+    place, found = 0, []
+    step = rng.randrange(1, 60)
+    for first in range(0, len(offsets), step):
+        piece = offsets[first : first + step]
+        flags = np.zeros(len(piece), dtype=np.bool_)
+        place = kernels.mark_present(integers(piece), integers(window), place, flags)
+        found += flags.tolist()
+        assert place == sum(o <= piece[-1] for o in window)
+    assert found == [offset in set(window) for offset in offsets]

@@ -65,6 +65,7 @@ def test_nothing_below_the_log_start_is_dirty_or_cleaned_into_another_segment(
     tmp_path: Path,
 ) -> None:
     engine = filled(tmp_path, "t", cleanup_policy="compact,delete", retention_ms="-1")
+    engine.alter_topic("t", {"min.cleanable.dirty.ratio": "0"})  # clean is what lies below, too
     engine.alter_topic("t", {"segment.bytes": "100000"})  # cleaned, all would be one segment
     engine.delete_records("t", 0, 7, now_ms=1)
     assert start(engine) == (7, 7)

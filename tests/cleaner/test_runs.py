@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean, latest
-from kafkalog.cleaner.survivors import is_looked_into
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine import open_segment
 from kafkalog.storage_engine.engine import Engine
@@ -18,6 +17,10 @@ from kafkalog.storage_engine.records import BatchTable
 from tests.cleaner.naive import Batch, dump, naive_clean, newest_values, offsets, records_of
 
 SCHEMA = changelog_schema()
+
+
+def everything(table: BatchTable) -> npt.NDArray[np.bool_]:
+    return np.ones(len(table), dtype=np.bool_)
 
 
 def filled(engine: Engine, now_ms: int, rng: random.Random) -> None:
@@ -45,7 +48,8 @@ def test_batches_are_cleaned_the_same_in_runs_of_any_size(
         expected += [b for b in dump(engine) if b.base >= first_dirty]
         end = engine.offsets("t")[0][1]
         expected = naive_clean(expected, first_dirty, end, now=now, retention=0, high_watermark=end)
-        (stats,) = clean(engine, force=True, now_ms=now)
+        config = CleanerConfig(merge_batches=False)
+        (stats,) = clean(engine, force=True, now_ms=now, config=config)
         assert stats.error is None
         assert dump(engine) == expected
         first_dirty = end
@@ -61,7 +65,7 @@ def test_a_map_that_fills_in_a_later_run_of_a_chunk_ends_there(
         engine.create_topic("t", 1, {"compression.type": codec})
         for i in range(12):
             engine.append("t", [(f"k{i % 5}", "a"), (f"k{i % 7}", "b")], now_ms=1)
-        config = CleanerConfig(dedupe_buffer_size=24 * 4)
+        config = CleanerConfig(dedupe_buffer_size=24 * 4, spill=False)
         (stats,) = clean(engine, force=True, now_ms=1, config=config)
         found.append((stats.rounds, stats.map_records_read, offsets(dump(engine))))
     assert found[0][0] > 3
@@ -95,7 +99,7 @@ def test_what_is_decompressed_at_once_is_bounded(tmp_path: Path, codec: str) -> 
     bases: list[int] = []
     with engine.view("t", 0) as view:
         expected = [b for c in view.chunks(0, 300) for b in c.table.base_offsets.tolist()]
-        for run, records in view.runs(0, 300, is_looked_into):
+        for run, records in view.runs(0, 300, everything):
             # A batch may take a mebibyte (max.message.bytes), and one may exceed the size of a run.
             assert records.arena.size < open_segment.RUN_SIZE + (1 << 20)
             assert set(records.batch_index.tolist()) == set(range(len(run.table)))

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.cleaner.newest import build_offset_map
 from kafkalog.cleaner.offset_map import OffsetMap
 from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.cleaner.survivors import build_offset_map, latest
+from kafkalog.cleaner.survivors import latest
+from kafkalog.cleaner.transactions import mapped_batches
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.naive import Batch, batch, dump, foreign_log, newest_values, records_of
+from tests.cleaner.transactional_log import CONTROL, Log, is_aborted
 
 
 def singles(first: int, *names: str) -> list[Batch]:
@@ -22,7 +25,9 @@ def singles(first: int, *names: str) -> list[Batch]:
 def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[int, CleanerStats]:
     stats = CleanerStats("t", 0)
     with engine.view("t", 0, whole=True) as view:
-        return build_offset_map(view, start, end, offset_map, stats=stats), stats
+        is_mapped = mapped_batches(view)
+        found = build_offset_map(view, start, end, offset_map, is_mapped=is_mapped, stats=stats)
+        return found, stats
 
 
 def newest(engine: Engine, end: int | None = None, budget_bytes: int = 1 << 20) -> dict[bytes, int]:
@@ -90,18 +95,6 @@ def test_offsets_far_apart_are_mapped(tmp_path: Path) -> None:
     assert (offset_map.latest_offset, offset_map.size) == (far, 2)
 
 
-def test_control_and_transactional_batches_are_not_mapped(tmp_path: Path) -> None:
-    batches = [
-        batch(0, [("a", "0")]),
-        batch(1, [("a", "1")], attributes=0x10, producer=7, sequence=0),
-        batch(2, [("b", "2")], attributes=0x30, producer=7),
-    ]
-    engine = foreign_log(tmp_path, {0: batches, 3: []})
-    offset_map = OffsetMap(10)
-    assert built(engine, 0, 3, offset_map)[0] == 3
-    assert offset_map.size == 1
-
-
 # --- the newest records --------------------------------------------------------------------------
 
 
@@ -142,7 +135,58 @@ def test_a_view_older_than_the_cleaning_is_refused_with_both_offsets(tmp_path: P
         newest(engine, 4)
 
 
-def test_a_transactional_batch_is_refused_rather_than_guessed(tmp_path: Path) -> None:
-    batches = [batch(0, [("a", "1")], attributes=0x10, producer=7, sequence=0)]
-    with pytest.raises(InvalidInputError, match="transactional"):
-        newest(foreign_log(tmp_path, {0: batches}))
+def test_aborted_records_are_not_the_newest_and_hide_none(tmp_path: Path) -> None:
+    log = Log.create(tmp_path)
+    log.data(1, 2)
+    log.transact(1, 1)
+    log.transact(2, 2)
+    log.abort(1)
+    log.commit(2)
+    assert newest(log.engine) == {b"1": 0, b"2": 3}
+
+
+def test_nothing_above_the_last_stable_offset_is_among_the_newest(tmp_path: Path) -> None:
+    log = Log.create(tmp_path)
+    log.data(1, 2)
+    log.transact(1, 1)
+    log.data(2)
+    assert newest(log.engine) == {b"1": 0, b"2": 1}
+    log.commit(1)
+    assert newest(log.engine) == {b"1": 2, b"2": 3}
+
+
+def test_an_older_end_asks_a_later_marker(tmp_path: Path) -> None:
+    log = Log.create(tmp_path)
+    log.data(1)
+    log.transact(1, 1)
+    log.roll()
+    log.abort(1)
+    assert newest(log.engine, 2) == {b"1": 0}
+
+
+@pytest.mark.parametrize("slots", [5, 100])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_newest_committed_records_are_exact(tmp_path: Path, seed: int, slots: int) -> None:
+    rng = random.Random(seed)
+    log = Log.create(tmp_path, segment_bytes="400")
+    for _ in range(60):
+        keys = [rng.randrange(20) for _ in range(rng.randrange(1, 4))]
+        producer = rng.randrange(1, 4)
+        if rng.random() < 0.3:
+            log.data(*keys, tombstones=rng.random() < 0.4)
+        elif producer in log.running and rng.random() < 0.4:
+            log.mark(producer, rng.randrange(2))
+        else:
+            log.transact(producer, *keys)
+    for producer in sorted(log.running):
+        log.mark(producer, rng.randrange(2))
+    committed = [
+        record
+        for batch in dump(log.engine)
+        if not batch.attributes & CONTROL and not is_aborted(batch, log.aborted)
+        for record in batch.records
+    ]
+    for end in (log.end // 2, log.end):
+        below = newest_values(r for r in committed if r.offset < end)
+        expected = {key: offset for key, (offset, value) in below.items() if value is not None}
+        assert newest(log.engine, end, budget_bytes=24 * slots) == expected

@@ -137,6 +137,7 @@ def test_no_bar_is_drawn_but_on_a_terminal(log: Path) -> None:
     [
         (["--help"], {"numba", "pyarrow", "numpy", "rich"}),
         (["status", "LOG", "--json"], {"numba", "pyarrow", "rich"}),
+        (["explain", "LOG", "t"], {"numba", "pyarrow", "rich"}),
         (["topics", "list", "LOG"], {"numba", "pyarrow", "rich"}),
         (["dump", "LOG/commit"], {"numba", "pyarrow", "rich"}),
     ],

@@ -174,14 +174,14 @@ def test_only_what_nobody_expects_is_logged_with_a_traceback(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import kafkalog as library
-    from kafkalog.cleaner import manager
+    from kafkalog.cleaner import partition_cleaner
 
     def fail(fault: Exception) -> logging.LogRecord:
         def refuse(*_: object, **__: object) -> None:
             raise fault
 
         caplog.clear()
-        monkeypatch.setattr(manager, "_prepare", refuse)
+        monkeypatch.setattr(partition_cleaner, "clean_round", refuse)
         with library.open(root) as log:
             assert log.clean("t", force=True)[0].error is not None
         return caplog.records[0]

@@ -131,6 +131,17 @@ def test_asking_whether_a_lock_is_held_alone_does_not_count_as_holding_it(tmp_pa
         assert is_free
 
 
+def test_a_lock_is_held_by_sharers_too(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    lock = files.FileLock(path)
+    assert not lock.is_held()
+    with files.FileLock(path).shared():
+        assert lock.is_held()
+    with files.FileLock(path).exclusive():
+        assert lock.is_held()
+    assert not lock.is_held()
+
+
 def test_readers_pass_the_turnstile_one_by_one(tmp_path: Path) -> None:
     entered = threading.Event()
 

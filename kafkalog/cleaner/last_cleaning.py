@@ -1,0 +1,75 @@
+"""What the last cleaning of a partition did, kept in its directory for `status` and `explain`.
+
+The file `kl-last-cleaning` is written at the end of every cleaning that succeeded. It is told to
+people and decides nothing: a missing, foreign or torn one is no cleaning, and a disk that takes
+none costs the figures alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafkalog.storage_engine import files, layout
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.stats import CleanerStats
+
+__all__ = ["LastCleaning", "read_last_cleaning", "write_last_cleaning"]
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LastCleaning:
+    """When a partition was cleaned, and what came of it; sizes are bytes of `.log` files."""
+
+    ended_ms: int
+    """Epoch ms."""
+    elapsed_ms: int
+    start_offset: int
+    """First dirty offset before."""
+    end_offset: int
+    """First dirty offset after."""
+    rounds: int
+    records_read: int
+    records_kept: int
+    bytes_read: int
+    bytes_written: int
+    tombstones: int
+    """Deletions that stayed, each until its delete horizon has passed."""
+
+
+def write_last_cleaning(directory: Path, stats: CleanerStats, *, ended_ms: int) -> None:
+    """Write what a cleaning did; a disk that refuses it is passed over."""
+    cleaning = LastCleaning(
+        ended_ms=ended_ms,
+        elapsed_ms=round(stats.elapsed_ms),
+        start_offset=stats.start_offset,
+        end_offset=stats.end_offset,
+        rounds=stats.rounds,
+        records_read=stats.records_read,
+        records_kept=stats.records_kept,
+        bytes_read=stats.bytes_read,
+        bytes_written=stats.bytes_written,
+        tombstones=stats.tombstones_kept,
+    )
+    content = json.dumps({"version": _VERSION, **asdict(cleaning)}).encode() + b"\n"
+    with contextlib.suppress(OSError):
+        files.write_atomically(directory / layout.LAST_CLEANING, content)
+
+
+def read_last_cleaning(directory: Path) -> LastCleaning | None:
+    """Return the last cleaning of a partition; None for none, or an unknown one."""
+    try:
+        content = json.loads((directory / layout.LAST_CLEANING).read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or content.get("version") != _VERSION:
+        return None
+    figures = [content.get(field.name) for field in fields(LastCleaning)]
+    known = [figure for figure in figures if isinstance(figure, int)]
+    return LastCleaning(*known) if len(known) == len(figures) else None

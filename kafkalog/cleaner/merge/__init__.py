@@ -1,0 +1,1 @@
+"""Batches that lost records are refilled from their neighbours (see `plan`)."""

@@ -1,0 +1,211 @@
+"""The cleaner's metrics, for Prometheus: Kafka's own under the names that its JMX exporter gives.
+
+Kafka's `kafka.log:type=LogCleaner,name=max-clean-time-secs`, for one, is called
+`kafka_log_logcleaner_max_clean_time_secs`, as the exporter writes it in lower case: dashboards made
+for brokers fit. Beside them stand ours, `kafkalog_...`: counters of what was done, and gauges per
+partition. All are computed when they are asked for, and gone when the server stops.
+
+Needs the extra `metrics` (prometheus-client), which is imported when it is used.
+
+Kafka: LogCleaner, LogCleanerManager (rules C137, C138, and D9: percentages are exact).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from kafkalog.cleaner.status import status
+from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.clock import now_ms
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
+
+    from kafkalog.cleaner.stats import PartitionStatus
+    from kafkalog.cleaner.thread import CleanerThread
+    from kafkalog.storage_engine.engine import Engine
+
+__all__ = ["CleanerMetrics", "served"]
+
+_CLEANER = "kafka_log_logcleaner_"
+_MANAGER = "kafka_log_logcleanermanager_"
+
+
+class CleanerMetrics:
+    """A collector for a Prometheus registry: what a background cleaner did, and how the log stands.
+
+    `register` puts it there, `unregister` takes it away. `clock` gives epoch milliseconds.
+    """
+
+    def __init__(
+        self, engine: Engine, cleaner: CleanerThread, clock: Callable[[], int] = now_ms
+    ) -> None:
+        self._engine = engine
+        self._cleaner = cleaner
+        self._clock = clock
+        self._since_ms = clock()
+
+    def register(self, registry: CollectorRegistry) -> None:
+        """Show the metrics in a registry."""
+        registry.register(cast("Collector", self))
+
+    def unregister(self, registry: CollectorRegistry) -> None:
+        """Take them out again."""
+        registry.unregister(cast("Collector", self))
+
+    def describe(self) -> list[Metric]:
+        """Say nothing of the names ahead: to register must not read the log."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics as they are now."""
+        time_ms = self._clock()
+        partitions = status(self._engine, time_ms)
+        yield from self._of_cleaner()
+        yield from self._of_manager(partitions, time_ms)
+        yield from self._counters()
+        yield from _of_partitions(partitions)
+
+    def _of_cleaner(self) -> Iterator[Metric]:
+        last = self._cleaner.last_stats
+        written = sum(stats.bytes_written for stats in last)
+        read = sum(stats.bytes_read for stats in last)
+        figures = {
+            "max-buffer-utilization-percent": (
+                100 * max((stats.buffer_utilization for stats in last), default=0.0),
+                "Largest share of its offset map that a thread's last cleaning took.",
+            ),
+            "cleaner-recopy-percent": (
+                100 * written / max(read, 1),
+                "Share of what the threads' last cleanings read that they wrote again.",
+            ),
+            "max-clean-time-secs": (
+                max((stats.elapsed_ms for stats in last), default=0.0) / 1e3,
+                "Longest of the threads' last cleanings.",
+            ),
+            "max-compaction-delay-secs": (
+                self._cleaner.max_compaction_delay_ms / 1e3,
+                "How long max.compaction.lag.ms had demanded a cleaning at the last look for work.",
+            ),
+            "DeadThreadCount": (
+                self._cleaner.dead_threads,
+                "Threads of the cleaner that should run and do not.",
+            ),
+        }
+        for name, (value, text) in figures.items():
+            yield _gauge(_CLEANER + _written(name), text, value)
+
+    def _of_manager(self, partitions: list[PartitionStatus], time_ms: int) -> Iterator[Metric]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        marked = [one for one in partitions if one.state == "uncleanable"]
+        root = str(self._engine.root)
+        for name, value, text in (
+            ("uncleanable-partitions-count", len(marked), "Partitions that cannot be cleaned."),
+            (
+                "uncleanable-bytes",
+                sum(one.dirty_bytes for one in marked),
+                "Bytes of them that a cleaning would treat as new.",
+            ),
+        ):
+            gauge = GaugeMetricFamily(_MANAGER + _written(name), text, labels=["logDirectory"])
+            gauge.add_metric([root], value)
+            yield gauge
+        yield _gauge(
+            _MANAGER + "max_dirty_percent",
+            "Largest dirty ratio of all partitions, at the last look for work.",
+            100 * self._cleaner.max_dirty_ratio,
+        )
+        yield _gauge(
+            _MANAGER + "time_since_last_run_ms",
+            "Time since a thread last looked for work.",
+            max(0, time_ms - (self._cleaner.last_look_ms or self._since_ms)),
+        )
+
+    def _counters(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily
+
+        cleaner = self._cleaner
+        for name, value, text in (
+            ("cleanings", cleaner.cleanings, "Rounds of cleaning that succeeded."),
+            ("failures", cleaner.failures, "Rounds, retentions and looks for work that did not."),
+            ("thread_deaths", cleaner.deaths, "Threads that died; each was replaced."),
+            ("records_removed", cleaner.records_removed, "Records that cleaning took away."),
+            ("bytes_removed", cleaner.bytes_removed, "Bytes that cleaning took away."),
+            ("segments_deleted", cleaner.segments_deleted, "Segments that went by retention."),
+        ):
+            counter = CounterMetricFamily(f"kafkalog_cleaner_{name}", text)
+            counter.add_metric([], value)
+            yield counter
+
+
+def _of_partitions(partitions: list[PartitionStatus]) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    compacted = [one for one in partitions if one.state != "not compacted"]
+    for name, text in (
+        ("clean_bytes", "Bytes that hold each key once."),
+        ("dirty_bytes", "Bytes that a cleaning would treat as new."),
+        ("uncleanable_bytes", "Bytes that no cleaning may touch yet."),
+        ("dirty_ratio", "Share of dirty bytes in all that a cleaning would read."),
+        ("tombstones_waiting", "Deletions that wait for their delete horizon, where known."),
+    ):
+        gauge = GaugeMetricFamily(f"kafkalog_partition_{name}", text, labels=["topic", "partition"])
+        for one in compacted:
+            value = getattr(one, name)
+            if value is not None:
+                gauge.add_metric([one.topic, str(one.partition)], value)
+        yield gauge
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _written(name: str) -> str:
+    """Return a name of Kafka's as Prometheus can have it."""
+    return name.replace("-", "_").lower()
+
+
+@contextlib.contextmanager
+def served(
+    engine: Engine, cleaner: CleanerThread, port: int, *, address: str = "127.0.0.1"
+) -> Iterator[int]:
+    """Serve the metrics over HTTP at /metrics while the context lasts; yields the port.
+
+    Port 0 takes a free one. Raises InvalidInputError without prometheus-client, StorageError where
+    the port cannot be had.
+    """
+    try:
+        import prometheus_client
+    except ImportError as fault:
+        raise InvalidInputError(
+            "metrics need the package prometheus-client: pip install 'kafkalog[metrics]'"
+        ) from fault
+    registry = prometheus_client.CollectorRegistry()
+    metrics = CleanerMetrics(engine, cleaner)
+    metrics.register(registry)
+    for collector in (prometheus_client.ProcessCollector, prometheus_client.PlatformCollector):
+        collector(registry=registry)
+    try:
+        server, thread = prometheus_client.start_http_server(port, address, registry)
+    except (OSError, OverflowError) as fault:
+        reason = getattr(fault, "strerror", None) or fault
+        raise StorageError(f"metrics at {address}:{port}: {reason}") from fault
+    try:
+        yield _port_of(server)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        metrics.unregister(registry)
+
+
+def _port_of(server: Any) -> int:
+    return int(server.server_port)

@@ -1,0 +1,305 @@
+"""The first pass of a round: for every record, whether its key occurs again.
+
+Where the keys of the dirty section fit the memory budget, this is Kafka's pass: one offset map.
+Where they do not, Kafka ends the round at the record that found its map full and rewrites the whole
+log once per filling. Here the keys go to temporary files instead (`spill`), and the round goes on
+to the end, unless `spill` is off; or a cleaning that spilled has died twice in a row, or found
+the disk full: then one round is Kafka's, so that there is progress in any case.
+
+Kafka: Cleaner.buildOffsetMap, rules C9 to C21.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.offset_map import WHOLE, Int64s, OffsetMap, Part
+from kafkalog.cleaner.spill.spill_file import sweep_spill_files
+from kafkalog.cleaner.spill.spilled import Spill
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.log_view import CHUNK_SIZE
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.log_to_clean import LogToClean
+    from kafkalog.cleaner.stats import CleanerStats
+    from kafkalog.storage_engine.log_view import Chunk, LogView
+    from kafkalog.storage_engine.records import RecordTable
+
+__all__ = ["IsMapped", "Newest", "build_offset_map", "find_newest"]
+
+IsMapped: TypeAlias = "Callable[[Chunk], npt.NDArray[np.bool_]]"
+"""Says which batches (b) of a chunk have keys that count; called once a chunk, in log order."""
+
+_VERSION = 1
+_DEATHS_MAX = 2
+_ROW_BYTES = 24 + 8
+"""What a spilled key takes: its row, and its offset in a list."""
+
+
+class Newest(Protocol):
+    """What the first pass has found out."""
+
+    latest_offset: int
+    """The newest record of every key up to here is known; beyond it, nothing."""
+
+    @property
+    def utilization(self) -> float:
+        """Share of the offset map's slots that were taken (rule C8)."""
+
+    def superseded(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
+        """Say of which records (n) a newer one of the key lies at or below `latest_offset`.
+
+        False for records without a key, and beyond `latest_offset`.
+        """
+
+    def close(self) -> None:
+        """Give back memory and temporary files."""
+
+
+def find_newest(
+    view: LogView,
+    log: LogToClean,
+    *,
+    make_is_mapped: Callable[[int], IsMapped],
+    config: CleanerConfig,
+    stats: CleanerStats,
+    check_abort: Callable[[], None],
+) -> tuple[Newest, int]:
+    """Find out which records of a log are superseded by its dirty section; returns its end too.
+
+    That is `log.end`, or, in a bounded round, where the map was full. `make_is_mapped(start)`
+    gives a fresh `IsMapped` for chunks from offset `start` on. The caller holds the partition's
+    cleaner lock, and closes the result. Raises CorruptBatchError, and StorageError where the disk
+    has no room for the keys; then no file is left.
+    """
+    sweep_spill_files(log.directory)
+    deaths = _read_deaths(log.directory)
+    offset_map = OffsetMap.for_records(
+        log.end - log.first_dirty_offset,
+        budget_bytes=config.dedupe_buffer_size,
+        load_factor=config.io_buffer_load_factor,
+    )
+    if deaths >= _DEATHS_MAX:
+        offset_map.on_close = lambda: _clear_deaths(log.directory)
+    can_spill = config.spill and deaths < _DEATHS_MAX
+    before = stats.map_bytes_read
+    with contextlib.ExitStack() as opened, _no_death(log.directory, deaths):
+        spill: Spill | None = None
+        uncounted: list[Int64s] = []
+
+        def spill_map() -> None:
+            nonlocal spill
+            if spill is None:
+                _write_deaths(log.directory, deaths + 1)
+                _check_space(log, offset_map.size, stats.map_bytes_read - before)
+                spill = Spill(log.directory, offset_map, check_abort)
+                opened.callback(spill.close)
+                for last_offsets in uncounted:
+                    spill.take_uncounted(last_offsets)
+                uncounted.clear()
+            spill.take_map()
+
+        def skip(last_offsets: Int64s) -> None:
+            if spill is None:
+                uncounted.append(last_offsets)
+            else:
+                spill.take_uncounted(last_offsets)
+
+        end = build_offset_map(
+            view,
+            log.first_dirty_offset,
+            log.end,
+            offset_map,
+            is_mapped=make_is_mapped(log.first_dirty_offset),
+            chunk_size=config.io_buffer_size,
+            stats=stats,
+            check_abort=check_abort,
+            on_full=spill_map if can_spill else None,
+            on_uncounted=skip if can_spill else None,
+        )
+        if spill is None:
+            return offset_map, end
+        spill.take_map()
+        _take_clean_section(
+            view,
+            log,
+            spill,
+            offset_map=offset_map,
+            make_is_mapped=make_is_mapped,
+            config=config,
+            stats=stats,
+            check_abort=check_abort,
+        )
+        stats.spilled_bytes += spill.key_bytes
+        newest = spill.resolve(
+            log.first_dirty_offset,
+            offset_map.capacity / len(offset_map.slots),
+            lambda: _clear_deaths(log.directory),
+        )
+        return newest, end
+
+
+def build_offset_map(
+    view: LogView,
+    start: int,
+    end: int,
+    offset_map: OffsetMap,
+    *,
+    is_mapped: IsMapped,
+    part: Part = WHOLE,
+    chunk_size: int = CHUNK_SIZE,
+    stats: CleanerStats | None = None,
+    check_abort: Callable[[], None] | None = None,
+    on_full: Callable[[], None] | None = None,
+    on_uncounted: Callable[[Int64s], None] | None = None,
+) -> int:
+    """Put the newest offset of every key in [start, end) into the map, until it is full.
+
+    Returns the end of what the map knows: `end`, or one past the last record that was put when the
+    next keyed one found the map full (rules C9 to C21). With `on_full`, which makes room, that is
+    called then and the work goes on. `on_uncounted` is told the last offsets of batches with data
+    that `is_mapped` leaves out. `check_abort` is called between runs and raises to stop.
+    Raises CorruptBatchError.
+    """
+    for chunk in view.chunks(start, end, chunk_size=chunk_size):
+        wanted = is_mapped(chunk)
+        if on_uncounted is not None and not wanted.all():
+            on_uncounted(chunk.table.last_offsets[~wanted & _has_data(chunk)])
+        if stats is not None:
+            stats.map_records_read += int(chunk.table.counts[~wanted].sum())
+        for run, records in chunk.runs(wanted):
+            if check_abort is not None:
+                check_abort()
+            # Everything before this segment is known, also across a gap of offsets (C15).
+            if run.segment_base > start:
+                offset_map.update_latest_offset(run.segment_base - 1)
+            table = run.table
+            hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)
+            if stats is not None:
+                stats.map_bytes_read += int(table.sizes.sum())
+            count = len(records.offsets)
+            stop, _ = offset_map.put(
+                hashes, records.key_sizes, records.offsets, start=start, end=end, part=part
+            )
+            while stop < count and on_full is not None:
+                on_full()
+                stop, _ = offset_map.put(
+                    hashes, records.key_sizes, records.offsets,
+                    first=stop, start=start, end=end, part=part,
+                )  # fmt: skip
+            if stats is not None:
+                stats.map_records_read += stop
+            if stop < count:
+                batch = int(records.batch_index[stop])
+                if batch > 0:
+                    offset_map.update_latest_offset(int(table.last_offsets[batch - 1]))
+                return max(start, offset_map.latest_offset + 1)
+            offset_map.update_latest_offset(min(int(table.last_offsets[-1]), end - 1))
+    offset_map.update_latest_offset(end - 1)
+    return end
+
+
+def _has_data(chunk: Chunk) -> npt.NDArray[np.bool_]:
+    """Say which batches (b) are not empty and not control batches."""
+    table = chunk.table
+    found: npt.NDArray[np.bool_] = (table.counts != 0) & (
+        (table.attributes & layout.CONTROL_BIT) == 0
+    )
+    return found
+
+
+def _take_clean_section(
+    view: LogView,
+    log: LogToClean,
+    spill: Spill,
+    *,
+    offset_map: OffsetMap,
+    make_is_mapped: Callable[[int], IsMapped],
+    config: CleanerConfig,
+    stats: CleanerStats,
+    check_abort: Callable[[], None],
+) -> None:
+    """Spill the keys below the first dirty offset, from where the second pass will begin."""
+    start = log.segments[0].base_offset if log.segments else log.first_dirty_offset
+    is_mapped = make_is_mapped(start)
+    for chunk in view.chunks(start, log.first_dirty_offset, chunk_size=config.io_buffer_size):
+        for run, records in chunk.runs(is_mapped(chunk)):
+            check_abort()
+            hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)
+            rows = np.flatnonzero(
+                (records.key_sizes >= 0) & (records.offsets < log.first_dirty_offset)
+            )
+            spill.take_clean(hashes[rows], records.offsets[rows])
+            stats.map_bytes_read += int(run.table.sizes.sum())
+            stats.map_records_read += len(records.offsets)
+
+
+# --- room and deaths -----------------------------------------------------------------------------
+
+
+def _check_space(log: LogToClean, keys: int, read: int) -> None:
+    """Raise StorageError if the disk has no room for the keys of the log.
+
+    Assumed is that the rest has as many to a byte as the `read` bytes in which `keys` were found.
+    """
+    left = max(0, log.clean_bytes + log.cleanable_bytes - read)
+    needed = int(_ROW_BYTES * keys * (1 + left / max(1, read)))
+    free = files.free_space(log.directory)
+    if needed > free:
+        raise StorageError(
+            f"{log.directory}: the keys do not fit the cleaner's memory and need about {needed:,} "
+            f"bytes on disk, {free:,} are free; free space, or raise "
+            "log.cleaner.dedupe.buffer.size; the log is as it was"
+        )
+
+
+def _read_deaths(directory: Path) -> int:
+    """How many cleanings in a row that spilled did not come to an end."""
+    try:
+        content = json.loads((directory / layout.SPILLING).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return 0
+    deaths = content.get("deaths") if isinstance(content, dict) else None
+    return deaths if isinstance(deaths, int) else 0
+
+
+@contextlib.contextmanager
+def _no_death(directory: Path, deaths: int) -> Iterator[None]:
+    """Take back what was counted, if the work ends for another reason than the disk's."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception:
+        if deaths:
+            _write_deaths(directory, deaths)
+        else:
+            _clear_deaths(directory)
+        raise
+
+
+def _write_deaths(directory: Path, deaths: int) -> None:
+    content = json.dumps({"version": _VERSION, "deaths": deaths}).encode() + b"\n"
+    try:
+        files.write_atomically(
+            directory / layout.SPILLING, content, temporary_name=layout.SPILL + "mark"
+        )
+    except OSError as fault:
+        sweep_spill_files(directory)
+        raise StorageError(
+            f"{directory / layout.SPILLING}: cannot be written: {fault.strerror}; the log is as it "
+            "was: free space, or raise log.cleaner.dedupe.buffer.size"
+        ) from fault
+
+
+def _clear_deaths(directory: Path) -> None:
+    files.remove(directory / layout.SPILLING)

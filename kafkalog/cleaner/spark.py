@@ -1,0 +1,123 @@
+"""Cleaning as a Spark job: a task for each partition, with the functions that the thread calls too.
+
+For logs of many partitions, cleaned at night or after a backfill, where one machine's background
+cleaner would take too long. The tasks take the same locks as every cleaner, so a background cleaner
+may run meanwhile, and a task that Spark repeats or runs twice does no harm. The file system has to
+be one for all executors, its locks too (`kafkalog status` says whether there are any), and
+kafkalog is installed on each.
+
+Works with Spark Connect. pyspark is never imported here: the session that is given does it all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.cleaner.choice import choose
+from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.manager import clean as clean_here
+from kafkalog.cleaner.manager import retain
+from kafkalog.cleaner.stats import CleanerStats
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.clock import now_ms
+from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.engine import Engine
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+__all__ = ["clean"]
+
+_SCHEMA = "stats string"
+
+
+def clean(
+    spark: SparkSession,
+    path: str | Path,
+    topics: Sequence[str] | None = None,
+    force: bool = False,
+    *,
+    config: CleanerConfig | None = None,
+) -> list[CleanerStats]:
+    """Clean what is due of some topics, or of all compacted ones; with `force` all that may be.
+
+    The filthiest partitions come first, as many at a time as Spark has slots, each with the whole
+    of `config`'s memory budget. Then retention has its turn, here. Returns one entry per partition
+    that was cleaned, or could not be: then its `error` says why. Raises InvalidInputError for a
+    topic that is not compacted, UnknownTopicError, LockedByBrokerError.
+    """
+    with Engine(path, create=False) as engine:
+        names = _names(engine, topics)
+        partitions = [
+            found
+            for name in names
+            for found in choose(engine, name, force=force, now_ms=now_ms()).partitions
+        ]
+        results = _run(spark, engine.root, partitions, force, config or CleanerConfig())
+        for name in names:
+            retain(engine, name, now_ms=now_ms())
+    return results
+
+
+def _names(engine: Engine, topics: Sequence[str] | None) -> list[str | None]:
+    if topics is None:
+        return [None]
+    if isinstance(topics, str):
+        raise InvalidInputError(f"topics: expected a list of names, found the text {topics!r}")
+    for name in topics:
+        if not TopicConfig.parse(engine.describe(name).config).is_compacted:
+            raise InvalidInputError(
+                f"{name}: cleanup.policy does not include compact, so there is nothing to clean; "
+                "alter the topic first"
+            )
+    return list(dict.fromkeys(topics))
+
+
+def _run(
+    spark: SparkSession,
+    root: Path,
+    partitions: list[tuple[str, int]],
+    force: bool,
+    config: CleanerConfig,
+) -> list[CleanerStats]:
+    if not partitions:
+        return []
+    places = spark.range(0, len(partitions), 1, len(partitions))  # one of them in each task
+    work = partial(_clean_places, str(root.absolute()), partitions, force, config)
+    rows = places.mapInArrow(work, _SCHEMA).collect()
+    return [CleanerStats(**json.loads(row[0])) for row in rows]
+
+
+def _clean_places(
+    root: str,
+    partitions: Sequence[tuple[str, int]],
+    force: bool,
+    config: CleanerConfig,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[Any]:
+    """Clean, in a task, the partitions at the places that a task's rows name."""
+    import pyarrow as pa
+
+    for batch in batches:
+        found: list[str] = []
+        with Engine(root, create=False) as engine:
+            for place in batch.column(0).to_pylist():
+                topic, partition = partitions[place]
+                found += [
+                    json.dumps(dataclasses.asdict(stats))
+                    for stats in clean_here(
+                        engine,
+                        topic,
+                        partition=partition,
+                        force=force,
+                        now_ms=now_ms(),
+                        config=config,
+                    )
+                ]
+        yield pa.record_batch({"stats": pa.array(found, pa.string())})

@@ -1,0 +1,102 @@
+"""Runs the cleaner as a process of its own, until SIGTERM or Ctrl-C ends it.
+
+It does what kafkalog.open(path, cleaner=True) does inside another program: cleans what is due, the
+filthiest partition first, and applies retention. Any number of cleaners may run on one log. When it
+is told to stop it leaves the cleaning at hand as it was, and its exit status is 0.
+
+Settings are Kafka's, by --config log.cleaner.threads=2 and so on; kafkalog.cleaner.spill=false and
+kafkalog.cleaner.merge.batches=false clean exactly as Kafka does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kafkalog.cli.output import configs, counted, note
+from kafkalog.cli.writable import open_writable
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.thread import CleanerThread
+    from kafkalog.log import KafkaLog
+
+
+def command(
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Partitions cleaned at a time.", show_default="1")
+    ] = None,
+    backoff_ms: Annotated[
+        int | None,
+        typer.Option(min=0, help="Pause when nothing is due.", show_default="15000"),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", metavar="NAME=VALUE", help="Of the cleaner; repeatable."),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Serve Prometheus's metrics there, at /metrics; 0: any."
+        ),
+    ] = None,
+    metrics_address: Annotated[
+        str, typer.Option(help="The address of the metrics; 0.0.0.0 for all.")
+    ] = "127.0.0.1",
+) -> None:
+    """Clean until told to stop."""
+    from kafkalog.cleaner.config import CleanerConfig
+    from kafkalog.cleaner.thread import CleanerThread
+
+    given = configs(config or [])
+    if threads is not None:
+        given["log.cleaner.threads"] = str(threads)
+    if backoff_ms is not None:
+        given["log.cleaner.backoff.ms"] = str(backoff_ms)
+    settings = CleanerConfig.parse(given)
+    with _stop_signals() as stop, open_writable(path) as log:
+        cleaner = CleanerThread(log, settings)
+        with _metrics(log, cleaner, metrics_port, metrics_address):
+            note(f"{log.root}: the cleaner runs")
+            cleaner.start()
+            try:
+                stop.wait()
+            finally:
+                cleaner.stop()
+    note(
+        f"{log.root}: the cleaner stopped: {counted(cleaner.cleanings, 'cleaning')} removed "
+        f"{counted(cleaner.records_removed, 'record')} and {counted(cleaner.bytes_removed, 'byte')}"
+        f", {counted(cleaner.failures, 'failure')}"
+    )
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Let SIGTERM and SIGINT set an event, and end nothing by themselves."""
+    stop = threading.Event()
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    before = {kind: signal.signal(kind, lambda *_: stop.set()) for kind in kinds}
+    try:
+        yield stop
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+@contextlib.contextmanager
+def _metrics(
+    log: KafkaLog, cleaner: CleanerThread, port: int | None, address: str
+) -> Iterator[None]:
+    if port is None:
+        yield
+        return
+    from kafkalog.cleaner.metrics import served
+
+    with served(log, cleaner, port, address=address) as taken:
+        note(f"metrics at http://{address}:{taken}/metrics")
+        yield

@@ -1,0 +1,59 @@
+"""Says why a topic is, or is not, being compacted, and what would change it.
+
+Of each partition: what keeps cleaners away (another policy, a fault, a cleaning at this moment),
+what it waits for (a dirty ratio, a lag, an open transaction, an active segment that is not full),
+and whether any cleaner runs at all. Nothing is written, and no records are read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kafkalog.cli.output import print_json, print_line
+from kafkalog.cli.readable import open_readable
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.explain import Explanation
+
+
+def command(
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
+) -> None:
+    """Print what is found out about each partition."""
+    with open_readable(path) as log:
+        explanations = log.explain(topic)
+    for explanation in explanations:
+        if json:
+            print_json(_row(explanation))
+        else:
+            _print(explanation)
+
+
+def _print(explanation: Explanation) -> None:
+    print_line(f"{explanation.topic}-{explanation.partition} {explanation.answer}:")
+    for finding in explanation.findings:
+        print_line(f"  {finding.sentence}")
+        if finding.remedy is not None:
+            print_line(f"    -> {finding.remedy}")
+
+
+def _row(explanation: Explanation) -> dict[str, object]:
+    return {
+        "topic": explanation.topic,
+        "partition": explanation.partition,
+        "due": explanation.is_due,
+        "answer": explanation.answer,
+        "findings": [
+            {
+                "code": finding.code,
+                "sentence": finding.sentence,
+                "remedy": finding.remedy,
+                "untilMs": finding.until_ms,
+            }
+            for finding in explanation.findings
+        ],
+    }

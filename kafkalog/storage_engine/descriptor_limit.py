@@ -1,0 +1,19 @@
+"""How many files this process may have open."""
+
+from __future__ import annotations
+
+import resource
+
+__all__ = ["raise_descriptor_limit"]
+
+
+def raise_descriptor_limit() -> bool:
+    """Raise the soft limit of open files to the hard one; tells whether there are more now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):  # a system whose hard limit is unlimited only in name
+        return False
+    return True

@@ -1,0 +1,189 @@
+"""`kafkalog cleaner`, `explain` and the progress of `clean`, as processes and in this one."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import kafkalog as library
+from kafkalog.cleaner.presence import is_cleaner_running
+from tests.cli.conftest import Command
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMMAND = [sys.executable, "-m", "kafkalog.cli"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    with library.open(tmp_path / "log") as log:
+        log.create_topic("t", config={"segment.bytes": "2000"})
+        for i in range(5):
+            log.append("t", [(f"key-{n}", f"{i}") for n in range(100)])
+    return tmp_path / "log"
+
+
+@contextmanager
+def cleaner(root: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    command = [*COMMAND, "cleaner", str(root), "--backoff-ms", "50", *options]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def until_clean(root: Path, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        with library.open(root, read_only=True) as log:
+            (status,) = log.status()
+        if status.last_cleaning is not None and status.state == "clean":
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_a_cleaner_process_cleans_until_it_is_told_to_stop(
+    root: Path, kind: signal.Signals
+) -> None:
+    with cleaner(root) as running:
+        until_clean(root)
+        assert is_cleaner_running(root)
+        running.send_signal(kind)
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (0, "")
+    first, last = err.splitlines()
+    assert first == f"{root}: the cleaner runs"
+    found = re.search(r"stopped: (\d+) cleanings? removed (\d+) records", last)
+    assert found is not None
+    assert int(found[1]) >= 1
+    assert int(found[2]) > 0
+    assert not is_cleaner_running(root)
+
+
+@pytest.mark.slow
+def test_a_cleaner_process_serves_its_metrics(root: Path) -> None:
+    with cleaner(root, "--metrics-port", "0") as running:
+        assert running.stderr is not None
+        port = re.search(r":(\d+)/metrics", running.stderr.readline())
+        assert port is not None
+        until_clean(root)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=10) as answer:
+            assert "kafkalog_cleaner_cleanings_total 1.0" in answer.read().decode()
+        running.terminate()
+        assert running.wait(timeout=60) == 0
+
+
+@pytest.mark.slow
+def test_a_fault_of_a_partition_is_told_while_the_cleaner_runs(root: Path) -> None:
+    path = sorted((root / "t-0").glob("*.log"))[0]
+    data = bytearray(path.read_bytes())
+    data[70] ^= 1
+    path.write_bytes(data)
+    with cleaner(root) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline() == f"{root}: the cleaner runs\n"
+        line = running.stderr.readline()
+        assert line.startswith("kafkalog: t-0 cannot be cleaned: ")
+        assert path.name in line
+        running.terminate()
+        assert running.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--threads", "0"],
+        ["--config", "log.cleaner.thread=2"],
+        ["--config", "log.cleaner.threads=x"],
+        ["--metrics-port", "70000"],
+    ],
+)
+def test_wrong_settings_of_the_cleaner_are_one_line(
+    kafkalog: Command, root: Path, options: list[str]
+) -> None:
+    result = kafkalog("cleaner", root, *options)
+    assert (result.status, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+
+
+def test_the_cleaner_makes_no_log(kafkalog: Command, tmp_path: Path) -> None:
+    result = kafkalog("cleaner", tmp_path / "x")
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert not (tmp_path / "x").exists()
+
+
+def test_explain_says_why_and_what_would_change_it(kafkalog: Command, root: Path) -> None:
+    text = kafkalog("explain", root, "t")
+    assert text.status == 0
+    assert text.lines[0] == "t-0 is due, and no cleaner runs:"
+    assert text.lines[1].startswith("  It is due: its dirty ratio is 1.00 (")
+    assert any(line.startswith("    -> ") for line in text.lines)
+    (row,) = kafkalog("explain", root, "t", "--json").json
+    assert (row["topic"], row["partition"], row["due"]) == ("t", 0, True)
+    assert [finding["code"] for finding in row["findings"]] == ["due", "no cleaner"]
+    assert set(row["findings"][0]) == {"code", "sentence", "remedy", "untilMs"}
+    assert row["findings"][0]["sentence"] == text.lines[1].strip()
+
+
+def test_explain_of_an_unknown_topic_is_wrong_usage(kafkalog: Command, root: Path) -> None:
+    result = kafkalog("explain", root, "u")
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+
+
+def test_status_tells_the_last_cleaning(kafkalog: Command, root: Path) -> None:
+    assert "cleaned" not in kafkalog("status", root).lines[2].split()
+    kafkalog("clean", root, "--force")
+    header = kafkalog("status", root).lines[2].split("  ")
+    assert "cleaned" in header
+    row = kafkalog("status", root, "--json").json[-1]
+    last = row["lastCleaning"]
+    assert (last["startOffset"], last["endOffset"]) == (0, 500)
+    assert (last["recordsRead"], last["recordsKept"]) == (500, 100)
+    assert row["tombstonesWaiting"] == 0
+    assert row["earliestDeleteHorizonMs"] is None
+    assert row["bytes"] == row["cleanBytes"] + row["dirtyBytes"] + row["uncleanableBytes"]
+
+
+@pytest.mark.slow
+def test_a_forced_cleaning_draws_a_bar_on_a_terminal(root: Path) -> None:
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "clean", str(root), "--force", "--json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    ) as running:
+        os.close(slave)
+        shown = b""
+        while True:
+            try:
+                part = os.read(master, 4096)
+            except OSError:  # the terminal's other side is closed
+                break
+            if not part:
+                break
+            shown += part
+        assert running.stdout is not None
+        out = running.stdout.read()
+    os.close(master)
+    assert running.returncode == 0
+    assert b"cleaning" in shown
+    assert out.count(b"\n") == 1
+    assert b"recordsKept" in out

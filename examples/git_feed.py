@@ -1,9 +1,10 @@
 """A repository's history as a directory of Parquet files, for `spark.readStream` to take in order.
 
-Each file holds the next thousands of changes: `seq` (a number over all of them), `key` (the path)
-and `value` (JSON, or null for a deleted path). Spark's file source takes files in the order of
-their modification times, so these are set, and each file is renamed into place when it is whole.
-All are there before the stream begins: a listing made while files appear could miss an older one.
+Each file holds the next hundreds or thousands of changes: `seq` (a number over all of them), `key`
+(the path) and `value` (JSON, or null for a deleted path). Spark's file source takes files in the
+order of their modification times, so these are set, and each file is renamed into place when it is
+whole. What a run of the stream is to take is there before it begins: a listing made while files
+appear could miss an older one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from examples.git_history import Change, changes, commit_count
 __all__ = ["Feed", "change_value", "write_feed"]
 
 CHANGES_PER_FILE: Final = 1000
+FIRST_CHANGES: Final = 200
+"""Files are smaller at first, so that a short history makes several of them too."""
 FILES_BEFORE_GROWTH: Final = 50
 """From here on files grow with the history, so that a large one makes hundreds of files at most."""
 COMMITS_PER_UPDATE: Final = 200
@@ -66,7 +69,7 @@ def write_feed(repository: Path, directory: Path, bars: Progress) -> Feed:
     for commit in changes(repository):
         feed.commits += 1
         pending += commit
-        if len(pending) >= max(CHANGES_PER_FILE, feed.changes // FILES_BEFORE_GROWTH):
+        if len(pending) >= file_size(feed.changes):
             write_file(feed, pending, started_ms)
             pending = []
         if feed.commits % COMMITS_PER_UPDATE == 0:
@@ -75,6 +78,12 @@ def write_feed(repository: Path, directory: Path, bars: Progress) -> Feed:
         write_file(feed, pending, started_ms)
     bars.update(bar, completed=feed.commits)
     return feed
+
+
+def file_size(changes_before: int) -> int:
+    """Return how many changes a file holds at least that comes after so many others."""
+    smallest = min(max(FIRST_CHANGES, changes_before), CHANGES_PER_FILE)
+    return max(smallest, changes_before // FILES_BEFORE_GROWTH)
 
 
 def write_file(feed: Feed, pending: list[Change], started_ms: int) -> None:

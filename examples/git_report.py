@@ -58,12 +58,15 @@ def report(
 ) -> dict[str, Any]:
     """Print what was done and how it compares; return it too."""
     background = figures["background"]
+    transactions = figures["transactions"]
     before, after = figures["bytes_before"], figures["bytes_after"]
     lines = {
         "repository": f"{repository}: {figures['commits']:,} commits, {len(expected):,} paths",
         "written": f"{figures['records_written']:,} records ({figures['upserts']:,} upserts, "
         f"{figures['deletes']:,} deletes) in {figures['batches']} micro-batches, "
         f"{figures['seconds']} s with the follower",
+        "between": f"{transactions['committed']} transactions that were committed, "
+        f"{transactions['aborted']} aborted ones with wrong values",
         "cleaned": f"{background['cleanings']} cleanings in the background while it streamed "
         f"removed {background['records_removed']:,} records; then "
         f"{figures['forced_cleanings']} forced ones the rest",

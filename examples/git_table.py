@@ -7,15 +7,18 @@
 2. `writeStream.format("kafkalog")` writes them to the topic `git`: key = path, value = JSON of
    mode, blob, commit and author time, null for a deleted path. While it runs, the background
    cleaner removes what newer commits have replaced.
-3. At the same time a second query reads the topic back, and `foreachBatch(SQLiteUpsert(...))`
+3. The stream runs in stages. Between two of them other producers write to the topic in
+   transactions: committed ones repeat the newest values, aborted ones are wrong, and must not show.
+4. At the same time a second query reads the topic back, and `foreachBatch(SQLiteUpsert(...))`
    follows it into a database.
-4. Both that table and the batch read `view=latest` are compared with `git ls-tree -r HEAD`. The
+5. Both that table and the batch read `view=latest` are compared with `git ls-tree -r HEAD`. The
    last line is `identical`, or else the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -36,6 +39,7 @@ import kafkalog
 from examples.git_feed import Feed, write_feed
 from examples.git_history import Entry, GitError, head_tree
 from examples.git_report import compare, report
+from examples.git_transactions import Transactions
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
 from kafkalog.sink.upsert import SQLiteUpsert
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
 TOPIC: Final = "git"
 PARTITIONS: Final = 4
 FILES_PER_BATCH: Final = 2
+STAGES: Final = 3
+"""The query that writes is started so often, with the same checkpoint; transactions follow each."""
 SPARK_TASKS: Final = 2
 LAG_ALLOWED_MS: Final = 3_600_000
 """Deletes stay in the log for so long: a follower that is further behind would never see them."""
@@ -176,13 +182,8 @@ def start_spark() -> SparkSession:
 def stream(
     spark: SparkSession, log: KafkaLog, feed: Feed, scratch: Path, bars: Progress
 ) -> dict[str, Any]:
-    """Run both queries until the second has followed all that the first wrote."""
+    """Run both queries until the second has followed all that was written."""
     started = time.monotonic()
-    changes = (
-        spark.readStream.schema("seq long, key binary, value binary")
-        .option("maxFilesPerTrigger", FILES_PER_BATCH)
-        .parquet(str(feed.directory))
-    )
     follower = (
         spark.readStream.format("kafkalog")
         .option("path", str(log.root))
@@ -194,48 +195,93 @@ def stream(
         .trigger(processingTime="500 milliseconds")
         .start()
     )
+    transactions = Transactions(log, TOPIC)
+    watcher = Watcher(log, follower, transactions, feed.changes, bars)
+    arrived = scratch / "arrived"
+    arrived.mkdir()
+    batches = 0
+    try:
+        stages = stages_of(sorted(feed.directory.glob("*.parquet")))
+        for number, paths in enumerate(stages, 1):
+            for path in paths:
+                path.rename(arrived / path.name)
+            batches += write_stage(spark, log, arrived, scratch / "writer", watcher)
+            transactions.run(is_last=number == len(stages))
+        follower.processAllAvailable()
+    finally:
+        follower.stop()
+    return {
+        "records_written": watcher.written(),
+        "batches": batches,
+        "transactions": transactions.figures(),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def stages_of(paths: list[Path]) -> list[list[Path]]:
+    """Share files out, in order, to STAGES lists; to fewer where there are fewer files."""
+    bounds = [len(paths) * stage // STAGES for stage in range(STAGES + 1)]
+    return [paths[first:last] for first, last in itertools.pairwise(bounds) if first < last]
+
+
+def write_stage(
+    spark: SparkSession, log: KafkaLog, source: Path, checkpoint: Path, watcher: Watcher
+) -> int:
+    """Write what of the feed has arrived and is not written yet; return how many micro-batches."""
+    changes = (
+        spark.readStream.schema("seq long, key binary, value binary")
+        .option("maxFilesPerTrigger", FILES_PER_BATCH)
+        .parquet(str(source))
+    )
     writer = (
         # Spark orders nothing across files and tasks; a key's changes must land as committed.
         kafkalog.in_order(changes, by="seq", partitions=SPARK_TASKS)
         .writeStream.format("kafkalog")
         .option("path", str(log.root))
         .option("topic", TOPIC)
-        .option("checkpointLocation", str(scratch / "writer"))
+        .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
     try:
-        watch(log, writer, follower, feed.changes, bars)
-        follower.processAllAvailable()
+        watcher.watch(writer)
     finally:
         writer.stop()
-        follower.stop()
-    return {
-        "records_written": written(log),
-        "batches": len([p for p in writer.recentProgress if p["numInputRows"]]),
-        "seconds": round(time.monotonic() - started, 1),
-    }
+    return len([p for p in writer.recentProgress if p["numInputRows"]])
 
 
-def watch(
-    log: KafkaLog, writer: StreamingQuery, follower: StreamingQuery, total: int, bars: Progress
-) -> None:
-    """Show how far the queries and the cleaner are, until the first one has ended."""
-    write_bar = bars.add_task("written to the log", total=total)
-    follow_bar = bars.add_task("followed into SQLite", total=total)
-    while True:
-        has_ended = writer.awaitTermination(1)  # raises what the query failed with
-        if not follower.isActive:
-            follower.awaitTermination()
-        bars.update(write_bar, completed=written(log))
-        bars.update(follow_bar, completed=followed(follower))
-        if has_ended:
-            return
+class Watcher:
+    """Shows how far the queries are."""
 
+    def __init__(
+        self,
+        log: KafkaLog,
+        follower: StreamingQuery,
+        transactions: Transactions,
+        total: int,
+        bars: Progress,
+    ) -> None:
+        self._log, self._follower, self._transactions = log, follower, transactions
+        self._total, self._bars = total, bars
+        self._write_bar = bars.add_task("written to the log", total=total)
+        self._follow_bar = bars.add_task("followed into SQLite", total=total)
 
-def written(log: KafkaLog) -> int:
-    """Return how many records the topic has ever been given."""
-    return sum(high_watermark for _, high_watermark in log.offsets(TOPIC).values())
+    def watch(self, writer: StreamingQuery) -> None:
+        """Show it until a writing query has ended."""
+        while True:
+            has_ended = writer.awaitTermination(1)  # raises what the query failed with
+            if not self._follower.isActive:
+                self._follower.awaitTermination()
+            self._bars.update(self._write_bar, completed=self.written())
+            come = min(followed(self._follower), self._total)  # it counts transactions too
+            self._bars.update(self._follow_bar, completed=come)
+            if has_ended:
+                return
+
+    def written(self) -> int:
+        """Return how many records the stream has ever written to the topic."""
+        ends = (high_watermark for _, high_watermark in self._log.offsets(TOPIC).values())
+        return sum(ends) - self._transactions.offsets
 
 
 def followed(query: StreamingQuery) -> int:

@@ -25,7 +25,7 @@ RULES = {
     "1.10": 4, "1.11": 6, "1.12": 4, "1.13": 4, "1.14": 7, "1.15": 6, "3.5": 6,
 }  # fmt: skip
 """Rules without a name of their own: `1.1` has 1.1.1 to 1.1.9."""
-SERIES = {"R": 15, "P": 10, "L": 15, "F": 9, "D": 9}
+SERIES = {"C": 141, "K": 8, "R": 15, "P": 10, "L": 15, "F": 9, "D": 9}
 KAFKAS = {
     "LogSegmentTest": """
         testAppendForLogSegmentOffsetOverflowException testReadOnEmptySegment
@@ -86,6 +86,73 @@ KAFKAS = {
         testCorruptedLogRecoveryDoesNotDeleteProducerStateSnapshotsPostRecovery
         testRecoverWithEmptyActiveSegment testLogStartOffsetWhenRemoteStorageIsEnabled
     """,
+    "LogCleanerTest": """
+        testRemoveMetricsOnClose testMetricsActiveAfterReconfiguration testCleanSegments
+        testCleanSegmentsWithConcurrentSegmentDeletion
+        testSizeTrimmedForPreallocatedAndCompactedTopic testDuplicateCheckAfterCleaning
+        testMultiPassSegmentCleaningWithAbortedTransactions testBasicTransactionAwareCleaning
+        testCleanWithTransactionsSpanningSegments testCommitMarkerRemoval
+        testDeletedBatchesWithNoMessagesRead testCommitMarkerRetentionWithEmptyBatch
+        testCleanEmptyControlBatch testCommittedTransactionSpanningSegments
+        testAbortedTransactionSpanningSegments testAbortMarkerRemoval
+        testEmptyBatchRemovalWithSequenceReuse testAbortMarkerRetentionWithEmptyBatch
+        testLargeMessage testMessageLargerThanMaxMessageSize
+        testMessageLargerThanMaxMessageSizeWithCorruptHeader
+        testCorruptMessageSizeLargerThanBytesAvailable testCleaningWithDeletes testLogCleanerStats
+        testLogCleanerRetainsProducerLastSequence
+        testLogCleanerRetainsLastSequenceEvenIfTransactionAborted
+        testCleaningWithKeysConflictingWithTxnMarkerKeys testPartialSegmentClean
+        testCleaningWithUncleanableSection testLogToClean testLogToCleanWithUncleanableSection
+        testCleaningWithUnkeyedMessages testCleanSegmentsWithAbort
+        testCleanSegmentsRetainingLastEmptyBatch testSegmentGrouping
+        testSegmentGroupingWithSparseOffsetsAndEmptySegments testSegmentGroupingWithSparseOffsets
+        testSegmentGroupingFollowingLoadOfZeroIndex testBuildOffsetMap
+        testSegmentWithOffsetOverflow testRecoveryAfterCrash testBuildOffsetMapFakeLarge
+        testBuildPartialOffsetMap testCleanCorruptMessageSet testClientHandlingOfCorruptMessageSet
+        testCleanTombstone testCleaningBeyondMissingOffsets testMaxCleanTimeSecs
+        testReconfigureLogCleanerIoMaxBytesPerSecond testCleanedSegmentSizeOverflow
+        testCleanedSegmentOffsetOverflow testCleanSegmentsNotRetainingLastEmptyBatch
+        testMaxBufferUtilizationPercentMetric testMaxCleanTimeMetric testMaxCompactionDelayMetrics
+    """,
+    "OffsetMapTest": """
+        testBasicValidation testClear testGetWhenFull testUpdateLatestOffset testLatestOffset
+        testUtilization
+    """,
+    "LogCleanerManagerTest": """
+        testGrabFilthiestCompactedLogThrowsException
+        testGrabFilthiestCompactedLogReturnsLogWithDirtiestRatio
+        testGrabFilthiestCompactedLogIgnoresUncleanablePartitions
+        testGrabFilthiestCompactedLogIgnoresInProgressPartitions
+        testGrabFilthiestCompactedLogIgnoresBothInProgressPartitionsAndUncleanablePartitions
+        testDirtyOffsetResetIfLargerThanEndOffset testDirtyOffsetResetIfSmallerThanStartOffset
+        testLogStartOffsetLargerThanActiveSegmentBaseOffset
+        testDirtyOffsetLargerThanActiveSegmentBaseOffset
+        testLogsWithSegmentsToDeleteShouldNotConsiderCleanupPolicyDeleteLogs
+        testLogsWithSegmentsToDeleteShouldConsiderCleanupPolicyCompactDeleteLogs
+        testLogsWithSegmentsToDeleteShouldConsiderCleanupPolicyCompactLogs
+        testLogsUnderCleanupIneligibleForCompaction
+        testUpdateCheckpointsShouldAddOffsetToPartition
+        testUpdateCheckpointsShouldRemovePartitionData
+        testHandleLogDirFailureShouldRemoveDirAndData
+        testMaybeTruncateCheckpointShouldTruncateData
+        testAlterCheckpointDirShouldRemoveDataInSrcDirAndAddInNewDir
+        testConcurrentLogCleanupAndLogTruncation testConcurrentLogCleanupAndTopicDeletion
+        testLogsWithSegmentsToDeleteShouldNotConsiderUncleanablePartitions
+        testCleanableOffsetsForNone testCleanableOffsetsActiveSegment testCleanableOffsetsForTime
+        testCleanableOffsetsForShortTime testCleanableOffsetsNeedsCheckpointReset
+        testUndecidedTransactionalDataNotCleanable testDoneCleaning testDoneDeleting
+        testCheckpointUpdatedForInvalidOffsetNoCleaning
+        testCheckpointUpdatedForInvalidOffsetNotSelected
+    """,
+    "LogCleanerIntegrationTest": """
+        testMarksPartitionsAsOfflineAndPopulatesUncleanableMetrics testMaxLogCompactionLag
+        testIsThreadFailed
+    """,
+    "LogCleanerParameterizedIntegrationTest": """
+        cleanerTest testCleansCombinedCompactAndDeleteTopic testCleanerWithMessageFormatV0
+        testCleaningNestedMessagesWithV0AndV1 cleanerConfigUpdateTest
+    """,
+    "LogCleanerLagIntegrationTest": "cleanerTest",
 }
 
 

@@ -9,7 +9,7 @@ KILLS ?= 20
 TORTURE ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-fast test-kernels damage-test test-peers kill-test torture-cleaner lint bench bench-quick clean
+.PHONY: help setup peers demo test test-fast test-kernels damage-test twin-test test-peers kill-test torture-cleaner lint bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ test-kernels: $(READY) ## the kernels' tests: compiled, with bounds checks, and 
 
 damage-test: $(READY) ## every file of a log cut and flipped at every byte, counted; takes a while
 	KAFKALOG_DAMAGE=full $(BIN)/python -m pytest -s tests/storage_engine/test_damage*.py $(ARGS)
+
+twin-test: $(READY) $(PEERS) ## 300 drawn logs, and 300 topics of a broker, cleaned by Kafka and by us
+	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/peers/test_cleaner_twin.py $(ARGS)
 
 test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a real Kafka makes of our files, and we of its files
 	$(BIN)/python -m pytest -m peers tests/peers $(ARGS)

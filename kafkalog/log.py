@@ -80,7 +80,13 @@ class KafkaLog(Engine):
         self._check_writable()
         now = clock.now_ms() if now_ms is None else now_ms
         results = manager.clean(
-            self, topic, force=force, now_ms=now, config=self._config, progress=progress
+            self,
+            topic,
+            force=force,
+            now_ms=now,
+            clock=clock.now_ms if now_ms is None else None,
+            config=self._config,
+            progress=progress,
         )
         manager.retain(self, topic, now_ms=now)
         return results

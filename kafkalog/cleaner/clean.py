@@ -160,14 +160,26 @@ class _SecondPass:
             group_end = bases[bases.index(group[-1].base_offset) + 1]
             rewritten = self._write(group, group_end)
             if rewritten.is_changed:
-                # Where this fails nothing is discarded: a `.cleaned` file may be all that still
-                # says that the sources are live. The next cleaner settles it (`finish_swaps`).
-                self.publisher.swap(group, rewritten)
+                self._swap(group, rewritten)
             else:
                 for output in rewritten.outputs:
                     output.discard()
             kept = rewritten.outputs if rewritten.is_changed else group
             stats.segments_after += len(kept)
+
+    def _swap(self, group: Sequence[SegmentFiles], rewritten: _Rewritten) -> None:
+        """Put the outputs in place.
+
+        Where that fails after the first rename nothing is discarded: a `.cleaned` file may be all
+        that still says that the sources are live. The next cleaner settles it (`finish_swaps`).
+        """
+        try:
+            self.publisher.swap(group, rewritten)
+        except Exception:
+            if all(output.path(layout.LOG).exists() for output in rewritten.outputs):
+                for output in rewritten.outputs:  # on a full disk they would keep writers waiting
+                    output.discard()
+            raise
 
     def _write(self, group: Sequence[SegmentFiles], end: int) -> _Rewritten:
         """Write what stays of a group, which ends before offset `end`, to `.cleaned` files.

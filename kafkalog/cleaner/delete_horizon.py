@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kafkalog.storage_engine import files, layout
 
-__all__ = ["read_delete_horizon", "write_delete_horizon"]
+__all__ = ["is_told", "read_delete_horizon", "write_delete_horizon"]
 
 _VERSION = 1
 
@@ -25,6 +25,11 @@ def write_delete_horizon(directory: Path, first_dirty_offset: int, horizon_ms: i
         "earliest_delete_horizon_ms": horizon_ms,
     }
     files.write_atomically(directory / layout.DELETE_HORIZON, json.dumps(content).encode() + b"\n")
+
+
+def is_told(directory: Path) -> bool:
+    """Tell whether any cleaning of ours has left word of what may go."""
+    return (directory / layout.DELETE_HORIZON).exists()
 
 
 def read_delete_horizon(directory: Path, first_dirty_offset: int) -> int | None:

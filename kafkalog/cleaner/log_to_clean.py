@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafkalog.cleaner.delete_horizon import read_delete_horizon
+from kafkalog.cleaner.delete_horizon import is_told, read_delete_horizon
 from kafkalog.cleaner.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.config import TopicConfig
@@ -89,7 +89,8 @@ def log_to_clean(
     )
     segments = _wanted(segments, state)
     closed = [s for s in segments if s.base_offset < state.active_base]
-    dirty = [s for s in closed if _end(s, segments, state) > first_dirty]
+    ends = [*(s.base_offset for s in segments[1:]), state.active_base]
+    dirty = [s for s, end in zip(closed, ends, strict=False) if end > first_dirty]
     uncleanable = min(state.active_base, state.last_stable_offset)
     if config.min_compaction_lag_ms > 0:
         for segment in dirty:
@@ -107,6 +108,11 @@ def log_to_clean(
     cleanable = [s for s in dirty if s.base_offset < end] if end > first_dirty else []
     cleanable_bytes = sum(s.size for s in cleanable)
     horizon = read_delete_horizon(directory, first_dirty)
+    # What a broker has cleaned, or we before it was the broker's: nobody knows until it is read.
+    has_foreign = any(
+        s.size and s.base_offset < min(first_dirty, state.listed_from) for s in closed
+    )
+    is_unknown = has_foreign and not is_told(directory)
     return LogToClean(
         topic=topic,
         partition=partition,
@@ -121,7 +127,7 @@ def log_to_clean(
         uncleanable_bytes=max(0, total - clean_bytes - cleanable_bytes),
         compaction_delay_ms=_compaction_delay_ms(cleanable, config, now_ms),
         earliest_delete_horizon_ms=horizon,
-        is_horizon_due=horizon is not None and horizon <= now_ms,
+        is_horizon_due=is_unknown or (horizon is not None and horizon <= now_ms),
     )
 
 
@@ -167,13 +173,6 @@ def group_segments_by_size(
             groups.append([segment])
             totals = figures
     return groups
-
-
-def _end(segment: SegmentFiles, segments: Sequence[SegmentFiles], state: PartitionState) -> int:
-    """Where the next segment begins."""
-    bases = [s.base_offset for s in segments]
-    place = bisect_right(bases, segment.base_offset)
-    return bases[place] if place < len(bases) else state.active_base
 
 
 def _size(path: Path) -> int:

@@ -45,6 +45,7 @@ def clean(
     partition: int | None = None,
     force: bool = False,
     now_ms: int,
+    clock: Callable[[], int] | None = None,
     config: CleanerConfig = _DEFAULT,
     check_abort: Callable[[], None] = _never,
     progress: Callable[[CleanerStats], None] = _unwatched,
@@ -55,7 +56,8 @@ def clean(
     first, and rounds follow one another until all that may be cleaned is clean. Partitions that
     another cleaner works on, or that are paused, are passed over, and staged files that no query
     can name any more are removed. `partition` is the only one of that number; `progress` is shown
-    the figures of the partition at work, time and again. Returns one entry per partition that was
+    the figures of the partition at work, time and again. A `clock` gives each round the epoch ms at
+    which it begins; without one all happens at `now_ms`. Returns one entry per partition that was
     cleaned, or could not be: then its `error` says why, and the partition is marked uncleanable.
     Raises InvalidInputError for a topic that is not compacted, LockedByBrokerError.
     """
@@ -67,6 +69,7 @@ def clean(
     cleaner = PartitionCleaner(
         engine=engine,
         now_ms=now_ms,
+        clock=clock,
         config=config,
         check_abort=check_abort,
         progress=progress,
@@ -115,18 +118,20 @@ def retain(
 ) -> list[RetentionStats]:
     """Delete what the retention of compacted topics does not keep (C133, C134).
 
-    Left alone, as in Kafka, are compacted partitions that are paused or uncleanable (C125). Unlike
-    in Kafka, one whose retention fails does not become so: its entry says why, and the next run
-    tries again. With `is_skipped` other topics than the compacted ones are taken.
+    Left alone, as in Kafka, are compacted partitions that are paused or uncleanable (C125); but not
+    where the disk refused, be it full: retention makes room. Unlike in Kafka, one whose retention
+    fails does not become so: its entry says why, and the next run tries again. With `is_skipped`
+    other topics than the compacted ones are taken.
     """
 
     def skip(name: str, partition: int, config: TopicConfig) -> bool:
         if is_skipped(config):
             return True
         directory = engine.partition_directory(name, partition)
-        return config.is_compacted and (
-            read_uncleanable(directory) is not None or is_paused(directory)
-        )
+        if not config.is_compacted:
+            return False
+        mark = read_uncleanable(directory)
+        return (mark is not None and not mark.is_disk_fault) or is_paused(directory)
 
     return apply_retention(engine, topic, now_ms=now_ms, is_skipped=skip)
 

@@ -12,7 +12,9 @@ Kafka: Cleaner.buildOffsetMap, rules C9 to C21.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -259,7 +261,7 @@ def _check_space(log: LogToClean, keys: int, read: int) -> None:
             f"{log.directory}: the keys do not fit the cleaner's memory and need about {needed:,} "
             f"bytes on disk, {free:,} are free; free space, or raise "
             "log.cleaner.dedupe.buffer.size; the log is as it was"
-        )
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _read_deaths(directory: Path) -> int:

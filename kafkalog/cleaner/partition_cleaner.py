@@ -54,10 +54,12 @@ def _unwatched(_: CleanerStats) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionCleaner:
-    """Cleans partitions of one log, one after the other, at one moment."""
+    """Cleans partitions of one log, one after the other."""
 
     engine: Engine
     now_ms: int
+    clock: Callable[[], int] | None = None
+    """What time it is when a round begins; None: `now_ms`."""
     config: CleanerConfig = field(default_factory=CleanerConfig)
     check_abort: Callable[[], None] = _never
     """Called with every chunk; what it raises ends the cleaning, CleaningAborted without fault."""
@@ -121,7 +123,7 @@ class PartitionCleaner:
                     self.engine,
                     topic,
                     partition,
-                    now_ms=self.now_ms,
+                    now_ms=self._now_ms(),
                     config=self.config,
                     stats=stats,
                     check_abort=pace.check,
@@ -133,8 +135,13 @@ class PartitionCleaner:
             clear_uncleanable(directory)
             if stats.rounds:
                 stats.elapsed_ms = (time.perf_counter() - started) * 1e3
-                ended_ms = self.now_ms + round(stats.elapsed_ms)
+                ended_ms = (
+                    self.now_ms + round(stats.elapsed_ms) if self.clock is None else self.clock()
+                )
                 write_last_cleaning(directory, stats, ended_ms=ended_ms)
+
+    def _now_ms(self) -> int:
+        return self.now_ms if self.clock is None else self.clock()
 
     @contextlib.contextmanager
     def _marking_faults(self, stats: CleanerStats, topic_id: str) -> Iterator[None]:
@@ -188,7 +195,8 @@ class PartitionCleaner:
                 self.engine.partition_directory(topic, partition),
                 reason,
                 dict(self.engine.describe(topic).config),
-                now_ms=self.now_ms,
+                now_ms=self._now_ms(),
+                is_disk_fault=isinstance(fault, OSError) or isinstance(fault.__cause__, OSError),
             )
         return reason
 

@@ -11,6 +11,7 @@ Kafka: LogCleaner, LogCleaner.CleanerThread (rules C131 to C137).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -149,7 +150,8 @@ class CleanerThread:
     def _run(self, stop: threading.Event, wait_s: float) -> None:
         try:
             stop.wait(wait_s)
-            with announced(self._engine.root):
+            is_compacting = self._config.enable and self._config.threads > 0
+            with announced(self._engine.root) if is_compacting else contextlib.nullcontext():
                 self._clean_until(stop)
         except BaseException:
             _log.critical("a cleaner thread has died; another one takes its place", exc_info=True)
@@ -191,8 +193,6 @@ class CleanerThread:
                     throttler=self._throttler,
                     watch=self._watch,
                 )
-            with self._lock:
-                self.last_look_ms = now_ms
             self._retain(now_ms, is_compacting=config.enable)
             if stats is None:
                 sweep(self._engine, now_ms=now_ms)
@@ -209,7 +209,9 @@ class CleanerThread:
         return True
 
     def _watch(self, choice: Choice) -> None:
+        now_ms = self._clock()
         with self._lock:
+            self.last_look_ms = max(now_ms, self.last_look_ms or now_ms)
             self.max_dirty_ratio = choice.max_dirty_ratio
             self.max_compaction_delay_ms = choice.max_compaction_delay_ms
 

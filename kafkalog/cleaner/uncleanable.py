@@ -35,6 +35,8 @@ class Uncleanable:
     retry_at_ms: int = layout.INT64_MAX
     config: Mapping[str, str] | None = None
     """The topic's configs at the last failure."""
+    is_disk_fault: bool = False
+    """Whether the disk refused: retention, which may free it, then goes on."""
 
     def is_due(self, config: Mapping[str, str], now_ms: int) -> bool:
         """Whether to try again."""
@@ -78,7 +80,12 @@ def _key(directory: Path) -> tuple[str, bytes]:
 
 
 def mark_uncleanable(
-    directory: Path, reason: str, config: Mapping[str, str], *, now_ms: int
+    directory: Path,
+    reason: str,
+    config: Mapping[str, str],
+    *,
+    now_ms: int,
+    is_disk_fault: bool = False,
 ) -> Uncleanable:
     """Mark a partition, or count one more failure; the pause doubles from a minute to an hour.
 
@@ -93,6 +100,7 @@ def mark_uncleanable(
         since_ms=now_ms if before is None else before.since_ms,
         retry_at_ms=now_ms + backoff_ms,
         config=dict(config),
+        is_disk_fault=is_disk_fault,
     )
     content = json.dumps({"version": _VERSION, **asdict(mark)}).encode() + b"\n"
     try:

@@ -28,6 +28,7 @@ def command(
     """Print what the cleaning of each partition did."""
     with open_writable(path) as log:
         results = _clean(log, topic, force=force)
+        passed_over = _passed_over(log, topic, results)
     if json:
         for stats in results:
             print_json({_camel(name): value for name, value in asdict(stats).items()})
@@ -51,13 +52,32 @@ def command(
             for stats in results
         ]
         print_table(columns, rows)
-    else:
+    elif not passed_over:
         note("nothing to clean")
+    for line in passed_over:
+        note(f"kafkalog: {line}")
     failed = [f"{stats.topic}-{stats.partition}" for stats in results if stats.error is not None]
     if failed:
         word = "was" if len(failed) == 1 else "were"
         note(f"kafkalog: {', '.join(failed)} {word} not cleaned, for the reasons above")
-    return 1 if failed else 0
+    return 1 if failed or passed_over else 0
+
+
+def _passed_over(log: KafkaLog, topic: str | None, results: list[CleanerStats]) -> list[str]:
+    """Say which partitions have something to clean, and nobody could."""
+    done = {(stats.topic, stats.partition) for stats in results}
+    reasons = {
+        "paused": "cleaning is paused by another process",
+        "dirty": "another cleaner is at work on it",
+        "uncleanable": "it is uncleanable, and to be tried again later (--force: now)",
+    }
+    return [
+        f"{status.topic}-{status.partition} was passed over: {reasons[status.state]}"
+        for status in log.status()
+        if topic in (None, status.topic)
+        and status.state in reasons
+        and (status.topic, status.partition) not in done
+    ]
 
 
 def _clean(log: KafkaLog, topic: str | None, *, force: bool) -> list[CleanerStats]:

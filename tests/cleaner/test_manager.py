@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -12,10 +13,13 @@ from typing import BinaryIO
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status
+from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status, swap
 from kafkalog.cleaner.clean import CleaningAborted
+from kafkalog.cleaner.delete_horizon import read_delete_horizon
+from kafkalog.cleaner.manager import retain
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
 from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.broker.ownership import adopt, release
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.naive import batch, dump, newest_values, offsets, records_of
 
@@ -378,3 +382,72 @@ def test_the_settings_are_checked(tmp_path: Path) -> None:
     for wrong in ({"dedupe_buffer_size": 1}, {"io_buffer_load_factor": 0.0}, {"backoff_ms": -1}):
         with pytest.raises(InvalidInputError):
             CleanerConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_each_partitions_round_begins_at_its_own_time(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    for name in ("a", "b"):
+        engine.create_topic(name, 1, {"delete.retention.ms": "3000"})
+        engine.append(name, [("k", None), ("x", "y")], now_ms=1)
+    times = iter(range(10_000, 10_000_000, 10_000))
+    results = clean(engine, force=True, now_ms=10_000, clock=lambda: next(times))
+    assert [stats.error for stats in results] == [None, None]
+    first, second = (
+        read_delete_horizon(
+            engine.partition_directory(name, 0),
+            engine.describe(name).partitions[0].first_dirty_offset,
+        )
+        for name in ("a", "b")
+    )
+    assert first is not None
+    assert second is not None
+    assert second - first >= 10_000
+
+
+def test_deletions_of_a_log_that_somebody_else_has_cleaned_go(tmp_path: Path) -> None:
+    config = {"delete.retention.ms": "1000", "min.cleanable.dirty.ratio": "0"}
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, config)
+    engine.append("t", [("a", "1"), ("b", "1"), ("a", None)], now_ms=1)
+    clean(engine, force=True, now_ms=1)
+    assert clean(engine, now_ms=500) == []
+    engine.close()
+    release(tmp_path, now_ms=500)
+    adopt(tmp_path, config={"t": {"cleanup.policy": "compact", **config}}, now_ms=500)
+    engine = Engine(tmp_path)
+    assert status(engine, 500)[0].state == "dirty"
+    assert [stats.error for stats in clean(engine, now_ms=500)] == [None]
+    assert clean(engine, now_ms=600) == []
+    assert [stats.error for stats in clean(engine, now_ms=5000)] == [None]
+    assert [record.key for record in records_of(dump(engine))] == [b"b"]
+
+
+def test_a_full_disk_is_emptied_by_retention_though_cleaning_fails(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    config = {"cleanup.policy": "compact,delete", "retention.ms": "1000", "segment.bytes": "200"}
+    engine.create_topic("t", 1, config)
+    for i in range(10):
+        engine.append("t", [("k", f"{i}")], now_ms=1)
+    with pytest.MonkeyPatch.context() as patch:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        patch.setattr(files, "write_at", lambda *_: (_ for _ in ()).throw(full))
+        (stats,) = clean(engine, force=False, now_ms=2)
+    assert stats.error is not None
+    assert not list(engine.partition_directory("t", 0).glob("*.cleaned"))
+    assert sum(found.segments for found in retain(engine, now_ms=10_000)) > 0
+
+
+def test_outputs_that_could_not_be_swapped_in_make_room_at_once(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"segment.bytes": "200", "min.cleanable.dirty.ratio": "0"})
+    for i in range(10):
+        engine.append("t", [("k", f"{i}")], now_ms=1)
+    before = dump(engine)
+    with pytest.MonkeyPatch.context() as patch:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        patch.setattr(swap, "list_sections", lambda *_, **__: (_ for _ in ()).throw(full))
+        (stats,) = clean(engine, now_ms=2)
+    assert stats.error is not None
+    assert not list(engine.partition_directory("t", 0).glob("*.cleaned"))
+    assert dump(engine) == before
+    assert [stats.error for stats in clean(engine, force=True, now_ms=3)] == [None]

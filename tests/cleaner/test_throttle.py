@@ -131,7 +131,8 @@ def test_who_is_asked_to_stop_while_waiting_stops() -> None:
 
 
 def test_threads_count_together() -> None:
-    paced = Throttler(float("inf"))
+    clock = Clock()
+    paced = throttler(clock, 1000)
 
     def count() -> None:
         for _ in range(1000):
@@ -142,7 +143,10 @@ def test_threads_count_together() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert paced.waited_s == 0
+    clock.now += 0.5
+    paced.count(0)
+    paced.wait(nothing)
+    assert clock.now == pytest.approx(1000 + 4000 / 1000)
 
 
 def test_all_that_a_cleaning_reads_and_writes_is_counted(tmp_path: Path) -> None:

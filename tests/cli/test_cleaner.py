@@ -187,3 +187,19 @@ def test_a_forced_cleaning_draws_a_bar_on_a_terminal(root: Path) -> None:
     assert b"cleaning" in shown
     assert out.count(b"\n") == 1
     assert b"recordsKept" in out
+
+
+@pytest.mark.slow
+def test_a_cleaner_that_only_retains_is_not_told_to_be_one(root: Path) -> None:
+    with cleaner(root, "--config", "log.cleaner.threads=0"):
+        time.sleep(2)
+        assert not is_cleaner_running(root)
+
+
+def test_what_was_passed_over_is_told(root: Path, kafkalog: Command) -> None:
+    from kafkalog.cleaner import abort_and_pause
+
+    with library.open(root) as log, abort_and_pause(log, "t", 0):
+        result = kafkalog("clean", root, "t", "--force")
+    assert result.status == 1
+    assert "t-0 was passed over: cleaning is paused by another process" in result.err

@@ -37,6 +37,11 @@ class Jars:
     def _command(self, program: Program, arguments: tuple[str, ...]) -> list[str]:
         return program.command(_java(), f"{self._root / program.profile}/*", *arguments)
 
+    def source_command(self, source: Path) -> list[str]:
+        """Return the command that compiles a Java file beside the broker's classes, and runs it."""
+        class_path = f"{self._root / Program.SERVER.profile}/*"
+        return [_java(), "-Xmx512m", "-XX:+UseSerialGC", "-cp", class_path, str(source)]
+
     def run(self, program: Program, *arguments: str, directory: Path, timeout: float) -> Ended:
         """Run a program to its end."""
         result = subprocess.run(

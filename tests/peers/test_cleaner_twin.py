@@ -31,6 +31,9 @@ pytestmark = pytest.mark.peers
 
 SEEDS = parsed_seeds(os.environ) or list(range(20))
 MORE = range(100, 400)
+at_length = pytest.mark.skipif(
+    os.environ.get("KAFKALOG_TWIN") != "full", reason="takes a quarter of an hour: make twin-test"
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,7 @@ def test_a_drawn_log_is_cleaned_as_kafkas_cleaner_cleans_it(
     compared(cleaner, seed, tmp_path)
 
 
+@at_length
 @pytest.mark.slow
 def test_three_hundred_drawn_logs_are_cleaned_as_kafkas_cleaner_cleans_them(
     cleaner: KafkaCleaner, tmp_path: Path
@@ -90,6 +94,7 @@ def test_a_brokers_topics_are_cleaned_as_the_broker_cleans_them(
     run_broker(kafka, tmp_path, count=20, rounds=3)
 
 
+@at_length
 @pytest.mark.slow
 def test_three_hundred_topics_are_cleaned_as_the_broker_cleans_them(
     kafka: KafkaBroker, tmp_path: Path

@@ -11,6 +11,7 @@ import dataclasses
 import random
 import shutil
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -199,11 +200,11 @@ class Copy:
     def _active_base(self, topic: str) -> int:
         return self.log.describe(topic).partitions[0].active_base
 
-    def clean(self) -> dict[str, int]:
+    def clean(self, topics: Collection[str]) -> dict[str, int]:
         """Clean what the broker's cleaner finds dirty; returns where each topic's ends."""
         ends = {}
         for known in status(self.log, now_ms()):
-            if known.dirty_bytes:
+            if known.topic in topics and known.dirty_bytes:
                 (stats,) = manager.clean(
                     self.log, known.topic, now_ms=now_ms(), config=self._config
                 )
@@ -262,7 +263,8 @@ class BrokerTwin:
         for copy in self._copies:
             for topic in self.topics:
                 copy.log.alter_topic(topic.name, {**topic.config, **dict(ratio)})
-        ends = [copy.clean() for copy in self._copies]
+        names = {topic.name for topic in self.topics}
+        ends = [copy.clean(names) for copy in self._copies]
         assert ends[0] == ends[1]
         self.cleaned += len(ends[0])
         self._let_broker_clean(ends[0])

@@ -15,17 +15,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.peers import kafka
+from tests.peers.installation import UnavailableError
+from tests.peers.jars import Jars
 
 _SOURCE = Path(__file__).with_name("LogCleanerTwin.java")
 
 
 def fault() -> str | None:
     """Say why Kafka's cleaner cannot be run by itself; None when it can."""
-    missing = kafka.fault()
-    if missing is None and shutil.which("javac") is None:
+    try:
+        Jars.find()
+    except UnavailableError as missing:
+        return f"no jars of Kafka: {missing}"
+    if shutil.which("javac") is None:
         return "no JDK here: Kafka's cleaner is run by a small program that is compiled on the way"
-    return missing
+    return None
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class KafkaCleaner:
 
     def __enter__(self) -> Self:
         self._directory.mkdir(parents=True, exist_ok=True)
-        command = kafka._command("broker", str(_SOURCE))
+        command = Jars.find().source_command(_SOURCE)
         command.insert(1, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(

@@ -23,8 +23,11 @@ QUICK = CleanerConfig(backoff_ms=5)
 
 
 @contextmanager
-def running(engine: Engine, config: CleanerConfig = QUICK) -> Iterator[CleanerThread]:
+def running(
+    engine: Engine, config: CleanerConfig = QUICK, *, wait_s: float = 0.0
+) -> Iterator[CleanerThread]:
     thread = CleanerThread(engine, config, clock=lambda: 1_000)
+    time.sleep(wait_s)
     thread.start()
     try:
         yield thread
@@ -222,7 +225,7 @@ def test_a_changed_rate_frees_a_round_that_waits(tmp_path: Path) -> None:
     for i in range(12):
         engine.append("t", [("a", f"{i}"), ("b", "x" * 400_000)], now_ms=1000)
     slow = CleanerConfig(backoff_ms=5, io_buffer_size=1000, io_max_bytes_per_second=1000)
-    with running(engine, slow) as thread:
+    with running(engine, slow, wait_s=0.4) as thread:  # the rate is looked at every 300 ms
         time.sleep(1.5)
         assert thread.cleanings == 0
         started = time.monotonic()

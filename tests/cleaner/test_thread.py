@@ -224,7 +224,7 @@ def test_a_changed_rate_frees_a_round_that_waits(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t")
     for i in range(12):
         engine.append("t", [("a", f"{i}"), ("b", "x" * 400_000)], now_ms=1000)
-    slow = CleanerConfig(backoff_ms=5, io_buffer_size=1000, io_max_bytes_per_second=1000)
+    slow = CleanerConfig(backoff_ms=5, io_buffer_size=1000, io_max_bytes_per_second=1)
     with running(engine, slow, wait_s=0.4) as thread:  # the rate is looked at every 300 ms
         time.sleep(1.5)
         assert thread.cleanings == 0

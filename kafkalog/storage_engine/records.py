@@ -1,4 +1,4 @@
-"""The records of batches as columns: decoded to Arrow, encoded from Arrow, filtered.
+"""The records of batches as columns: decoded to Arrow, encoded from Arrow, put in other batches.
 
 A *chunk* is a piece of a .log file. `scan_batches` finds its batches (a `BatchTable`), `check_crcs`
 proves them, `index_records` finds the records (a `RecordTable`: where each lies in an *arena*, the
@@ -46,7 +46,6 @@ __all__ = [
     "decode",
     "empty_batch",
     "encode",
-    "filter_batch",
     "index_records",
     "murmur2_partitions",
     "rebuild_batch",
@@ -227,52 +226,19 @@ def to_arrow(
     return columns.build(records, table, rows, schema=schema, topic=topic, partition=partition)
 
 
-def filter_batch(
-    buffer: Buffer,
-    table: BatchTable,
-    batch: int,
-    records: RecordTable,
-    keep: npt.NDArray[np.bool_],
-    *,
-    delete_horizon_ms: int | None,
-) -> bytes | None:
-    """Return the batch with only its kept records; None when none is kept.
-
-    Offsets, timestamps, producer, epoch, sequence and codec stay; so do the first and last offset
-    of the batch. A batch that keeps all and gets no new horizon is returned byte for byte.
-
-    keep: bool (n of that batch,); delete_horizon_ms: a horizon to set, None leaves it as it is.
-    Kafka: MemoryRecords.filterTo.
-    """
-    _refuse_messages(table, batch)
-    if not keep.any():
-        return None
-    has_horizon = bool(table.attributes[batch] & layout.DELETE_HORIZON_BIT)
-    if has_horizon and delete_horizon_ms == int(table.base_timestamps[batch]):
-        delete_horizon_ms = None
-    if keep.all() and delete_horizon_ms is None:
-        start = int(table.positions[batch])
-        return bytes(buffer[start : start + int(table.sizes[batch])])
-    first = int(np.searchsorted(records.batch_index, batch))
-    rows = first + np.flatnonzero(keep)
-    return rebuild_batch(records, table, batch, rows, delete_horizon_ms=delete_horizon_ms)
-
-
 def rebuild_batch(
     records: RecordTable,
     table: BatchTable,
     batch: int,
     rows: Integers,
     *,
-    delete_horizon_ms: int | None = None,
-    last_offset: int | None = None,
     level: int | None = None,
 ) -> bytes:
     """Return a batch of the records `rows` (at least one) under the header of `batch`.
 
-    The rows may come from several batches, in offset order, if the header fits them all: then
-    `last_offset` is that of the last batch. Compressed with the header's codec at `level`, None for
-    its default; where the records are more bytes than a reader would decompress, as they stand.
+    The header is what `table` says, delete horizon and codec too; where the rows come from several
+    batches, in offset order, it is one for them all. Compressed with its codec at `level`, None for
+    the default; where the records are more bytes than a reader would decompress, as they stand.
     Raises InvalidInputError for messages v0 and v1, which are only read.
     """
     kernels = kernel_cache.load()
@@ -280,10 +246,7 @@ def rebuild_batch(
     _refuse_messages(table, batch, records.batch_index[rows])
     attributes = int(table.attributes[batch])
     base_timestamp = int(records.timestamps[rows[0]])
-    if delete_horizon_ms is not None:
-        attributes |= layout.DELETE_HORIZON_BIT
-        base_timestamp = delete_horizon_ms
-    elif attributes & layout.DELETE_HORIZON_BIT:
+    if attributes & layout.DELETE_HORIZON_BIT:
         base_timestamp = int(table.base_timestamps[batch])
     if attributes & layout.TIMESTAMP_TYPE_BIT:
         max_timestamp = int(table.max_timestamps[batch])
@@ -299,13 +262,11 @@ def rebuild_batch(
     if size > compression.SIZE_MAX:
         codec, attributes = layout.CODEC_NONE, attributes & ~layout.CODEC_MASK
     data = bytes(layout.BATCH_OVERHEAD) + compression.compress(codec, section, level)
-    last = int(table.last_offsets[batch]) if last_offset is None else last_offset
     return _sealed(
         data,
         table,
         batch,
         attributes=attributes,
-        last_offset=last,
         records_count=len(rows),
         base_timestamp=base_timestamp,
         max_timestamp=max_timestamp,
@@ -324,7 +285,6 @@ def empty_batch(buffer: Buffer, table: BatchTable, batch: int) -> bytes:
         table,
         batch,
         attributes=int(table.attributes[batch]) & kept,
-        last_offset=int(table.last_offsets[batch]),
         records_count=0,
         base_timestamp=layout.NO_TIMESTAMP,
         max_timestamp=int(table.max_timestamps[batch]),
@@ -342,7 +302,6 @@ def _sealed(
     batch: int,
     *,
     attributes: int,
-    last_offset: int,
     records_count: int,
     base_timestamp: int,
     max_timestamp: int,
@@ -354,7 +313,7 @@ def _sealed(
         0,
         len(target),
         base_offset=base_offset,
-        last_offset_delta=last_offset - base_offset,
+        last_offset_delta=int(table.last_offsets[batch]) - base_offset,
         records_count=records_count,
         base_timestamp=base_timestamp,
         max_timestamp=max_timestamp,

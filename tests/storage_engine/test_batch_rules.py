@@ -23,6 +23,7 @@ from kafkalog.storage_engine import records
 from kafkalog.storage_engine.control_record import read_control_record
 from kafkalog.storage_engine.log_view import open_view
 from kafkalog.storage_engine.state import PartitionState
+from tests.cleaner.rewritten import rewritten
 from tests.storage_engine import naive, naive_messages
 from tests.storage_engine.log_builder import Batch, batch, name, write_segment
 from tests.storage_engine.naive_messages import Message, message, wrapper
@@ -77,13 +78,7 @@ def filtered(data: bytes, keep: Callable[[int], bool], horizon: int | None = Non
     """Every batch with the records whose offsets `keep` wants; batches without any are left out."""
     table, _, _ = records.scan_batches(data)
     found = records.index_records(data, table, **PLACE)
-    out = b""
-    for place in range(len(table)):
-        mine = found.offsets[found.batch_index == place]
-        wanted = np.array([keep(int(offset)) for offset in mine], dtype=bool)
-        kept = records.filter_batch(data, table, place, found, wanted, delete_horizon_ms=horizon)
-        out += kept or b""
-    return out
+    return rewritten(data, [keep(offset) for offset in found.offsets.tolist()], horizon)
 
 
 # --- building and reading ------------------------------------------------------------------------

@@ -610,12 +610,9 @@ def test_messages_are_not_rewritten_as_batches() -> None:
         data = modern(0, 1).data + item.data
         table, _, _ = records.scan_batches(data)
         found = records.index_records(data, table, path="x", file_position=0)
-        keep = np.ones(len(item.messages), dtype=np.bool_)
         with pytest.raises(InvalidInputError, match="v0 and v1"):
             records.rebuild_batch(found, table, 0, np.arange(2))
         with pytest.raises(InvalidInputError, match="v0 and v1"):
             records.rebuild_batch(found, table, 1, np.arange(1, 2))
-        with pytest.raises(InvalidInputError, match="v0 and v1"):
-            records.filter_batch(data, table, 1, found, keep, delete_horizon_ms=None)
         with pytest.raises(InvalidInputError, match="v0 and v1"):
             records.empty_batch(data, table, 1)

@@ -14,10 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafkalog.cleaner.merge import group
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.schema import HEADERS, changelog_schema
 from kafkalog.storage_engine import batch as batch_module
 from kafkalog.storage_engine import compression, records
+from kafkalog.storage_engine.config import TopicConfig
+from tests.cleaner.rewritten import rewritten
 from tests.storage_engine import naive
 
 ALL = changelog_schema(include_headers=True)
@@ -421,10 +424,8 @@ def test_damaged_compression_is_a_typed_error(codec: int) -> None:
 # --- filtering -----------------------------------------------------------------------------------
 def filtered(data: bytes, keep: Sequence[bool], horizon: int | None = None, which: int = 0) -> Any:
     table, _, _ = records.scan_batches(data)
-    found = records.index_records(data, table, **PLACE)
-    return records.filter_batch(
-        data, table, which, found, np.array(keep), delete_horizon_ms=horizon
-    )
+    start = int(table.positions[which])
+    return rewritten(data[start : start + int(table.sizes[which])], keep, horizon) or None
 
 
 ITEMS = [
@@ -513,8 +514,9 @@ def test_neighbours_are_rebuilt_into_one_batch() -> None:
     second = naive.batch([naive.Record(60, 5, b"z", b"z")], base_offset=58, last_offset_delta=9)
     table, _, _ = records.scan_batches(first + second)
     found = records.index_records(first + second, table, **PLACE)
-    merged = records.rebuild_batch(found, table, 0, np.array([0, 2, 3]), last_offset=67)
-    assert merged == naive.batch(
+    rows = np.array([0, 2, 3])
+    (merged,) = group.encode(found, table, np.arange(2), rows, TopicConfig.parse({}))
+    assert merged.data == naive.batch(
         [ITEMS[0], ITEMS[2], naive.Record(60, 5, b"z", b"z")],
         base_offset=50,
         last_offset_delta=17,

@@ -86,7 +86,7 @@ if getattr(config, "DISABLE_JIT", False):
         target[to : to + size] = source[start : start + size]
 
 else:
-
+    # Numba passes its own types to an intrinsic, for which there are no stubs.
     @intrinsic
     def copy_bytes(typing_context, target, to, source, start, size):  # type: ignore[no-untyped-def]
         """Copy `size` bytes by memcpy; the caller has proven both ranges."""

@@ -123,7 +123,7 @@ def batch(base: int, pairs: Sequence[tuple[str, str | None]], **fields: int | No
         )
         for i, (key, value) in enumerate(pairs)
     )
-    return Batch(base, base + len(pairs) - 1, records, **fields)  # type: ignore[arg-type]
+    return Batch(base, base + len(pairs) - 1, records, **fields)
 
 
 def naive_clean(

@@ -359,7 +359,7 @@ def test_an_emptied_segment_stays_until_it_is_merged(tmp_path: Path) -> None:
     assert [s.base_offset for s in listed(directory)] == [0, 2, 4, 5]
 
 
-def listed(directory: Path):  # type: ignore[no-untyped-def]
+def listed(directory: Path):
     from kafkalog.storage_engine.segments import list_segments
 
     return list_segments(directory)

@@ -127,7 +127,7 @@ def test_a_cleaner_that_died_anywhere_leaves_what_is_live_listed(
         engine = Engine(root)
         fired = each_act(
             lambda e=engine: clean(e, force=True, now_ms=1_400), n, Died(), after=after
-        )  # type: ignore[misc]
+        )
         reader = Engine(root)
         check_lists(reader)
         assert newest_values(records_of(dump(reader))) == before, n
@@ -157,7 +157,7 @@ def test_a_segment_as_large_as_the_one_it_replaces_is_told_from_it(tmp_path: Pat
         n += 1
         engine = twins(tmp_path / str(n))
         first = list_segments(directory(engine))[0]
-        fired = each_act(lambda e=engine: clean(e, now_ms=1), n, Died())  # type: ignore[misc]
+        fired = each_act(lambda e=engine: clean(e, now_ms=1), n, Died())
         listed = check_lists(Engine(tmp_path / str(n)))
         outcomes.add(len(listed.get((0, first.size), [])))
         if not fired:
@@ -247,7 +247,7 @@ def test_a_swap_whose_offsets_were_changed_takes_nothing_along(tmp_path: Path) -
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(template, root)
         engine = Engine(root)
-        each_act(lambda e=engine: clean(e, force=True, now_ms=1_400), n, Died(), after=True)  # type: ignore[misc]
+        each_act(lambda e=engine: clean(e, force=True, now_ms=1_400), n, Died(), after=True)
     engine = Engine(root)
     expected = records_of(dump(engine))
     live = {path.name for path in directory(engine).glob("*.log")}

@@ -185,7 +185,7 @@ def test_choose_index_entries_decides_batch_by_batch_across_calls(interval: int)
     for first in range(0, n, 13):
         part = slice(first, first + 13)
         out = [np.empty(13, dtype=np.int64) for _ in range(3)]
-        count, *state = kernels.choose_index_entries(  # type: ignore[assignment]
+        count, *state = kernels.choose_index_entries(
             integers(sizes[part]), integers(lasts[part]), integers(times[part]),
             state[0], interval, state[1], state[2], *out,
         )  # fmt: skip

@@ -52,7 +52,7 @@ def plan(
         "active_base": active.base_offset,
         "active_size": active.size,
     }
-    state |= {k: v for k, v in fields.items() if k not in [n.replace(".", "_") for n in config]}  # type: ignore[misc]
+    state |= {k: v for k, v in fields.items() if k not in [n.replace(".", "_") for n in config]}
     return log_to_clean(
         "t",
         0,
@@ -154,7 +154,7 @@ def test_the_longest_lag_makes_a_log_due_whatever_its_ratio(tmp_path: Path) -> N
 # --- groups --------------------------------------------------------------------------------------
 
 
-def groups(segments: list[SegmentFiles], size: int = 10**9, index: int = 10**9, end: int = 10**6):  # type: ignore[no-untyped-def]
+def groups(segments: list[SegmentFiles], size: int = 10**9, index: int = 10**9, end: int = 10**6):
     found = group_segments_by_size(segments, max_size=size, max_index_size=index, end=end)
     assert [s for group in found for s in group] == segments
     return [len(group) for group in found]

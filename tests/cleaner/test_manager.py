@@ -381,7 +381,7 @@ def test_an_error_of_the_clock_does_not_end_the_thread(tmp_path: Path) -> None:
 def test_the_settings_are_checked(tmp_path: Path) -> None:
     for wrong in ({"dedupe_buffer_size": 1}, {"io_buffer_load_factor": 0.0}, {"backoff_ms": -1}):
         with pytest.raises(InvalidInputError):
-            CleanerConfig(**wrong)  # type: ignore[arg-type]
+            CleanerConfig(**wrong)
 
 
 def test_each_partitions_round_begins_at_its_own_time(tmp_path: Path) -> None:

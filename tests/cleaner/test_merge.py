@@ -218,9 +218,9 @@ def test_batches_are_written_as_the_naive_twin_writes_them(
 def small_batch(base: int, *, value: bytes | None = b"value", **fields: object) -> Batch:
     """A batch of one record in two offsets; its time is its offset, but for LogAppendTime."""
     timestamp = fields.get("max_timestamp", base)
-    record = Record(base, timestamp, b"k%d" % base, value)  # type: ignore[arg-type]
-    batch = Batch(base, base + 1, (record,), max_timestamp=timestamp)  # type: ignore[arg-type]
-    return dataclasses.replace(batch, **fields)  # type: ignore[arg-type]
+    record = Record(base, timestamp, b"k%d" % base, value)
+    batch = Batch(base, base + 1, (record,), max_timestamp=timestamp)
+    return dataclasses.replace(batch, **fields)
 
 
 def staying(*batches: Batch) -> list[tuple[Batch, Fate]]:
@@ -354,7 +354,7 @@ def test_what_is_held_back_is_smaller_than_one_batch(
     add = Group.add
 
     def noted(self: Group, *arguments: object) -> None:
-        add(self, *arguments)  # type: ignore[arg-type]
+        add(self, *arguments)
         held.append(sum(len(part.arena) for part in self._parts))
 
     monkeypatch.setattr(Group, "add", noted)

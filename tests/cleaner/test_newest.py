@@ -264,7 +264,7 @@ def test_a_spill_that_died_twice_is_followed_by_a_bounded_round(tmp_path: Path) 
     engine = foreign_log(tmp_path, segments)
 
     def die(newest: Newest) -> None:
-        newest.close = lambda: None  # type: ignore[method-assign]
+        newest.close = lambda: None
         raise Died
 
     for deaths in (1, 2):

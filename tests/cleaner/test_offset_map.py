@@ -33,7 +33,7 @@ def keys(*items: bytes | None, first: int = 0) -> Keys:
 
 
 def hashed(offset_map: OffsetMap, records: Keys) -> npt.NDArray[np.uint64]:
-    return offset_map.hash(records, path="f", file_position=0)  # type: ignore[arg-type]
+    return offset_map.hash(records, path="f", file_position=0)
 
 
 def put(offset_map: OffsetMap, records: Keys, **span: int) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def put(offset_map: OffsetMap, records: Keys, **span: int) -> tuple[int, int]:
         hashed(offset_map, records),
         records.key_sizes,
         records.offsets,
-        **span,  # type: ignore[arg-type]
+        **span,
     )
 
 

@@ -151,7 +151,7 @@ def test_a_fault_is_found_by_one_cleaner_of_several(
     def look(path: Path, *args: object, **options: object) -> None:
         if path.name == layout.UNCLEANABLE:
             were_locked.append(files.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).is_held())
-        write(path, *args, **options)  # type: ignore[arg-type]
+        write(path, *args, **options)
 
     monkeypatch.setattr(files, "write_atomically", look)
 
@@ -311,7 +311,7 @@ def test_pausers_retention_and_cleaners_may_meet_in_any_order(tmp_path: Path) ->
             try:
                 mine = Engine(tmp_path)
                 for i in range(15):
-                    work(mine, i)  # type: ignore[operator]
+                    work(mine, i)
             except BaseException as fault:
                 faults.append(fault)
 

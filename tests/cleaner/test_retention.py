@@ -47,16 +47,16 @@ def test_compact_delete_is_cleaned_and_then_loses_its_old_segments(tmp_path: Pat
     with filled(
         tmp_path, "t", cleanup_policy="compact,delete", retention_ms=str(3 * HOUR)
     ) as engine:
-        (stats,) = engine.clean(now_ms=int(4.5 * HOUR))  # type: ignore[attr-defined]
+        (stats,) = engine.clean(now_ms=int(4.5 * HOUR))
         assert stats.error is None
         assert start(engine) == (4, 10)
         assert newest(engine) == [5, 7, 9, 10, 11]
-        assert engine.clean(now_ms=int(4.5 * HOUR)) == []  # type: ignore[attr-defined]
+        assert engine.clean(now_ms=int(4.5 * HOUR)) == []
 
 
 def test_compact_alone_keeps_every_key_however_old(tmp_path: Path) -> None:
     with filled(tmp_path, "t", retention_ms="1", retention_bytes="1") as engine:
-        engine.clean(now_ms=10**9 * HOUR)  # type: ignore[attr-defined]
+        engine.clean(now_ms=10**9 * HOUR)
         assert start(engine)[0] == 0
         assert len(newest(engine)) == 7
 

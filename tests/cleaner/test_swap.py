@@ -68,7 +68,7 @@ def test_a_cleaning_cut_short_at_any_durable_act_loses_nothing_and_heals(
         root = tmp_path / str(n)
         shutil.copytree(template, root)
         engine = Engine(root)
-        is_cut_short = each_act(lambda e=engine: clean(e, now_ms=1), n, fault())  # type: ignore[misc]
+        is_cut_short = each_act(lambda e=engine: clean(e, now_ms=1), n, fault())
         reader = Engine(root, read_only=True)
         left = records_of(dump(reader))
         assert newest_values(left) == newest_values(all_records), n

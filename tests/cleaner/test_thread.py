@@ -49,14 +49,14 @@ def test_several_threads_clean_several_partitions_at_once(
         check = kwargs["check_abort"]
 
         def wait_for_the_others() -> None:
-            check()  # type: ignore[operator]
+            check()
             name = threading.current_thread().name + str(threading.get_ident())
             if name not in at_work:
                 at_work.append(name)
                 met.wait()
 
         kwargs["check_abort"] = wait_for_the_others
-        return clean_filthiest(*args, **kwargs)  # type: ignore[arg-type]
+        return clean_filthiest(*args, **kwargs)
 
     monkeypatch.setattr(thread_module, "clean_filthiest", meeting)
     with running(engine, CleanerConfig(threads=3, backoff_ms=5)) as thread:
@@ -276,7 +276,7 @@ def test_a_partition_whose_disk_takes_no_mark_does_not_stop_the_others(
     def full(path: Path, *args: object, **kwargs: object) -> None:
         if path.name == layout.UNCLEANABLE:
             raise OSError(28, "No space left on device")
-        original(path, *args, **kwargs)  # type: ignore[arg-type]
+        original(path, *args, **kwargs)
 
     monkeypatch.setattr(files, "write_atomically", full)
     with running(engine) as thread:

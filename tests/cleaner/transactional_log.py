@@ -158,7 +158,7 @@ class Log:
 
     def clean_twice(self, now_ms: int = 0, **options: int) -> None:
         """Give horizons, then come back when they are over."""
-        self.clean(now_ms, **options)  # type: ignore[arg-type]
+        self.clean(now_ms, **options)
         self.clean(now_ms + DAY + 1)
 
     # --- looking ---

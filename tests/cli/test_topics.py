@@ -112,7 +112,7 @@ def staged_record(log: object) -> object:
 
     from kafkalog.storage_engine.staging import StagedWriter
 
-    writer = StagedWriter(None, log.state(), now_ms=lambda: 1_700_000_000_000)  # type: ignore[attr-defined]
+    writer = StagedWriter(None, log.state(), now_ms=lambda: 1_700_000_000_000)
     writer.append("t", pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])}))
     return writer.finish()
 

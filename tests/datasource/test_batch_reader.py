@@ -30,7 +30,7 @@ def read(root: Path, schema: StructType | None = None, **options: str) -> list[d
 def ranges(root: Path, **options: str) -> list[tuple[str, int, int]]:
     data_source = source(root, **options)
     planned = data_source.reader(data_source.schema()).partitions()
-    return [(str(p.range.partition), p.range.start, p.range.end) for p in planned]  # type: ignore[attr-defined]
+    return [(str(p.range.partition), p.range.start, p.range.end) for p in planned]
 
 
 @pytest.mark.parametrize("include_headers", [False, True])

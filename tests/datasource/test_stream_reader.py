@@ -25,7 +25,7 @@ def stream(root: Path, **options: str) -> KafkaLogStreamReader:
 
 def ranges(reader: KafkaLogStreamReader, start: Any, end: Any) -> list[tuple[str, int, int]]:
     planned = reader.partitions(start, end)
-    return [(str(p.range.partition), p.range.start, p.range.end) for p in planned]  # type: ignore[attr-defined]
+    return [(str(p.range.partition), p.range.start, p.range.end) for p in planned]
 
 
 def test_a_stream_from_the_latest_offset_begins_where_its_first_batch_ended(tmp_path: Path) -> None:

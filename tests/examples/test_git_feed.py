@@ -36,7 +36,7 @@ def test_rows_are_numbered_in_the_order_of_the_commits(
     feed = write_feed(repository.path, tmp_path / "feed", Progress(disable=True))
     found = rows(feed.directory)
     assert [row["seq"] for row in found] == list(range(40))
-    assert [json.loads(row["value"])["commit"] for row in found[::2]] == names  # type: ignore[arg-type]
+    assert [json.loads(row["value"])["commit"] for row in found[::2]] == names
     assert (feed.commits, feed.changes, feed.deletes, feed.files) == (20, 40, 0, 10)
 
 
@@ -62,5 +62,5 @@ def test_a_value_is_json_and_a_delete_is_null(repository: Repository, tmp_path: 
     feed = write_feed(repository.path, tmp_path / "feed", Progress(disable=True))
     upsert, delete = rows(feed.directory)
     expected = {"mode": "100644", "blob": blob, "commit": name, "time": AUTHOR_TIME}
-    assert json.loads(upsert["value"]) == expected  # type: ignore[arg-type]
+    assert json.loads(upsert["value"]) == expected
     assert (delete["key"], delete["value"]) == (b"a", None)

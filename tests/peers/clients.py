@@ -226,7 +226,7 @@ _PASSING = {
 COORDINATOR_LOAD_IN_PROGRESS, OUT_OF_ORDER_SEQUENCE = 14, 45
 
 
-class _EndOfEpochResponse(Response):  # type: ignore[misc]
+class _EndOfEpochResponse(Response):
     API_KEY, API_VERSION = 23, 3
     _PARTITION = Array(
         ("error_code", Int16), ("partition", Int32), ("epoch", Int32), ("end_offset", Int64)
@@ -237,7 +237,7 @@ class _EndOfEpochResponse(Response):  # type: ignore[misc]
     )
 
 
-class _EndOfEpochRequest(RequestStruct):  # type: ignore[misc]
+class _EndOfEpochRequest(RequestStruct):
     API_KEY, API_VERSION = 23, 3
     RESPONSE_TYPE = _EndOfEpochResponse
     _PARTITION = Array(("partition", Int32), ("current_epoch", Int32), ("epoch", Int32))

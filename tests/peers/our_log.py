@@ -136,7 +136,7 @@ def _write_segments(log: KafkaLog, draw: random.Random) -> None:
             writer = StagedWriter(
                 log.root,
                 log.state(),
-                now_ms=lambda now_ms=now_ms: now_ms,  # type: ignore[misc]
+                now_ms=lambda now_ms=now_ms: now_ms,
                 writer_slug="a" * 32,
                 batch_id=commit,
                 batch_size=500,

@@ -33,7 +33,7 @@ def run(verb: str, root: Path, *, die_at: int = 0, kill_after: float | None = No
     arguments = [verb, str(root), *([str(die_at)] if die_at else [])]
     command = [sys.executable, "-m", "tests.peers.passage", *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=_ROOT, **pipes) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(command, cwd=_ROOT, **pipes) as process:
         assert process.stdout.readline() == b"ready\n", process.stderr.read()
         process.stdin.write(b"\n")
         process.stdin.flush()

@@ -75,7 +75,7 @@ def test_where_there_is_neither_both_reasons_are_told() -> None:
 
 @pytest.mark.parametrize("wanted", ["docker", "jars"])
 def test_what_is_asked_for_is_used_or_nothing(wanted: str) -> None:
-    assert choose({n: lambda n=n: here(n) for n in WAYS}, wanted).installation.name == wanted  # type: ignore[misc]
+    assert choose({n: lambda n=n: here(n) for n in WAYS}, wanted).installation.name == wanted
     others = {name: lambda: here("another") for name in WAYS if name != wanted}
     with pytest.raises(UnavailableError, match="not here"):
         choose({wanted: lambda: missing("not here"), **others}, wanted)

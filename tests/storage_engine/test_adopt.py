@@ -66,11 +66,11 @@ def broker_root(tmp_path: Path, *, is_clean: bool = True) -> Path:
 
 
 def take(root: Path, **options: object) -> AdoptReport:
-    return ownership.adopt(root, now_ms=NOW_MS, **options)  # type: ignore[arg-type]
+    return ownership.adopt(root, now_ms=NOW_MS, **options)
 
 
 def give_back(root: Path, **options: object) -> ReleaseReport:
-    return ownership.release(root, now_ms=NOW_MS, **options)  # type: ignore[arg-type]
+    return ownership.release(root, now_ms=NOW_MS, **options)
 
 
 def values(root: Path, topic: str = "t", number: int = 0) -> list[bytes]:

@@ -68,7 +68,7 @@ def stage(
         writer_slug=writer_slug("query", "t"),
         batch_id=batch_id,
         spark_partition=spark_partition,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     writer.append(topic, batch)
     return writer.finish()

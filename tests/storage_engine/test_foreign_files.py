@@ -142,7 +142,7 @@ def lying(base: int) -> dict[str, bytes]:
     rows = [naive.Record(base, 1, b"k", b"v"), naive.Record(base + 1, 2, b"l", b"w")]
 
     def batch(**fields: object) -> bytes:
-        return naive.batch(rows, base_offset=base, last_offset_delta=1, **fields)  # type: ignore[arg-type]
+        return naive.batch(rows, base_offset=base, last_offset_delta=1, **fields)
 
     section = naive.section(rows, base, 1)
     sound = batch()

@@ -214,7 +214,7 @@ class Log:
 
     def read(self, start: int = 0, end: int | None = None, **options: object) -> list[int]:
         end = self.state.high_watermark if end is None else end
-        with open_view(self.directory, "t", 0, lambda: self.state, **options) as view:  # type: ignore[arg-type]
+        with open_view(self.directory, "t", 0, lambda: self.state, **options) as view:
             tables = list(view.read(start, end, schema=changelog_schema()))
         return [offset for table in tables for offset in table["offset"].to_pylist()]
 
@@ -459,7 +459,7 @@ def test_a_raw_append_that_died_anywhere_leaves_no_gap(
         shutil.copytree(first, root)
         engine = Engine(root)
         many = [RawBatch(10 * k) for k in range(2, 9)]
-        fired = each_act(lambda e=engine, b=many: raw(e, *b), n, make())  # type: ignore[misc]
+        fired = each_act(lambda e=engine, b=many: raw(e, *b), n, make())
         engine = Engine(root)
         before = offsets(engine)
         assert before in ([3, 8], [3, 8, 20, 30, 40, 50, 60, 70, 80]), n

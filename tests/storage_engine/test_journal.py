@@ -95,9 +95,9 @@ def test_a_record_that_was_not_published_is_unseen_until_settled(path: Path) -> 
 
 def test_a_torn_last_record_is_absent_at_every_length(path: Path) -> None:
     journal = filled(path)
-    published, start = header(path), journal._replay.end  # type: ignore[union-attr]
+    published, start = header(path), journal._replay.end
     journal.append(partition_change(9))
-    end = journal._replay.end  # type: ignore[union-attr]
+    end = journal._replay.end
     whole = path.read_bytes()
     for cut in range(start, end):
         path.write_bytes(whole[:cut] + bytes(len(whole) - cut))
@@ -114,7 +114,7 @@ def test_a_torn_last_record_is_absent_at_every_length(path: Path) -> None:
 def test_a_damaged_published_record_is_an_error_that_names_its_position(path: Path) -> None:
     journal = filled(path)
     data = bytearray(path.read_bytes())
-    position = journal._replay.end - 3  # type: ignore[union-attr]
+    position = journal._replay.end - 3
     data[position] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptJournalError, match=f"{layout.COMMIT}: at byte"):
@@ -133,7 +133,7 @@ def test_every_flipped_byte_is_an_error_or_harmless(
     monkeypatch.setattr(journal_module, "_READ_TRIES", 2)
     journal = filled(path)
     whole, state = path.read_bytes(), journal.published()
-    end = journal._replay.end  # type: ignore[union-attr]
+    end = journal._replay.end
     for position in range(end):
         write_byte(path, position, whole[position] ^ 0x40)
         with contextlib.suppress(CorruptJournalError, StorageError):
@@ -176,7 +176,7 @@ def test_a_slow_reader_of_the_same_process_never_takes_the_writer_back(
     read = Journal._read
 
     def slow_read(*args: object) -> object:
-        replay = read(*args)  # type: ignore[arg-type]
+        replay = read(*args)
         if threading.current_thread() is reader:
             has_read.set()
             assert may_go_on.wait(10)

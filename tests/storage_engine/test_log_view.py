@@ -51,7 +51,7 @@ class Partition:
         self.segments = segments
         self.loads = 0
         for base, batches in segments.items():
-            write_segment(directory, base, batches, **write)  # type: ignore[arg-type]
+            write_segment(directory, base, batches, **write)
         active = max(segments)
         last = [b for base in sorted(segments) for b in segments[base]][-1:]
         self.state = PartitionState(
@@ -70,7 +70,7 @@ class Partition:
         return self.state
 
     def view(self, **options: object) -> LogView:
-        return open_view(self.directory, "t", 3, self.load_state, **options)  # type: ignore[arg-type]
+        return open_view(self.directory, "t", 3, self.load_state, **options)
 
     def expected(self, start: int, end: int) -> list[Record]:
         batches = [b for base in sorted(self.segments) for b in self.segments[base]]

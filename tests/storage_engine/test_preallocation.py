@@ -61,7 +61,7 @@ def test_a_commit_that_dies_leaves_the_log_as_it_was(tmp_path: Path) -> None:
         root = tmp_path / str(n)
         shutil.copytree(tmp_path / "0", root)
         dying = Engine(root)
-        is_cut_short = each_act(lambda e=dying: append(e, 3), n, Died())  # type: ignore[misc]
+        is_cut_short = each_act(lambda e=dying: append(e, 3), n, Died())
         engine = Engine(root)
         count = rows(engine)
         assert 4 <= count <= 7

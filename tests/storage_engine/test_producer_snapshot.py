@@ -229,7 +229,7 @@ def test_a_snapshot_is_synced_before_it_has_its_name_and_its_name_after(
 
         def noted(*arguments: object, step: str = step, real: object = real) -> None:
             steps.append((step, at(tmp_path, 5).exists()))
-            real(*arguments)  # type: ignore[operator]
+            real(*arguments)
 
         monkeypatch.setattr(files, step, noted)
     write_snapshot(tmp_path, Producers(ENTRIES, 5))

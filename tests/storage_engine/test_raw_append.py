@@ -233,7 +233,7 @@ def test_a_source_that_is_no_binary_file_is_refused(tmp_path: Path) -> None:
     refused(engine, tmp_path / "none", InvalidInputError, "none: cannot be read: No such file")
     refused(engine, tmp_path, InvalidInputError, "expected a file of record batches")
     text: io.StringIO = io.StringIO("text")
-    refused(engine, text, InvalidInputError, "open it in binary mode")  # type: ignore[arg-type]
+    refused(engine, text, InvalidInputError, "open it in binary mode")
 
 
 def test_a_partition_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ INT32_MAX = 2**31 - 1
 
 def load(directory: Path, **changes: object) -> LoadedPartition:
     given = {"log_start": 0, "recovery_point": 0, "is_clean": False, "now_ms": 0, **changes}
-    return load_partition(directory, "t", 0, **given)  # type: ignore[arg-type]
+    return load_partition(directory, "t", 0, **given)
 
 
 def read(loaded: LoadedPartition) -> list[int]:

@@ -41,7 +41,7 @@ def write(root: Path, *, topics: tuple[str, ...] = ("t",), commits: int = 3) -> 
 
 
 def give_back(root: Path, **options: object) -> ReleaseReport:
-    return release.release(root, now_ms=NOW_MS, **options)  # type: ignore[arg-type]
+    return release.release(root, now_ms=NOW_MS, **options)
 
 
 def properties(tmp_path: Path) -> Path:

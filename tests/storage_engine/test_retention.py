@@ -127,7 +127,7 @@ def test_records_without_a_time_are_as_old_as_their_file(tmp_path: Path) -> None
 
     engine = foreign_log(
         tmp_path,
-        {0: [timeless(0)], 1: [timeless(1)], 2: []},  # type: ignore[list-item]
+        {0: [timeless(0)], 1: [timeless(1)], 2: []},
         config={"cleanup.policy": "delete", "retention.ms": "1000"},
     )
     for base, when in ((0, 5_000), (1, 7_000)):
@@ -387,7 +387,7 @@ def test_any_act_of_a_retention_that_fails_once_is_done_by_the_next(tmp_path: Pa
         engine = Engine(root)
         if not each_act(
             lambda e=engine: e.apply_retention(now_ms=at(4.5)), n, OSError(5, "failed")
-        ):  # type: ignore[misc]
+        ):
             break
         append(engine, 6)
         engine.apply_retention(now_ms=at(4.5))

@@ -271,7 +271,7 @@ def test_a_read_that_is_given_up_leaves_what_it_learned(
     with log.view() as view:
         rows = view.read(0, 40, schema=changelog_schema())
         assert next(rows)["offset"].to_pylist() == [1]
-        rows.close()  # type: ignore[attr-defined]
+        rows.close()
     looked_at.clear()
     assert log.offsets(2, 4) == []
     assert looked_at == [2, 3]

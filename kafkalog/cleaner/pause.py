@@ -15,6 +15,7 @@ Kafka: LogCleanerManager.abortAndPauseCleaning, resumeCleaning (rules C120 to C1
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,8 @@ def abort_and_pause(engine: Engine, topic: str, partition: int) -> Iterator[None
 def is_paused(directory: Path) -> bool:
     """Tell whether somebody keeps cleaners away from a partition; never waits for long.
 
-    Two who ask in the same instant may take each other for a pauser, so a yes is asked for again.
+    Two processes that ask in one instant may take each other for a pauser, so a yes is asked for
+    again, after a while that differs between them.
     """
     lock = files.FileLock(directory / layout.CLEANING_PAUSED)
     if not lock.path.exists():
@@ -66,5 +68,5 @@ def is_paused(directory: Path) -> bool:
         if not lock.is_held():
             return False
         if attempt < _TRIES - 1:
-            time.sleep(_PAUSE_S)
+            time.sleep(random.uniform(0.5, 1.5) * _PAUSE_S)
     return True

@@ -199,17 +199,19 @@ def checksum(fd: int, size: int, crc: Callable[[bytes, int], int]) -> int:
 _descriptors: set[int] = set()
 _mutexes: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _guard = threading.Lock()
+_asking = threading.Lock()
 
 
 def _forget_inherited_locks() -> None:
     """In a forked child: close the parent's lock descriptors, or its death would not free them."""
-    global _guard  # noqa: PLW0603  a mutex of another thread may be held for ever in the child
+    global _guard, _asking  # noqa: PLW0603  another thread's mutex may be held for ever in the child
     for fd in _descriptors:
         with contextlib.suppress(OSError):
             os.close(fd)
     _descriptors.clear()
     _mutexes.clear()
     _guard = threading.Lock()
+    _asking = threading.Lock()
 
 
 def _before_fork() -> None:
@@ -312,8 +314,9 @@ class FileLock:
         return self._is_refused(fcntl.LOCK_SH)
 
     def is_held(self) -> bool:
-        """The same for any holder; two who ask in one instant may take each other for one."""
-        return self._is_refused(fcntl.LOCK_EX)
+        """The same for any holder; two processes that ask at once may take each other for one."""
+        with _asking:
+            return self._is_refused(fcntl.LOCK_EX)
 
     def _is_refused(self, operation: int) -> bool:
         with _descriptor(self.path, writable=False) as fd:

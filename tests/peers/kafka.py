@@ -133,7 +133,13 @@ class KafkaBroker:
         lines = [f"{name}={value}\n" for name, value in self._settings.items()]
         self._properties.write_text("".join(lines))
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        tool = ["format", "--standalone", "-t", cluster_id, "-c", str(self._properties)]
+        # With "=": one id in 64 begins with "-", and would be taken for an option.
+        tool = [
+            "format",
+            "--standalone",
+            f"--cluster-id={cluster_id}",
+            f"--config={self._properties}",
+        ]
         result = self._installation.run(
             Program.STORAGE_TOOL, *tool, directory=self.directory, timeout=START_SECONDS
         )

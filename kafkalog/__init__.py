@@ -16,10 +16,21 @@ if TYPE_CHECKING:
     from kafkalog import errors as errors
     from kafkalog import sink as sink
     from kafkalog.cleaner.config import CleanerConfig
+    from kafkalog.datasource.ktable import KTable
+    from kafkalog.datasource.lag import LagListener, offsets_behind_latest
+    from kafkalog.datasource.values import value_columns
     from kafkalog.log import KafkaLog
     from kafkalog.sink.order import in_order
 
-__all__ = ["__version__", "in_order", "open"]
+__all__ = [
+    "KTable",
+    "LagListener",
+    "__version__",
+    "in_order",
+    "offsets_behind_latest",
+    "open",
+    "value_columns",
+]
 
 __version__ = "0.1.0"
 
@@ -48,6 +59,16 @@ def __getattr__(name: str) -> Any:
         from kafkalog.sink.order import in_order
 
         return in_order
+    if name in {"LagListener", "offsets_behind_latest"}:
+        return getattr(importlib.import_module("kafkalog.datasource.lag"), name)
+    if name == "KTable":
+        from kafkalog.datasource.ktable import KTable
+
+        return KTable
+    if name == "value_columns":
+        from kafkalog.datasource.values import value_columns
+
+        return value_columns
     if name in {"cleaner", "errors", "sink"}:
         return importlib.import_module(f"kafkalog.{name}")
     raise AttributeError(f"module 'kafkalog' has no attribute {name!r}")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.cleaner.explain import Explanation
+    from kafkalog.cleaner.key_lookup import Record
     from kafkalog.cleaner.stats import CleanerStats, PartitionStatus
     from kafkalog.cleaner.thread import CleanerThread
 
@@ -32,11 +33,16 @@ class KafkaLog(Engine):
     ) -> None:
         from kafkalog.cleaner.config import CleanerConfig
 
+        if not isinstance(cleaner, bool | CleanerConfig):
+            raise InvalidInputError(
+                f"cleaner: expected True, False or a CleanerConfig, found {cleaner!r}"
+            )
         if cleaner and read_only:
             raise InvalidInputError("a log opened read-only cannot run a cleaner: drop one of both")
         super().__init__(path, read_only=read_only, create=create)
         if cleaner:
-            self._check_writable()
+            self._check_cleanable()
+        self._is_shut = False
         self._config = CleanerConfig() if isinstance(cleaner, bool) else cleaner
         self.cleaner: CleanerThread | None = None
         """The background cleaner, which counts its cleanings and failures."""
@@ -60,6 +66,20 @@ class KafkaLog(Engine):
                 end = view.state.high_watermark
                 yield from survivors.latest(view, end, budget_bytes=budget, schema=schema)
 
+    def lookup(
+        self, topic: str, key: bytes | str, *, partition: int | None = None
+    ) -> Record | None:
+        """Return the newest record of a key; None where there is none, or it is a tombstone.
+
+        Cleaned segments are asked through their key indexes, the others are scanned. The key (text
+        is UTF-8) is looked for where Kafka's default partitioner sends it, or in `partition`. For
+        many lookups `kafkalog.KTable` keeps the files open.
+        """
+        from kafkalog.cleaner.key_lookup import KeyLookup
+
+        with KeyLookup(self, topic) as lookup:
+            return lookup.get(key, partition=partition)
+
     def clean(
         self,
         topic: str | None = None,
@@ -77,7 +97,7 @@ class KafkaLog(Engine):
         """
         from kafkalog.cleaner import manager
 
-        self._check_writable()
+        self._check_cleanable()
         now = clock.now_ms() if now_ms is None else now_ms
         results = manager.clean(
             self,
@@ -93,12 +113,14 @@ class KafkaLog(Engine):
 
     def status(self, *, now_ms: int | None = None) -> list[PartitionStatus]:
         """Return, per partition, its offsets, clean and dirty bytes, dirty ratio and state."""
+        self._check_open()
         from kafkalog.cleaner.status import status
 
         return status(self, clock.now_ms() if now_ms is None else now_ms)
 
     def explain(self, topic: str, *, now_ms: int | None = None) -> list[Explanation]:
         """Say of each partition, in sentences, why it is or is not being cleaned."""
+        self._check_open()
         from kafkalog.cleaner.explain import explain
 
         return explain(self, topic, clock.now_ms() if now_ms is None else now_ms)
@@ -109,3 +131,14 @@ class KafkaLog(Engine):
             self.cleaner.stop()
             self.cleaner = None
         super().close()
+        self._is_shut = True
+
+    def _check_open(self) -> None:
+        if self._is_shut:
+            raise InvalidInputError(f"{self.root}: the log is closed: open it again to ask")
+
+    def _check_cleanable(self) -> None:
+        from kafkalog.cleaner.manager import check_disk
+
+        self._check_writable()
+        check_disk(self)

@@ -44,6 +44,7 @@ LIGHT = [
     "kafkalog.cleaner.explain",
     "kafkalog.cleaner.metrics",
     "kafkalog.cleaner.spark",
+    "kafkalog.datasource.ktable",
 ]
 """Modules whose import is free of the heavy packages: 0.7 s and 110 MiB in every fresh worker."""
 LIGHT_IN_SPARK = [
@@ -60,8 +61,8 @@ DURABLE = {
         *("truncate", "ftruncate", "link", "symlink", "utime", "posix_fallocate"),
     },
     "shutil": {"rmtree", "move", "copyfile", "copy", "copy2"},
-    "fcntl": {"flock", "lockf", "fcntl"},
 }
+LOCKING = {"flock", "lockf", "fcntl"}
 DURABLE_METHODS = {"unlink", "rename", "rmdir", "symlink_to", "hardlink_to", "touch"}
 DURABLE_OUTSIDE = {"sink/upsert"}
 """Databases of others are not the log."""
@@ -238,13 +239,24 @@ def test_durable_acts_are_in_files_alone() -> None:
     assert faults == []
 
 
+def test_locks_are_taken_in_locks_alone() -> None:
+    faults = [
+        f"{name_of(path)}:{line}"
+        for path in SOURCES
+        if name_of(path) != "storage_engine/locks.py"
+        for owner, attribute, line in calls(path)
+        if owner == "fcntl" and attribute in LOCKING
+    ]
+    assert faults == []
+
+
 def test_layouts_are_in_layout_alone() -> None:
     faults = []
     for path in SOURCES:
         if name_of(path) == "storage_engine/layout.py":
             continue
-        # files.py packs the operating system's `struct flock`, which is no layout of the log
-        is_lock = name_of(path) == "storage_engine/files.py"
+        # locks.py packs the operating system's `struct flock`, which is no layout of the log
+        is_lock = name_of(path) == "storage_engine/locks.py"
         if not is_lock and any(module == "struct" for module, _ in imports(path)):
             faults.append(f"{name_of(path)} imports struct")
         for node in ast.walk(ast.parse(path.read_text())):

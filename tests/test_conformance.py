@@ -1,7 +1,8 @@
 """`docs/conformance.md` lists every rule and every test of Kafka's once, and tests that exist.
 
-What must be listed stands here: the numbers of the rules by heading, and the names of Kafka's tests
-by class.
+So it does with the options and the tests of Spark's Kafka source. What must be listed stands here:
+the numbers of the rules by heading, and the names of Kafka's tests by class; Spark's are in
+`spark_suites`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.spark_suites import OPTIONS, SUITES
 
 TESTS = Path(__file__).resolve().parent
 DOCUMENT = TESTS.parent / "docs" / "conformance.md"
@@ -154,6 +157,14 @@ KAFKAS = {
     """,
     "LogCleanerLagIntegrationTest": "cleanerTest",
 }
+SPARKS_OPTIONS = "Spark's options"
+LISTED = {
+    **{kafkas: names.split() for kafkas, names in KAFKAS.items()},
+    SPARKS_OPTIONS: OPTIONS,
+    **SUITES,
+}
+"""What is listed by name, and not by number, under its heading."""
+TITLES = {"Rule", "Kafka's test", "Spark's test", "Option"}
 
 
 @dataclass(frozen=True)
@@ -190,7 +201,7 @@ def rows() -> list[Row]:
         elif line.startswith("| ") and heading:
             cells = [cell.strip() for cell in line.strip("|").split(" | ")]
             found.append(Row(heading, cells[0].strip("`"), cells[-1]))
-    return [row for row in found if row.name not in {"Rule", "Kafka's test"}]
+    return [row for row in found if row.name not in TITLES]
 
 
 @cache
@@ -202,14 +213,14 @@ def functions(path: Path) -> frozenset[str]:
 def test_every_rule_is_listed_once() -> None:
     expected = [f"{group}.{n + 1}" for group, count in RULES.items() for n in range(count)]
     expected += [f"{letter}{n + 1}" for letter, count in SERIES.items() for n in range(count)]
-    found = [row.name for row in rows() if row.heading not in KAFKAS]
+    found = [row.name for row in rows() if row.heading not in LISTED]
     assert Counter(found) == Counter(expected)
 
 
-@pytest.mark.parametrize("kafkas", KAFKAS)
-def test_every_test_of_kafkas_is_listed_once(kafkas: str) -> None:
-    found = [row.name for row in rows() if row.heading == kafkas]
-    assert Counter(found) == Counter(KAFKAS[kafkas].split())
+@pytest.mark.parametrize("heading", LISTED)
+def test_every_test_and_option_is_listed_once(heading: str) -> None:
+    found = [row.name for row in rows() if row.heading == heading]
+    assert Counter(found) == Counter(LISTED[heading])
 
 
 def test_every_line_names_tests_or_a_reason() -> None:
@@ -241,8 +252,8 @@ def counted(listed: list[Row]) -> tuple[int, int, int, int, int]:
 
 def test_enough_of_what_applies_passes_and_the_document_counts_right() -> None:
     parts = {
-        "Rules": [row for row in rows() if row.heading not in KAFKAS],
-        **{kafkas: [row for row in rows() if row.heading == kafkas] for kafkas in KAFKAS},
+        "Rules": [row for row in rows() if row.heading not in LISTED],
+        **{heading: [row for row in rows() if row.heading == heading] for heading in LISTED},
         "All": rows(),
     }
     text = DOCUMENT.read_text().split("\n## ")[0]

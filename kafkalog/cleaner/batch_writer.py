@@ -12,6 +12,7 @@ Kafka: Cleaner.cleanInto, MemoryRecords.filterTo; the rules are C87 to C94, C97 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kafkalog.cleaner.cleaned_segment import CleanedSegment
+from kafkalog.cleaner.key_index import key_hashes
 from kafkalog.cleaner.merge.group import Group, NewBatch, encode
 from kafkalog.cleaner.merge.plan import load_kernels, merge_size, plan_run
 from kafkalog.storage_engine import layout
@@ -28,6 +30,7 @@ from kafkalog.storage_engine.files import Buffer
 if TYPE_CHECKING:
     from kafkalog.cleaner.decision import Decision
     from kafkalog.cleaner.merge.plan import Plan
+    from kafkalog.cleaner.offset_map import Uint64s
     from kafkalog.cleaner.stats import CleanerStats
     from kafkalog.storage_engine.log_view import Chunk
     from kafkalog.storage_engine.tables import Integers, RecordTable
@@ -67,7 +70,11 @@ class BatchWriter:
         self._transactions = bytearray()
         self._state = np.zeros(load_kernels().GROUP_FIELDS, dtype=np.int64)
         self._group: Group | None = None
-        self._outputs = [CleanedSegment(directory, base_offset, config)]
+        self._key_secret = secrets.token_bytes(16)
+        self._keys = _Keys()
+        self._outputs = [
+            CleanedSegment(directory, base_offset, config, key_secret=self._key_secret)
+        ]
 
     def add(self, run: Chunk, records: RecordTable, decision: Decision) -> None:
         """Write what stays of a run, but for what may yet be joined by the next one's batches.
@@ -84,6 +91,7 @@ class BatchWriter:
             merges=self._merges,
         )
         self.is_changed |= bool((plan.batches[0] == kernels.DROP).any())
+        self._keys.add(run, records, plan.rows, self._key_secret)
         outputs = np.empty((kernels.OUTPUT_FIELDS, len(run.table) + 1), dtype=np.int64)
         count, first_open = kernels.plan_outputs(
             plan.batches, merge_size(self._config), self._state, outputs
@@ -114,7 +122,8 @@ class BatchWriter:
     def finish(self, mtime_ns: int) -> list[CleanedSegment]:
         """Write what is held back and all indexes, and sync; returns the outputs, ascending.
 
-        All get the modification time of their last source. Raises OSError.
+        All get the modification time of their last source. The key indexes come last, in what
+        room is left. Raises OSError.
         """
         self._close_group()
         entry = layout.TRANSACTION_INDEX_ENTRY
@@ -128,6 +137,8 @@ class BatchWriter:
                 if start <= marker < end:
                     output.append_transactions(data)
             output.finish(mtime_ns)
+        for output in self._outputs:
+            output.finish_keys()
         return self._outputs
 
     def discard(self) -> None:
@@ -215,11 +226,19 @@ class BatchWriter:
                 base_offset = output.next_offset
                 if int(lasts[0]) - base_offset > layout.INT32_MAX:
                     base_offset = int(bases[0])
-                self._outputs.append(CleanedSegment(self._directory, base_offset, self._config))
+                self._outputs.append(self._begin(base_offset))
                 continue
             head, pieces = _cut(pieces, int(sizes[:count].sum()))
-            output.append(head, sizes[:count], bases[:count], lasts[:count], tops[:count])
+            keys = self._keys.take(int(lasts[count - 1]))
+            output.append(
+                head, sizes[:count], bases[:count], lasts[:count], tops[:count], keys=keys
+            )
             sizes, bases, lasts, tops = sizes[count:], bases[count:], lasts[count:], tops[count:]
+
+    def _begin(self, base_offset: int) -> CleanedSegment:
+        return CleanedSegment(
+            self._directory, base_offset, self._config, key_secret=self._key_secret
+        )
 
 
 class _Written:
@@ -259,6 +278,34 @@ class _Written:
         """Return the pieces, and per batch: size, base offset, last offset, largest timestamp."""
         figures = np.ascontiguousarray(np.concatenate(self._figures, axis=1))
         return self._pieces, figures[0], figures[1], figures[2], figures[3]
+
+
+class _Keys:
+    """The hashed keys of records that stay and whose batches are not written yet."""
+
+    def __init__(self) -> None:
+        self._hashes: list[Uint64s] = []
+        self._offsets: list[Integers] = []
+
+    def add(self, run: Chunk, records: RecordTable, rows: Integers, secret: bytes) -> None:
+        """Add the records `rows` of a run, those that are data and have keys."""
+        is_data = records.key_sizes[rows] >= 0
+        is_control = (run.table.attributes & layout.CONTROL_BIT) != 0
+        if is_control.any():
+            is_data &= ~is_control[records.batch_index[rows]]
+        if not is_data.all():
+            rows = rows[is_data]
+        if len(rows):
+            self._hashes.append(key_hashes(records, rows, secret))
+            self._offsets.append(records.offsets[rows])
+
+    def take(self, last_offset: int) -> tuple[Uint64s, Integers]:
+        """Return (hashes, offsets) up to an offset, and forget them."""
+        hashes = np.concatenate([np.empty(0, dtype=np.uint64), *self._hashes])
+        offsets = np.concatenate([np.empty(0, dtype=np.int64), *self._offsets])
+        count = int(np.searchsorted(offsets, last_offset, side="right"))
+        self._hashes, self._offsets = [hashes[count:]], [offsets[count:]]
+        return hashes[:count], offsets[:count]
 
 
 def _with_records(plan: Plan, first: int, end: int) -> Integers:

@@ -15,6 +15,7 @@ from kafkalog.cleaner.log_to_clean import LogToClean, log_to_clean
 from kafkalog.cleaner.pause import is_paused
 from kafkalog.cleaner.uncleanable import read_uncleanable
 from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.pins import LivePins
 from kafkalog.storage_engine.segments import list_segments
 from kafkalog.storage_engine.state import TopicState
 
@@ -58,11 +59,12 @@ def choose(
         return Choice([(name, number) for name, _, number in candidates])
     choice = Choice()
     ratios: list[tuple[float, str, int]] = []
+    pins = LivePins(engine.root, now_ms)
     for name, known, number in candidates:
         if not may_be_cleaned(engine, name, known, number, now_ms):
             continue
         try:
-            log, _ = plan(engine, name, number, now_ms=now_ms)
+            log, _ = plan(engine, name, number, now_ms=now_ms, pins=pins)
         except Exception as fault:  # who cannot be planned cannot be cleaned (C38)
             if engine.has_topic(name, known.topic_id):
                 _log.debug("%s-%d cannot be planned: %s", name, number, fault)
@@ -95,9 +97,9 @@ def may_be_cleaned(engine: Engine, name: str, known: TopicState, number: int, no
 
 
 def plan(
-    engine: Engine, topic: str, partition: int, *, now_ms: int
+    engine: Engine, topic: str, partition: int, *, now_ms: int, pins: LivePins | None = None
 ) -> tuple[LogToClean, PartitionState]:
-    """Plan from a listing and a state of one moment; returns both."""
+    """Plan from a listing and a state of one moment; returns both. Pins: those of now."""
     directory = engine.partition_directory(topic, partition)
     with engine.listing_lock(directory):
         described = engine.describe(topic)
@@ -112,5 +114,8 @@ def plan(
         state=state,
         segments=segments,
         now_ms=now_ms,
+        pinned_offset=(LivePins(engine.root, now_ms) if pins is None else pins).limit(
+            topic, described.topic_id, partition
+        ),
     )
     return log, state

@@ -9,6 +9,7 @@ A round touches the log only by swaps, each under the commit lock and, exclusive
 lock. Before the first one the journal is told how far this round goes (`cleaning_offset`), so that
 no view of an older moment is given a log that lacks records; after the last one, that all below is
 clean (`first_dirty_offset`). A round that dies in between is done again, with the same result.
+A round ends below every live pin (`pins`), and looks for new ones once the journal has been told.
 
 Kafka: Cleaner.doClean, cleanSegments.
 """
@@ -16,6 +17,7 @@ Kafka: Cleaner.doClean, cleanSegments.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,18 +32,20 @@ from kafkalog.cleaner.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.log_to_clean import LogToClean, group_segments_by_size, log_to_clean
 from kafkalog.cleaner.newest import find_newest
 from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.cleaner.swap import replace_segments
+from kafkalog.cleaner.swap import keep_key_index, replace_segments
 from kafkalog.cleaner.transactions import CleanedTransactions, mapped_batches
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import layout, locks
 from kafkalog.storage_engine.checkpoints import write_cleaner_checkpoint
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.gaps import Section, SourceGaps
 from kafkalog.storage_engine.log_view import LogView, open_view
+from kafkalog.storage_engine.pins import LivePins
 from kafkalog.storage_engine.segments import SegmentFiles
 from kafkalog.storage_engine.state import PartitionState
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.transaction import Transaction
 
 __all__ = ["CleaningAborted", "clean_round"]
 
@@ -59,25 +63,21 @@ def clean_round(
     config: CleanerConfig,
     stats: CleanerStats,
     check_abort: Callable[[], None],
+    is_forced: bool = False,
 ) -> LogToClean | None:
     """Clean as much of a partition as can be looked at in one round; None for nothing to do.
 
     The caller holds the partition's cleaner lock, and no swap is pending. `now_ms` is fixed for the
-    round (C41). Adds to `stats`. Returns the plan as it was before. Raises CorruptBatchError,
-    CorruptLogError, StorageError, OSError and CleaningAborted; what was swapped before that stays,
-    the rest is as it was.
+    round (C41). If `is_forced`, only moments that somebody reads by now hold it back. Adds to
+    `stats`. Returns the plan as it was before. Raises CorruptBatchError, CorruptLogError,
+    StorageError, OSError and CleaningAborted; what was swapped before that stays, the rest is as it
+    was.
     """
     directory = engine.partition_directory(topic, partition)
     topic_id = engine.describe(topic).topic_id
     topic_config = TopicConfig.parse(engine.describe(topic).config)
-
-    def load_state() -> PartitionState:
-        known = engine.state().topics.get(topic)
-        if known is None or known.topic_id != topic_id:
-            raise CleaningAborted(f"{topic}: the topic was deleted meanwhile")
-        if not TopicConfig.parse(known.config).is_compacted:
-            raise CleaningAborted(f"{topic}: cleanup.policy no longer includes compact")
-        return known.partitions[partition]
+    load_state = _state_of(engine, topic, topic_id, partition)
+    load_pins = functools.partial(LivePins, engine.root, now_ms, held_only=is_forced)
 
     def check() -> None:
         check_abort()
@@ -92,6 +92,7 @@ def clean_round(
             state=view.state,
             segments=view.segments,
             now_ms=now_ms,
+            pinned_offset=load_pins().limit(topic, topic_id, partition),
         )
         if not log.has_work:
             return None
@@ -108,7 +109,15 @@ def clean_round(
             stats.map_ms += (time.perf_counter() - started) * 1e3
             stats.buffer_utilization = newest.utilization
             stats.tombstones_kept = 0
-            publisher = _Publisher(engine, load_state, view, end, now_ms)
+            publisher = _Publisher(
+                engine,
+                load_state,
+                load_pins,
+                view,
+                topic_id=topic_id,
+                end=end,
+                now_ms=now_ms,
+            )
             decider = Decider(
                 view=view,
                 newest=newest,
@@ -125,6 +134,22 @@ def clean_round(
         stats.rounds += 1
         stats.end_offset = end
         return log
+
+
+def _state_of(
+    engine: Engine, topic: str, topic_id: str, partition: int
+) -> Callable[[], PartitionState]:
+    """Return what loads a partition's state, and aborts where there is nothing more to clean."""
+
+    def load_state() -> PartitionState:
+        known = engine.state().topics.get(topic)
+        if known is None or known.topic_id != topic_id:
+            raise CleaningAborted(f"{topic}: the topic was deleted meanwhile")
+        if not TopicConfig.parse(known.config).is_compacted:
+            raise CleaningAborted(f"{topic}: cleanup.policy no longer includes compact")
+        return known.partitions[partition]
+
+    return load_state
 
 
 def _delete_horizon_ms(config: TopicConfig, now_ms: int) -> int | None:
@@ -158,10 +183,15 @@ class _SecondPass:
         stats.segments_before += len(sources)
         for group in groups:
             group_end = bases[bases.index(group[-1].base_offset) + 1]
+            before = stats.left_out
             rewritten = self._write(group, group_end)
             if rewritten.is_changed:
                 self._swap(group, rewritten)
+                records, size = stats.left_out
+                stats.records_removed += records - before[0]
+                stats.bytes_removed += size - before[1]
             else:
+                keep_key_index(log.directory, group, rewritten.outputs)
                 for output in rewritten.outputs:
                     output.discard()
             kept = rewritten.outputs if rewritten.is_changed else group
@@ -266,13 +296,18 @@ class _Publisher:
         self,
         engine: Engine,
         load_state: Callable[[], PartitionState],
+        load_pins: Callable[[], LivePins],
         view: LogView,
+        *,
+        topic_id: str,
         end: int,
         now_ms: int,
     ) -> None:
         self._engine = engine
         self._load_state = load_state
+        self._load_pins = load_pins
         self._view = view
+        self._topic_id = topic_id
         self._end = end
         self._now_ms = now_ms
         self._active = ActiveProducers()
@@ -294,10 +329,9 @@ class _Publisher:
         with self._engine.transaction() as transaction:
             state = self._load_state()
             if state.cleaned_to < self._end:
-                transaction.change_partition(view.topic, view.partition, cleaning_offset=self._end)
-                transaction.publish(self._now_ms)
+                self._announce(transaction, state)
             transaction.check_lock()  # a later swap publishes nothing, which would look
-            with files.SegmentsLock(view.directory).exclusive():
+            with locks.SegmentsLock(view.directory).exclusive():
                 replace_segments(
                     view.directory,
                     sources,
@@ -306,6 +340,33 @@ class _Publisher:
                     source_sections=rewritten.source_sections,
                     producer_snapshot=state.producer_snapshot,
                 )
+
+    def _announce(self, transaction: Transaction, before: PartitionState) -> None:
+        """Tell the journal how far this round goes; take it back where a reader was quicker.
+
+        A reader pins, then looks at the journal. So one of the two sees the other.
+        """
+        view = self._view
+        self._check_pins()
+        transaction.change_partition(view.topic, view.partition, cleaning_offset=self._end)
+        transaction.publish(self._now_ms)
+        try:
+            self._check_pins()
+        except CleaningAborted:
+            transaction.change_partition(
+                view.topic, view.partition, cleaning_offset=before.cleaning_offset
+            )
+            transaction.publish(self._now_ms)
+            raise
+
+    def _check_pins(self) -> None:
+        view = self._view
+        pinned = self._load_pins().limit(view.topic, self._topic_id, view.partition)
+        if pinned < self._end:
+            raise CleaningAborted(
+                f"{view.topic}-{view.partition}: a reader needs the log as of offset {pinned}, "
+                f"this round would have gone to {self._end}"
+            )
 
     def finish(self, earliest_delete_horizon_ms: int | None) -> None:
         """Say that everything below the round's end is clean."""

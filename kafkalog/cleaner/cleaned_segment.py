@@ -9,13 +9,19 @@ Kafka: Cleaner.createNewCleanedSegment, LogSegment.append, LogSegment.onBecomeIn
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from kafkalog.cleaner.offset_map import Int64s, load_kernels
+from kafkalog.cleaner.key_index import KeyIndexWriter
+from kafkalog.cleaner.offset_map import Int64s, Uint64s, load_kernels
+from kafkalog.errors import StorageError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.files import Buffer
@@ -24,11 +30,19 @@ from kafkalog.storage_engine.index import offset_entry, time_entry
 
 __all__ = ["CleanedSegment"]
 
+_log = logging.getLogger(__name__)
+
+_SAMPLED_MAX: Final = 1024
+"""Positions of batches that are remembered for the key index."""
+
 
 class CleanedSegment:
     """One output segment; append batches, then `finish` or `discard`."""
 
-    def __init__(self, directory: Path, base_offset: int, config: TopicConfig) -> None:
+    def __init__(
+        self, directory: Path, base_offset: int, config: TopicConfig, *, key_secret: bytes = b""
+    ) -> None:
+        """Create the `.log` file; with a `key_secret` (16 bytes) there will be a key index too."""
         self.directory = directory
         self.base_offset = base_offset
         self.size = 0
@@ -41,6 +55,10 @@ class CleanedSegment:
         self._top_offset = base_offset
         self._last_timestamp = layout.NO_TIMESTAMP
         self._transaction_entries = bytearray()
+        self._sampled: list[int] = []
+        self._last_position = 0
+        self.keys = KeyIndexWriter(directory, base_offset, key_secret) if key_secret else None
+        """The key index, under a temporary name until the swap; None too where it failed."""
         for suffix in layout.SEGMENT_SUFFIXES:
             files.remove(self.path(suffix))
         files.create(self.path(layout.LOG))
@@ -71,12 +89,18 @@ class CleanedSegment:
         base_offsets: Int64s,
         last_offsets: Int64s,
         max_timestamps: Int64s,
+        *,
+        keys: tuple[Uint64s, Int64s] | None = None,
     ) -> None:
-        """Append whole batches: their bytes in pieces of any cut, and four figures of each."""
+        """Append whole batches: their bytes in pieces of any cut, and four figures of each.
+
+        `keys` are hashes and offsets of their records with keys, (r) each, for the key index.
+        """
         kernels = load_kernels()
         if not len(sizes):
             return
-        files.write_at(self._fd, pieces[0] if len(pieces) == 1 else b"".join(pieces), self.size)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._in_room(layout.LOG, lambda: files.write_at(self._fd, data, self.size))
         rows = np.empty(len(sizes), dtype=np.int64)
         tops = np.empty(len(sizes), dtype=np.int64)
         top_offsets = np.empty(len(sizes), dtype=np.int64)
@@ -98,6 +122,14 @@ class CleanedSegment:
             tops[:count].tolist(), top_offsets[:count].tolist(), strict=True
         ):
             self._index_time(timestamp, offset)
+        self._last_position = int(positions[-1])
+        self._sampled += positions[rows].tolist()
+        if len(self._sampled) > _SAMPLED_MAX:
+            self._sampled = self._sampled[::2]
+        if self.keys is not None and keys is not None:
+            ends = np.searchsorted(keys[1], last_offsets, side="right")
+            with self._dispensable_keys():
+                self.keys.add(keys[0], np.repeat(positions, np.diff(ends, prepend=0)))
         self.size += int(sizes.sum())
         self._gaps.add(base_offsets, last_offsets)
 
@@ -110,18 +142,42 @@ class CleanedSegment:
         self._transaction_entries += entries
 
     def finish(self, mtime_ns: int) -> None:
-        """Write the indexes, give all files the time of their last source, sync them (C109)."""
+        """Write the indexes, give them the time of their last source, sync them all (C109).
+
+        As in Kafka the transaction index has its own time. The key index is `finish_keys`'.
+        """
         self._index_time(self._top_timestamp, self._top_offset)
         os.close(self._fd)
         self._fd = -1
-        files.create(self.path(layout.INDEX), b"".join(self._offset_entries))
-        files.create(self.path(layout.TIME_INDEX), b"".join(self._time_entries))
+        contents = {
+            layout.INDEX: b"".join(self._offset_entries),
+            layout.TIME_INDEX: b"".join(self._time_entries),
+        }
         if self._transaction_entries:
-            files.create(self.path(layout.TRANSACTION_INDEX), self._transaction_entries)
-            files.sync_path(self.path(layout.TRANSACTION_INDEX))
-        for suffix in (layout.LOG, layout.INDEX, layout.TIME_INDEX):
-            files.set_times(self.path(suffix), mtime_ns)
-            files.sync_path(self.path(suffix))
+            contents[layout.TRANSACTION_INDEX] = bytes(self._transaction_entries)
+        for suffix, content in contents.items():
+            self._in_room(suffix, partial(files.create, self.path(suffix), content))
+        for suffix in (layout.LOG, *contents):
+            if suffix != layout.TRANSACTION_INDEX:
+                with _naming(self.path(suffix)):
+                    files.set_times(self.path(suffix), mtime_ns)
+            self._in_room(suffix, partial(files.sync_path, self.path(suffix)))
+
+    def finish_keys(self) -> None:
+        """Write the key index of the finished segment, unless the disk has no room for it."""
+        if self.keys is not None:
+            sampled = [0, *self._sampled, self._last_position] if self.size else []
+            with self._dispensable_keys():
+                self.keys.finish(self.path(layout.LOG), self.size, sorted(set(sampled)))
+
+    def place_keys(self) -> None:
+        """Give the key index its name, as the segment it is of now has; durable once synced.
+
+        The caller holds the segments lock exclusively.
+        """
+        if self.keys is not None:
+            with self._dispensable_keys():
+                files.rename(self.keys.temporary, self.keys.path)
 
     def discard(self) -> None:
         """Close and remove everything; what cannot be removed now goes before the next cleaning."""
@@ -129,9 +185,37 @@ class CleanedSegment:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
             self._fd = -1
+        if self.keys is not None:
+            self.keys.discard()
         for suffix in layout.SEGMENT_SUFFIXES:
             with contextlib.suppress(OSError):
                 files.remove(self.path(suffix))
+
+    def _in_room(self, suffix: str, act: Callable[[], None]) -> None:
+        """Write one of the files; where the disk is full the key index makes room for it."""
+        with _naming(self.path(suffix)):
+            try:
+                act()
+            except OSError as fault:
+                if self.keys is None or fault.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._give_keys_up(fault)
+                act()
+
+    @contextlib.contextmanager
+    def _dispensable_keys(self) -> Iterator[None]:
+        """Go on without the key index where it fails: a segment without one is scanned."""
+        try:
+            yield
+        except (OSError, StorageError) as fault:
+            self._give_keys_up(fault)
+
+    def _give_keys_up(self, fault: Exception) -> None:
+        if self.keys is not None:
+            path = self.keys.path
+            _log.warning("%s: no key index, lookups scan the segment instead: %s", path, fault)
+            self.keys.discard()
+            self.keys = None
 
     def _index(self, offset: int, position: int) -> None:
         entry = offset_entry(self.base_offset, offset, position)
@@ -144,3 +228,14 @@ class CleanedSegment:
         entry = time_entry(self.base_offset, timestamp, offset)
         self._time_entries.append(entry)
         self._last_timestamp = timestamp
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let an error of a descriptor's, which names no file, name this one: the disk may be full."""
+    try:
+        yield
+    except OSError as fault:
+        if fault.filename is None:
+            fault.filename = str(path)
+        raise

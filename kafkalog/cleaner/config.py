@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -46,34 +47,31 @@ class CleanerConfig:
     every batch is filtered in its place, as in Kafka."""
 
     def __post_init__(self) -> None:
-        if self.threads < 0:
-            raise InvalidInputError(f"threads: expected at least 0, found {self.threads}")
+        for field, name in _NAMES_OF.items():
+            value = getattr(self, field)
+            kind = _KINDS[_PARSERS[name][1]]
+            if not kind.is_one(value):
+                raise _refused(field, kind.word, repr(value))
+        for field, least in _LEAST.items():
+            if getattr(self, field) < least:
+                raise _refused(field, f"at least {least}", str(getattr(self, field)))
         if not 0.0 < self.io_buffer_load_factor < 1.0:
-            raise InvalidInputError(
-                "io_buffer_load_factor: expected a number between 0 and 1, "
-                f"found {self.io_buffer_load_factor}"
+            raise _refused(
+                "io_buffer_load_factor",
+                "a number between 0 and 1",
+                str(self.io_buffer_load_factor),
             )
         slots = math.ceil(1 / self.io_buffer_load_factor)
         least = _SLOT_SIZE * slots * max(1, self.threads)
         if self.dedupe_buffer_size < least:
-            raise InvalidInputError(
-                f"dedupe_buffer_size: expected at least {_SLOT_SIZE * slots} bytes a thread, room "
-                f"for one key, so {least}, found {self.dedupe_buffer_size}"
+            raise _refused(
+                "dedupe_buffer_size",
+                f"at least {_SLOT_SIZE * slots} bytes a thread, room for one key, so {least}",
+                str(self.dedupe_buffer_size),
             )
         if not self.io_max_bytes_per_second > 0.0:
-            raise InvalidInputError(
-                "io_max_bytes_per_second: expected a number above 0, "
-                f"found {self.io_max_bytes_per_second}"
-            )
-        if self.retention_check_interval_ms < 1:
-            raise InvalidInputError(
-                "retention_check_interval_ms: expected at least 1, "
-                f"found {self.retention_check_interval_ms}"
-            )
-        if self.io_buffer_size < 1 or self.backoff_ms < 0:
-            raise InvalidInputError(
-                "io_buffer_size and backoff_ms: expected at least 1 and 0, "
-                f"found {self.io_buffer_size} and {self.backoff_ms}"
+            raise _refused(
+                "io_max_bytes_per_second", "a number above 0", str(self.io_max_bytes_per_second)
             )
 
     @classmethod
@@ -91,7 +89,7 @@ class CleanerConfig:
             try:
                 values[field] = parse(text)
             except ValueError:
-                kind = {int: "a whole number", float: "a number", _bool: "true or false"}[parse]
+                kind = _KINDS[parse].word
                 raise InvalidInputError(f"{name}: expected {kind}, found {text!r}") from None
         return cls(**values)
 
@@ -104,6 +102,11 @@ class CleanerConfig:
             dedupe_buffer_size=self.dedupe_buffer_size // count,
             io_buffer_size=max(1, self.io_buffer_size // count),
         )
+
+
+def _refused(field: str, expected: str, found: str) -> InvalidInputError:
+    """Name a setting as a program and as a configuration does, for nobody knows who gave it."""
+    return InvalidInputError(f"{_NAMES_OF[field]} ({field}): expected {expected}, found {found}")
 
 
 def _bool(text: str) -> bool:
@@ -125,6 +128,33 @@ _PARSERS: Mapping[str, tuple[str, Callable[[str], Any]]] = MappingProxyType(
         "log.retention.check.interval.ms": ("retention_check_interval_ms", int),
         "kafkalog.cleaner.spill": ("spill", _bool),
         "kafkalog.cleaner.merge.batches": ("merge_batches", _bool),
+    }
+)
+_NAMES_OF: Mapping[str, str] = MappingProxyType(
+    {field: name for name, (field, _) in _PARSERS.items()}
+)
+_LEAST: Mapping[str, int] = MappingProxyType(
+    {"threads": 0, "io_buffer_size": 1, "backoff_ms": 0, "retention_check_interval_ms": 1}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the values of a setting are."""
+
+    word: str
+    type: type
+
+    def is_one(self, value: object) -> bool:
+        """Whether a value is of the kind; True and False are no numbers."""
+        return isinstance(value, self.type) and isinstance(value, bool) == (self.type is bool)
+
+
+_KINDS: Mapping[Callable[[str], Any], _Kind] = MappingProxyType(
+    {
+        int: _Kind("a whole number", numbers.Integral),
+        float: _Kind("a number", numbers.Real),
+        _bool: _Kind("true or false", bool),
     }
 )
 NAMES = tuple(_PARSERS)

@@ -17,10 +17,11 @@ from kafkalog.cleaner.last_cleaning import read_last_cleaning
 from kafkalog.cleaner.log_to_clean import LogToClean, largest_timestamp
 from kafkalog.cleaner.partition_cleaner import fault_reason
 from kafkalog.cleaner.pause import is_paused
-from kafkalog.cleaner.presence import is_cleaner_running
+from kafkalog.cleaner.presence import is_cleaner_running, may_clean
 from kafkalog.cleaner.uncleanable import read_uncleanable
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import layout, locks
+from kafkalog.storage_engine.pins import LivePins
 from kafkalog.storage_engine.segments import header_at
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Finding:
 
     code: str
     """A word for programs: policy, broker, unreadable, cleaning, paused, uncleanable, due, cleaner,
-    no cleaner, empty, all clean, active segment, transaction, lag, ratio, tombstones."""
+    no cleaner, empty, all clean, active segment, transaction, lag, pin, ratio, tombstones."""
     sentence: str
     remedy: str | None = None
     until_ms: int | None = None
@@ -101,13 +102,11 @@ def _explained(
     if log.config.is_compacted:
         if log.is_eligible:
             found += _reasons_to_clean(log)
-            found += [
-                one for _, one in (*_transaction(engine, log, state), *_lag(log, state, now_ms))
-            ]
+            found += [one for _, one in _barriers(engine, log, state, now_ms)]
         else:
             found += _waits(engine, log, state, now_ms)
         if not is_refused:
-            found += _cleaners(log, is_running, is_owned=_is_owned(engine))
+            found += _cleaners(log, state, is_running, first=found[0].code if found else "")
         found += _tombstones(log, now_ms)
     findings = tuple(
         Finding(one.code, one.sentence, _told(one.remedy, engine, topic), one.until_ms)
@@ -178,7 +177,7 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Finding]
 def _is_held(engine: Engine, log: LogToClean) -> bool:
     path = log.directory / layout.CLEANER_LOCK
     try:
-        return path.exists() and files.FileLock(path).is_held_alone()
+        return path.exists() and locks.FileLock(path).is_held_alone()
     except (OSError, KafkaLogError):
         return False
 
@@ -209,8 +208,11 @@ def _reasons_to_clean(log: LogToClean) -> Iterator[Finding]:
         )
 
 
-def _cleaners(log: LogToClean, is_running: bool | None, *, is_owned: bool) -> Iterator[Finding]:
-    if not is_owned or (not log.is_eligible and not log.has_work):
+def _cleaners(
+    log: LogToClean, state: PartitionState, is_running: bool | None, *, first: str
+) -> Iterator[Finding]:
+    """Tell whether a cleaner runs; `first` is what was found to stand in its way first."""
+    if not log.has_work and log.first_dirty_offset >= state.high_watermark:
         return
     if is_running:
         if log.is_eligible:
@@ -218,12 +220,17 @@ def _cleaners(log: LogToClean, is_running: bool | None, *, is_owned: bool) -> It
                 "cleaner", "A background cleaner runs; it takes the filthiest partition first."
             )
     elif is_running is not None:
-        yield Finding(
-            "no cleaner",
-            "No background cleaner runs on this log, in any process.",
-            "keep one running with kafkalog cleaner {path}, or kafkalog.open(path, cleaner=True); "
-            "or clean once, now: kafkalog clean {path} {topic}",
-        )
+        text = "No background cleaner runs on this log, in any process"
+        remedy = "keep one running with kafkalog cleaner {path}, or kafkalog.open(path, "
+        remedy += "cleaner=True)"
+        if log.is_eligible:
+            remedy += "; or clean once, now: kafkalog clean {path} {topic}"
+        elif first in ("ratio", "active segment"):  # a lag or a transaction holds out against force
+            remedy += f"; or clean once, now: {_CLEAN}"
+        if not may_clean(log.directory):
+            text += ", and this one may not write the directory"
+            remedy = f"run one where, and as who, may write {log.directory}"
+        yield Finding("no cleaner", f"{text}.", remedy)
 
 
 # --- what lets it wait ---------------------------------------------------------------------------
@@ -243,9 +250,17 @@ def _waits(
     if log.cleanable_bytes > 0:
         yield _ratio(log)
     # Of several that hold records back the one at the lowest offset comes first.
-    barriers = [*_transaction(engine, log, state), *_lag(log, state, now_ms)]
-    barriers += _active_segment(log, state)
+    barriers = [*_barriers(engine, log, state, now_ms), *_active_segment(log, state)]
     yield from (finding for _, finding in sorted(barriers, key=lambda barrier: barrier[0]))
+
+
+def _barriers(
+    engine: Engine, log: LogToClean, state: PartitionState, now_ms: int
+) -> Iterator[tuple[int, Finding]]:
+    """Yield what holds records back that are not in the active segment, each with its offset."""
+    yield from _transaction(engine, log, state)
+    yield from _lag(log, state, now_ms)
+    yield from _pin(engine, log, state, now_ms)
 
 
 def _ratio(log: LogToClean) -> Finding:
@@ -272,14 +287,20 @@ def _active_segment(log: LogToClean, state: PartitionState) -> Iterator[tuple[in
     config = log.config
     all_of_it = "Everything dirty is" if log.end <= log.first_dirty_offset else "The rest is"
     lifetime_ms = min(config.segment_ms, config.max_compaction_lag_ms)
+    sizes = f"{_size(state.active_size)} of {_size(config.segment_bytes)}"
+    if state.active_size >= config.segment_bytes:
+        what_ends_it = f"it has reached segment.bytes ({sizes}), so the next append begins"
+    else:
+        what_ends_it = (
+            f"the first append after it reached segment.bytes ({sizes}), or was "
+            f"{_duration(lifetime_ms)} old (segment.ms, max.compaction.lag.ms), begins"
+        )
     yield (
         base,
         Finding(
             "active segment",
-            f"{all_of_it} in the active segment, from offset {base} on, which is not cleaned; the "
-            f"first append after it reached segment.bytes ({_size(state.active_size)} of "
-            f"{_size(config.segment_bytes)}), or was {_duration(lifetime_ms)} old "
-            "(segment.ms, max.compaction.lag.ms), begins another one.",
+            f"{all_of_it} in the active segment, from offset {base} on, which is not cleaned; "
+            f"{what_ends_it} another one.",
             f"{_CLEAN} closes it first; a smaller segment.bytes or segment.ms closes it sooner",
         ),
     )
@@ -339,6 +360,26 @@ def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[
                 ),
             )
             return
+
+
+def _pin(
+    engine: Engine, log: LogToClean, state: PartitionState, now_ms: int
+) -> Iterator[tuple[int, Finding]]:
+    topic_id = engine.describe(log.topic).topic_id
+    pins = LivePins(engine.root, now_ms)
+    offset, until_ms = pins.holder(log.topic, topic_id, log.partition)
+    if offset < min(state.active_base, state.last_stable_offset):
+        yield (
+            max(offset, log.first_dirty_offset),
+            Finding(
+                "pin",
+                f"A reader has pinned its moment at offset {offset}, and no cleaning goes past "
+                f"that until {moment(until_ms)}, or later if the reader goes on.",
+                "it ends with the readers of that moment; once they have ended, "
+                "kafkalog clean --force does not wait",
+                until_ms,
+            ),
+        )
 
 
 # --- what else is true ---------------------------------------------------------------------------

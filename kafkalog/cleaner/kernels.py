@@ -137,6 +137,39 @@ def hash_keys(
     return -1
 
 
+@kernel(types.int64(BYTES, INTEGERS, INTEGERS, INTEGERS, BYTES, types.int64, types.int64))
+def find_key(
+    arena: Bytes,
+    positions: Integers,
+    sizes: Integers,
+    offsets: Integers,
+    key: Bytes,
+    start: int,
+    end: int,
+) -> int:
+    """Return the index of the last record with that key and start <= offset < end, -1 for none.
+
+    arena uint8; positions, sizes, offsets int64 (n); key uint8. A key that does not lie inside the
+    arena is none.
+    """
+    size = key.shape[0]
+    last = arena.shape[0] - size
+    for i in range(positions.shape[0] - 1, -1, -1):
+        if sizes[i] != size or offsets[i] < start or offsets[i] >= end:
+            continue
+        position = positions[i]
+        if position < 0 or position > last:
+            continue
+        is_alike = True
+        for place in range(size):
+            if arena[position + place] != key[place]:
+                is_alike = False
+                break
+        if is_alike:
+            return i
+    return -1
+
+
 @inlined()
 def _find(slots: Words, high: Word, low: Word) -> Any:
     """The slot of a key, or the free one where it would go; -1 when the table is full."""

@@ -37,7 +37,7 @@ class LogToClean:
     """The live ones that reach above the log start, ascending, the active one last."""
     first_dirty_offset: int
     first_uncleanable_offset: int
-    """As the rules give it; rounded down to a segment's base it is `end`."""
+    """As the rules and readers' pins give it; rounded down to a segment's base it is `end`."""
     end: int
     """Where the dirty section ends; never below `first_dirty_offset`."""
     clean_bytes: int
@@ -80,8 +80,12 @@ def log_to_clean(
     state: PartitionState,
     segments: Sequence[SegmentFiles],
     now_ms: int,
+    pinned_offset: int = layout.INT64_MAX,
 ) -> LogToClean:
-    """Plan the cleaning of a partition, given its state and its live segments at one moment."""
+    """Plan the cleaning of a partition, given its state and its live segments at one moment.
+
+    Nothing at or above `pinned_offset` is touched: some reader wants the log as of that offset.
+    """
     total = sum(s.size for s in segments if s.base_offset < state.active_base) + state.active_size
     first_dirty = valid_first_dirty_offset(state)
     clean_bytes = sum(
@@ -91,7 +95,7 @@ def log_to_clean(
     closed = [s for s in segments if s.base_offset < state.active_base]
     ends = [*(s.base_offset for s in segments[1:]), state.active_base]
     dirty = [s for s, end in zip(closed, ends, strict=False) if end > first_dirty]
-    uncleanable = min(state.active_base, state.last_stable_offset)
+    uncleanable = min(state.active_base, state.last_stable_offset, pinned_offset)
     if config.min_compaction_lag_ms > 0:
         for segment in dirty:
             if largest_timestamp(segment) > now_ms - config.min_compaction_lag_ms:

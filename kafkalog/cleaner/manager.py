@@ -13,11 +13,13 @@ from kafkalog.cleaner.choice import Choice, choose
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.pause import is_paused
+from kafkalog.cleaner.presence import may_clean
 from kafkalog.cleaner.stats import CleanerStats
 from kafkalog.cleaner.throttle import Throttler
 from kafkalog.cleaner.uncleanable import read_uncleanable
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.pins import sweep_pins
 from kafkalog.storage_engine.retention import RetentionStats, apply_retention
 from kafkalog.storage_engine.segments import sweep_deleted
 from kafkalog.storage_engine.topic_deletion import finish_deletions
@@ -25,7 +27,7 @@ from kafkalog.storage_engine.topic_deletion import finish_deletions
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["CleanerConfig", "clean", "clean_filthiest", "retain", "sweep"]
+__all__ = ["CleanerConfig", "check_disk", "clean", "clean_filthiest", "retain", "sweep"]
 
 _DEFAULT = CleanerConfig()
 
@@ -84,6 +86,15 @@ def clean(
     return results
 
 
+def check_disk(engine: Engine) -> None:
+    """Raise StorageError where this process may not write the log, so that nothing is cleaned."""
+    if not may_clean(engine.root):
+        raise StorageError(
+            f"{engine.root}: may not be written here (a read-only mount, or no permission), and a "
+            "cleaner writes; run it where, and as who, may"
+        )
+
+
 def clean_filthiest(
     engine: Engine,
     *,
@@ -92,15 +103,22 @@ def clean_filthiest(
     check_abort: Callable[[], None] = _never,
     throttler: Throttler | None = None,
     watch: Callable[[Choice], None] = _unwatched,
+    on_aborted: Callable[[CleanerStats], None] = _unwatched,
 ) -> CleanerStats | None:
     """Clean one round of the filthiest partition that is due; None when there is none.
 
-    `watch` is shown what was found to be due.
+    `watch` is shown what was found to be due, `on_aborted` the figures of a round that was broken
+    off: what it had swapped in by then stays.
     """
     choice = choose(engine, now_ms=now_ms)
     watch(choice)
     cleaner = PartitionCleaner(
-        engine=engine, now_ms=now_ms, config=config, check_abort=check_abort, throttler=throttler
+        engine=engine,
+        now_ms=now_ms,
+        config=config,
+        check_abort=check_abort,
+        throttler=throttler,
+        on_aborted=on_aborted,
     )
     for topic, partition in choice.partitions:
         stats = cleaner.clean(topic, partition)
@@ -140,9 +158,11 @@ def sweep(engine: Engine, *, now_ms: int) -> int:
     """Remove files that nobody needs; returns how many.
 
     Replaced and expired segments go when they are older than their topic's file.delete.delay.ms,
-    and so do the directories of deleted topics; what was staged long ago goes too.
+    and so do the directories of deleted topics; what was staged or pinned long ago goes too.
     """
     count = _sweep_staged(engine, now_ms)
+    with contextlib.suppress(OSError):
+        count += sweep_pins(engine.root, now_ms)
     for name, topic in sorted(engine.state().topics.items()):
         delay_ms = TopicConfig.parse(topic.config).file_delete_delay_ms
         for partition, _ in topic.present():

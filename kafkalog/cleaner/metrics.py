@@ -132,6 +132,7 @@ class CleanerMetrics:
         cleaner = self._cleaner
         for name, value, text in (
             ("cleanings", cleaner.cleanings, "Rounds of cleaning that succeeded."),
+            ("aborts", cleaner.aborts, "Rounds that were broken off."),
             ("failures", cleaner.failures, "Rounds, retentions and looks for work that did not."),
             ("thread_deaths", cleaner.deaths, "Threads that died; each was replaced."),
             ("records_removed", cleaner.records_removed, "Records that cleaning took away."),

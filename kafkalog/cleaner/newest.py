@@ -11,13 +11,13 @@ Kafka: Cleaner.buildOffsetMap, rules C9 to C21.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -93,29 +93,7 @@ def find_newest(
     if deaths >= _DEATHS_MAX:
         offset_map.on_close = lambda: _clear_deaths(log.directory)
     can_spill = config.spill and deaths < _DEATHS_MAX
-    before = stats.map_bytes_read
-    with contextlib.ExitStack() as opened, _no_death(log.directory, deaths):
-        spill: Spill | None = None
-        uncounted: list[Int64s] = []
-
-        def spill_map() -> None:
-            nonlocal spill
-            if spill is None:
-                _write_deaths(log.directory, deaths + 1)
-                _check_space(log, offset_map.size, stats.map_bytes_read - before)
-                spill = Spill(log.directory, offset_map, check_abort)
-                opened.callback(spill.close)
-                for last_offsets in uncounted:
-                    spill.take_uncounted(last_offsets)
-                uncounted.clear()
-            spill.take_map()
-
-        def skip(last_offsets: Int64s) -> None:
-            if spill is None:
-                uncounted.append(last_offsets)
-            else:
-                spill.take_uncounted(last_offsets)
-
+    with _Overflow(log, offset_map, deaths, stats, check_abort) as overflow:
         end = build_offset_map(
             view,
             log.first_dirty_offset,
@@ -125,9 +103,10 @@ def find_newest(
             chunk_size=config.io_buffer_size,
             stats=stats,
             check_abort=check_abort,
-            on_full=spill_map if can_spill else None,
-            on_uncounted=skip if can_spill else None,
+            on_full=overflow.take_map if can_spill else None,
+            on_uncounted=overflow.take_uncounted if can_spill else None,
         )
+        spill = overflow.spill
         if spill is None:
             return offset_map, end
         spill.take_map()
@@ -150,6 +129,69 @@ def find_newest(
         return newest, end
 
 
+class _Overflow:
+    """Makes a spill as soon as the map is full; as a context manager it closes that.
+
+    Where the work ends by another fault than the disk's, the death that was counted is taken back.
+    """
+
+    def __init__(
+        self,
+        log: LogToClean,
+        offset_map: OffsetMap,
+        deaths: int,
+        stats: CleanerStats,
+        check_abort: Callable[[], None],
+    ) -> None:
+        self.spill: Spill | None = None
+        self._log = log
+        self._map = offset_map
+        self._deaths = deaths
+        self._stats = stats
+        self._check_abort = check_abort
+        self._read_before = stats.map_bytes_read
+        self._uncounted: list[Int64s] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.spill is not None:
+            self.spill.close()
+        if isinstance(fault, Exception) and not isinstance(fault, StorageError):
+            if self._deaths:
+                _write_deaths(self._log.directory, self._deaths)
+            else:
+                _clear_deaths(self._log.directory)
+
+    def take_map(self, taken: int) -> None:
+        """Spill what the map holds; `taken` bytes of the run at hand are in it."""
+        if self.spill is None:
+            _write_deaths(self._log.directory, self._deaths + 1)
+            read = self._stats.map_bytes_read - self._read_before + taken
+            _check_space(self._log, self._map.size, read)
+            self.spill = Spill(self._log.directory, self._map, self._check_abort, self._count)
+            for last_offsets in self._uncounted:
+                self.spill.take_uncounted(last_offsets)
+            self._uncounted.clear()
+        self.spill.take_map()
+
+    def take_uncounted(self, last_offsets: Int64s) -> None:
+        """Take the last offsets (b) of batches whose keys do not count."""
+        if self.spill is None:
+            self._uncounted.append(last_offsets)
+        else:
+            self.spill.take_uncounted(last_offsets)
+
+    def _count(self, size: int) -> None:
+        self._stats.spill_bytes_moved += size
+
+
 def build_offset_map(
     view: LogView,
     start: int,
@@ -161,16 +203,16 @@ def build_offset_map(
     chunk_size: int = CHUNK_SIZE,
     stats: CleanerStats | None = None,
     check_abort: Callable[[], None] | None = None,
-    on_full: Callable[[], None] | None = None,
+    on_full: Callable[[int], None] | None = None,
     on_uncounted: Callable[[Int64s], None] | None = None,
 ) -> int:
     """Put the newest offset of every key in [start, end) into the map, until it is full.
 
     Returns the end of what the map knows: `end`, or one past the last record that was put when the
     next keyed one found the map full (rules C9 to C21). With `on_full`, which makes room, that is
-    called then and the work goes on. `on_uncounted` is told the last offsets of batches with data
-    that `is_mapped` leaves out. `check_abort` is called between runs and raises to stop.
-    Raises CorruptBatchError.
+    called then, with how many bytes of the run at hand are done, and the work goes on.
+    `on_uncounted` is told the last offsets of batches with data that `is_mapped` leaves out.
+    `check_abort` is called between runs and raises to stop. Raises CorruptBatchError.
     """
     for chunk in view.chunks(start, end, chunk_size=chunk_size):
         wanted = is_mapped(chunk)
@@ -186,19 +228,18 @@ def build_offset_map(
                 offset_map.update_latest_offset(run.segment_base - 1)
             table = run.table
             hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)
-            if stats is not None:
-                stats.map_bytes_read += int(table.sizes.sum())
-            count = len(records.offsets)
+            size, count = int(table.sizes.sum()), len(records.offsets)
             stop, _ = offset_map.put(
                 hashes, records.key_sizes, records.offsets, start=start, end=end, part=part
             )
             while stop < count and on_full is not None:
-                on_full()
+                on_full(size * stop // count)
                 stop, _ = offset_map.put(
                     hashes, records.key_sizes, records.offsets,
                     first=stop, start=start, end=end, part=part,
                 )  # fmt: skip
             if stats is not None:
+                stats.map_bytes_read += size
                 stats.map_records_read += stop
             if stop < count:
                 batch = int(records.batch_index[stop])
@@ -251,10 +292,12 @@ def _take_clean_section(
 def _check_space(log: LogToClean, keys: int, read: int) -> None:
     """Raise StorageError if the disk has no room for the keys of the log.
 
-    Assumed is that the rest has as many to a byte as the `read` bytes in which `keys` were found.
+    Assumed is that the rest has as many to a byte as the `read` bytes in which `keys` were found,
+    and no more than it has offsets.
     """
     left = max(0, log.clean_bytes + log.cleanable_bytes - read)
-    needed = int(_ROW_BYTES * keys * (1 + left / max(1, read)))
+    first = log.segments[0].base_offset if log.segments else log.first_dirty_offset
+    needed = int(_ROW_BYTES * min(keys * (1 + left / max(1, read)), log.end - first))
     free = files.free_space(log.directory)
     if needed > free:
         raise StorageError(
@@ -272,21 +315,6 @@ def _read_deaths(directory: Path) -> int:
         return 0
     deaths = content.get("deaths") if isinstance(content, dict) else None
     return deaths if isinstance(deaths, int) else 0
-
-
-@contextlib.contextmanager
-def _no_death(directory: Path, deaths: int) -> Iterator[None]:
-    """Take back what was counted, if the work ends for another reason than the disk's."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except Exception:
-        if deaths:
-            _write_deaths(directory, deaths)
-        else:
-            _clear_deaths(directory)
-        raise
 
 
 def _write_deaths(directory: Path, deaths: int) -> None:

@@ -32,7 +32,7 @@ from kafkalog.errors import (
     StorageError,
     UnknownTopicError,
 )
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import layout, locks
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.segments import finish_swaps, sweep_deleted
 
@@ -67,6 +67,8 @@ class PartitionCleaner:
     """Shown the figures with every chunk."""
     throttler: Throttler | None = None
     """None for no limit."""
+    on_aborted: Callable[[CleanerStats], None] = _unwatched
+    """Shown the figures of a cleaning that was broken off."""
 
     def clean(
         self, topic: str, partition: int, *, force: bool = False, until_clean: bool = False
@@ -87,6 +89,7 @@ class PartitionCleaner:
             self._clean(pace, known.topic_id, started, force=force, until_clean=until_clean)
         except CleaningAborted as fault:
             _log.info("%s-%d: the cleaning was aborted: %s", topic, partition, fault)
+            self.on_aborted(stats)
         except LockedByBrokerError:
             raise
         except Exception as fault:  # of the lock itself, or the topic is gone
@@ -105,8 +108,8 @@ class PartitionCleaner:
         stats, directory = pace.stats, pace.directory
         topic, partition = stats.topic, stats.partition
         with (
-            files.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=False) as is_held,
-            files.RootLock(self.engine.root).shared(),
+            locks.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=False) as is_held,
+            locks.RootLock(self.engine.root).shared(),
             self._marking_faults(stats, topic_id),
         ):
             if not is_held or is_paused(directory):
@@ -127,6 +130,7 @@ class PartitionCleaner:
                     config=self.config,
                     stats=stats,
                     check_abort=pace.check,
+                    is_forced=force,
                 )
                 if log is not None and not stats.compaction_delay_ms:
                     stats.compaction_delay_ms = log.compaction_delay_ms
@@ -165,7 +169,7 @@ class PartitionCleaner:
     def _finish_what_others_left(self, topic: str, directory: Path) -> None:
         leftovers = (layout.CLEANED, layout.SWAP)
         if any(path.name.endswith(leftovers) for path in directory.iterdir()):
-            with files.SegmentsLock(directory).exclusive():
+            with locks.SegmentsLock(directory).exclusive():
                 finish_swaps(directory)
         sweep_spill_files(directory)
         config = TopicConfig.parse(self.engine.describe(topic).config)
@@ -180,6 +184,8 @@ class PartitionCleaner:
     def _mark(self, topic: str, partition: int, fault: Exception) -> str:
         """Mark a partition uncleanable; returns the reason."""
         reason = fault_reason(fault)
+        if isinstance(fault, OSError) and not fault.filename:  # a descriptor's knows no file
+            reason = f"{self.engine.root / layout.partition_directory(topic, partition)}: {reason}"
         is_ordinary = isinstance(fault, KafkaLogError | OSError)
         _log.log(
             logging.WARNING if is_ordinary else logging.ERROR,
@@ -236,5 +242,7 @@ def fault_reason(fault: Exception) -> str:
     """Return what a fault says, in one line."""
     if isinstance(fault, OSError) and fault.filename and fault.strerror:
         return f"{fault.filename}: {fault.strerror}"
+    if isinstance(fault, OSError) and fault.strerror:
+        return fault.strerror
     text = " ".join(str(fault).split())
     return text if text else type(fault).__name__

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import layout, locks
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
@@ -49,8 +49,8 @@ def abort_and_pause(engine: Engine, topic: str, partition: int) -> Iterator[None
             f"topic {topic!r} has no partition {partition} here: it has {len(known.partitions)}"
         )
     directory = engine.partition_directory(topic, partition)
-    with files.FileLock(directory / layout.CLEANING_PAUSED).shared():
-        with files.FileLock(directory / layout.CLEANER_LOCK).exclusive():
+    with locks.FileLock(directory / layout.CLEANING_PAUSED).shared():
+        with locks.FileLock(directory / layout.CLEANER_LOCK).exclusive():
             pass  # whoever had it has let go, and the next one looks at our lock first
         yield
 
@@ -61,7 +61,7 @@ def is_paused(directory: Path) -> bool:
     Two processes that ask in one instant may take each other for a pauser, so a yes is asked for
     again, after a while that differs between them.
     """
-    lock = files.FileLock(directory / layout.CLEANING_PAUSED)
+    lock = locks.FileLock(directory / layout.CLEANING_PAUSED)
     if not lock.path.exists():
         return False
     for attempt in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Whether any cleaner runs on a log, in whatever process.
+"""Whether any cleaner runs on a log, in whatever process, and whether one could in this.
 
 A background cleaner holds `kl-cleaners.lock` in the root shared for as long as it runs, also while
 it sleeps. Nothing waits for it: it is there to be asked about. The lock dies with its process.
@@ -7,13 +7,14 @@ it sleeps. Nothing waits for it: it is there to be asked about. The lock dies wi
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import layout, locks
 
-__all__ = ["announced", "is_cleaner_running"]
+__all__ = ["announced", "is_cleaner_running", "may_clean"]
 
 
 @contextlib.contextmanager
@@ -21,7 +22,7 @@ def announced(root: Path) -> Iterator[None]:
     """Tell that a cleaner runs; a file system that cannot be told is passed over."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, StorageError):
-            held.enter_context(files.FileLock(root / layout.CLEANERS_LOCK).shared())
+            held.enter_context(locks.FileLock(root / layout.CLEANERS_LOCK).shared())
         yield
 
 
@@ -32,6 +33,11 @@ def is_cleaner_running(root: Path) -> bool | None:
     """
     path = root / layout.CLEANERS_LOCK
     try:
-        return path.exists() and files.FileLock(path).is_held()
+        return path.exists() and locks.FileLock(path).is_held()
     except (OSError, StorageError):
         return None
+
+
+def may_clean(directory: Path) -> bool:
+    """Tell whether this process may write a directory: no read-only mount, and the permission."""
+    return os.access(directory, os.W_OK | os.X_OK)

@@ -28,6 +28,10 @@ class CleanerStats:
     records_kept: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    records_removed: int = 0
+    bytes_removed: int = 0
+    """What went for good: of the groups of segments that were swapped, also where the round then
+    failed or was broken off."""
     map_records_read: int = 0
     map_bytes_read: int = 0
     tombstones_kept: int = 0
@@ -41,6 +45,8 @@ class CleanerStats:
     """Share of the offset map's slots that were taken in the last round."""
     spilled_bytes: int = 0
     """Keys that were written to temporary files, since they did not fit the memory budget."""
+    spill_bytes_moved: int = 0
+    """What was written to these files, and read from them."""
     map_ms: float = 0.0
     """Time spent on filling the offset map."""
     elapsed_ms: float = 0.0
@@ -48,6 +54,11 @@ class CleanerStats:
     """For how long max.compaction.lag.ms had demanded the cleaning; 0 when it did not."""
     error: str | None = None
     """Why the partition was left as it was and is now uncleanable; None after success."""
+
+    @property
+    def left_out(self) -> tuple[int, int]:
+        """Records and bytes that were read in the second pass, and not written again."""
+        return self.records_read - self.records_kept, self.bytes_read - self.bytes_written
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.storage_engine.log_view import LogView
+    from kafkalog.storage_engine.record_filter import RecordFilter
 
 __all__ = ["latest"]
 
 
 def latest(
-    view: LogView, end: int, *, budget_bytes: int, schema: pa.Schema
+    view: LogView,
+    end: int,
+    *,
+    budget_bytes: int,
+    schema: pa.Schema,
+    keep: RecordFilter | None = None,
+    may_be_passed: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the newest record of each key below `end`, without those that are tombstones.
+
+    Of what `keep` does not want most is left out; it may look at keys alone.
 
     Exact at any number of keys: where they do not fit the budget, the hash space is split and the
     log read once (twice, counting the map) per part. Records come in offset order within a part.
@@ -46,17 +55,23 @@ def latest(
     start = state.log_start_offset
     if not start <= end <= state.high_watermark:
         raise OffsetOutOfRangeError(view.topic, view.partition, end, start, state.high_watermark)
-    if state.cleaned_to > end:
+    if state.cleaned_to > end and not may_be_passed:
         raise InvalidInputError(
             f"{view.topic}-{view.partition}: the newest records as of offset {end} are gone, the "
             f"log is cleaned up to offset {state.cleaned_to}; ask for that offset or a later one"
         )
-    return _latest(view, start, min(end, state.last_stable_offset), budget_bytes, schema)
+    span = start, min(end, state.last_stable_offset)
+    return _latest(view, span, budget_bytes, schema, keep)
 
 
 def _latest(
-    view: LogView, start: int, end: int, budget_bytes: int, schema: pa.Schema
+    view: LogView,
+    span: tuple[int, int],
+    budget_bytes: int,
+    schema: pa.Schema,
+    keep: RecordFilter | None,
 ) -> Iterator[pa.RecordBatch]:
+    start, end = span
     offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
     parts = [WHOLE]
     while parts:
@@ -67,23 +82,28 @@ def _latest(
             parts = [half for whole in parts for half in whole.halves()]
         else:
             parts.pop(0)
-            yield from _newest(view, (start, end), offset_map, part, schema)
+            yield from _newest(view, span, (offset_map, part), schema, keep)
         if parts:
             offset_map.clear()
 
 
 def _newest(
-    view: LogView, span: tuple[int, int], offset_map: OffsetMap, part: Part, schema: pa.Schema
+    view: LogView,
+    span: tuple[int, int],
+    of_part: tuple[OffsetMap, Part],
+    schema: pa.Schema,
+    keep: RecordFilter | None,
 ) -> Iterator[pa.RecordBatch]:
     kernels = load_kernels()
-    from kafkalog.storage_engine.records import to_arrow
+    from kafkalog.storage_engine.arrow_batches import arrow_batches
 
     start, end = span
+    offset_map, part = of_part
     is_wanted = mapped_batches(view)
     for chunk in view.chunks(start, end):
         for run, records in chunk.runs(is_wanted(chunk)):
             hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)
-            keep = np.empty(len(records.offsets), dtype=np.bool_)
+            is_newest = np.empty(len(records.offsets), dtype=np.bool_)
             kernels.select_latest(
                 offset_map.slots,
                 hashes,
@@ -94,15 +114,9 @@ def _newest(
                 end,
                 part.mask,
                 np.uint64(part.prefix),
-                keep,
+                is_newest,
             )
-            rows = np.flatnonzero(keep)
-            if len(rows):
-                yield to_arrow(
-                    records,
-                    run.table,
-                    rows,
-                    schema=schema,
-                    topic=view.topic,
-                    partition=view.partition,
-                )
+            rows = np.flatnonzero(is_newest)
+            wanted = rows if keep is None else keep.rows(records, rows)
+            place = view.topic, view.partition
+            yield from arrow_batches(records, run.table, wanted, place, schema=schema)

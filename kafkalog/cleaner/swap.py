@@ -9,7 +9,8 @@ The steps and their order are Kafka's, because the loader (a broker's, and ours 
 3. `.swap` -> the final names.
 
 Before all that the outputs' gaps are listed, beside those of the sources: whoever finishes or
-forgets the swap finds listed what is live then.
+forgets the swap finds listed what is live then. And the sources' key indexes are removed first, the
+outputs' put in place last, so that there never is one beside a segment that it is not of.
 
 The directory is synced after each step, so that a power cut cannot show a later step without the
 one before it. Kafka: LocalLog.replaceSegments; unlike it, no new base is taken for a vanished one.
@@ -21,11 +22,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kafkalog.cleaner.cleaned_segment import CleanedSegment
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.gaps import Section, list_sections
-from kafkalog.storage_engine.segments import SegmentFiles, list_segments, retire
+from kafkalog.storage_engine.segments import (
+    SegmentFiles,
+    list_segments,
+    remove_key_indexes,
+    retire,
+)
 
-__all__ = ["replace_segments"]
+__all__ = ["keep_key_index", "replace_segments"]
 
 
 def replace_segments(
@@ -48,6 +54,9 @@ def replace_segments(
     new_bases = {output.base_offset for output in outputs}
     present = {(segment.base_offset, segment.size) for segment in list_segments(directory)}
     list_sections(directory, [*source_sections, *sections], present=present)
+    bases = [source.base_offset for source in sources]
+    if remove_key_indexes(directory, {*bases, *new_bases}):
+        files.sync_directory(directory)
 
     for output in sorted(outputs, key=lambda output: output.base_offset, reverse=True):
         for suffix in layout.SEGMENT_SUFFIXES:
@@ -56,7 +65,6 @@ def replace_segments(
                 files.rename(output.path(suffix), directory / name)
     files.sync_directory(directory)
 
-    bases = [source.base_offset for source in sources]
     retire(directory, bases, suffixes=layout.SEGMENT_SUFFIXES)
     # The producer snapshot at a base that stays a base is as good as before (C113).
     vanished = [base for base in bases if base not in {*new_bases, producer_snapshot}]
@@ -67,9 +75,30 @@ def replace_segments(
             path = directory / layout.segment_file(base, suffix, layout.SWAP)
             if path.exists():
                 files.rename(path, directory / layout.segment_file(base, suffix))
+    for output in outputs:
+        output.place_keys()
     files.sync_directory(directory)
 
     new_keys = {section.key for section in sections}
     if not new_keys.isdisjoint(section.key for section in source_sections):
         # As large as the file it replaces: what was listed of that one must not count for it.
         list_sections(directory, sections, present=present - new_keys)
+
+
+def keep_key_index(
+    directory: Path, sources: Sequence[SegmentFiles], outputs: Sequence[CleanedSegment]
+) -> None:
+    """Put the key index of an output beside its source, which stays, since the two are alike.
+
+    The caller holds the partition's cleaner lock, and discards the output. Raises OSError.
+    """
+    if len(sources) != 1 or len(outputs) != 1:
+        return
+    (source,), (output,) = sources, outputs
+    if output.keys is None or output.size != source.size:
+        return
+    with locks.SegmentsLock(directory).exclusive():
+        live = {(segment.base_offset, segment.size) for segment in list_segments(directory)}
+        if (source.base_offset, source.size) in live:
+            output.place_keys()
+            files.sync_directory(directory)

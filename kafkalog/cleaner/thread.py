@@ -50,9 +50,11 @@ class CleanerThread:
     ) -> None:
         self.cleanings = 0
         """Rounds that succeeded."""
+        self.aborts = 0
+        """Rounds that were broken off: by a stop, a pause, or since their topic went."""
         self.records_removed = 0
         self.bytes_removed = 0
-        """What those rounds took out of `.log` files."""
+        """What rounds took out of `.log` files, those included that then ended otherwise."""
         self.segments_deleted = 0
         """Segments that went by retention."""
         self.failures = 0
@@ -192,6 +194,7 @@ class CleanerThread:
                     check_abort=check_abort,
                     throttler=self._throttler,
                     watch=self._watch,
+                    on_aborted=self._count_aborted,
                 )
             self._retain(now_ms, is_compacting=config.enable)
             if stats is None:
@@ -216,14 +219,22 @@ class CleanerThread:
             self.max_compaction_delay_ms = choice.max_compaction_delay_ms
 
     def _count(self, stats: CleanerStats) -> None:
-        if stats.error is not None:
-            self._count_failure()
-            return
         with self._lock:
+            self._count_removed(stats)
+            if stats.error is not None:
+                self.failures += 1
+                return
             self.cleanings += 1
             self._last_stats[threading.get_ident()] = stats
-            self.records_removed += stats.records_read - stats.records_kept
-            self.bytes_removed += stats.bytes_read - stats.bytes_written
+
+    def _count_aborted(self, stats: CleanerStats) -> None:
+        with self._lock:
+            self.aborts += 1
+            self._count_removed(stats)
+
+    def _count_removed(self, stats: CleanerStats) -> None:
+        self.records_removed += stats.records_removed
+        self.bytes_removed += stats.bytes_removed
 
     def _count_failure(self) -> None:
         with self._lock:

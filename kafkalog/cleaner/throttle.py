@@ -80,5 +80,6 @@ class Throttler:
 
 
 def bytes_moved(stats: CleanerStats) -> int:
-    """Return how many bytes a cleaning has read, in both passes, and written so far."""
-    return stats.map_bytes_read + stats.bytes_read + stats.bytes_written
+    """Return how many bytes a cleaning has moved so far: both passes', and those of its spill."""
+    log_bytes = stats.map_bytes_read + stats.bytes_read + stats.bytes_written
+    return log_bytes + stats.spill_bytes_moved

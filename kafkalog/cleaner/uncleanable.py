@@ -3,7 +3,8 @@
 The file `kl-uncleanable` in the partition's directory outlives the process, so a restart does not
 beat on a broken disk, and an operator sees the reason. A change of the topic's configs, or a forced
 cleaning, tries at once; success removes the mark. Where the disk takes no mark, because it is full
-or broken, this process remembers it. Kafka keeps all such marks in memory (C131, C132).
+or broken, this process remembers it, until another one has cleaned the partition, or marked it.
+Kafka keeps all such marks in memory (C131, C132).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ __all__ = ["Uncleanable", "clear_uncleanable", "mark_uncleanable", "read_unclean
 _VERSION = 1
 _FIRST_BACKOFF_MS = 60_000
 _LAST_BACKOFF_MS = 3_600_000
-_unwritten: dict[tuple[str, bytes], Uncleanable] = {}
-"""By directory and its topic's id: marks that the disk has not taken."""
+_Signs = tuple[tuple[int, int, int] | None, ...]
+"""Inode, size and time of the files that a cleaner leaves; None for a missing one."""
+_unwritten: dict[tuple[str, bytes], tuple[Uncleanable, _Signs]] = {}
+"""By directory and its topic's id: marks that the disk has not taken, and what it had then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,10 @@ class Uncleanable:
 def read_uncleanable(directory: Path) -> Uncleanable | None:
     """Return a partition's mark; None when it has none. A mark that cannot be read is one too."""
     if _unwritten and (unwritten := _unwritten.get(_key(directory))) is not None:
-        return unwritten
+        mark, signs = unwritten
+        if signs == _signs(directory):
+            return mark
+        _unwritten.pop(_key(directory), None)  # another process has cleaned it, or failed
     path = directory / layout.UNCLEANABLE
     try:
         content = json.loads(path.read_bytes())
@@ -79,6 +85,19 @@ def _key(directory: Path) -> tuple[str, bytes]:
         return str(directory), b""
 
 
+def _signs(directory: Path) -> _Signs:
+    """Return what changes on the disk when any cleaner succeeds, or leaves a mark."""
+    found: list[tuple[int, int, int] | None] = []
+    for name in (layout.UNCLEANABLE, layout.LAST_CLEANING):
+        try:
+            stat = (directory / name).stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)
+
+
 def mark_uncleanable(
     directory: Path,
     reason: str,
@@ -107,7 +126,7 @@ def mark_uncleanable(
         files.write_atomically(directory / layout.UNCLEANABLE, content)
         _unwritten.pop(_key(directory), None)
     except OSError:
-        _unwritten[_key(directory)] = mark
+        _unwritten[_key(directory)] = mark, _signs(directory)
     return mark
 
 

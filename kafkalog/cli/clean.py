@@ -13,6 +13,8 @@ import typer
 
 from kafkalog.cli.output import note, print_json, print_table, progress
 from kafkalog.cli.writable import open_writable
+from kafkalog.storage_engine import clock
+from kafkalog.storage_engine.pins import LivePins
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.stats import CleanerStats
@@ -29,6 +31,7 @@ def command(
     with open_writable(path) as log:
         results = _clean(log, topic, force=force)
         passed_over = _passed_over(log, topic, results)
+        passed_over += _pinned(log, topic) if force else []
     if json:
         for stats in results:
             print_json({_camel(name): value for name, value in asdict(stats).items()})
@@ -78,6 +81,23 @@ def _passed_over(log: KafkaLog, topic: str | None, results: list[CleanerStats]) 
         and status.state in reasons
         and (status.topic, status.partition) not in done
     ]
+
+
+def _pinned(log: KafkaLog, topic: str | None) -> list[str]:
+    """Say which partitions are read by moments that a forced cleaning could not pass."""
+    pins = LivePins(log.root, clock.now_ms(), held_only=True)
+    lines: list[str] = []
+    for status in log.status():
+        if topic in (None, status.topic) and status.state != "not compacted":
+            topic_id = log.describe(status.topic).topic_id
+            offset = pins.limit(status.topic, topic_id, status.partition)
+            # Beyond the last stable offset it is an open transaction that nobody could pass.
+            if max(offset, status.first_dirty_offset) < status.last_stable_offset:
+                lines.append(
+                    f"{status.topic}-{status.partition} was cleaned no further than offset "
+                    f"{offset}: somebody reads it as of then; clean again when that has ended"
+                )
+    return lines
 
 
 def _clean(log: KafkaLog, topic: str | None, *, force: bool) -> list[CleanerStats]:

@@ -14,7 +14,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -24,6 +24,9 @@ from kafkalog.cli.writable import open_writable
 if TYPE_CHECKING:
     from kafkalog.cleaner.thread import CleanerThread
     from kafkalog.log import KafkaLog
+
+
+_METRICS_ADDRESS: Final = "127.0.0.1"
 
 
 def command(
@@ -46,33 +49,59 @@ def command(
         ),
     ] = None,
     metrics_address: Annotated[
-        str, typer.Option(help="The address of the metrics; 0.0.0.0 for all.")
-    ] = "127.0.0.1",
+        str | None,
+        typer.Option(
+            help="The address of the metrics; 0.0.0.0 for all.", show_default=_METRICS_ADDRESS
+        ),
+    ] = None,
 ) -> None:
     """Clean until told to stop."""
     from kafkalog.cleaner.config import CleanerConfig
+    from kafkalog.cleaner.manager import check_disk
     from kafkalog.cleaner.thread import CleanerThread
+    from kafkalog.errors import InvalidInputError
 
     given = configs(config or [])
-    if threads is not None:
-        given["log.cleaner.threads"] = str(threads)
-    if backoff_ms is not None:
-        given["log.cleaner.backoff.ms"] = str(backoff_ms)
+    _add(given, "log.cleaner.threads", "--threads", threads)
+    _add(given, "log.cleaner.backoff.ms", "--backoff-ms", backoff_ms)
     settings = CleanerConfig.parse(given)
-    with _stop_signals() as stop, open_writable(path) as log:
+    if metrics_address is not None and metrics_port is None:
+        raise InvalidInputError(
+            f"--metrics-address {metrics_address}: metrics are served with --metrics-port alone"
+        )
+    log = open_writable(path)
+    check_disk(log)
+    with _stop_signals() as stop, log:
         cleaner = CleanerThread(log, settings)
-        with _metrics(log, cleaner, metrics_port, metrics_address):
+        with _metrics(log, cleaner, metrics_port, metrics_address or _METRICS_ADDRESS):
             note(f"{log.root}: the cleaner runs")
             cleaner.start()
             try:
                 stop.wait()
             finally:
                 cleaner.stop()
+    aborts = f" ({counted(cleaner.aborts, 'other')} broken off)" if cleaner.aborts else ""
     note(
-        f"{log.root}: the cleaner stopped: {counted(cleaner.cleanings, 'cleaning')} removed "
-        f"{counted(cleaner.records_removed, 'record')} and {counted(cleaner.bytes_removed, 'byte')}"
-        f", {counted(cleaner.failures, 'failure')}"
+        f"{log.root}: the cleaner stopped: {counted(cleaner.cleanings, 'cleaning')}{aborts} removed"
+        f" {counted(cleaner.records_removed, 'record')} and "
+        f"{counted(cleaner.bytes_removed, 'byte')}, {counted(cleaner.failures, 'failure')}"
     )
+
+
+def _add(given: dict[str, str], name: str, option: str, value: int | None) -> None:
+    """Add what an option of its own says; raises InvalidInputError where --config says otherwise.
+
+    `given` are the settings by --config.
+    """
+    from kafkalog.errors import InvalidInputError
+
+    if value is None:
+        return
+    if given.get(name, str(value)) != str(value):
+        raise InvalidInputError(
+            f"{option} {value} and --config {name}={given[name]}: give one of both"
+        )
+    given[name] = str(value)
 
 
 @contextlib.contextmanager

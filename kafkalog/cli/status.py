@@ -4,6 +4,9 @@ Of a partition: its offsets, the bytes of its .log files, how much of them is di
 wait for their horizon, its last cleaning, and its state: clean, dirty (the cleaner will come),
 uncleanable with the reason, paused, or not compacted; `kafkalog explain` says why. One that cannot
 be read is a line with the reason. Names, sizes and the ends of indexes are read, and no records.
+
+With --checkpoint, instead: how far the streaming query with that checkpoint is behind, per source
+and partition, also while it runs.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kafkalog.cli.output import PATH_HELP, print_json, print_line, print_table
+from kafkalog.cli.query_lag import print_query_lag
 from kafkalog.cli.readable import open_readable
 
 if TYPE_CHECKING:
@@ -28,6 +32,12 @@ if TYPE_CHECKING:
 def command(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="How far the streaming query with this checkpoint is behind."
+        ),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object per log, writer and partition.")
     ] = False,
@@ -36,9 +46,13 @@ def command(
     from kafkalog.storage_engine import address
 
     with open_readable(path) as log:
-        state = log.state()
         if topic is not None:
             log.describe(topic)
+        if checkpoint is not None:
+            is_live = any(_is_live(root) for root in address.directories(path))
+            print_query_lag(log, checkpoint, topic, is_live=is_live, json=json)
+            return
+        state = log.state()
         roots = [_root(root, state) for root in address.directories(path)]
         writers = list(_writers(state))
         partitions = list(_partitions(log, state, topic))
@@ -77,18 +91,29 @@ def command(
     print_table(columns, rows)
 
 
+def _is_live(root: Path) -> bool:
+    """Whether a broker runs on a directory; not where the file system has no locks to tell it."""
+    from kafkalog.errors import StorageError
+    from kafkalog.storage_engine import layout, locks
+
+    try:
+        return not (root / layout.COMMIT).exists() and locks.RootLock(root).is_held_alone()
+    except StorageError:
+        return False
+
+
 def _root(root: Path, state: State) -> dict[str, Any]:
     from kafkalog.errors import StorageError
-    from kafkalog.storage_engine import files, layout
+    from kafkalog.storage_engine import layout, locks
 
-    locks_reason = files.lock_fault(root)
+    locks_reason = locks.lock_fault(root)
     owner, detail, is_running = "kafkalog", None, False
     if not (root / layout.COMMIT).exists():
         is_released = (root / layout.COMMIT_RELEASED).exists()
         owner = "released" if is_released else "broker"
         detail = "to a broker" if is_released else None
         try:
-            is_running = files.RootLock(root).is_held_alone()
+            is_running = locks.RootLock(root).is_held_alone()
         except StorageError as fault:
             locks_reason = str(fault)
     elif (root / layout.META_ASIDE).exists():

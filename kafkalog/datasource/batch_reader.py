@@ -3,112 +3,156 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from kafkalog.datasource.byte_splits import split_by_bytes
 from kafkalog.datasource.offset_range import OffsetRange, split_ranges
-from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, StartOrEnd, TopicPartition
+from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
+from kafkalog.datasource.pin import driver_name
+from kafkalog.datasource.pushed_filters import PushedFilters, are_pushed
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
+from kafkalog.datasource.resolve import ending_offsets, starting_offsets
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.time_offsets import first_batch_since
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.storage_engine.state import State
 
-__all__ = ["KafkaLogBatchReader"]
+__all__ = ["KafkaLogBatchReader", "PushDownBatchReader", "batch_reader"]
 
 _LOGGER = logging.getLogger(__name__)
-_EVERYTHING_FROM: Final = StartOrEnd(everywhere=EARLIEST)
-_EVERYTHING_TO: Final = StartOrEnd(everywhere=LATEST)
+
+
+def batch_reader(options: SourceOptions, columns: tuple[str, ...]) -> KafkaLogBatchReader:
+    """Return the reader for this process: one that takes filters where Spark has some."""
+    reader = PushDownBatchReader if are_pushed() else KafkaLogBatchReader
+    return reader(options, columns)
 
 
 class KafkaLogBatchReader(DataSourceReader):
     """Plans the ranges of a batch read, and reads them (Spark: KafkaBatch, KafkaRelation).
 
     Spark plans once per DataFrame and reads at every action, so a range keeps -2 and -1 and the
-    task looks them up: the same DataFrame sees records that came later. Raises InvalidInputError
-    for options that only streaming knows.
+    task looks them up: the same DataFrame sees records that came later. Times are looked up when it
+    is planned, as Spark does. Raises InvalidInputError for options that only streaming knows.
     """
 
     def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+        options.check_batch()
         self.options = options
         self.columns = columns
-        self.starting_offsets = options.starting_offsets or _EVERYTHING_FROM
-        self.ending_offsets = options.ending_offsets or _EVERYTHING_TO
-        _refuse(self.starting_offsets, LATEST, "starting offset", "startingOffsets", "latest")
-        _refuse(self.ending_offsets, EARLIEST, "ending offset", "ending offset", "earliest")
-        if options.max_offsets_per_trigger is not None:
-            _LOGGER.warning("option maxOffsetsPerTrigger is ignored in batch queries")
+        self.filters = PushedFilters()
+        self.driver = driver_name()
+        if options.warn_of_batch:
+            _LOGGER.warning("ignored in batch queries: %s", ", ".join(options.warn_of_batch))
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one range per partition of the log, or the pieces `minPartitions` asks for.
+        """Return the ranges to read, each a task's.
 
-        Raises UnknownTopicError, and InvalidInputError for offsets that do not fit the partitions.
+        They are pieces of about 128 MiB of the log, or what `minPartitions` and
+        `maxRecordsPerPartition` ask for; a view of the newest records has one per partition. Raises
+        UnknownTopicError, and InvalidInputError for offsets that do not fit the partitions.
         """
         with Engine(self.options.directories, read_only=True, create=False) as engine:
             state = engine.state()
-        assigned = self.options.subscription.partitions(state)
-        start = self.starting_offsets.offsets(assigned, option="startingOffsets")
-        end = self.ending_offsets.offsets(assigned, option="endingOffsets")
-        planned = [OffsetRange(partition, start[partition], end[partition]) for partition in start]
-        resolved = [_resolve(piece, state, self.options) for piece in planned]
-        for piece in resolved:
-            if piece.start > piece.end:
-                raise InvalidInputError(
-                    f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {piece.partition}: "
-                    f"the start offset {piece.start} is greater than the end offset {piece.end}"
-                )
-        if self.options.min_partitions is not None:
-            planned = _split(resolved, self.options.min_partitions, start, end)
-        return [OffsetRangePartition(piece) for piece in planned]
+            assigned = self.options.subscription.partitions(state)
+            start = starting_offsets(engine, self.options, assigned, default=EARLIEST)
+            end = ending_offsets(engine, self.options, assigned)
+            resolved = [_resolve(p, start[p], end[p], state, self.options) for p in assigned]
+            _check(resolved)
+            wanted = [piece for piece in resolved if self._wants(piece.partition, state)]
+            pieces = _bound(self._split(engine, wanted), wanted, start, end)
+            pieces = self._pruned(engine, pieces)
+        return [OffsetRangePartition(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one range."""
-        return RangeReader(self.options, self.columns).read(partition)
+        return RangeReader(self.options, self.columns, self.filters, self.driver).read(partition)
+
+    def _wants(self, partition: TopicPartition, state: State) -> bool:
+        count = len(state.topic(partition.topic).partitions)
+        return self.filters.wants(partition, count, self.options.partitioner)
+
+    def _split(self, engine: Engine, ranges: list[OffsetRange]) -> list[OffsetRange]:
+        options = self.options
+        if options.latest_view:
+            return ranges
+        if options.min_partitions is None and options.max_records_per_partition is None:
+            return [piece for range_ in ranges for piece in split_by_bytes(engine, range_)]
+        return split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+
+    def _pruned(self, engine: Engine, pieces: list[OffsetRange]) -> list[OffsetRange]:
+        """Leave out pieces in which the filters' offsets and times do not lie."""
+        pieces = [piece for piece in pieces if self.filters.wants_range(piece)]
+        since = self.filters.records.min_timestamp
+        closed = {piece.partition for piece in pieces if piece.end != LATEST}
+        if since is None or not closed:
+            return pieces
+        firsts: Offsets = {}
+        for topic, number in closed:
+            with engine.view(topic, number) as view:
+                first, last = view.state.log_start_offset, view.state.high_watermark
+                found = first_batch_since(view, since, first, last)
+            firsts[TopicPartition(topic, number)] = found
+        return [p for p in pieces if p.end == LATEST or p.end > firsts[p.partition]]
 
 
-def _refuse(offsets: StartOrEnd, refused: int, all_: str, one: str, name: str) -> None:
-    if offsets.everywhere == refused:
-        raise InvalidInputError(f"{all_} can't be {name} for batch queries on Kafka")
-    for place, offset in (*offsets.partitions.items(), *offsets.topics.items()):
-        if offset == refused:
-            raise InvalidInputError(f"{one} for {place} can't be {name} for batch queries on Kafka")
+class PushDownBatchReader(KafkaLogBatchReader):
+    """The same, for the process in which Spark pushes filters; see `pushed_filters`."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take what prunes, and give all filters back for Spark to look at again."""
+        found = PushedFilters.of(filters)
+        self.filters = found.of_view if self.options.latest_view else found
+        return filters
 
 
-def _resolve(piece: OffsetRange, state: State, options: SourceOptions) -> OffsetRange:
+def _resolve(
+    partition: TopicPartition, start: int, end: int, state: State, options: SourceOptions
+) -> OffsetRange:
     """Return a planned range with -2 and -1 looked up."""
-    topic, number = piece.partition
-    held = state.topic(topic).partitions[number]
-    return OffsetRange(
-        piece.partition,
-        held.log_start_offset if piece.start == EARLIEST else piece.start,
-        options.latest_offset(held) if piece.end == LATEST else piece.end,
-    )
+    held = state.topic(partition.topic).partitions[partition.partition]
+    latest = options.latest_offset(held)
+    named = {EARLIEST: held.log_start_offset, LATEST: latest}
+    is_open = start == EARLIEST
+    return OffsetRange(partition, named.get(start, start), named.get(end, end), is_open)
 
 
-def _split(
-    resolved: list[OffsetRange], min_partitions: int, start: Offsets, end: Offsets
+def _check(resolved: list[OffsetRange]) -> None:
+    for piece in resolved:
+        if piece.start > piece.end:
+            raise InvalidInputError(
+                "[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] The resolved start offset "
+                f"{piece.start} is greater than the resolved end offset {piece.end} for "
+                f"{piece.partition}"
+            )
+
+
+def _bound(
+    pieces: list[OffsetRange], resolved: list[OffsetRange], start: Offsets, end: Offsets
 ) -> list[OffsetRange]:
-    """Split by size now; the first piece keeps a -2, the last one a -1.
+    """Give the first piece of a partition its -2 back, and the last one its -1.
 
     A partition with nothing to read now keeps its range too if the end is open, so that the
-    DataFrame sees what arrives later.
+    DataFrame sees what arrives later. (A start of -1 has no later: it is where the log ended.)
     """
-    pieces = split_ranges(resolved, min_partitions)
-    by_partition: dict[TopicPartition, list[OffsetRange]] = {}
+    groups: dict[TopicPartition, list[OffsetRange]] = {}
     for piece in pieces:
-        by_partition.setdefault(piece.partition, []).append(piece)
+        groups.setdefault(piece.partition, []).append(piece)
     bound: list[OffsetRange] = []
-    for piece in resolved:
-        partition = piece.partition
-        group = by_partition.get(partition, [piece] if end[partition] == LATEST else [])
+    for range_ in resolved:
+        partition = range_.partition
+        group = groups.get(partition, [range_] if end[partition] == LATEST else [])
         for index, part in enumerate(group):
-            first = start[partition] if index == 0 else part.start
-            last = end[partition] if index == len(group) - 1 else part.end
-            bound.append(OffsetRange(partition, first, last))
+            is_first, is_last = index == 0, index == len(group) - 1
+            first = EARLIEST if is_first and start[partition] == EARLIEST else part.start
+            last = LATEST if is_last and end[partition] == LATEST else part.end
+            bound.append(OffsetRange(partition, first, last, range_.from_earliest))
     return bound

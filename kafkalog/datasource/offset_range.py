@@ -1,10 +1,11 @@
-"""Ranges of offsets, one per Spark task, and how `minPartitions` splits them."""
+"""Ranges of offsets, one per Spark task, and how two options split them by their offsets."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from kafkalog.datasource.offsets import TopicPartition
 
@@ -21,6 +22,8 @@ class OffsetRange:
     partition: TopicPartition
     start: int
     end: int
+    from_earliest: bool = False
+    """A piece of what starts at the earliest offset: what retention takes meanwhile is no loss."""
 
     @property
     def size(self) -> int:
@@ -29,33 +32,44 @@ class OffsetRange:
 
     def split(self, parts: int) -> list[OffsetRange]:
         """Cut the range in `parts` of nearly equal size; the last ones take the remainder."""
-        pieces: list[OffsetRange] = []
-        start = self.start
-        for index in range(parts):
-            end = start + (self.end - start) // (parts - index)
-            pieces.append(OffsetRange(self.partition, start, end))
-            start = end
-        return [piece for piece in pieces if piece.size > 0]
+        sizes = [self.size // parts + (n >= parts - self.size % parts) for n in range(parts)]
+        ends = accumulate(sizes, initial=self.start)
+        return self.cut(ends)
+
+    def cut(self, offsets: Iterable[int]) -> list[OffsetRange]:
+        """Cut the range at some offsets, in any order; those outside do not count."""
+        inside = sorted({offset for offset in offsets if self.start < offset < self.end})
+        bounds = pairwise([self.start, *inside, self.end])
+        return [replace(self, start=start, end=end) for start, end in bounds]
 
 
 def split_ranges(
-    ranges: Iterable[OffsetRange], min_partitions: int | None = None
+    ranges: Iterable[OffsetRange],
+    min_partitions: int | None = None,
+    max_records_per_partition: int | None = None,
 ) -> list[OffsetRange]:
-    """Drop empty ranges, and split the others into about `min_partitions` pieces.
+    """Drop empty ranges, and split the others as the two options say; no offset is ever dropped.
 
-    Ranges too small to be split are left out of the proportion by which the larger ones share the
-    remaining pieces (Spark: KafkaOffsetRangeCalculator). No offset is ever dropped.
+    First each is cut in pieces of at most so many offsets. If there are still fewer pieces than
+    `min_partitions`, the larger ones are split in proportion to their sizes; those too small for it
+    are left out of the proportion, and so is each other piece of their partition.
+
+    Spark: KafkaOffsetRangeCalculator.
     """
     filled = [piece for piece in ranges if piece.size > 0]
+    if max_records_per_partition is not None:
+        most = max_records_per_partition
+        filled = [part for piece in filled for part in piece.split(-(-piece.size // most))]
     if min_partitions is None or len(filled) >= min_partitions:
         return filled
     total = sum(piece.size for piece in filled)
     whole = [p for p in filled if _part_count(p.size, total, min_partitions) == 1]
+    unsplit = {piece.partition for piece in whole}
     shared_total = total - sum(piece.size for piece in whole)
     shared_count = max(min_partitions - len(whole), 1)
     pieces: list[OffsetRange] = []
     for piece in filled:
-        if _part_count(piece.size, total, min_partitions) == 1:
+        if piece.partition in unsplit:
             pieces.append(piece)
         else:
             pieces += piece.split(_part_count(piece.size, shared_total, shared_count))

@@ -23,6 +23,8 @@ __all__ = [
     "StartOrEnd",
     "TopicPartition",
     "from_json",
+    "parse_object",
+    "partition_number",
     "to_json",
 ]
 
@@ -65,9 +67,10 @@ def from_json(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
         if not isinstance(partitions, Mapping):
             raise _bad_json(nested)
         for partition, offset in partitions.items():
-            if not _is_offset(offset):
+            number = partition_number(partition)
+            if number is None or not _is_offset(offset):
                 raise _bad_json(nested)
-            offsets[TopicPartition(topic, _partition(partition, nested))] = offset
+            offsets[TopicPartition(topic, number)] = offset
     return offsets
 
 
@@ -83,18 +86,19 @@ class StartOrEnd:
     topics: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, text: str) -> StartOrEnd:
+    def parse(cls, text: str, *, option: str | None = None) -> StartOrEnd:
         """Parse `earliest`, `latest` (any letter case) or JSON.
 
         In the JSON a topic's value is a map of partitions, or `"earliest"` or `"latest"` for all
-        of them. Raises InvalidInputError.
+        of them. Raises InvalidInputError, which names the option.
         """
         word = text.strip().lower()
         if word in _NAMES:
             return cls(everywhere=_NAMES[word])
         document = parse_object(text)
+        fault = _bad_json(text, option)
         if document is None:
-            raise _bad_json(text)
+            raise fault
         partitions: Offsets = {}
         topics: dict[str, int] = {}
         for topic, value in document.items():
@@ -102,11 +106,16 @@ class StartOrEnd:
                 topics[topic] = _NAMES[value.strip().lower()]
             elif isinstance(value, dict):
                 for partition, offset in value.items():
-                    if not _is_offset(offset):
-                        raise _bad_json(text)
-                    partitions[TopicPartition(topic, _partition(partition, text))] = offset
+                    number = partition_number(partition)
+                    if number is None or not _is_offset(offset):
+                        raise fault
+                    named = TopicPartition(topic, number)
+                    if named in partitions:
+                        where = "" if option is None else f"{option}: "
+                        raise InvalidInputError(f"{where}{named} is named twice; name it once")
+                    partitions[named] = offset
             else:
-                raise _bad_json(text)
+                raise fault
         return cls(partitions=partitions, topics=topics)
 
     @property
@@ -139,7 +148,8 @@ class StartOrEnd:
             )
         if named.keys() != set(wanted):
             raise InvalidInputError(
-                f"[KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED] If {option} contains specific "
+                "[KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED] Partitions specified for Kafka start "
+                f"offsets don't match what are assigned. If {option} contains specific "
                 "offsets, you must specify all TopicPartitions. Use -1 for latest, -2 for "
                 f"earliest, if you don't care. Specified: {_join(named)}. Assigned: {_join(wanted)}"
             )
@@ -147,23 +157,35 @@ class StartOrEnd:
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object in `text`, or None when it is no object or names a key twice."""
+    """Return the JSON object in `text`, or None when it is no object or names a key twice.
+
+    Raises InvalidInputError when one of the two has a text for its value (Spark: JsonUtils).
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({key for key, _ in pairs}) < len(pairs):
+        kinds: dict[str, bool] = {}
+        for key, value in pairs:
+            if kinds.setdefault(key, isinstance(value, str)) is not isinstance(value, str):
+                raise InvalidInputError(
+                    f"{key} has both a topic-level offset and per-partition offsets in {text}"
+                )
+        if len(kinds) < len(pairs):
             raise ValueError("a key appears twice")
         return dict(pairs)
 
     try:
         document = json.loads(text, object_pairs_hook=unique)
+    except InvalidInputError:
+        raise
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 
 
-def _partition(text: str, source: object) -> int:
+def partition_number(text: str) -> int | None:
+    """Return the number of a partition, None where `text` is none."""
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
-        raise _bad_json(source)
+        return None
     return int(text)
 
 
@@ -171,8 +193,9 @@ def _is_offset(value: object) -> bool:
     return type(value) is int and EARLIEST <= value <= INT64_MAX
 
 
-def _bad_json(found: object) -> InvalidInputError:
-    return InvalidInputError(f"Expected e.g. {_EXAMPLE}, got {found}")
+def _bad_json(found: object, option: str | None = None) -> InvalidInputError:
+    where = "" if option is None else f"{option}: "
+    return InvalidInputError(f"{where}Expected e.g. {_EXAMPLE}, got {found}")
 
 
 def _join(names: Iterable[object]) -> str:

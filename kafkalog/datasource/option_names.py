@@ -11,46 +11,52 @@ from typing import Final
 
 from kafkalog.errors import InvalidInputError
 
-__all__ = ["check_names"]
+__all__ = ["INERT_INTEGERS", "check_names"]
 
 SUPPORTED: Final = (
     "path",
     "subscribe",
     "subscribePattern",
     "assign",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "startingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
     "endingOffsets",
+    "minOffsetsPerTrigger",
     "maxOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
+    "maxRecordsPerPartition",
     "failOnDataLoss",
     "includeHeaders",
     "kafka.isolation.level",
     "view",
+    "partitioner",
 )
-NOT_YET: Final = (
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "endingTimestamp",
-    "endingOffsetsByTimestamp",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "maxRecordsPerPartition",
-)
-INERT: Final = (
+INERT_INTEGERS: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
-    "groupIdPrefix",
 )
+INERT: Final = (*INERT_INTEGERS, "groupIdPrefix")
 """Options of Spark's Kafka source that tune a network client; there is none here."""
-FORBIDDEN: Final = (
-    "kafka.auto.offset.reset",
-    "kafka.key.deserializer",
-    "kafka.value.deserializer",
-    "kafka.enable.auto.commit",
-    "kafka.interceptor.classes",
-)
+FORBIDDEN: Final = {
+    "kafka.auto.offset.reset": (
+        "set startingOffsets to earliest or latest instead: where a query goes on is kept by Spark"
+    ),
+    "kafka.key.deserializer": (
+        "keys are delivered as bytes: deserialize them with DataFrame operations"
+    ),
+    "kafka.value.deserializer": (
+        "values are delivered as bytes: deserialize them with DataFrame operations"
+    ),
+    "kafka.enable.auto.commit": "where a query goes on is kept by Spark",
+    "kafka.interceptor.classes": "no Kafka client is involved",
+}
+"""Options that Spark's Kafka source refuses, and what to do instead."""
 OF_A_WRITE: Final = (
     "topic",
     "numPartitions",
@@ -69,12 +75,10 @@ _CREATE_TABLE: Final = "provider"
 def check_names(options: Mapping[str, str]) -> list[str]:
     """Check the names of `options` (lower-case keys); return those that have no effect, sorted.
 
-    Raises InvalidInputError for a name that is unknown, forbidden, or not supported in this
-    version.
+    Raises InvalidInputError for a name that is unknown or forbidden.
     """
     supported = {name.lower() for name in SUPPORTED}
-    inert = {name.lower() for name in INERT}
-    not_yet = {name.lower(): name for name in NOT_YET}
+    inert = {name.lower(): name for name in INERT}
     ignored: list[str] = []
     for name in sorted(options):
         if name in supported:
@@ -82,15 +86,10 @@ def check_names(options: Mapping[str, str]) -> list[str]:
         if name in FORBIDDEN:
             raise InvalidInputError(
                 f"Kafka option {name.removeprefix(CLIENT_PREFIX)!r} is not supported: "
-                "records are delivered as bytes, and positions are kept by Spark"
-            )
-        if name in not_yet:
-            raise InvalidInputError(
-                f"option {not_yet[name]} is not supported in this version; "
-                f"supported options: {', '.join(SUPPORTED)}"
+                f"{FORBIDDEN[name]}"
             )
         if name in inert or name.startswith(CLIENT_PREFIX):
-            ignored.append(name)
+            ignored.append(inert.get(name, name))
         elif _CREATE_TABLE not in options:
             raise _unknown(name)
     return ignored
@@ -104,7 +103,7 @@ def _unknown(name: str) -> InvalidInputError:
             f"option {of_a_write.get(name, name)} is an option of a write, while subscribe, "
             "subscribePattern and assign are options of a read: leave out what does not belong here"
         )
-    known = {known.lower(): known for known in (*SUPPORTED, *NOT_YET, *INERT)}
+    known = {known.lower(): known for known in (*SUPPORTED, *INERT)}
     near = [known[match] for match in get_close_matches(name, known, n=2)]
     hint = f", did you mean {' or '.join(near)}?" if near else ""
     return InvalidInputError(

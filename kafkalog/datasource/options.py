@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kafkalog.datasource.offsets import EARLIEST, LATEST, StartOrEnd
-from kafkalog.datasource.option_names import check_names
+from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, StartOrEnd, TopicPartition
+from kafkalog.datasource.option_names import INERT_INTEGERS, check_names
+from kafkalog.datasource.start_or_end_time import StartOrEndTime
 from kafkalog.datasource.subscription import STRATEGIES, Subscription
+from kafkalog.datasource.time_string import milliseconds
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.address import log_directories
-from kafkalog.storage_engine.layout import INT64_MAX
-from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.layout import INT32_MAX, INT64_MAX
+from kafkalog.storage_engine.state import PartitionState, State
 
 __all__ = ["SourceOptions"]
 
@@ -21,28 +23,54 @@ _CHANGELOG: Final = "changelog"
 _LATEST_VIEW: Final = "latest"
 _READ_COMMITTED: Final = "read_committed"
 _ISOLATION_LEVELS: Final = (_READ_COMMITTED, "read_uncommitted")
-_INTEGER: Final = re.compile(r"^[+-]?[0-9]{1,19}$")
+_STRATEGIES: Final = ("error", "latest")
+_PARTITIONERS: Final = ("any", "murmur2")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_MAX_TRIGGER_DELAY: Final = "15m"
+_OF_STREAMS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+"""Options that Spark ignores in a batch query, with a warning."""
+_NOT_IN_STREAMS: Final = {
+    "endingOffsets": "ending offset not valid in streaming queries",
+    "endingOffsetsByTimestamp": "ending timestamp not valid in streaming queries",
+}
+"""Spark's refusals. It lets `endingTimestamp` pass, and so do we."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """What the options of a read say; plain data, sent to the tasks.
 
-    An offset option that was not given is None: its default differs between batch and streaming.
+    A start or an end that was not given is None: its default differs between batch and streaming.
+    Of several the strongest is kept and the others are None and not looked at, as in Spark: a time
+    for all partitions, then times for each, then offsets.
     """
 
     directories: tuple[str, ...]
     """One, or all those of a Kafka broker."""
     subscription: Subscription
+    starting_time: StartOrEndTime | None
     starting_offsets: StartOrEnd | None
+    ending_time: StartOrEndTime | None
     ending_offsets: StartOrEnd | None
+    non_matching: str
+    """`error` or `latest`: what a starting time means that no record is as young as."""
+    min_offsets_per_trigger: int | None
     max_offsets_per_trigger: int | None
+    max_trigger_delay_ms: int
     min_partitions: int | None
+    max_records_per_partition: int | None
     fail_on_data_loss: bool
     include_headers: bool
     isolation_level: str
     latest_view: bool
+    partitioner: str
+    """`murmur2`: each key is only where Kafka's default partitioner sends it; `any`: who knows."""
     ignored: tuple[str, ...]
+    """Names that have no effect here, as they were given."""
+    warn_of_batch: tuple[str, ...]
+    """Names that have no effect in a batch query."""
+    stream_fault: str | None
+    """What makes these options none of a streaming query, in Spark's words."""
 
     @property
     def read_committed(self) -> bool:
@@ -52,6 +80,15 @@ class SourceOptions:
     def latest_offset(self, held: PartitionState) -> int:
         """Return where reading a partition ends by this isolation level, as -1 means it."""
         return held.last_stable_offset if self.read_committed else held.high_watermark
+
+    def latest_offsets(self, subscription: Subscription, state: State) -> Offsets:
+        """Return the same for all partitions of a subscription; raises UnknownTopicError."""
+        return {
+            partition: self.latest_offset(
+                state.topic(partition.topic).partitions[partition.partition]
+            )
+            for partition in subscription.partitions(state)
+        }
 
     @staticmethod
     def are_reading(options: Mapping[str, str]) -> bool:
@@ -67,39 +104,92 @@ class SourceOptions:
         """
         given = {key.lower(): value for key, value in options.items()}
         ignored = check_names(given)
+        _check_inert(given)
+        starting_time, starting_offsets = _limit(given, "starting")
+        ending_time, ending_offsets = _limit(given, "ending")
+        refused = [fault for name, fault in _NOT_IN_STREAMS.items() if name.lower() in given]
         parsed = cls(
             directories=tuple(map(str, log_directories(given))),
             subscription=Subscription.parse(given),
-            starting_offsets=_offsets(given, "startingOffsets"),
-            ending_offsets=_offsets(given, "endingOffsets"),
+            starting_time=starting_time,
+            starting_offsets=starting_offsets,
+            ending_time=ending_time,
+            ending_offsets=ending_offsets,
+            non_matching=_choice(given, "startingOffsetsByTimestampStrategy", _STRATEGIES),
+            min_offsets_per_trigger=_positive(given, "minOffsetsPerTrigger"),
             max_offsets_per_trigger=_positive(given, "maxOffsetsPerTrigger"),
-            min_partitions=_positive(given, "minPartitions"),
+            max_trigger_delay_ms=milliseconds(
+                given.get("maxtriggerdelay", _MAX_TRIGGER_DELAY), option="maxTriggerDelay"
+            ),
+            min_partitions=_positive(given, "minPartitions", largest=INT32_MAX),
+            max_records_per_partition=_positive(given, "maxRecordsPerPartition"),
             fail_on_data_loss=_boolean(given, "failOnDataLoss", default=True),
             include_headers=_boolean(given, "includeHeaders", default=False),
             isolation_level=_choice(given, "kafka.isolation.level", _ISOLATION_LEVELS),
             latest_view=_choice(given, "view", (_CHANGELOG, _LATEST_VIEW)) == _LATEST_VIEW,
+            partitioner=_choice(given, "partitioner", _PARTITIONERS),
             ignored=tuple(ignored),
+            warn_of_batch=tuple(name for name in _OF_STREAMS if name.lower() in given),
+            stream_fault=next(iter(refused), None),
         )
-        _check_specific(parsed.starting_offsets, parsed.ending_offsets)
+        _check_offsets(parsed)
+        _check_times(parsed)
+        _check_limits(parsed)
         if parsed.latest_view:
             _check_latest_view(parsed)
         return parsed
 
+    def check_batch(self) -> None:
+        """Raise InvalidInputError, in Spark's words, for what only a batch query refuses."""
+        start, end = self.starting_offsets, self.ending_offsets
+        if start is not None:
+            _refuse(start, LATEST, "starting offset", "startingOffsets", "latest")
+        if end is not None:
+            _refuse(end, EARLIEST, "ending offset", "ending offset", "earliest")
 
-def _offsets(options: Mapping[str, str], name: str) -> StartOrEnd | None:
-    text = options.get(name.lower())
-    return None if text is None else StartOrEnd.parse(text)
+    def check_stream(self) -> None:
+        """Raise InvalidInputError for what only a streaming query refuses; Spark's words if any."""
+        if self.stream_fault is not None:
+            raise InvalidInputError(self.stream_fault)
+        if self.starting_time is not None:
+            self.starting_time.check_stream()
 
 
-def _positive(options: Mapping[str, str], name: str) -> int | None:
+def _limit(
+    options: Mapping[str, str], side: str
+) -> tuple[StartOrEndTime | None, StartOrEnd | None]:
+    """Return the strongest start or end that is given (`side`: starting, ending)."""
+    everywhere, by_time, offsets = (
+        f"{side}Timestamp",
+        f"{side}OffsetsByTimestamp",
+        f"{side}Offsets",
+    )
+    if (text := options.get(everywhere.lower())) is not None:
+        return StartOrEndTime.parse_everywhere(text, option=everywhere), None
+    if (text := options.get(by_time.lower())) is not None:
+        return StartOrEndTime.parse_partitions(text, option=by_time), None
+    if (text := options.get(offsets.lower())) is not None:
+        return None, StartOrEnd.parse(text, option=offsets)
+    return None, None
+
+
+def _positive(options: Mapping[str, str], name: str, *, largest: int = INT64_MAX) -> int | None:
     text = options.get(name.lower())
     if text is None:
         return None
-    if not _INTEGER.match(text.strip()) or int(text) > INT64_MAX:
-        raise InvalidInputError(f"{name} must be an integer, got {text!r}")
+    if not _INTEGER.fullmatch(text.strip()) or int(text) > largest:
+        raise InvalidInputError(f"{name} must be an integer of at most {largest}, got {text!r}")
     if int(text) <= 0:
         raise InvalidInputError(f"{name} must be positive, got {text!r}")
     return int(text)
+
+
+def _check_inert(options: Mapping[str, str]) -> None:
+    """Refuse what Spark would refuse in options that tune a client there is not."""
+    for name in INERT_INTEGERS:
+        text = options.get(name.lower(), "0").strip()
+        if not _INTEGER.fullmatch(text) or abs(int(text)) > INT64_MAX:
+            raise InvalidInputError(f"{name} must be an integer, got {text!r}")
 
 
 def _boolean(options: Mapping[str, str], name: str, *, default: bool) -> bool:
@@ -117,37 +207,85 @@ def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> 
     return text
 
 
-def _check_specific(start: StartOrEnd | None, end: StartOrEnd | None) -> None:
-    """Check start against end where both name partitions (Spark: KafkaRelation's checks)."""
+def _refuse(offsets: StartOrEnd, refused: int, all_: str, one: str, name: str) -> None:
+    if offsets.everywhere == refused:
+        raise InvalidInputError(f"{all_} can't be {name} for batch queries on Kafka")
+    for place, offset in (*offsets.partitions.items(), *offsets.topics.items()):
+        if offset == refused:
+            raise InvalidInputError(f"{one} for {place} can't be {name} for batch queries on Kafka")
+
+
+def _check_offsets(options: SourceOptions) -> None:
+    """Check start against end where both name partitions (Spark: checkOffsetLimitValidity)."""
+    start, end = options.starting_offsets, options.ending_offsets
     if start is None or end is None or not start.is_specific or not end.is_specific:
         return
-    if not start.topics and not end.topics and start.partitions.keys() != end.partitions.keys():
-        raise InvalidInputError(
-            "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET] startingOffsets "
-            f"names {_join(start)}, endingOffsets names {_join(end)}; name the same partitions"
-        )
+    if not start.topics and not end.topics:
+        _check_same(start.partitions, end.partitions, "Offsets")
     for partition, first in start.partitions.items():
         last = end.partitions.get(partition, LATEST)
         if first > last >= 0:
             raise InvalidInputError(
-                f"[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {partition}: "
-                f"the start offset {first} is greater than the end offset {last}"
+                "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] The specified start offset "
+                f"{first} is greater than the end offset {last} for topic {partition.topic} "
+                f"partition {partition.partition}: startingOffsets, endingOffsets"
             )
 
 
-def _join(offsets: StartOrEnd) -> str:
-    return ", ".join(str(partition) for partition in sorted(offsets.partitions)) or "none"
+def _check_times(options: SourceOptions) -> None:
+    start, end = options.starting_time, options.ending_time
+    if start is None or end is None or not start.is_specific or not end.is_specific:
+        return
+    _check_same(start.partitions, end.partitions, "OffsetsByTimestamp")
+    for partition, first in start.partitions.items():
+        last = end.partitions[partition]
+        if first > last >= 0:
+            raise InvalidInputError(
+                "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] The specified start timestamp "
+                f"{first} is greater than the end timestamp {last} for topic {partition.topic} "
+                f"partition {partition.partition}: startingOffsetsByTimestamp, "
+                "endingOffsetsByTimestamp"
+            )
+
+
+def _check_same(
+    start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], name: str
+) -> None:
+    if start.keys() != end.keys():
+        raise InvalidInputError(
+            "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET] The specified start "
+            "offset and end offset should have the same topic-partitions. "
+            f"starting{name}: {_join(start)}; ending{name}: {_join(end)}"
+        )
+
+
+def _check_limits(options: SourceOptions) -> None:
+    least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+    if least is not None and most is not None and least > most:
+        raise InvalidInputError(
+            f"The value of minOffsetPerTrigger({least}) is higher than the "
+            f"maxOffsetsPerTrigger({most})."
+        )
+
+
+def _join(partitions: Iterable[TopicPartition]) -> str:
+    return ", ".join(str(partition) for partition in sorted(partitions)) or "none"
 
 
 def _check_latest_view(options: SourceOptions) -> None:
     """A view takes all records below its end: it has no start, and no smaller pieces."""
     start = options.starting_offsets
-    if start is not None and start.everywhere != EARLIEST:
+    if options.starting_time is not None or (start is not None and start.everywhere != EARLIEST):
         raise InvalidInputError(
-            "startingOffsets cannot be set with view=latest: the newest record of a key is looked "
-            "for from the earliest offset; endingOffsets says as of which offset"
+            "startingOffsets, startingOffsetsByTimestamp and startingTimestamp cannot be set with "
+            "view=latest: the newest record of a key is looked for from the earliest offset; "
+            "endingOffsets says as of which offset"
         )
-    if options.min_partitions is not None:
-        raise InvalidInputError(
-            "minPartitions cannot be set with view=latest: it reads one task per log partition"
-        )
+    for name, given in (
+        ("minPartitions", options.min_partitions),
+        ("maxRecordsPerPartition", options.max_records_per_partition),
+    ):
+        if given is not None:
+            raise InvalidInputError(
+                f"{name} cannot be set with view=latest: it reads one task per log partition"
+            )

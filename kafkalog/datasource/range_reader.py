@@ -5,8 +5,11 @@ Only here is the log opened for its records, so only here numba is loaded.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import InputPartition
@@ -16,19 +19,25 @@ from kafkalog.datasource.data_loss import report_data_loss
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST
 from kafkalog.datasource.options import SourceOptions
+from kafkalog.datasource.pin import as_pinned, pinned_moment, renewed
+from kafkalog.datasource.pushed_filters import PushedFilters
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.time_offsets import first_batch_since
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.storage_engine.log_view import LogView
+    from kafkalog.storage_engine.pins import Pin
     from kafkalog.storage_engine.state import PartitionState
 
-__all__ = ["OffsetRangePartition", "RangeReader"]
+__all__ = ["OffsetRangePartition", "RangeReader", "SnapshotPartition"]
 
 _VIEW_BUDGET: Final = 128 << 20
 """Bytes of the map that finds the newest record of each key, as the cleaner's default."""
+_CLEANER_WAIT_S: Final = 2.0
+_CLEANER_PAUSE_S: Final = 0.02
 
 
 class OffsetRangePartition(InputPartition):
@@ -39,12 +48,24 @@ class OffsetRangePartition(InputPartition):
         self.range = range_
 
 
+class SnapshotPartition(OffsetRangePartition):
+    """The newest record of each key of a partition, as of the end of a micro-batch."""
+
+    def __init__(self, range_: OffsetRange, pin: Path | None) -> None:
+        super().__init__(range_)
+        self.pin = pin
+        """What keeps cleaners from passing that end, if anything does."""
+
+
 @dataclass(frozen=True, slots=True)
 class RangeReader:
     """Reads ranges with the same options and columns; plain data."""
 
     options: SourceOptions
     columns: tuple[str, ...]
+    filters: PushedFilters = field(default_factory=PushedFilters)
+    driver: str = ""
+    """Which application planned the read; see `pin.driver_name`. Streams need none."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of a range in batches of bounded size.
@@ -54,55 +75,116 @@ class RangeReader:
         """
         if not isinstance(partition, OffsetRangePartition):
             return
-        wanted = partition.range
-        topic, number = wanted.partition
-        with Engine(self.options.directories, read_only=True, create=False) as engine:
+        is_snapshot = isinstance(partition, SnapshotPartition)
+        with contextlib.ExitStack() as opened:
+            directories = self.options.directories
+            engine = opened.enter_context(Engine(directories, read_only=True, create=False))
+            pin = None
+            if isinstance(partition, SnapshotPartition):
+                opened.enter_context(renewed(partition.pin))
+            elif partition.range.end == LATEST:
+                pin = opened.enter_context(pinned_moment(engine, self.driver))
             try:
-                # A view of the newest records needs one moment of the whole partition.
-                view = engine.view(
-                    topic, number, whole=self.options.latest_view, known_end=wanted.end
-                )
+                wanted = as_pinned(engine, partition.range, pin, self.options)
+                if wanted is None:
+                    return
+                view = opened.enter_context(self._view(engine, wanted, pin, is_snapshot))
             except InvalidInputError as error:
                 report_data_loss(
                     "PARTITIONS_DELETED",
-                    f"partition {wanted.partition} is gone: {error}",
+                    f"partition {partition.range.partition} is gone: {error}",
                     fail=self.options.fail_on_data_loss,
                 )
                 return
-            with view:
-                if self.options.latest_view:
-                    yield from self._latest(view, wanted)
-                else:
-                    yield from self._records(view, wanted)
+            if is_snapshot or self.options.latest_view:
+                yield from self._latest(view, wanted, pin, is_snapshot=is_snapshot)
+            else:
+                yield from self._records(view, wanted)
+
+    def _view(
+        self, engine: Engine, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool
+    ) -> LogView:
+        """Open the partition; a view of the newest records needs one moment of the whole of it.
+
+        A cleaner about to pass a pin looks at it once more, and goes back: it is waited for.
+        """
+        topic, number = wanted.partition
+        is_whole = is_snapshot or self.options.latest_view
+        deadline = time.monotonic() + _CLEANER_WAIT_S
+        while True:
+            view = engine.view(
+                topic,
+                number,
+                whole=is_whole,
+                start=max(wanted.start, self.filters.start) or None,
+                known_end=wanted.end,
+            )
+            if (
+                pin is None
+                or not is_whole
+                or view.state.cleaned_to <= wanted.end
+                or time.monotonic() >= deadline
+            ):
+                return view
+            view.close()
+            time.sleep(_CLEANER_PAUSE_S)
 
     def _records(self, view: LogView, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         start, end = self._available(view.state, wanted)
+        keep = self.filters.records
+        if start < end and keep.min_timestamp is not None:
+            start = first_batch_since(view, keep.min_timestamp, start, end)
         if start < end:
             yield from view.read(
                 start,
                 end,
                 schema=arrow_schema(self.columns),
                 read_committed=self.options.read_committed,
+                keep=keep,
             )
 
-    def _latest(self, view: LogView, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+    def _latest(
+        self, view: LogView, wanted: OffsetRange, pin: Pin | None, *, is_snapshot: bool
+    ) -> Iterator[pa.RecordBatch]:
         from kafkalog.cleaner.survivors import latest
 
         start, end = self._available(view.state, wanted)
-        if start < end:
-            schema = arrow_schema(self.columns)
-            yield from latest(view, end, budget_bytes=_VIEW_BUDGET, schema=schema)
+        if start >= end:
+            return
+        if pin is not None and view.state.cleaned_to > end:
+            raise InvalidInputError(
+                f"{wanted.partition}: this read is of the moment at which the partition ended at "
+                f"offset {end}, and by now the log is cleaned up to offset "
+                f"{view.state.cleaned_to}; run the action again"
+            )
+        # A batch of a stream may be done again long after it was planned. What is missing then has
+        # newer records, which follow in later batches: in the end it makes the same table.
+        yield from latest(
+            view,
+            end,
+            budget_bytes=_VIEW_BUDGET,
+            schema=arrow_schema(self.columns),
+            keep=self.filters.records,
+            may_be_passed=is_snapshot,
+        )
 
     def _available(self, state: PartitionState, wanted: OffsetRange) -> tuple[int, int]:
-        """Look up -2 and -1, and fit the range to what the partition holds.
+        """Look up -2 and -1, and fit the range to the filters and to what the partition holds.
 
-        A range that reaches beyond it is data loss; a gap inside is not (the cleaner made it).
+        A range that reaches beyond it is data loss; a gap inside is not (the cleaner made it), nor
+        is what retention took of a range that starts at the earliest offset.
         Raises InvalidInputError for one that reaches into open transactions with read_committed:
         less than it would be a loss once they are committed. (Spark waits there, then fails too.)
         """
         first, last = state.log_start_offset, state.high_watermark
         start = first if wanted.start == EARLIEST else wanted.start
         end = self.options.latest_offset(state) if wanted.end == LATEST else wanted.end
+        if wanted.from_earliest:
+            start, end = max(start, first), max(end, first)
+        if start < end:
+            start, end = max(start, self.filters.start), min(end, self.filters.end)
+            if start >= end:
+                return start, start
         if wanted.size and not first <= start <= end <= last:
             report_data_loss(
                 "COULD_NOT_READ_OFFSET_RANGE",

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from kafkalog.datasource.batch_reader import KafkaLogBatchReader
+from kafkalog.datasource.batch_reader import KafkaLogBatchReader, batch_reader
 from kafkalog.datasource.columns import check_columns, spark_schema
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
+from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.address import log_directories
+from kafkalog.storage_engine.engine import Engine
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["KafkaLogDataSource"]
 
 _LOGGER = logging.getLogger(__name__)
+_WARNED: set[tuple[str, ...]] = set()
 
 
 class KafkaLogDataSource(DataSource):
@@ -36,12 +39,9 @@ class KafkaLogDataSource(DataSource):
         super().__init__(options)
         log_directories(options)
         if SourceOptions.are_reading(options):
-            ignored = SourceOptions.parse(options).ignored
-            if ignored:
-                _LOGGER.warning(
-                    "options without effect, since no Kafka client is involved: %s",
-                    ", ".join(ignored),
-                )
+            parsed = SourceOptions.parse(options)
+            _check_log(parsed.directories)
+            _warn_once(parsed.ignored)
 
     @classmethod
     def name(cls) -> str:
@@ -56,7 +56,7 @@ class KafkaLogDataSource(DataSource):
     def reader(self, schema: StructType) -> KafkaLogBatchReader:
         """Return the batch reader for a schema: ours, or the user's subset of it."""
         check_columns(schema)
-        return KafkaLogBatchReader(SourceOptions.parse(self.options), tuple(schema.fieldNames()))
+        return batch_reader(SourceOptions.parse(self.options), tuple(schema.fieldNames()))
 
     def streamReader(self, schema: StructType) -> KafkaLogStreamReader:
         """Return the micro-batch reader; what is wrong it says when it is first asked something.
@@ -76,3 +76,20 @@ class KafkaLogDataSource(DataSource):
         from kafkalog.sink.writer import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
+
+
+def _check_log(directories: tuple[str, ...]) -> None:
+    """Raise InvalidInputError where there is no log to read."""
+    try:
+        Engine(directories, read_only=True, create=False).close()
+    except InvalidInputError as error:
+        raise InvalidInputError(f"option path: {error}") from None
+
+
+def _warn_once(ignored: tuple[str, ...]) -> None:
+    """Name the options without effect, once per process: Spark makes several instances."""
+    if ignored and ignored not in _WARNED:
+        _WARNED.add(ignored)
+        _LOGGER.warning(
+            "options without effect, since no Kafka client is involved: %s", ", ".join(ignored)
+        )

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
 from kafkalog.datasource.available_now import check_available_now
+from kafkalog.datasource.byte_splits import split_by_bytes
 from kafkalog.datasource.columns import check_columns
-from kafkalog.datasource.data_loss import report_data_loss
+from kafkalog.datasource.idle_poll import IdlePoll
+from kafkalog.datasource.initial_offsets import InitialOffsets
+from kafkalog.datasource.latest_ends import LatestEnds
+from kafkalog.datasource.micro_batch import held_partition, micro_batch_ranges
 from kafkalog.datasource.offset_range import OffsetRange, split_ranges
 from kafkalog.datasource.offsets import (
-    EARLIEST,
     LATEST,
     OffsetJson,
     Offsets,
-    StartOrEnd,
-    TopicPartition,
     from_json,
     to_json,
 )
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
 from kafkalog.datasource.rate_limit import limit_offsets
-from kafkalog.errors import InvalidInputError
+from kafkalog.datasource.snapshot import has_snapshot, split_off_snapshots
+from kafkalog.datasource.trigger_delay import TriggerDelay
+from kafkalog.storage_engine import clock
 from kafkalog.storage_engine.engine import Engine
 
 if TYPE_CHECKING:
@@ -41,9 +45,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.state import State
 
 __all__ = ["KafkaLogStreamReader"]
-
-_LOGGER = logging.getLogger(__name__)
-_FROM_NOW_ON: Final = StartOrEnd(everywhere=LATEST)
 
 
 class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -57,86 +58,141 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     the first call after.
     """
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        schema: StructType,
+        now_ms: Callable[[], int] = clock.now_ms,
+    ) -> None:
         self._given = dict(options)
         self._schema = schema
+        self._now_ms = now_ms
         self._parsed: SourceOptions | None = None
         self._engine: Engine | None = None
-        self._initial: OffsetJson | None = None
+        self._initial: InitialOffsets | None = None
+        self._first_batch: tuple[OffsetJson, OffsetJson] | None = None
         self._is_begun = False
-        self._state: State | None = None
-        self._ends: Offsets = {}
+        self._ends: LatestEnds | None = None
+        self._idle: IdlePoll | None = None
+        self._reported: Offsets = {}
+        self._delay: TriggerDelay | None = None
         self._available_now = False
         self._target: Offsets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engine": None, "_state": None}
+        return {**self.__dict__, "_engine": None, "_ends": None, "_idle": None}
 
     def initialOffset(self) -> OffsetJson:
-        """Return where a new query starts, with -1 and -2 not looked up.
+        """Return where a new query starts: see `InitialOffsets`.
 
         Spark asks twice and stores only the end of the first batch, so the answer must not depend
         on the time: a -1 makes the first batch empty, and its end, which Spark stores, is where
-        the second one begins, also after a crash. Raises UnknownTopicError and InvalidInputError.
-
-        That given offsets name all partitions is checked later, for a new query only: one that
-        repeats its first batch may meet partitions created since.
+        the second one begins, also after a crash. What is wrong with a new query's start is told
+        by `latestOffset`, since this may be one that goes on. Raises InvalidInputError for options.
         """
         if self._initial is None:
-            assigned = self._options().subscription.partitions(self._load())
-            self._initial = to_json(self._start().named(assigned))
-        return self._initial
+            options, state = self._options(), self._load()
+            assert self._engine is not None
+            self._initial = InitialOffsets.find(self._engine, options, state)
+        return self._initial.offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return `maxOffsetsPerTrigger`; Spark itself lifts it for Trigger.Once."""
-        limit = self._options().max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        """Return a limit if there is any, which Spark lifts for Trigger.Once.
+
+        It has none for `minOffsetsPerTrigger` together with `maxOffsetsPerTrigger`, so which one it
+        is does not count.
+        """
+        options = self._options()
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the query's target at the next call of `latestOffset`."""
         self._options()
         self._available_now = True
         self._target = None
+        self._idle = None
 
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:
         """Return where the next micro-batch ends; `start` itself when there is nothing to read.
 
-        New partitions are picked up here. Costs one small read while nothing is committed.
+        New partitions are picked up here, but not by a query's first batch: were it repeated, it
+        could not tell them from those it was to start with, and in the second one they are read
+        from their first record. Costs one small read while nothing is committed. Raises
+        DataLossError for a topic that was subscribed to, read, and deleted; for a new query
+        UnknownTopicError, and InvalidInputError for starts that do not fit the log.
         """
-        self._check_initial()
-        ends = self._latest_ends()
+        state = self._load()
+        if self._idle is not None and self._idle.holds(start, state):
+            return self._idle.ends
+        self._idle = None
+        is_new = self._check_initial()
+        begin = from_json(start)
+        known = self._looked_up(begin)
+        ends = self._latest_ends(known)
+        if is_new:
+            initial = self._initial_ends()
+            ends = {partition: end for partition, end in ends.items() if partition in initial}
+        if LATEST in begin.values():  # of the query's first batch: it goes on from then on
+            ends = {
+                p: known.get(p, end) if begin.get(p) == LATEST else end for p, end in ends.items()
+            }
         if self._available_now:
             if self._target is None:
                 self._target = ends
             ends = self._target
-        if not ends:
-            return start
-        if isinstance(limit, ReadMaxRows):
-            begin = _begin(from_json(start), ends, self._load())
-            ends = limit_offsets(begin, ends, limit.max_rows)
+        self._reported = ends
+        if self._delay is None and begin == ends and self._latest().are_of(ends, state):
+            self._idle = IdlePoll(state, to_json(ends))
+            return self._idle.ends
+        is_whole = self._options().latest_view and has_snapshot(begin)
+        if not ends or not (is_whole or isinstance(limit, ReadAllAvailable)):
+            ends = self._limited(known, ends)
         return to_json(ends)
 
     def reportLatestOffset(self) -> OffsetJson | None:
-        """Return the log's end as of the last `latestOffset`, for the query's progress."""
-        return to_json(self._ends) or None
+        """Return the log's end as of the last `latestOffset`, for the query's progress.
+
+        With Trigger.AvailableNow it is the query's target, as in Spark.
+        """
+        return (to_json(self._reported) if self._idle is None else self._idle.ends) or None
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
         """Return the ranges of a micro-batch; raises DataLossError where records are gone.
 
         Only `start` and `end` count, since the batch may be a repetition after a crash.
         """
+        options = self._options()
         self._is_begun = True
+        if self._first_batch is None and self._initial and start == self._initial.offsets:
+            self._first_batch = start, end
         until = from_json(end)
-        if self._target is not None:
-            check_available_now(until, self._target, self._latest_ends())
-        ranges = self._ranges(from_json(start), until)
-        pieces = split_ranges(ranges, self._options().min_partitions)
-        return [OffsetRangePartition(piece) for piece in pieces]
+        is_moving = options.starting_time is not None and self._first_batch == (start, end)
+        if is_moving and self._initial:
+            self._initial.report_lost(until, self._load(), options)
+        if self._target:
+            check_available_now(until, self._target, self._latest_ends(until))
+        ranges = micro_batch_ranges(
+            from_json(start),
+            until,
+            self._load(),
+            fail_on_data_loss=options.fail_on_data_loss,
+            moving_start=is_moving,
+        )
+        views: Sequence[InputPartition] = []
+        if options.latest_view:
+            assert self._engine is not None
+            views, ranges = split_off_snapshots(self._engine, from_json(start), ranges)
+        return [*views, *(OffsetRangePartition(piece) for piece in self._split(ranges))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one range."""
+        """Yield the records of one range, or the view with which it begins."""
         columns = tuple(self._schema.fieldNames())
-        return RangeReader(self._options(), columns).read(partition)
+        options = dataclasses.replace(self._options(), latest_view=False)
+        return RangeReader(options, columns).read(partition)
 
     def commit(self, end: OffsetJson) -> None:
         """Do nothing: the log keeps no positions of its readers."""
@@ -145,118 +201,97 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the log; Spark may kill the process instead, and no harm is done."""
         if self._engine is not None:
             self._engine.close()
-            self._engine = None
+            self._engine = self._ends = self._idle = None
 
     def _options(self) -> SourceOptions:
         if self._parsed is None:
             parsed = SourceOptions.parse(self._given)
             check_columns(self._schema)
-            if parsed.ending_offsets is not None:
-                raise InvalidInputError("ending offset not valid in streaming queries")
-            if parsed.latest_view:
-                raise InvalidInputError(
-                    "view=latest is not supported in streaming queries in this version; "
-                    "use spark.read, or stream the changelog"
+            parsed.check_stream()
+            if parsed.min_offsets_per_trigger is not None:
+                self._delay = TriggerDelay(
+                    parsed.min_offsets_per_trigger, parsed.max_trigger_delay_ms
                 )
             self._parsed = parsed
         return self._parsed
-
-    def _start(self) -> StartOrEnd:
-        return self._options().starting_offsets or _FROM_NOW_ON
-
-    def _check_initial(self) -> None:
-        """Check given offsets against the partitions there are, before a query's first batch."""
-        if self._initial is not None and not self._is_begun:
-            assigned = self._options().subscription.partitions(self._load())
-            self._start().offsets(assigned, option="startingOffsets")
-        self._is_begun = True
 
     def _load(self) -> State:
         if self._engine is None:
             self._engine = Engine(self._options().directories, read_only=True, create=False)
         return self._engine.state()
 
-    def _latest_ends(self) -> Offsets:
-        """Return the end of each partition subscribed to, all from one point of the journal."""
-        state = self._load()
-        if state is not self._state:
-            options = self._options()
-            subscription = options.subscription
-            missing = subscription.missing_topics(state)
-            if missing and not options.fail_on_data_loss:
-                _LOGGER.warning("going on without missing topics: %s", ", ".join(missing))
-                subscription = subscription.without(missing)
-            self._ends = {
-                TopicPartition(topic, number): options.latest_offset(
-                    state.topic(topic).partitions[number]
-                )
-                for topic, number in subscription.partitions(state)
-            }
-            self._state = state
+    def _check_initial(self) -> bool:
+        """Check a new query's start before its first batch; return whether it is one."""
+        is_new = self._initial is not None and not self._is_begun
+        if is_new and self._initial is not None:
+            self._initial.check(self._options())
+            if self._options().starting_offsets is not None:
+                given = from_json(self._initial.offsets)
+                self._latest().check_starts({p: o for p, o in given.items() if o >= 0})
+        self._is_begun = True
+        return is_new
+
+    def _initial_ends(self) -> Offsets:
+        return {} if self._initial is None else self._initial.ends
+
+    def _looked_up(self, begin: Offsets) -> Offsets:
+        """Return where a batch begins, with -1 and -2 of a query's start looked up.
+
+        A -1 is the end that a partition had when the query asked for its start. Partitions that
+        vanished since are left out.
+        """
+        found: Offsets = {}
+        initial_ends = self._initial_ends()
+        for partition, offset in begin.items():
+            if offset >= 0:
+                found[partition] = offset
+            elif offset == LATEST:
+                if partition in initial_ends:
+                    found[partition] = initial_ends[partition]
+            elif (held := held_partition(partition, self._load())) is not None:
+                found[partition] = held.log_start_offset
+        return found
+
+    def _limited(self, known: Offsets, ends: Offsets) -> Offsets:
+        """Return the end of the next batch, cut by the limits; where it begins if it has to wait.
+
+        An end of no partitions is never told once there were some: all would be new at the next,
+        and be read again.
+        """
+        options = self._options()
+        if not ends:
+            return known
+        if self._delay and self._delay.holds_back(known, ends, now_ms=self._now_ms()):
+            return known
+        if options.max_offsets_per_trigger is None or known == ends:
+            return ends
+        begin = dict(known)
+        for partition, end in ends.items():
+            if partition not in begin:
+                held = held_partition(partition, self._load())
+                begin[partition] = end if held is None else held.log_start_offset
+        limited = limit_offsets(begin, ends, options.max_offsets_per_trigger)
+        if options.latest_view:  # the view of a new partition is not cut either
+            limited |= {partition: end for partition, end in ends.items() if partition not in known}
+        return limited
+
+    def _latest(self) -> LatestEnds:
+        if self._ends is None:
+            self._load()
+            assert self._engine is not None
+            self._ends = LatestEnds(self._engine, self._options())
         return self._ends
 
-    def _ranges(self, begin: Offsets, until: Offsets) -> list[OffsetRange]:
-        fail = self._options().fail_on_data_loss
-        # A -1 or -2 is of a query's first batch: it may name partitions created after that batch.
-        deleted = [str(p) for p, offset in sorted(begin.items()) if offset >= 0 and p not in until]
-        if deleted:
-            report_data_loss("PARTITIONS_DELETED", f"{', '.join(deleted)} are gone", fail=fail)
-        state = self._load()
-        ranges: list[OffsetRange] = []
-        for partition, end in sorted(until.items()):
-            offset = begin.get(partition)
-            if offset == LATEST:
-                continue
-            if offset is None or offset == EARLIEST:
-                start = _first_offset(partition, state, is_new=offset is None, fail=fail)
-            else:
-                start = offset
-                if end < start:
-                    report_data_loss(
-                        "PARTITION_OFFSET_CHANGED",
-                        f"partition {partition}'s offset was changed from {start} to {end}",
-                        fail=fail,
-                    )
-            if start is not None and start < end:
-                ranges.append(OffsetRange(partition, start, end))
-        return ranges
+    def _latest_ends(self, known: Offsets) -> Offsets:
+        """Return the end of each partition subscribed to, all from one point of the journal.
 
+        `known` are offsets that were seen before.
+        """
+        return self._latest().of(known)
 
-def _begin(begin: Offsets, ends: Offsets, state: State) -> Offsets:
-    """Return where each partition's next batch begins, for the rate limit."""
-    found: Offsets = {}
-    for partition, end in ends.items():
-        offset: int | None = begin.get(partition, EARLIEST)
-        if offset == EARLIEST:
-            offset = _log_start(partition, state)
-        found[partition] = end if offset is None or offset == LATEST else offset
-    return found
-
-
-def _first_offset(
-    partition: TopicPartition, state: State, *, is_new: bool, fail: bool
-) -> int | None:
-    """Return the earliest offset of a partition that the query has not read before."""
-    start = _log_start(partition, state)
-    if start is None:
-        report_data_loss(
-            "INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS",
-            f"the first offset of {partition} cannot be found, the partition is gone",
-            fail=fail,
-        )
-    elif is_new and start != 0:
-        report_data_loss(
-            "ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO",
-            f"added partition {partition} starts from {start} instead of 0",
-            fail=fail,
-        )
-    return start
-
-
-def _log_start(partition: TopicPartition, state: State) -> int | None:
-    """Return the first offset a partition still has; None when it is gone."""
-    topic = state.topics.get(partition.topic)
-    number = partition.partition
-    if topic is None or number >= len(topic.partitions) or number in topic.absent:
-        return None
-    return topic.partitions[partition.partition].log_start_offset
+    def _split(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
+        options = self._options()
+        if options.min_partitions is not None or options.max_records_per_partition is not None:
+            return split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+        assert self._engine is not None
+        return [piece for range_ in ranges for piece in split_by_bytes(self._engine, range_)]

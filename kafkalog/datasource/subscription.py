@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kafkalog.datasource.java_pattern import python_pattern
 from kafkalog.datasource.offsets import TopicPartition, parse_object
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.layout import INTERNAL_TOPICS, topic_name_fault
 from kafkalog.storage_engine.state import State
 
@@ -23,7 +24,10 @@ _EXAMPLE: Final = '{"topicA":[0,1],"topicB":[0,1]}'
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The topics or partitions asked for; exactly one of the three fields is set."""
+    """The topics or partitions asked for; exactly one of the three fields is set.
+
+    `pattern` is a regular expression of Java, as it was given.
+    """
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -36,7 +40,8 @@ class Subscription:
         names = ", ".join(STRATEGIES)
         if not given:
             raise InvalidInputError(
-                f"One of the following options must be specified for Kafka source: {names}"
+                f"One of the following options must be specified for Kafka source: {names}. "
+                "See the docs for more details."
             )
         if len(given) > 1:
             raise InvalidInputError(
@@ -56,19 +61,35 @@ class Subscription:
         Assigned partitions that do not exist are left out, as Spark does. Raises UnknownTopicError
         for a topic, asked for by name, that does not exist.
         """
+        fault = self.missing_fault(state)
+        if fault is not None:
+            raise fault
         found = [
             TopicPartition(name, partition)
             for name in self._names(state)
             for partition, _ in state.topic(name).present()
         ]
         if self.assigned:
-            found = [partition for partition in found if partition in self.assigned]
+            wanted = set(self.assigned)
+            found = [partition for partition in found if partition in wanted]
         return sorted(found)
 
     def missing_topics(self, state: State) -> list[str]:
         """Return the topics asked for by name that the log does not have, sorted."""
         names = set(self.topics) | {partition.topic for partition in self.assigned}
         return sorted(names - state.topics.keys())
+
+    def missing_fault(self, state: State) -> UnknownTopicError | None:
+        """Return the error for topics asked for by name that the log does not have."""
+        missing = self.missing_topics(state)
+        if not missing:
+            return None
+        option = "subscribe" if self.topics else "assign"
+        try:
+            state.topic(missing[0])
+        except UnknownTopicError as fault:
+            return UnknownTopicError(f"{option}: {fault}")
+        raise AssertionError
 
     def without(self, topics: list[str]) -> Subscription:
         """Return the same subscription, less some topics asked for by name."""
@@ -81,7 +102,7 @@ class Subscription:
     def _names(self, state: State) -> Iterable[str]:
         if self.pattern is not None:
             # A part of the name is enough, as with the offset reader that Spark uses by default.
-            matches = re.compile(self.pattern).search
+            matches = re.compile(python_pattern(self.pattern), re.ASCII).search
             return [n for n in state.topics if n not in INTERNAL_TOPICS and matches(n)]
         return self.topics or {partition.topic for partition in self.assigned}
 
@@ -89,7 +110,9 @@ class Subscription:
 def _parse_topics(value: str) -> tuple[str, ...]:
     topics = tuple(dict.fromkeys(name for part in value.split(",") if (name := part.strip())))
     if not topics:
-        raise InvalidInputError(f"No topics to subscribe to: option subscribe is {value!r}")
+        raise InvalidInputError(
+            f"No topics to subscribe to as specified value for option 'subscribe' is {value!r}"
+        )
     _check_names(topics)
     return topics
 
@@ -97,23 +120,22 @@ def _parse_topics(value: str) -> tuple[str, ...]:
 def _parse_pattern(value: str) -> str:
     pattern = value.strip()
     if not pattern:
-        raise InvalidInputError(f"Pattern to subscribe is empty: subscribePattern is {value!r}")
-    try:
-        re.compile(pattern)
-    except re.error as error:
         raise InvalidInputError(
-            f"subscribePattern {pattern!r} is no regular expression of Python: {error}"
-        ) from None
+            "Pattern to subscribe is empty as specified value for option "
+            f"'subscribePattern' is {value!r}"
+        )
+    python_pattern(pattern)
     return pattern
 
 
 def _parse_assign(value: str) -> tuple[TopicPartition, ...]:
     if not value.strip().startswith("{"):
         raise InvalidInputError(
-            f"No topicpartitions to assign: expected e.g. {_EXAMPLE}, got {value!r}"
+            "No topicpartitions to assign as specified value for option 'assign' is "
+            f"{value!r}; expected e.g. {_EXAMPLE}"
         )
     document = parse_object(value)
-    fault = InvalidInputError(f"Expected e.g. {_EXAMPLE}, got {value}")
+    fault = InvalidInputError(f"assign: Expected e.g. {_EXAMPLE}, got {value}")
     if document is None:
         raise fault
     assigned: list[TopicPartition] = []
@@ -125,7 +147,9 @@ def _parse_assign(value: str) -> tuple[TopicPartition, ...]:
                 raise fault
             assigned.append(TopicPartition(topic, partition))
     if not assigned:
-        raise InvalidInputError(f"No topicpartitions to assign: option assign is {value!r}")
+        raise InvalidInputError(
+            f"No topicpartitions to assign as specified value for option 'assign' is {value!r}"
+        )
     _check_names(tuple(document))
     return tuple(sorted(set(assigned)))
 

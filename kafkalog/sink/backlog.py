@@ -24,7 +24,7 @@ from kafkalog.sink.options import SinkOptions
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.files import FileLock, SegmentsLock
+from kafkalog.storage_engine.locks import FileLock, SegmentsLock
 from kafkalog.storage_engine.segments import list_segments
 from kafkalog.storage_engine.state import PartitionState, TopicState
 

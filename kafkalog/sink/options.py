@@ -42,6 +42,7 @@ OF_A_READ = (
     "assign",
     "view",
     "failOnDataLoss",
+    "partitioner",
     "minPartitions",
     "maxRecordsPerPartition",
     "minOffsetsPerTrigger",

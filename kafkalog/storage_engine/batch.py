@@ -37,7 +37,6 @@ __all__ = [
     "Buffer",
     "check_batch",
     "iterate_headers",
-    "pack_header",
     "parse_header",
     "read_header",
     "seal_batch",
@@ -169,25 +168,6 @@ def _parse_message(buffer: Buffer, position: int, magic: int) -> BatchHeader:
         producer_epoch=-1,
         base_sequence=-1,
         records_count=-1 if is_wrapper else 1,
-    )
-
-
-def pack_header(header: BatchHeader) -> bytes:
-    """Return the 61 bytes of a header, its checksum as given."""
-    return layout.BATCH_HEADER.pack(
-        header.base_offset,
-        header.batch_length,
-        header.leader_epoch,
-        header.magic,
-        header.crc,
-        header.attributes,
-        header.last_offset_delta,
-        header.base_timestamp,
-        header.max_timestamp,
-        header.producer_id,
-        header.producer_epoch,
-        header.base_sequence,
-        header.records_count,
     )
 
 

@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 MICROSECOND_MS_MAX: Final = layout.INT64_MAX // 1000
+_LARGE: Final = 1 << 20
+"""Bytes from which on a value that is alone in its column stays where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,11 @@ def _binary(
     if size < 0:
         raise InvalidInputError(f"row {nulls}: the record table has no such row in its bytes")
     _check_column_size(name, size)
+    if len(rows) == 1 and size >= _LARGE:
+        start = int(positions[rows[0]])
+        ends = pa.py_buffer(np.array([0, size], dtype=np.int32))
+        data = pa.py_buffer(records.arena).slice(start, size)
+        return pa.Array.from_buffers(pa.binary(), 1, [None, ends, data], 0)
     offsets = allocate(len(rows) + 1, np.int32)
     validity = np.zeros((len(rows) + 7) // 8 if nulls else 0, dtype=np.uint8)
     data = allocate(size)

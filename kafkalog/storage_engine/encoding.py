@@ -118,10 +118,32 @@ def encode(
     timestamp_bit = layout.TIMESTAMP_TYPE_BIT if timestamp_type else 0
     if codec == layout.CODEC_NONE:
         return _sealed(data, batches, [timestamp_bit] * len(sizes))
+    return _compressed(
+        data,
+        batches,
+        rows,
+        codec=codec,
+        level=level,
+        timestamp_bit=timestamp_bit,
+        max_message_bytes=max_message_bytes,
+    )
+
+
+def _compressed(
+    data: memoryview,
+    batches: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    *,
+    codec: int,
+    level: int | None,
+    timestamp_bit: int,
+    max_message_bytes: int,
+) -> Encoded:
+    """Compress the records of each batch. batches: int64 (5, b); their sizes change."""
     attributes = []
     parts: list[bytes] = []
     start = 0
-    for batch, size in enumerate(sizes.tolist()):
+    for batch, size in enumerate(batches[2].tolist()):
         section = data[start + layout.BATCH_OVERHEAD : start + size]
         part = compression.compress(codec, section, level)
         attributes.append(timestamp_bit | codec)

@@ -24,8 +24,8 @@ from kafkalog.storage_engine import (
     checkpoints,
     clock,
     commit,
-    files,
     layout,
+    locks,
     new_log,
     retention,
     staging,
@@ -77,8 +77,8 @@ class Engine:
         self._is_closed = False
         commit_file = self.root / layout.COMMIT
         self._journal = Journal(commit_file)
-        self._root_lock = files.RootLock(self.root)
-        self._commit_lock = files.FileLock(self.root / layout.COMMIT_LOCK)
+        self._root_lock = locks.RootLock(self.root)
+        self._commit_lock = locks.FileLock(self.root / layout.COMMIT_LOCK)
         if self._brokers is not None:
             return
         if not commit_file.exists():
@@ -186,7 +186,7 @@ class Engine:
         """Keep a partition's set of files as it is; of a broker's it is not ours to do so."""
         if self._brokers is not None:
             return contextlib.nullcontext()
-        return files.SegmentsLock(directory).shared()
+        return locks.SegmentsLock(directory).shared()
 
     # --- writing ---------------------------------------------------------------------------------
 

@@ -1,59 +1,31 @@
-"""Every durable act and every lock: only this module syncs, renames, removes, truncates, locks.
+"""Every durable act: only this module syncs, renames, removes, truncates.
 
 Tests inject faults here, by replacing these functions: so the rest of the package calls them as
-`files.sync_file(...)`, through the module, and never `os.fsync`.
-
-Locks
------
-- `RootLock` is Kafka's `.lock`, held *shared* by whoever writes or cleans. A broker takes it
-  exclusively, so the two exclude each other. It is an open-file-description lock, which conflicts
-  with Java's POSIX lock and, unlike it, survives the closing of other descriptors of the file.
-- `FileLock` and `SegmentsLock` are `flock` locks of ours. Every acquisition opens a descriptor of
-  its own, so two threads of one process exclude each other like two processes. A process that dies
-  drops its locks; a forked child closes the descriptors that it inherits, and holds none.
-
-The order is: cleaner lock < commit lock < segments locks (ascending). No lock is upgraded from
-shared to exclusive, and none is held across a yield or code of the user.
+`files.sync_file(...)`, through the module, and never `os.fsync`. Locks are in `locks`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import functools
 import os
-import struct
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.descriptor_limit import raise_descriptor_limit
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _PIECE_SIZE = 1 << 20
-_LOCK_TRIES = 10
-_LOCK_PAUSE_S = 0.05
-_SET_LOCK = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
-_GET_LOCK = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 
 # --- bytes ---------------------------------------------------------------------------------------
 
 
 def open_to_read(path: Path) -> int:
-    """Open a file; returns its descriptor. Raises OSError.
-
-    When the process has used up its descriptors, their soft limit is raised to the hard one, as a
-    JVM does it at its start: the soft limit is meant for programs that use select.
-    """
+    """Open a file; raises OSError. Where descriptors run out, their soft limit is raised first."""
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         return os.open(path, flags)
@@ -66,17 +38,12 @@ def open_to_read(path: Path) -> int:
 def read_at(fd: int, size: int, position: int) -> bytes:
     """Read `size` bytes at `position`; fewer only at the end of the file."""
     data = os.pread(fd, size, position)
-    if len(data) == size or not data:
-        return data
-    parts = [data]
-    count = len(data)
-    while count < size:
-        part = os.pread(fd, size - count, position + count)
+    while 0 < len(data) < size:
+        part = os.pread(fd, size - len(data), position + len(data))
         if not part:
             break
-        parts.append(part)
-        count += len(part)
-    return b"".join(parts)
+        data += part
+    return data
 
 
 def write_at(fd: int, data: Buffer, position: int) -> None:
@@ -140,6 +107,15 @@ def rename(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
+def link(source: Path, target: Path) -> bool:
+    """Give a file a second name; False if something bears that name. Raises OSError."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return False
+    return True
+
+
 def remove(path: Path) -> None:
     """Remove a file if it is there."""
     with contextlib.suppress(FileNotFoundError):
@@ -185,319 +161,7 @@ def set_times(path: Path, mtime_ns: int) -> None:
 def checksum(fd: int, size: int, crc: Callable[[bytes, int], int]) -> int:
     """Return the checksum of the first `size` bytes of a file, read in pieces."""
     value = position = 0
-    while position < size:
-        piece = read_at(fd, min(_PIECE_SIZE, size - position), position)
-        if not piece:
-            break
+    while position < size and (piece := read_at(fd, min(_PIECE_SIZE, size - position), position)):
         value = crc(piece, value)
         position += len(piece)
     return value
-
-
-# --- locks ---------------------------------------------------------------------------------------
-
-_descriptors: set[int] = set()
-_mutexes: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-_guard = threading.Lock()
-_asking = threading.Lock()
-
-
-def _forget_inherited_locks() -> None:
-    """In a forked child: close the parent's lock descriptors, or its death would not free them."""
-    global _guard, _asking  # noqa: PLW0603  another thread's mutex may be held for ever in the child
-    for fd in _descriptors:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _descriptors.clear()
-    _mutexes.clear()
-    _guard = threading.Lock()
-    _asking = threading.Lock()
-
-
-def _before_fork() -> None:
-    _guard.acquire()
-
-
-def _after_fork() -> None:
-    _guard.release()
-
-
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget_inherited_locks
-)
-
-
-@contextlib.contextmanager
-def _descriptor(path: Path, *, writable: bool) -> Iterator[int | None]:
-    """Open a lock file; None where it is missing and cannot be created."""
-    fd: int | None
-    with _guard:
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as fault:
-            if writable or fault.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
-                raise
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                fd = None
-        if fd is not None:
-            _descriptors.add(fd)
-    try:
-        yield fd
-    finally:
-        # In a forked child the descriptor is closed already, and its number may be another file's.
-        if fd is not None and fd in _descriptors:
-            _descriptors.discard(fd)
-            os.close(fd)
-
-
-def _flock(fd: int, operation: int, path: Path) -> None:
-    try:
-        fcntl.flock(fd, operation)
-    except BlockingIOError:
-        raise
-    except OSError as fault:
-        raise StorageError(f"{path}: this file system has no locks ({fault.strerror})") from fault
-
-
-def _is_current(fd: int, path: Path) -> bool:
-    """Tell whether an open file still is the one of that name."""
-    try:
-        named = os.stat(path)
-    except FileNotFoundError:
-        return False
-    held = os.fstat(fd)
-    return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
-
-
-class FileLock:
-    """A `flock` lock on one file, for processes and for threads.
-
-    A directory that cannot be written is locked `shared` only if its lock file exists: where it
-    does not, nobody who could write there has ever been. Raises FileNotFoundError where there is
-    no such directory.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @contextlib.contextmanager
-    def exclusive(self, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the lock alone; with `wait=False` yield False at once when it is taken."""
-        with _guard:
-            mutex = _mutexes[str(self.path)]
-        if not mutex.acquire(blocking=wait):
-            yield False
-            return
-        try:
-            with contextlib.ExitStack() as held:
-                operation = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
-                yield self._take(held, operation, writable=True)
-        finally:
-            # A forked child has a new mutex; releasing its parent's would be harmless but wrong.
-            if mutex.locked():
-                mutex.release()
-
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        """Hold the lock together with other sharers."""
-        with self._held(fcntl.LOCK_SH):
-            yield
-
-    def is_held_alone(self) -> bool:
-        """Tell whether somebody holds the lock exclusively; never waits.
-
-        It is tried for as a sharer, so askers do not take each other for the holder; but who tries
-        for it exclusively in that very instant, without waiting, misses it.
-        """
-        return self._is_refused(fcntl.LOCK_SH)
-
-    def is_held(self) -> bool:
-        """The same for any holder; two processes that ask at once may take each other for one."""
-        with _asking:
-            return self._is_refused(fcntl.LOCK_EX)
-
-    def _is_refused(self, operation: int) -> bool:
-        with _descriptor(self.path, writable=False) as fd:
-            if fd is None:
-                return False
-            try:
-                _flock(fd, operation | fcntl.LOCK_NB, self.path)
-            except BlockingIOError:
-                return True
-            return False
-
-    @contextlib.contextmanager
-    def passing(self) -> Iterator[None]:
-        """Hold the lock alone for a moment; like `shared`, also where nothing can be written."""
-        with self._held(fcntl.LOCK_EX):
-            yield
-
-    @contextlib.contextmanager
-    def _held(self, operation: int) -> Iterator[None]:
-        with contextlib.ExitStack() as held:
-            self._take(held, operation, writable=False)
-            yield
-
-    def _take(self, held: contextlib.ExitStack, operation: int, *, writable: bool) -> bool:
-        """Lock the file that bears the name now, until `held` is left; False if it is taken.
-
-        The directory of a deleted topic is renamed with its locks: whoever waited for one of them
-        meanwhile holds the lock of another directory than the one of that name.
-        """
-        while True:
-            with contextlib.ExitStack() as attempt:
-                fd = attempt.enter_context(_descriptor(self.path, writable=writable))
-                if fd is None:
-                    return True
-                try:
-                    _flock(fd, operation, self.path)
-                except BlockingIOError:
-                    return False
-                if _is_current(fd, self.path):
-                    held.enter_context(attempt.pop_all())
-                    return True
-
-
-class SegmentsLock:
-    """The lock of one partition's set of files: shared to list and open, exclusive to change it.
-
-    Everyone passes the turnstile, one by one, and a writer keeps it while it waits: readers that
-    come later queue behind the writer, so a stream of readers cannot starve it. (Readers that held
-    the turnstile together could: it would never be free.)
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._turnstile = FileLock(directory / layout.SEGMENTS_TURNSTILE)
-        self._lock = FileLock(directory / layout.SEGMENTS_LOCK)
-
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold the set of files alone."""
-        with self._turnstile.exclusive(), self._lock.exclusive():
-            yield
-
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        """Hold the set of files together with other readers."""
-        with contextlib.ExitStack() as held:
-            with self._turnstile.passing():
-                held.enter_context(self._lock.shared())
-            yield
-
-
-class RootLock:
-    """Kafka's `.lock` in the root directory; never unlinked by us.
-
-    Shared by whoever writes or cleans, exclusive as long as a directory changes its owner.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.path = root / layout.ROOT_LOCK
-
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[Callable[[], None]]:
-        """Keep brokers out; yields a check that the lock still is on the file of that name.
-
-        Raises LockedByBrokerError when a broker holds the directory.
-        """
-        with self._held(fcntl.F_RDLCK) as check:
-            yield check
-
-    @contextlib.contextmanager
-    def exclusive(self, *, wait_s: float = 0.0) -> Iterator[Callable[[], None]]:
-        """Keep everybody out, brokers and our own writers and cleaners; yields the same check.
-
-        Waits so many seconds for those that are at work, then raises LockedByBrokerError.
-        """
-        with self._held(fcntl.F_WRLCK, wait_s) as check:
-            yield check
-
-    def is_held_alone(self) -> bool:
-        """Tell whether a broker, or an adoption, holds the directory; takes and creates nothing.
-
-        So it may be asked for a directory that cannot be written. Raises StorageError.
-        """
-        try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        except OSError as fault:
-            raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
-        try:
-            asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-            answer = fcntl.fcntl(fd, _GET_LOCK, asked)
-        except OSError as fault:
-            raise StorageError(
-                f"{self.path}: this file system has no locks ({fault.strerror})"
-            ) from fault
-        finally:
-            os.close(fd)
-        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
-
-    @contextlib.contextmanager
-    def _held(self, kind: int, wait_s: float = 0.0) -> Iterator[Callable[[], None]]:
-        deadline = time.monotonic() + wait_s
-        for _ in range(_LOCK_TRIES):
-            with _descriptor(self.path, writable=True) as fd:
-                assert fd is not None
-                while not self._lock(fd, kind):
-                    if time.monotonic() >= deadline:
-                        raise self._taken(kind)
-                    time.sleep(_LOCK_PAUSE_S)
-                if not _is_current(fd, self.path):
-                    continue  # a broker that shut down deleted the file between open and lock
-                yield functools.partial(self._check, fd)
-                return
-        raise LockedByBrokerError(f"{self.path}: the lock file is replaced again and again")
-
-    def _taken(self, kind: int) -> LockedByBrokerError:
-        if kind == fcntl.F_RDLCK:
-            return LockedByBrokerError(
-                f"{self.path}: a Kafka broker holds this directory; "
-                "stop the broker, or open the log with read_only=True"
-            )
-        return LockedByBrokerError(
-            f"{self.path}: a Kafka broker holds this directory, or a process of kafkalog writes to "
-            "it or cleans it; stop that first"
-        )
-
-    def _lock(self, fd: int, kind: int) -> bool:
-        try:
-            fcntl.fcntl(fd, _SET_LOCK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError as fault:
-            raise StorageError(
-                f"{self.path}: this file system has no locks ({fault.strerror})"
-            ) from fault
-        return True
-
-    def _check(self, fd: int) -> None:
-        if not _is_current(fd, self.path):
-            raise LockedByBrokerError(
-                f"{self.path}: the lock file was replaced while it was held; "
-                "a Kafka broker runs, or ran, on this directory"
-            )
-
-
-def lock_fault(directory: Path) -> str | None:
-    """Say why the file system of a directory has no locks; None where they work.
-
-    Nothing is created and nobody is kept waiting: the directory itself is locked, for an instant,
-    together with whoever else asks.
-    """
-    try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as fault:
-        return f"{directory}: cannot be opened: {fault.strerror}"
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return None  # somebody has locked it, so it can be done
-    except OSError as fault:
-        return f"{directory}: this file system has no locks ({fault.strerror})"
-    finally:
-        os.close(fd)
-    return None

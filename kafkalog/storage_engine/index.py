@@ -137,14 +137,14 @@ class OffsetIndex(_IndexFile):
         for _, entry in self._search(lambda entry: self._is_used(entry) and entry[0] <= offset):
             yield entry
 
-    def entries_below(self, offset: int) -> int:
-        """Return how many of the first entries stay when the log is cut at `offset`.
+    def entry_at(self, position: int) -> tuple[int, int] | None:
+        """Return the (last offset, position) of the last batch listed at or before a position.
 
-        Times `entry_size`, that is where to truncate the file. Kafka: OffsetIndex.truncateTo.
+        Unconfirmed; None when there is none.
         """
-        for place, _ in self._search(lambda entry: self._is_used(entry) and entry[0] < offset):
-            return place + 1
-        return 0
+        for _, entry in self._search(lambda entry: self._is_used(entry) and entry[1] <= position):
+            return entry
+        return None
 
     def _unpack(self, data: bytes) -> tuple[int, int]:
         relative_offset, position = layout.OFFSET_INDEX_ENTRY.unpack(data)
@@ -179,15 +179,6 @@ class TimeIndex(_IndexFile):
         """Yield (timestamp, offset) of entries older than `timestamp`, best first."""
         for _, entry in self._search(lambda entry: self._is_used(entry) and entry[0] < timestamp):
             yield entry
-
-    def entries_below(self, offset: int) -> int:
-        """Return how many of the first entries stay when the log is cut at `offset`.
-
-        Times `entry_size`, that is where to truncate the file. Kafka: TimeIndex.truncateTo.
-        """
-        for place, _ in self._search(lambda entry: self._is_used(entry) and entry[1] < offset):
-            return place + 1
-        return 0
 
     def _unpack(self, data: bytes) -> tuple[int, int]:
         timestamp, relative_offset = layout.TIME_INDEX_ENTRY.unpack(data)

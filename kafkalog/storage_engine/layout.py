@@ -101,8 +101,6 @@ LOG_APPEND_TIME: Final = 1
 NO_TIMESTAMP_TYPE: Final = -1
 """Of messages v0, which have no timestamp."""
 NO_TIMESTAMP: Final = -1
-MAX_RECORD_OVERHEAD: Final = 21
-"""The most bytes a record takes beside its length field, key, value and headers."""
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 LOG_START_MAX: Final = INT64_MAX - 2**31
@@ -249,6 +247,8 @@ SPILL: Final = "kl-spill-"
 """How the names of a cleaner's temporary files begin: keys that did not fit its memory."""
 SPILLING: Final = "kl-spilling"
 """How often in a row a cleaning that needed such files did not come to its end."""
+PIN: Final = "kl-pin-"
+"""In the root: how the names of pinned moments begin; see `pins`."""
 SEGMENTS_LOCK: Final = "kl-segments.lock"
 SEGMENTS_TURNSTILE: Final = "kl-segments.turnstile"
 CANARY: Final = "kl-canary.deleted"
@@ -259,6 +259,8 @@ GAPS: Final = "kl-gaps"
 """Where the offsets of cleaned segments have gaps; see `gaps`."""
 RAW_GAPS: Final = "kl-raw-gaps"
 """Where raw appends have left gaps."""
+KEYS: Final = ".keys"
+"""The key index of a cleaned segment; see `key_index_file`."""
 STAGED: Final = ".staged"
 STAGED_INDEX: Final = ".staged-offsets"
 STAGED_TIME_INDEX: Final = ".staged-times"
@@ -279,6 +281,11 @@ INTERNAL_TOPICS: Final = ("__cluster_metadata", "__consumer_offsets", "__transac
 def segment_file(base_offset: int, suffix: str, stage: str = "") -> str:
     """Return the name of a segment's file, such as `00000000000000000042.log.swap`."""
     return f"{base_offset:0{_DIGITS}d}{suffix}{stage}"
+
+
+def key_index_file(base_offset: int) -> str:
+    """Return the name of a cleaned segment's key index, such as `kl-00000000000000000042.keys`."""
+    return f"{OURS}{base_offset:0{_DIGITS}d}{KEYS}"
 
 
 def parse_segment_file(name: str) -> tuple[int, str, str] | None:
@@ -416,3 +423,29 @@ GAPS_PART_MAX: Final = 1 << 15
 """Gaps in a part at most: 512 KiB, which is what a reader holds of a list."""
 RAW_GAPS_SIZE: Final = -1
 """Stands where a section of `kl-gaps` has its segment's size."""
+
+# --- ours: `kl-<base>.keys` ----------------------------------------------------------------------
+KEYS_HEADER: Final = struct.Struct(
+    ">8s"  # magic: KEYS_MAGIC
+    "I"  # format version: KEYS_VERSION
+    "q"  # base_offset: of the segment
+    "q"  # size: bytes of its .log file
+    "q"  # count: of entries
+    "16s"  # secret: what the keys are hashed under, drawn anew for every cleaned group
+    "I"  # samples: how many follow, KEYS_SAMPLES_MAX at most
+)
+KEYS_SAMPLE: Final = struct.Struct(
+    ">I"  # position: of a batch in the .log file
+    "I"  # crc: as that batch's header has it
+)
+KEYS_ENTRY: Final = struct.Struct(">Q")  # the hash's top 33 bits, then 31 bits of position
+KEYS_POSITION_BITS: Final = 31
+KEYS_BLOCK: Final = 4096
+"""The header, then entries, in blocks of this size; each ends with the checksum of what it holds.
+
+A block of entries has KEYS_BLOCK_ENTRIES of them, ascending over all blocks, and four zeros before
+its checksum; what is left of the last one is filled with ones."""
+KEYS_BLOCK_ENTRIES: Final = KEYS_BLOCK // 8 - 1
+KEYS_SAMPLES_MAX: Final = 8
+KEYS_MAGIC: Final = b"kl-keys\n"
+KEYS_VERSION: Final = 1

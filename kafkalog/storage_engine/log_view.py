@@ -42,7 +42,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import layout, locks
 from kafkalog.storage_engine.offset_chain import GapLists
 from kafkalog.storage_engine.open_segment import Chunk, OpenSegment
 from kafkalog.storage_engine.segments import (
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from kafkalog.storage_engine.record_filter import RecordFilter
     from kafkalog.storage_engine.tables import BatchTable, RecordTable
 
 __all__ = ["Chunk", "LogView", "open_view"]
@@ -218,15 +219,22 @@ class LogView:
         self._window.close()
 
     def read(
-        self, start: int, end: int, *, schema: pa.Schema, read_committed: bool = True
+        self,
+        start: int,
+        end: int,
+        *,
+        schema: pa.Schema,
+        read_committed: bool = True,
+        keep: RecordFilter | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the data records with start <= offset < end, in order, as columns of `schema`.
 
         With `read_committed` records of aborted transactions are left out; whoever reads past the
-        last stable offset gets those of open ones. A batch holds about a chunk (1 MiB of the file;
-        2 MiB decompressed where that is compressed), or one record batch where that alone is
-        larger; none is empty. Control batches never surface. Raises OffsetOutOfRangeError outside
-        [log start, high watermark], CorruptBatchError and StorageError.
+        last stable offset gets those of open ones. Of what `keep` does not want most is left out.
+        A batch holds a chunk at most (1 MiB of the file; 2 MiB decompressed where that is
+        compressed), or 4 MiB of a record batch where that is larger, or one record; none is empty.
+        Control batches never surface. Raises OffsetOutOfRangeError outside [log start, high
+        watermark], CorruptBatchError and StorageError.
         """
         for offset in (start, end):
             if not self.state.log_start_offset <= offset <= self.state.high_watermark:
@@ -235,41 +243,47 @@ class LogView:
             raise InvalidInputError(
                 f"{self.topic}-{self.partition}: the range [{start}, {end}) ends before it starts"
             )
-        return self._read(start, end, schema, read_committed)
+        return self._read(start, end, schema, read_committed, keep)
 
     def _read(
-        self, start: int, end: int, schema: pa.Schema, read_committed: bool
+        self,
+        start: int,
+        end: int,
+        schema: pa.Schema,
+        read_committed: bool,
+        keep: RecordFilter | None,
     ) -> Iterator[pa.RecordBatch]:
-        from kafkalog.storage_engine.records import to_arrow
+        from kafkalog.storage_engine.arrow_batches import arrow_batches
 
         with self.transaction_outcomes() as outcomes:
             for chunk in self.chunks(start, end):
                 is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
                 if read_committed:
                     is_wanted &= ~outcomes.is_aborted(chunk)
+                if keep is not None:
+                    is_wanted &= keep.batches(chunk.table)
                 for run, records in chunk.runs(is_wanted):
                     rows = records.rows_between(start, end)
-                    if len(records if rows is None else rows):
-                        yield to_arrow(
-                            records,
-                            run.table,
-                            rows,
-                            schema=schema,
-                            topic=self.topic,
-                            partition=self.partition,
-                        )
+                    if keep is not None:
+                        rows = keep.rows(records, rows)
+                    place = self.topic, self.partition
+                    yield from arrow_batches(records, run.table, rows, place, schema=schema)
+                    del run, records
+                del chunk  # and what it holds, before the next one is read
 
-    def transaction_outcomes(self) -> TransactionOutcomes:
+    def transaction_outcomes(self, index: IndexedTransactions | None = None) -> TransactionOutcomes:
         """Return what tells of chunks, in ascending order, which of their batches were aborted."""
         return TransactionOutcomes(
             lambda offset: self.chunks(offset, self.state.high_watermark),
-            IndexedTransactions(
-                self._transaction_indexes,
-                end_offset=self.state.high_watermark,
-                known=self._known_aborted,
-            ),
+            index or self.indexed_transactions(),
             lambda: log_moment(self.directory, self.state, self.segments),
         )
+
+    def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions:
+        """Return what the `.txnindex` files say, for reads that share it one after the other."""
+        end, known = self.state.high_watermark, self._known_aborted
+        listed = self._transaction_indexes
+        return IndexedTransactions(listed, end_offset=end, known=known, kept_max=kept_max)
 
     def _transaction_indexes(self) -> list[tuple[int, Path]]:
         """Return (base offset, path) of the transaction indexes, also where the `.log` is gone."""
@@ -366,6 +380,17 @@ class LogView:
             with contextlib.closing(segment):
                 yield segment
 
+    def whole_segments(self) -> Sequence[OpenSegment]:
+        """Return all segments, open, ascending, of a view that was opened `whole`."""
+        _check_present(
+            self.directory,
+            self.segments,
+            self.state,
+            self.state.log_start_offset,
+            self.state.high_watermark,
+        )
+        return self._window.segments
+
     @contextlib.contextmanager
     def _window_at(self, offset: int) -> Iterator[_Window]:
         """Open the window of an offset, unless it is the one that is open."""
@@ -457,7 +482,7 @@ def _open_moment(
     if not directory.is_dir():
         raise StorageError(f"{directory}: the directory of the partition is missing")
     for _ in range(_LISTINGS):
-        with files.SegmentsLock(directory).shared() if locked else contextlib.nullcontext():
+        with locks.SegmentsLock(directory).shared() if locked else contextlib.nullcontext():
             names = file_names(directory)
             state = load_state()
             try:

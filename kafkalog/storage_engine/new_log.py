@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.broker import directory_signs
 from kafkalog.storage_engine.journal import Journal
 
@@ -28,7 +28,7 @@ def create_log(root: Path) -> None:
         raise StorageError(
             f"{root}: the log's directory cannot be created: {fault.strerror}"
         ) from fault
-    commit_lock = files.FileLock(root / layout.COMMIT_LOCK)
-    with files.RootLock(root).shared(), commit_lock.exclusive():
+    commit_lock = locks.FileLock(root / layout.COMMIT_LOCK)
+    with locks.RootLock(root).shared(), commit_lock.exclusive():
         if not (root / layout.COMMIT).exists():
             Journal.create(root / layout.COMMIT)

@@ -21,7 +21,13 @@ from kafkalog.errors import CorruptBatchError, StorageError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.batch import BatchHeader
 from kafkalog.storage_engine.index import OffsetIndex, TimeIndex
-from kafkalog.storage_engine.segments import SegmentFiles, headers, locate, locate_time
+from kafkalog.storage_engine.segments import (
+    SegmentFiles,
+    header_at,
+    headers,
+    locate,
+    locate_time,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,9 +183,47 @@ class OpenSegment:
                 raise CorruptBatchError(path, position, "a record batch", fault)
             if not count:
                 wish = self._whole_batch(buffer, position)
+            del buffer  # a large value's would be held while the next one is read
         if previous + 1 < end:
             self._check_whole()
             self._check_end(chain)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the open file still is the one of its name: asked under the segments lock."""
+        try:
+            named = os.stat(self.files.log)
+        except OSError:
+            return False
+        held = os.fstat(self._fd)
+        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+    def header_at(self, position: int) -> BatchHeader | None:
+        """Return the header of the whole batch at a position, unchecked; None if none is there."""
+        return header_at(self._fd, position, self.limit)
+
+    def batch_at(self, position: int) -> Chunk | None:
+        """Return the batch v2 at a position, its checksum compared; None if none is there.
+
+        Its offsets lie within the segment; that they follow those of the batch before is not
+        looked at. Raises CorruptBatchError, StorageError.
+        """
+        from kafkalog.storage_engine import records
+
+        header = self.header_at(position)
+        if header is None or header.magic != layout.MAGIC:
+            return None
+        buffer = self._read(header.size, position)
+        table, _, _ = records.scan_batches(buffer)
+        path, base = self.files.log, self.files.base_offset
+        records.check_crcs(buffer, table, path=path, file_position=position)
+        if not base <= header.base_offset <= header.last_offset < self._following:
+            expected = f"offsets of [{base}, {self._following})"
+            found = f"{header.base_offset} to {header.last_offset}"
+            raise CorruptBatchError(path, position, expected, found)
+        return Chunk(
+            buffer, table, path, position, base, header.base_offset, header.last_offset + 1
+        )
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, BatchHeader]]:
         """Yield (position, header) of each batch that ends at or above `offset`, unchecked."""
@@ -188,12 +232,17 @@ class OpenSegment:
                 yield position, header
 
     def batches_since(self, timestamp: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Yield (position, header) of each batch with a record as young as `timestamp` (ms)."""
+        """Yield (position, header) of each batch that may have a record as young as `timestamp`.
+
+        In ms. Every compressed message v0 or v1 is one: its own timestamp is what its producer
+        wrote, whatever those of the records in it are.
+        """
         index = OffsetIndex(self.files.index, self.files.base_offset)
         times = TimeIndex(self.files.time_index, self.files.base_offset)
         start = locate_time(self._fd, self.limit, index, times, timestamp)
         for position, header in self._headers(start):
-            if header.max_timestamp >= timestamp:
+            is_wrapper = header.magic != layout.MAGIC and header.codec != layout.CODEC_NONE
+            if header.max_timestamp >= timestamp or is_wrapper:
                 yield position, header
 
     def batches_since_largest(self) -> Iterator[tuple[int, BatchHeader]]:

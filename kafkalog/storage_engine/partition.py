@@ -32,6 +32,7 @@ from kafkalog.storage_engine import (
     gaps,
     layout,
     leader_epochs,
+    locks,
     partition_directory,
     producer_snapshot,
 )
@@ -83,7 +84,7 @@ class Appender:
         self._topic_id = topic_id
         self._config = config
         self._now_ms = now_ms
-        self._lock = files.SegmentsLock(directory)
+        self._lock = locks.SegmentsLock(directory)
         self._names_changed = False
         self._producers: Producers | None = None
         self.lost_snapshot = -1

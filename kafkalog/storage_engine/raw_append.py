@@ -30,7 +30,7 @@ from typing import IO, TYPE_CHECKING, TypeAlias
 from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError, StorageError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.batch import BatchHeader, parse_header
 from kafkalog.storage_engine.commit import CommitResult
 from kafkalog.storage_engine.control_record import read_control_record
@@ -77,7 +77,7 @@ def _tidy(appender: Appender, state: PartitionState) -> None:
     """Drop what the commit has replaced; it is made, so it must not look like one that failed."""
     try:
         appender.settle_epochs()
-        with files.SegmentsLock(appender.directory).exclusive():
+        with locks.SegmentsLock(appender.directory).exclusive():
             if appender.lost_snapshot not in (-1, state.producer_snapshot):
                 retire(appender.directory, [appender.lost_snapshot], suffixes=(layout.SNAPSHOT,))
             live = [segment.base_offset for segment in list_segments(appender.directory)]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, OffsetOutOfRangeError
-from kafkalog.storage_engine import checkpoints, files, layout
+from kafkalog.storage_engine import checkpoints, layout, locks
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.index import TimeIndex
 from kafkalog.storage_engine.producer_snapshot import sweep_snapshots
@@ -178,7 +178,7 @@ def retain_partition(
     """
     directory = engine.partition_directory(topic, partition)
     # A first look, which takes no lock that others wait for: mostly there is nothing to do.
-    with files.SegmentsLock(directory).shared():
+    with locks.SegmentsLock(directory).shared():
         known = engine.describe(topic)
         state = known.partitions[partition]
         segments = _committed(directory, state)
@@ -188,12 +188,12 @@ def retain_partition(
     if not is_due:
         return None
     with (
-        files.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=False) as is_held,
-        files.RootLock(engine.root).shared(),
+        locks.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=False) as is_held,
+        locks.RootLock(engine.root).shared(),
     ):
         if not is_held:
             return None
-        with files.SegmentsLock(directory).exclusive():
+        with locks.SegmentsLock(directory).exclusive():
             finish_swaps(directory)
         with engine.transaction() as transaction:
             return _retain(transaction, directory, topic, partition, now_ms)
@@ -221,7 +221,7 @@ def _retain(
     checkpoints.trim_leader_epochs(directory, log_start, state.high_watermark)
     transaction.check_lock()
     live = [segment.base_offset for segment in segments[count:]]
-    with files.SegmentsLock(directory).exclusive():
+    with locks.SegmentsLock(directory).exclusive():
         # First, since it is for the segments that the next run comes again if this one dies.
         sweep_snapshots(directory, {*live, first_kept, state.producer_snapshot})
         # What a dead run left of a segment, its indexes, goes with the others.

@@ -43,6 +43,7 @@ __all__ = [
     "locate",
     "locate_time",
     "next_offset",
+    "remove_key_indexes",
     "retire",
     "sweep_deleted",
 ]
@@ -232,10 +233,11 @@ def retire(
 
     Producer snapshots stay: which of them are needed is not told by segments alone, see
     `producer_snapshot.sweep_snapshots`. The caller holds the segments lock exclusively. Files that
-    are not there are passed over.
+    are not there are passed over. With its `.log` a segment's key index goes, at once.
     """
-    wanted = [(base, suffix) for base in sorted(base_offsets) for suffix in suffixes]
-    changed = False
+    base_offsets, suffixes = sorted(base_offsets), tuple(suffixes)
+    wanted = [(base, suffix) for base in base_offsets for suffix in suffixes]
+    changed = layout.LOG in suffixes and remove_key_indexes(directory, base_offsets)
     for base, suffix in wanted:
         path = directory / layout.segment_file(base, suffix)
         if path.exists():
@@ -243,6 +245,21 @@ def retire(
             changed = True
     if changed:
         files.sync_directory(directory)
+
+
+def remove_key_indexes(directory: Path, base_offsets: Iterable[int]) -> bool:
+    """Remove the key indexes of segments; tells whether there were any.
+
+    It is durable after `sync_directory`. An index is there only as long as the segment that it was
+    made of is the live one of its base: who replaces or removes a segment calls this before.
+    """
+    found = False
+    for base in base_offsets:
+        path = directory / layout.key_index_file(base)
+        if path.exists():
+            files.remove(path)
+            found = True
+    return found
 
 
 def bases_below(directory: Path, base_offset: int) -> list[int]:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kafkalog.storage_engine import checkpoints, files, layout
+from kafkalog.storage_engine import checkpoints, files, layout, locks
 from kafkalog.storage_engine.state import DeletedTopic
 from kafkalog.storage_engine.transaction import DeletionUnfinishedError
 
@@ -68,7 +68,7 @@ def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
         if not _is_of(directory, deleted):
             continue
         target = engine.root / layout.deleted_directory(deleted.name, number, deleted.topic_id)
-        cleaner_lock = files.FileLock(directory / layout.CLEANER_LOCK)
+        cleaner_lock = locks.FileLock(directory / layout.CLEANER_LOCK)
         # Another process may be at the same, and have moved it while we waited.
         with (
             contextlib.suppress(FileNotFoundError),
@@ -77,7 +77,7 @@ def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
             if not is_held:
                 is_whole = False
                 continue
-            with engine.transaction() as transaction, files.SegmentsLock(directory).exclusive():
+            with engine.transaction() as transaction, locks.SegmentsLock(directory).exclusive():
                 if _is_of(directory, deleted):
                     transaction.check_lock()
                     files.rename(directory, target)
@@ -98,7 +98,7 @@ def _is_of(directory: Path, deleted: DeletedTopic) -> bool:
 
 
 def _remove(engine: Engine, deleted: DeletedTopic) -> None:
-    with files.RootLock(engine.root).shared():
+    with locks.RootLock(engine.root).shared():
         for number in range(deleted.partitions):
             name = layout.deleted_directory(deleted.name, number, deleted.topic_id)
             with contextlib.suppress(FileNotFoundError):  # another process is at the same

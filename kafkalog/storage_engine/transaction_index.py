@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine import layout
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records import BatchTable
 
 __all__ = [
+    "AbortedRanges",
     "AbortedTransaction",
     "IndexedTransactions",
     "aborted_transactions",
-    "is_aborted",
     "size_below",
     "transaction_entry",
 ]
@@ -69,10 +69,97 @@ def aborted_transactions(paths: Iterable[Path]) -> list[AbortedTransaction]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class AbortedRanges:
+    """Aborted transactions as arrays int64 (n), in any order; ranges of a producer may overlap."""
+
+    producer_ids: npt.NDArray[np.int64]
+    first_offsets: npt.NDArray[np.int64]
+    last_offsets: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, entries: Sequence[AbortedTransaction]) -> Self:
+        """Make arrays of entries."""
+        import numpy as np
+
+        rows = [(e.producer_id, e.first_offset, e.last_offset) for e in entries]
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        return cls(columns[:, 0].copy(), columns[:, 1].copy(), columns[:, 2].copy())
+
+    @classmethod
+    def joined(cls, parts: Sequence[AbortedRanges]) -> Self:
+        """Put several together."""
+        import numpy as np
+
+        none = np.empty(0, dtype=np.int64)
+        return cls(
+            np.concatenate([none, *(part.producer_ids for part in parts)]),
+            np.concatenate([none, *(part.first_offsets for part in parts)]),
+            np.concatenate([none, *(part.last_offsets for part in parts)]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.producer_ids)
+
+    def overlapping(self, first: int, last: int) -> AbortedRanges:
+        """Return those that reach into the offsets first to last."""
+        return self._where((self.first_offsets <= last) & (self.last_offsets >= first))
+
+    def ending_within(self, start: int, end: int) -> AbortedRanges:
+        """Return those whose marker is in [start, end)."""
+        return self._where((self.last_offsets >= start) & (self.last_offsets < end))
+
+    def _where(self, wanted: npt.NDArray[np.bool_]) -> AbortedRanges:
+        return AbortedRanges(
+            self.producer_ids[wanted], self.first_offsets[wanted], self.last_offsets[wanted]
+        )
+
+    def cover(self, table: BatchTable) -> npt.NDArray[np.bool_]:
+        """Say which batches (b) are of one of these transactions, in O((b + n) log (b + n)).
+
+        A batch is, if the largest last offset of the transactions of its producer that begin at or
+        before it reaches to its end. So both are sorted together, by producer and begin, and the
+        largest is carried along.
+        """
+        import numpy as np
+
+        result = np.zeros(len(table), dtype=np.bool_)
+        rows = np.flatnonzero(table.attributes & layout.TRANSACTIONAL_BIT)
+        count = len(self)
+        if not count or not len(rows):
+            return result
+        _, codes = np.unique(
+            np.concatenate([self.producer_ids, table.producer_ids[rows]]), return_inverse=True
+        )
+        begins = np.concatenate([self.first_offsets, table.base_offsets[rows]])
+        is_batch = np.arange(len(codes)) >= count
+        order = np.lexsort((is_batch, begins, codes))
+        distinct, ranks = np.unique(self.last_offsets, return_inverse=True)
+        # Of a producer's group all keys lie above those of the groups before; 0: no transaction.
+        keys = codes * (len(distinct) + 1)
+        keys[:count] += ranks + 1
+        ranks_so_far = np.empty_like(keys)
+        ranks_so_far[order] = np.maximum.accumulate(keys[order])
+        found = (ranks_so_far - codes * (len(distinct) + 1))[count:]
+        result[rows] = (found > 0) & (distinct[found - 1] >= table.last_offsets[rows])
+        return result
+
+    def end_at(
+        self, producer_ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Say of pairs (k) whether a transaction of that producer ends at that offset."""
+        import numpy as np
+
+        ours = set(zip(self.producer_ids.tolist(), self.last_offsets.tolist(), strict=True))
+        pairs = zip(producer_ids.tolist(), offsets.tolist(), strict=True)
+        return np.fromiter((pair in ours for pair in pairs), np.bool_, len(offsets))
+
+
 class IndexedTransactions:
     """The aborted transactions of one partition, each `.txnindex` file read when it is asked for.
 
-    For a reader that goes forward: files below the range asked for last are forgotten.
+    For a reader that goes forward: files outside the range asked for last are forgotten, as soon
+    as those that were read have more than `kept_max` entries.
     """
 
     def __init__(
@@ -81,6 +168,7 @@ class IndexedTransactions:
         *,
         end_offset: int = layout.INT64_MAX,
         known: Sequence[AbortedTransaction] | None = None,
+        kept_max: int = 0,
     ) -> None:
         """Name the files, as (base offset, path) ascending, once they are needed.
 
@@ -89,41 +177,48 @@ class IndexedTransactions:
         """
         self._list_files = list_files
         self._end_offset = end_offset
-        self._known = known
+        self._kept_max = kept_max
+        self._known = None if known is None else AbortedRanges.of(known)
         self._files: Sequence[tuple[int, Path]] | None = None
-        self._entries: dict[int, list[AbortedTransaction] | CorruptLogError] = {}
+        self._entries: dict[int, AbortedRanges | CorruptLogError] = {}
 
-    def between(self, start: int, end: int, *, is_strict: bool = True) -> list[AbortedTransaction]:
+    def between(self, start: int, end: int, *, is_strict: bool = True) -> AbortedRanges:
         """Return the entries of the segments that may hold markers of [start, end).
 
         Nothing in a file with an entry of another version is believed; that raises CorruptLogError
         if `is_strict`.
         """
         if self._known is not None:
-            return [entry for entry in self._known if start <= entry.last_offset < end]
+            return self._known.ending_within(start, end)
         if self._files is None:
             self._files = self._list_files()
         first = max(0, bisect_right(self._files, start, key=lambda file: file[0]) - 1)
         stop = bisect_left(self._files, end, key=lambda file: file[0])
         wanted = self._files[first:stop]
-        self._entries = {base: self._entries[base] for base, _ in wanted if base in self._entries}
-        found: list[AbortedTransaction] = []
+        if self._kept_max < sum(_count(entries) for entries in self._entries.values()):
+            kept = [base for base, _ in wanted if base in self._entries]
+            self._entries = {base: self._entries[base] for base in kept}
+        found: list[AbortedRanges] = []
         for base_offset, path in wanted:
             if base_offset not in self._entries:
                 self._entries[base_offset] = self._read(path)
             entries = self._entries[base_offset]
-            if isinstance(entries, list):
-                found += entries
+            if isinstance(entries, AbortedRanges):
+                found.append(entries)
             elif is_strict:
                 raise entries
-        return found
+        return found[0] if len(found) == 1 else AbortedRanges.joined(found)
 
-    def _read(self, path: Path) -> list[AbortedTransaction] | CorruptLogError:
+    def _read(self, path: Path) -> AbortedRanges | CorruptLogError:
         try:
             entries = aborted_transactions([path])
         except CorruptLogError as fault:
             return fault
-        return [entry for entry in entries if entry.last_offset < self._end_offset]
+        return AbortedRanges.of([e for e in entries if e.last_offset < self._end_offset])
+
+
+def _count(entries: AbortedRanges | CorruptLogError) -> int:
+    return 1 + (len(entries) if isinstance(entries, AbortedRanges) else 0)
 
 
 def transaction_entry(transaction: AbortedTransaction) -> bytes:
@@ -154,19 +249,3 @@ def size_below(path: Path, offset: int) -> tuple[int, int]:
         if last_offset >= offset:
             return position, len(data)
     return kept, len(data)
-
-
-def is_aborted(table: BatchTable, aborted: Iterable[AbortedTransaction]) -> npt.NDArray[np.bool_]:
-    """Say which batches (b) belong to an aborted transaction."""
-    import numpy as np
-
-    result = np.zeros(len(table), dtype=np.bool_)
-    is_transactional = (table.attributes & layout.TRANSACTIONAL_BIT) != 0
-    for transaction in aborted:
-        result |= (
-            is_transactional
-            & (table.producer_ids == transaction.producer_id)
-            & (table.base_offsets >= transaction.first_offset)
-            & (table.last_offsets <= transaction.last_offset)
-        )
-    return result

@@ -28,11 +28,7 @@ from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.batch import parse_header
 from kafkalog.storage_engine.control_record import read_control_record
-from kafkalog.storage_engine.transaction_index import (
-    AbortedTransaction,
-    IndexedTransactions,
-    is_aborted,
-)
+from kafkalog.storage_engine.transaction_index import AbortedRanges, IndexedTransactions
 from kafkalog.storage_engine.transaction_markers import LogMoment, Markers, known_markers
 
 if TYPE_CHECKING:
@@ -118,7 +114,7 @@ class TransactionOutcomes:
         if self._is_damaged and not is_known[rows].all():
             # Of the markers that cannot be reached any file may tell.
             entries = self._index.between(0, layout.INT64_MAX)
-            result |= is_wanted & ~is_known & is_aborted(table, entries)
+            result |= is_wanted & ~is_known & entries.cover(table)
         if is_known.any():
             # A marker that is lost was one before those that were found.
             first, end = int(table.base_offsets[0]), int(ends.max()) + 1
@@ -182,7 +178,7 @@ def _check_agreement(
     chunk: Chunk,
     result: npt.NDArray[np.bool_],
     ends: npt.NDArray[np.int64],
-    indexed: list[AbortedTransaction],
+    indexed: AbortedRanges,
 ) -> None:
     """Raise CorruptLogError where the index says the opposite of a marker.
 
@@ -192,16 +188,13 @@ def _check_agreement(
 
     table = chunk.table
     first, last = int(table.base_offsets[0]), int(table.last_offsets[-1])
-    entries = [e for e in indexed if e.first_offset <= last and e.last_offset >= first]
-    is_indexed = is_aborted(table, entries)
+    is_indexed = indexed.overlapping(first, last).cover(table)
     is_known = ends >= 0
     is_wrong = is_known & ~result & is_indexed
-    missed = is_known & result & ~is_indexed
-    if missed.any():
+    missed = np.flatnonzero(is_known & result & ~is_indexed)
+    if len(missed):
         # Of one that begins above the chunk the batches here may still be part.
-        markers = {(entry.producer_id, entry.last_offset) for entry in indexed}
-        for batch in np.flatnonzero(missed).tolist():
-            is_wrong[batch] = (int(table.producer_ids[batch]), int(ends[batch])) in markers
+        is_wrong[missed] = indexed.end_at(table.producer_ids[missed], ends[missed])
     if is_wrong.any():
         batch = int(is_wrong.argmax())
         words = ("aborted", "committed") if result[batch] else ("committed", "aborted")

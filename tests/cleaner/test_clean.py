@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 import struct
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
 from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.storage_engine import layout
+from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.index import OffsetIndex, TimeIndex
 from tests.cleaner.naive import (
@@ -22,6 +23,7 @@ from tests.cleaner.naive import (
     offsets,
     records_of,
 )
+from tests.cleaner.transactional_log import Log
 
 DAY = 86_400_000
 
@@ -402,8 +404,6 @@ def test_the_indexes_of_a_cleaned_segment_lead_to_its_batches(tmp_path: Path) ->
 
 
 def test_a_cleaned_segment_has_the_time_of_its_last_source(tmp_path: Path) -> None:
-    import os
-
     segments = {0: [batch(0, [("a", "1")])], 1: [batch(1, [("a", "2")])], 2: []}
     engine = foreign_log(tmp_path, segments)
     for base in (0, 1):
@@ -411,6 +411,47 @@ def test_a_cleaned_segment_has_the_time_of_its_last_source(tmp_path: Path) -> No
     cleaned(engine)
     assert (tmp_path / "t-0" / f"{0:020d}.log").stat().st_mtime_ns == 10**18 + 1
     assert (tmp_path / "t-0" / f"{0:020d}.index").stat().st_mtime_ns == 10**18 + 1
+    assert (tmp_path / "t-0" / f"{0:020d}.timeindex").stat().st_mtime_ns == 10**18 + 1
+
+
+def test_a_cleaned_segment_is_synced_before_it_is_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log.create(tmp_path)
+    log.transact(1, 1, 2)
+    log.transact(2, 1, 2, time=5)
+    log.abort(1)
+    log.commit(2)
+    log.roll()
+    source = log.directory / f"{0:020d}.log"
+    os.utime(source, ns=(10**18, 10**18))
+    done: list[tuple[str, str]] = []
+    sync_file, sync_path, rename = files.sync_file, files.sync_path, files.rename
+
+    def synced(fd: int) -> None:
+        done.append(("sync", Path(os.readlink(f"/proc/self/fd/{fd}")).name))
+        sync_file(fd)
+
+    def synced_path(path: Path) -> None:
+        done.append(("sync", path.name))
+        sync_path(path)
+
+    def renamed(old: Path, new: Path) -> None:
+        done.append(("rename", old.name))
+        rename(old, new)
+
+    monkeypatch.setattr(files, "sync_file", synced)
+    monkeypatch.setattr(files, "sync_path", synced_path)
+    monkeypatch.setattr(files, "rename", renamed)
+    log.clean()
+    for suffix in ("log", "index", "timeindex", "txnindex"):
+        name = f"{0:020d}.{suffix}.cleaned"
+        assert done.index(("sync", name)) < done.index(("rename", name))
+    for suffix in ("log", "index", "timeindex"):
+        assert source.with_suffix(f".{suffix}").stat().st_mtime_ns == 10**18
+    assert source.with_suffix(".txnindex").stat().st_mtime_ns > 10**18  # as in Kafka its own
+    entries = source.with_suffix(".timeindex").read_bytes()
+    assert struct.unpack(">qi", entries[-12:])[0] == 5  # the largest time of what is in it
 
 
 def test_kafkas_checkpoint_says_how_far_the_log_is_clean(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from kafkalog.cleaner.pause import abort_and_pause
 from kafkalog.cleaner.presence import announced, is_cleaner_running
 from kafkalog.cleaner.uncleanable import mark_uncleanable
 from kafkalog.errors import UnknownTopicError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.engine import Engine
 from tests.storage_engine.broker_root import BrokerRoot
 from tests.storage_engine.raw_log import ABORT, RawBatch, joined, marker
@@ -116,6 +116,42 @@ def test_what_lies_in_the_active_segment_waits_for_the_next_one(tmp_path: Path) 
     assert f"kafkalog clean {tmp_path} t --force" in active.remedy
 
 
+def test_an_active_segment_alone_is_told_with_the_cleaner_that_is_missing(tmp_path: Path) -> None:
+    engine = log(tmp_path)
+    append(engine)
+    assert codes(engine) == ["active segment", "no cleaner"]
+    remedy = finding(engine, "no cleaner").remedy
+    assert remedy is not None and remedy.endswith("t --force")  # else there is nothing to clean
+    with announced(tmp_path):
+        assert codes(engine) == ["active segment"]
+
+
+def test_an_active_segment_that_is_full_ends_with_the_next_append(tmp_path: Path) -> None:
+    engine = log(tmp_path, segment_bytes="100000")
+    append(engine, 3)
+    assert "the first append after it reached" in finding(engine, "active segment").sentence
+    size = engine.describe("t").partitions[0].active_size
+    engine.alter_topic("t", {"segment.bytes": str(size - 1)})
+    sentence = finding(engine, "active segment").sentence
+    assert "has reached segment.bytes" in sentence
+    assert "so the next append begins another one" in sentence
+
+
+def test_where_the_ratio_is_the_cause_only_a_forced_cleaning_helps(tmp_path: Path) -> None:
+    engine = log(tmp_path, min_cleanable_dirty_ratio="1")
+    append(engine)
+    with engine.transaction() as transaction:
+        transaction.roll("t", 0, NOW)
+        transaction.publish(NOW)
+    append(engine)
+    assert "ratio" in codes(engine)
+    remedy = finding(engine, "no cleaner").remedy
+    assert remedy is not None and remedy.endswith("t --force")
+    engine.alter_topic("t", {"min.cleanable.dirty.ratio": "0"})
+    remedy = finding(engine, "no cleaner").remedy
+    assert remedy is not None and remedy.endswith(" t")
+
+
 def test_a_lag_ends_at_a_known_time(tmp_path: Path) -> None:
     engine = log(tmp_path, min_compaction_lag_ms=str(HOUR))
     append(engine, 3)
@@ -152,7 +188,8 @@ def test_the_lowest_barrier_is_told_first(tmp_path: Path) -> None:
     engine = log(tmp_path, min_compaction_lag_ms=str(HOUR))
     engine.append_raw("t", 0, joined([RawBatch(0, (1,), 7, transactional=True)]), now_ms=NOW)
     append(engine, 3)
-    assert codes(engine) == ["transaction", "lag", "active segment"]
+    assert codes(engine) == ["transaction", "lag", "active segment", "no cleaner"]
+    assert "--force" not in str(finding(engine, "no cleaner").remedy)  # it would not help
 
 
 def test_another_policy_is_the_only_thing_told(tmp_path: Path) -> None:
@@ -186,7 +223,7 @@ def test_an_uncleanable_partition_says_why_since_when_and_until_when(tmp_path: P
 def test_a_cleaning_at_this_moment_is_told(tmp_path: Path) -> None:
     engine = log(tmp_path)
     append(engine, 3)
-    with files.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).exclusive():
+    with locks.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).exclusive():
         assert codes(engine)[0] == "cleaning"
         assert told(engine).answer == "is being cleaned"
 

@@ -319,3 +319,37 @@ def test_mark_present_intersects_two_rising_lists_piece_by_piece(seed: int) -> N
         found += flags.tolist()
         assert place == sum(o <= piece[-1] for o in window)
     assert found == [offset in set(window) for offset in offsets]
+
+
+# --- find_key ------------------------------------------------------------------------------------
+
+
+def test_find_key_is_the_last_record_of_that_key_in_range() -> None:
+    dice = random.Random(5)
+    for _ in range(200):
+        keys = [
+            None if dice.random() < 0.1 else bytes(dice.choices(b"ab", k=dice.randrange(4)))
+            for _ in range(dice.randrange(30))
+        ]
+        data = b"".join(key or b"" for key in keys)
+        sizes = integers([-1 if key is None else len(key) for key in keys])
+        room = np.maximum(sizes, 0)
+        positions = np.cumsum(room) - room
+        offsets = integers(sorted(dice.sample(range(100), len(keys))))
+        wanted = bytes(dice.choices(b"ab", k=dice.randrange(4)))
+        start, end = dice.randrange(50), dice.randrange(50, 101)
+        expected = [
+            row for row, key in enumerate(keys) if key == wanted and start <= offsets[row] < end
+        ]
+        found = kernels.find_key(
+            np.frombuffer(data, dtype=np.uint8), positions, sizes, offsets,
+            np.frombuffer(wanted, dtype=np.uint8), start, end,
+        )  # fmt: skip
+        assert found == max(expected, default=-1)
+
+
+def test_find_key_looks_at_no_byte_outside_of_the_arena() -> None:
+    arena, key = np.frombuffer(b"abab", dtype=np.uint8), np.frombuffer(b"ab", dtype=np.uint8)
+    for position, found in ((0, 0), (2, 0), (3, -1), (4, -1), (-1, -1), (2**62, -1)):
+        place = (integers([position]), integers([2]), integers([7]))
+        assert kernels.find_key(arena, *place, key, 0, 100) == found

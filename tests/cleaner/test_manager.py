@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import struct
 import threading
 import time
@@ -18,7 +19,7 @@ from kafkalog.cleaner.clean import CleaningAborted
 from kafkalog.cleaner.delete_horizon import read_delete_horizon
 from kafkalog.cleaner.manager import retain
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.broker.ownership import adopt, release
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.naive import batch, dump, newest_values, offsets, records_of
@@ -284,7 +285,7 @@ def test_a_cleaning_that_is_asked_to_stop_leaves_the_log_as_it_was(tmp_path: Pat
 
 def test_a_partition_that_another_cleaner_works_on_is_passed_over(tmp_path: Path) -> None:
     engine = filled(tmp_path, "a", "b")
-    with files.FileLock(tmp_path / "a-0" / layout.CLEANER_LOCK).exclusive():
+    with locks.FileLock(tmp_path / "a-0" / layout.CLEANER_LOCK).exclusive():
         assert [stats.topic for stats in clean(Engine(tmp_path), now_ms=1)] == ["b"]
     assert [stats.topic for stats in clean(engine, now_ms=1)] == ["a"]
 
@@ -432,7 +433,8 @@ def test_a_full_disk_is_emptied_by_retention_though_cleaning_fails(tmp_path: Pat
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         patch.setattr(files, "write_at", lambda *_: (_ for _ in ()).throw(full))
         (stats,) = clean(engine, force=False, now_ms=2)
-    assert stats.error is not None
+    directory = engine.partition_directory("t", 0)
+    assert re.fullmatch(rf"{directory}/[^/ ]+: No space left on device", str(stats.error))
     assert not list(engine.partition_directory("t", 0).glob("*.cleaned"))
     assert sum(found.segments for found in retain(engine, now_ms=10_000)) > 0
 

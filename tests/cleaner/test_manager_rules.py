@@ -15,7 +15,7 @@ from kafkalog.cleaner.choice import choose, plan
 from kafkalog.cleaner.manager import clean_filthiest, retain
 from kafkalog.cleaner.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.uncleanable import mark_uncleanable, read_uncleanable
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import layout, locks
 from kafkalog.storage_engine.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.retention import retain_partition
@@ -115,7 +115,7 @@ def test_an_uncleanable_partition_is_passed_over(tmp_path: Path) -> None:
 def test_a_partition_that_is_being_cleaned_is_passed_over(tmp_path: Path) -> None:
     """testGrabFilthiestCompactedLogIgnoresInProgressPartitions"""
     increasingly_filthy(tmp_path)
-    with files.FileLock(tmp_path / "c-0" / layout.CLEANER_LOCK).exclusive():
+    with locks.FileLock(tmp_path / "c-0" / layout.CLEANER_LOCK).exclusive():
         assert cleaned(Engine(tmp_path)) == "b"
 
 
@@ -123,7 +123,7 @@ def test_what_is_being_cleaned_and_what_is_uncleanable_leave_nothing(tmp_path: P
     """testGrabFilthiestCompactedLogIgnoresBothInProgressPartitionsAndUncleanablePartitions"""
     engine = increasingly_filthy(tmp_path)
     mark_uncleanable(tmp_path / "b-0", "why", engine.describe("b").config, now_ms=1000)
-    with files.FileLock(tmp_path / "c-0" / layout.CLEANER_LOCK).exclusive():
+    with locks.FileLock(tmp_path / "c-0" / layout.CLEANER_LOCK).exclusive():
         assert cleaned(Engine(tmp_path)) is None
 
 
@@ -214,7 +214,7 @@ def test_a_partition_in_retention_is_not_cleaned_whatever_its_policy_becomes(
     """testLogsUnderCleanupIneligibleForCompaction"""
     engine = engine_with(tmp_path, cleanup_policy="delete", retention_ms="1")
     write(engine, 2)
-    lock = files.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK)
+    lock = locks.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK)
     with lock.exclusive():  # as retention holds it
         engine.alter_topic("t", {"cleanup.policy": "compact"})
         assert cleaned(engine) is None
@@ -383,7 +383,7 @@ def test_a_retention_that_ends_leaves_the_partition_free_and_the_checkpoint_alon
         assert retained(engine) == []
     assert retained(engine) == ["t"]
     assert checkpoint(engine) == {}
-    assert not files.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).is_held_alone()
+    assert not locks.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).is_held_alone()
     assert not is_paused(tmp_path / "t-0")
 
 

@@ -122,6 +122,7 @@ def found(
     check_abort: Callable[[], None] = lambda: None,
     spill: bool = True,
     look: Callable[[Newest], None] = lambda newest: None,
+    chunk_size: int = 2_000,
 ) -> tuple[dict[int, bool], int]:
     """What the first pass says of every record that counts, and where it ended."""
     with engine.view("t", 0, whole=True) as view:
@@ -129,7 +130,9 @@ def found(
             view,
             plan(engine, view),
             make_is_mapped=make_is_mapped,
-            config=CleanerConfig(dedupe_buffer_size=24 * slots, spill=spill, io_buffer_size=2_000),
+            config=CleanerConfig(
+                dedupe_buffer_size=24 * slots, spill=spill, io_buffer_size=chunk_size
+            ),
             stats=CleanerStats("t", 0) if stats is None else stats,
             check_abort=check_abort,
         )
@@ -358,6 +361,21 @@ def test_the_space_for_the_keys_is_looked_at_first(
     assert leftovers(tmp_path) == ["kl-spilling"]
     monkeypatch.setattr(files, "free_space", lambda directory: 64 * keyed)
     found(engine, 20)
+
+
+@pytest.mark.parametrize("chunk_size", [2_000, 1 << 20])
+def test_the_space_is_reckoned_from_what_the_map_has_taken_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_size: int
+) -> None:
+    """A budget smaller than the keys of one run: the bytes behind them hold keys, too."""
+    batches = [batch(50 * n, [(f"k{50 * n + i}", "v") for i in range(50)]) for n in range(40)]
+    engine = foreign_log(tmp_path, {0: batches, 2000: []})
+    rows = 2000 * (24 + 8)
+    monkeypatch.setattr(files, "free_space", lambda directory: rows * 9 // 10)
+    with pytest.raises(StorageError, match=r"bytes on disk, [0-9,]+ are free"):
+        found(engine, 20, chunk_size=chunk_size)
+    monkeypatch.setattr(files, "free_space", lambda directory: rows)  # no more keys than offsets
+    found(engine, 20, chunk_size=chunk_size)
 
 
 def test_a_full_disk_counts_as_a_death_so_that_bounded_rounds_make_room(

@@ -16,7 +16,7 @@ from kafkalog.cleaner import CleanerConfig, CleanerThread, clean
 from kafkalog.cleaner.manager import retain
 from kafkalog.cleaner.pause import abort_and_pause, is_paused
 from kafkalog.errors import InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import layout, locks
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.naive import dump, offsets
 from tests.cleaner.test_manager import eventually, filled
@@ -186,7 +186,7 @@ def test_a_topic_that_is_deleted_ends_a_cleaning_which_it_waits_for(tmp_path: Pa
     assert [s.topic for s in clean(engine, now_ms=1, check_abort=at_chunk(3, delete))] == ["u"]
     deleter.join()
     assert not (tmp_path / "t-0").exists()
-    with files.RootLock(tmp_path).shared():
+    with locks.RootLock(tmp_path).shared():
         checkpoint = (tmp_path / layout.CLEANER_CHECKPOINT).read_text()
     assert checkpoint == "0\n1\nu 0 8\n"
 

@@ -20,7 +20,7 @@ from kafkalog.cleaner.manager import clean_filthiest, retain
 from kafkalog.cleaner.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.segments import list_segments
@@ -150,7 +150,7 @@ def test_a_fault_is_found_by_one_cleaner_of_several(
 
     def look(path: Path, *args: object, **options: object) -> None:
         if path.name == layout.UNCLEANABLE:
-            were_locked.append(files.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).is_held())
+            were_locked.append(locks.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).is_held())
         write(path, *args, **options)
 
     monkeypatch.setattr(files, "write_atomically", look)

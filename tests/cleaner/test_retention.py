@@ -15,7 +15,9 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.inspection.verify import verify
 from tests.cleaner.test_manager import eventually
+from tests.cleaner.transactional_log import Log
 
 HOUR = 3_600_000
 
@@ -156,3 +158,25 @@ def test_the_thread_looks_at_topics_without_compact_only_at_their_interval(tmp_p
 def test_the_interval_is_checked() -> None:
     with pytest.raises(InvalidInputError, match="retention_check_interval_ms"):
         CleanerConfig(retention_check_interval_ms=0)
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+@pytest.mark.parametrize("deleted_below", [4, 5, 7])
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_transaction_that_lost_its_beginning_is_no_damage(
+    tmp_path: Path, is_aborted: bool, deleted_below: int, rounds: int
+) -> None:
+    log = Log.create(tmp_path, cleanup_policy="compact,delete", retention_ms="-1")
+    log.data(1, 2)
+    log.transact(7, 1, 2)
+    log.roll()
+    log.mark(7, int(not is_aborted))  # offset 4: of the segment before it retention takes all
+    log.data(1, 3)
+    log.roll()
+    log.data(1, 4)
+    log.engine.delete_records("t", 0, deleted_below)
+    for now_ms in range(rounds):
+        log.clean(now_ms * 100_000_000)
+    assert list(verify(tmp_path)) == []
+    retain(log.engine, now_ms=0)
+    assert list(verify(tmp_path)) == []

@@ -11,7 +11,7 @@ import pytest
 from kafkalog.cleaner import CleanerConfig, manager
 from kafkalog.cleaner import spark as spark_job
 from kafkalog.errors import InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import layout, locks
 from kafkalog.storage_engine.engine import Engine
 
 NOW = 1_700_000_000_000
@@ -77,7 +77,7 @@ def test_a_partition_that_cannot_be_cleaned_stops_no_other(spark: Any, tmp_path:
     data = bytearray(path.read_bytes())
     data[70] ^= 1
     path.write_bytes(data)
-    with files.FileLock(tmp_path / "t-2" / layout.CLEANER_LOCK).exclusive():
+    with locks.FileLock(tmp_path / "t-2" / layout.CLEANER_LOCK).exclusive():
         results = spark_job.clean(spark, tmp_path, force=True)
     faults = {(stats.topic, stats.partition): stats.error for stats in results}
     assert faults.keys() == {("t", 0), ("t", 1), ("u", 0)}

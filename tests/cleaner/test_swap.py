@@ -12,7 +12,7 @@ from kafkalog.cleaner import clean, latest
 from kafkalog.cleaner.cleaned_segment import CleanedSegment
 from kafkalog.cleaner.swap import replace_segments
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import files
+from kafkalog.storage_engine import locks
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.segments import list_segments
@@ -118,7 +118,7 @@ def test_several_outputs_cut_short_at_any_rename_are_old_or_new_as_a_whole(tmp_p
             sections.append(output.section(item.last + 1))
 
         def swap() -> None:
-            with files.SegmentsLock(directory).exclusive():  # noqa: B023
+            with locks.SegmentsLock(directory).exclusive():  # noqa: B023
                 replace_segments(directory, sources, outputs, sections=sections)  # noqa: B023
 
         is_cut_short = each_act(swap, n, Died())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Iterator
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import kafkalog
 from kafkalog.cleaner import CleanerConfig, CleanerThread, status
 from kafkalog.cleaner import thread as thread_module
 from kafkalog.cleaner.manager import clean_filthiest
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.inspection.verify import log_size
 from tests.cleaner.naive import dump, newest_values, offsets, records_of
 from tests.cleaner.test_manager import corrupt, eventually, filled
 
@@ -261,6 +264,58 @@ def test_without_the_cleaner_compacted_topics_are_not_retained_either(tmp_path: 
     with running(engine, CleanerConfig(enable=False, backoff_ms=5)) as thread:
         eventually(lambda: thread.segments_deleted == 1)
     assert engine.describe("t").partitions[0].log_start_offset == 0
+
+
+# --- what is counted -----------------------------------------------------------------------------
+
+
+def test_what_a_broken_off_round_removed_is_counted_and_the_round_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = filled(tmp_path, "t")
+    clean_module = importlib.import_module("kafkalog.cleaner.clean")
+    before = len(offsets(dump(engine, "t")))
+    swapped = threading.Event()
+    stopped = threading.Event()
+    swap = clean_module.replace_segments
+
+    def slow_swap(*args: object, **kwargs: object) -> None:
+        swap(*args, **kwargs)
+        swapped.set()
+        assert stopped.wait(20)
+
+    monkeypatch.setattr(clean_module, "replace_segments", slow_swap)
+    cleaner = CleanerThread(engine, CleanerConfig(backoff_ms=5))
+    cleaner.start()
+    assert swapped.wait(20)
+    cleaner._stop.set()
+    stopped.set()
+    cleaner.stop()
+    removed = before - len(offsets(dump(engine, "t")))
+    assert removed > 0
+    assert (cleaner.cleanings, cleaner.aborts, cleaner.failures) == (0, 1, 0)
+    assert cleaner.records_removed == removed
+    assert cleaner.bytes_removed > 0
+
+
+def test_what_rounds_removed_is_what_the_log_lost(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    count, size = len(offsets(dump(engine, "t"))), log_size(tmp_path)
+    with running(engine, CleanerConfig(backoff_ms=5)) as cleaner:
+        eventually(lambda: cleaner.cleanings == 1)
+    assert cleaner.records_removed == count - len(offsets(dump(engine, "t")))
+    assert cleaner.bytes_removed == size - log_size(tmp_path)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_closed_log_answers_no_more(tmp_path: Path, read_only: bool) -> None:
+    filled(tmp_path, "t").close()
+    log = kafkalog.open(tmp_path, read_only=read_only)
+    assert log.status() and log.explain("t")
+    log.close()
+    for ask in (log.status, lambda: log.explain("t")):
+        with pytest.raises(InvalidInputError, match="the log is closed"):
+            ask()
 
 
 # --- faults --------------------------------------------------------------------------------------

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner import thread as thread_module
 from kafkalog.cleaner.clean import CleaningAborted
 from kafkalog.cleaner.partition_cleaner import PartitionCleaner
-from kafkalog.cleaner.throttle import Throttler
+from kafkalog.cleaner.throttle import Throttler, bytes_moved
 from tests.cleaner.naive import dump, offsets
-from tests.cleaner.test_manager import filled
+from tests.cleaner.test_manager import eventually, filled
 
 
 class Clock:
@@ -169,6 +170,58 @@ def test_all_that_a_cleaning_reads_and_writes_is_counted(tmp_path: Path) -> None
     paced.wait(nothing)  # also for what came after the last look around
     assert clock.now - 1000 == pytest.approx(moved / 1000, abs=0.02)
     assert moved > 1000
+
+
+def test_what_is_spilled_is_counted_when_written_and_when_read(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    clock = Clock()
+    paced = throttler(clock, 1000)
+    config = CleanerConfig(dedupe_buffer_size=24 * 3)
+    cleaner = PartitionCleaner(engine=engine, now_ms=1, throttler=paced, config=config)
+    clock.now += 0.01  # all of it is counted within one interval
+    stats = cleaner.clean("t", 0)
+    assert stats is not None and stats.error is None
+    assert stats.spilled_bytes > 0
+    # Each key is written once and read once, and again as an offset that is sorted and asked for.
+    assert stats.spill_bytes_moved >= 2 * stats.spilled_bytes
+    moved = stats.map_bytes_read + stats.bytes_read + stats.bytes_written + stats.spill_bytes_moved
+    clock.now += 0.3
+    paced.count(0)
+    paced.wait(nothing)
+    assert clock.now - 1000 == pytest.approx(moved / 1000, abs=0.001)
+
+
+def test_all_threads_of_a_cleaner_count_in_one_throttler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Counting] = []
+    both = threading.Barrier(2)
+
+    class Counting(Throttler):
+        def __init__(self, rate: float) -> None:
+            super().__init__(rate)
+            self.counted: dict[int, int] = {}
+            made.append(self)
+
+        def count(self, size: int) -> None:
+            me = threading.get_ident()
+            if me not in self.counted:
+                both.wait(20)  # neither is done before the other one has begun
+            self.counted[me] = self.counted.get(me, 0) + size
+            super().count(size)
+
+    monkeypatch.setattr(thread_module, "Throttler", Counting)
+    engine = filled(tmp_path, "t", "u")
+    cleaner = CleanerThread(engine, CleanerConfig(threads=2, io_max_bytes_per_second=1e9))
+    cleaner.start()
+    try:
+        eventually(lambda: cleaner.cleanings == 2)
+        moved = [bytes_moved(stats) for stats in cleaner.last_stats]
+    finally:
+        cleaner.stop()
+    (shared,) = made
+    assert sorted(shared.counted.values()) == sorted(moved)
+    assert len(moved) == 2 and min(moved) > 0
 
 
 def test_a_rate_is_a_number_above_zero() -> None:

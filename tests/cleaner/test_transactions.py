@@ -15,7 +15,7 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.errors import CorruptLogError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
-from tests.cleaner.naive import Batch, Record, records_of
+from tests.cleaner.naive import Batch, Record, crc32c, records_of
 from tests.cleaner.transactional_log import (
     CONTROL,
     DAY,
@@ -158,11 +158,30 @@ def test_batches_that_go_whole_are_not_looked_into(tmp_path: Path) -> None:
     log.transact(1, 2)
     log.commit(1)
     log.roll()
+    size = (log.directory / f"{0:020}.log").stat().st_size
     stats = log.clean()
     assert (log.keys(), log.offsets()) == ([2], [1, 3, 4])
     assert (stats.records_read, stats.records_kept) == (4, 3)
+    assert stats.bytes_read == size  # with those of the batch whose records were not
     log.clean_twice(from_offset=0)
     assert (log.keys(), log.offsets()) == ([2], [3, 4])
+
+
+def test_batches_that_go_whole_are_not_decoded(tmp_path: Path) -> None:
+    """What does not decode, but has the right checksum, tells whether anybody has tried."""
+    log = Log.create(tmp_path)
+    batch = Batch(0, 2, (Record(0, b"1", b"0", 0),), producer=1, attributes=TRANSACTIONAL)
+    header = bytearray(batch.data())
+    struct.pack_into(">i", header, 57, 3)  # three records, of which there is one
+    struct.pack_into(">I", header, 17, crc32c(bytes(header[21:])))
+    log.engine.append_raw("t", 0, bytes(header), now_ms=0)
+    log.end, log.running[1] = 3, 0
+    log.abort(1)
+    log.data(1)
+    log.roll()
+    stats = log.clean()
+    assert (stats.records_read, stats.records_kept) == (2, 2)  # the marker and the last one
+    assert log.offsets() == [3, 4]
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])

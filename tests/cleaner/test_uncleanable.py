@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,30 @@ def test_a_full_disk_takes_no_mark_so_the_process_remembers_it(
     assert read_uncleanable(tmp_path) == again
     (tmp_path / layout.UNCLEANABLE).unlink()
     assert read_uncleanable(tmp_path) is None  # what is on the disk counts again
+
+
+@pytest.mark.parametrize("was_marked", [False, True])
+def test_what_a_process_remembers_ends_with_the_success_of_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_marked: bool
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    engine = filled(tmp_path, "t")
+    directory = engine.partition_directory("t", 0)
+    if was_marked:
+        mark_uncleanable(directory, "before", {}, now_ms=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_atomically", full)
+        mark_uncleanable(directory, "why", {}, now_ms=1)
+    mark = read_uncleanable(directory)
+    assert mark is not None and mark.reason == "why"
+    program = (
+        "import kafkalog, sys; (stats,) = kafkalog.open(sys.argv[1]).clean(force=True); "
+        "assert stats.error is None"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+    assert read_uncleanable(directory) is None
 
 
 def test_a_partition_without_a_directory_stops_no_other_one(tmp_path: Path) -> None:

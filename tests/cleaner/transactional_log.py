@@ -15,7 +15,7 @@ from kafkalog.cleaner.clean import clean_round
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.storage_engine import files
+from kafkalog.storage_engine import locks
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.naive import Batch, Record, dump, offsets
 
@@ -149,7 +149,7 @@ class Log:
                 transaction.change_partition("t", 0, first_dirty_offset=from_offset)
                 transaction.publish(0)
         write_delete_horizon(self.directory, self.first_dirty_offset, now_ms)
-        with files.RootLock(self.engine.root).shared():
+        with locks.RootLock(self.engine.root).shared():
             clean_round(
                 self.engine, "t", 0, now_ms=now_ms,
                 config=config or kafkas(), stats=stats, check_abort=check_abort,

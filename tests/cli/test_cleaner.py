@@ -69,7 +69,7 @@ def test_a_cleaner_process_cleans_until_it_is_told_to_stop(
     assert (running.returncode, out) == (0, "")
     first, last = err.splitlines()
     assert first == f"{root}: the cleaner runs"
-    found = re.search(r"stopped: (\d+) cleanings? removed (\d+) records", last)
+    found = re.search(r"stopped: (\d+) cleanings?(?: \(.*\))? removed (\d+) records", last)
     assert found is not None
     assert int(found[1]) >= 1
     assert int(found[2]) > 0
@@ -112,6 +112,9 @@ def test_a_fault_of_a_partition_is_told_while_the_cleaner_runs(root: Path) -> No
         ["--config", "log.cleaner.thread=2"],
         ["--config", "log.cleaner.threads=x"],
         ["--metrics-port", "70000"],
+        ["--metrics-address", "0.0.0.0"],
+        ["--threads", "2", "--config", "log.cleaner.threads=3"],
+        ["--backoff-ms", "5", "--config", "log.cleaner.backoff.ms=7"],
     ],
 )
 def test_wrong_settings_of_the_cleaner_are_one_line(
@@ -120,6 +123,14 @@ def test_wrong_settings_of_the_cleaner_are_one_line(
     result = kafkalog("cleaner", root, *options)
     assert (result.status, result.out) == (2, "")
     assert result.err.count("\n") == 1
+
+
+def test_a_setting_that_is_given_twice_is_told_with_both_values(
+    kafkalog: Command, root: Path
+) -> None:
+    options = ["--threads", "2", "--config", "log.cleaner.threads=3"]
+    told = kafkalog("cleaner", root, *options).err
+    assert "--threads 2" in told and "log.cleaner.threads=3" in told
 
 
 def test_the_cleaner_makes_no_log(kafkalog: Command, tmp_path: Path) -> None:
@@ -139,6 +150,24 @@ def test_explain_says_why_and_what_would_change_it(kafkalog: Command, root: Path
     assert [finding["code"] for finding in row["findings"]] == ["due", "no cleaner"]
     assert set(row["findings"][0]) == {"code", "sentence", "remedy", "untilMs"}
     assert row["findings"][0]["sentence"] == text.lines[1].strip()
+
+
+@pytest.mark.parametrize("command", [["cleaner"], ["clean"], ["clean", "--force"]])
+def test_a_log_that_may_not_be_written_is_told_at_once(
+    kafkalog: Command, root: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """A mount that is only read, say: a cleaner that sleeps there would never say a word."""
+    verb, *options = command
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+        result = kafkalog(verb, root, *options)
+        explained = kafkalog("explain", root, "t", "--json").json[0]
+    assert (result.status, result.out, result.err.count("\n")) == (1, "", 1)
+    assert f"{root}: may not be written here" in result.err
+    finding = explained["findings"][1]
+    assert finding["code"] == "no cleaner"
+    assert "may not write" in finding["sentence"]
+    assert not list((root / "t-0").glob("kl-uncleanable"))
 
 
 def test_explain_of_an_unknown_topic_is_wrong_usage(kafkalog: Command, root: Path) -> None:
@@ -194,6 +223,32 @@ def test_a_cleaner_that_only_retains_is_not_told_to_be_one(root: Path) -> None:
     with cleaner(root, "--config", "log.cleaner.threads=0"):
         time.sleep(2)
         assert not is_cleaner_running(root)
+
+
+def test_a_reader_is_blamed_for_what_it_holds_back_alone(tmp_path: Path, kafkalog: Command) -> None:
+    from contextlib import ExitStack
+
+    from kafkalog.storage_engine import clock, pins
+    from tests.cleaner.transactional_log import Log
+
+    log = Log.create(tmp_path / "log", cleanup_policy="compact")
+    log.data(1, 2)
+    log.roll()
+    log.data(1, 2)
+    log.roll()
+    log.transact(7, 3, 4)  # open from offset 4 on
+    with ExitStack() as held:
+        action = pins.Action("app", "execution 1")
+        pins.pin(log.engine.root, action, log.engine.state, clock.now_ms(), held=held)
+        result = kafkalog("clean", tmp_path / "log", "--force")
+        assert "somebody reads it" not in result.err
+        assert result.status == 0
+        log.commit(7)
+        result = kafkalog("clean", tmp_path / "log", "--force")
+        assert "t-0 was cleaned no further than offset 4: somebody reads it" in result.err
+        assert result.status == 1
+    log.data(3)
+    assert kafkalog("clean", tmp_path / "log", "--force").status == 0
 
 
 def test_what_was_passed_over_is_told(root: Path, kafkalog: Command) -> None:

@@ -42,8 +42,10 @@ def numbered(count: int, start: int = 0) -> list[Pair]:
 
 
 def source(root: Path, **options: str) -> KafkaLogDataSource:
-    """The source of topic `t`, unless the options select others."""
-    strategy = {} if "subscribePattern" in options else {"subscribe": "t"}
+    """The source of topic `t`, unless the options select others; of a new log, if need be."""
+    if isinstance(root, Path) and root.is_dir() and not any(root.iterdir()):
+        Engine(root).close()
+    strategy = {} if {"subscribePattern", "assign"} & options.keys() else {"subscribe": "t"}
     return KafkaLogDataSource(options={"path": str(root), **strategy, **options})
 
 

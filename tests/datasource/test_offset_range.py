@@ -73,13 +73,68 @@ def test_a_minimum_splits_large_ranges(
     assert bounds(split_ranges(ranges(*given_ranges), min_partitions)) == expected
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), max_size=6), st.integers(1, 40)
+@pytest.mark.parametrize(
+    ("given_ranges", "most", "min_partitions", "expected"),
+    [
+        pytest.param([(1, 5)], 4, None, {0: [1, 5]}, id="fits"),
+        pytest.param([(1, 6)], 4, None, {0: [1, 3, 6]}, id="one to two"),
+        pytest.param(
+            [(1, 40), (1, 50), (1, 60)],
+            20,
+            None,
+            {0: [1, 20, 40], 1: [1, 17, 33, 50], 2: [1, 20, 40, 60]},
+            id="N to M",
+        ),
+        pytest.param([(1, 40)], 20, 1, {0: [1, 20, 40]}, id="with a low minimum"),
+        pytest.param([(1, 40)], 20, 4, {0: [1, 10, 20, 30, 40]}, id="with a high minimum"),
+    ],
 )
-def test_no_offset_is_dropped(pairs: list[tuple[int, int]], min_partitions: int) -> None:
+def test_a_largest_count_of_records_cuts_before_the_minimum_does(
+    given_ranges: list[tuple[int, int]],
+    most: int,
+    min_partitions: int | None,
+    expected: dict[int, list[int]],
+) -> None:
+    assert bounds(split_ranges(ranges(*given_ranges), min_partitions, most)) == expected
+
+
+def test_a_piece_too_small_to_be_split_keeps_the_others_of_its_partition_whole() -> None:
+    pieces = [
+        OffsetRange(TopicPartition("t", 0), 0, 100),
+        OffsetRange(TopicPartition("t", 0), 100, 101),
+    ]
+
+    assert split_ranges(pieces, 4) == pieces
+
+
+def test_pieces_remember_that_they_start_at_the_earliest_offset() -> None:
+    whole = OffsetRange(TopicPartition("t", 0), 0, 9, from_earliest=True)
+
+    assert all(piece.from_earliest for piece in split_ranges([whole], 3, 2))
+
+
+@given(st.integers(0, 50), st.integers(1, 60), st.lists(st.integers(-5, 70), max_size=8))
+def test_cuts_keep_every_offset_once_and_in_order(start: int, size: int, cuts: list[int]) -> None:
+    whole = OffsetRange(TopicPartition("t", 0), start, start + size)
+
+    pieces = whole.cut(cuts)
+
+    assert [n for p in pieces for n in range(p.start, p.end)] == list(range(start, start + size))
+    assert {p.end for p in pieces} == {start + size, *[c for c in cuts if start < c < start + size]}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), max_size=6),
+    st.none() | st.integers(1, 40),
+    st.none() | st.integers(1, 40),
+)
+def test_no_offset_is_dropped(
+    pairs: list[tuple[int, int]], min_partitions: int | None, most: int | None
+) -> None:
     given_ranges = ranges(*[(start, start + size) for start, size in pairs])
 
-    cuts = bounds(split_ranges(given_ranges, min_partitions))
+    pieces = split_ranges(given_ranges, min_partitions, most)
 
     filled = {r.partition.partition: (r.start, r.end) for r in given_ranges if r.size}
-    assert {p: (cut[0], cut[-1]) for p, cut in cuts.items()} == filled
+    assert {p: (cut[0], cut[-1]) for p, cut in bounds(pieces).items()} == filled
+    assert most is None or all(piece.size <= most for piece in pieces)

@@ -157,8 +157,8 @@ def test_once_takes_all_whatever_the_limit(spark: Any, tmp_path: Path) -> None:
 def test_a_mistake_of_a_stream_is_told_when_it_starts(
     spark: Any, log: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(Exception, match=r"view=latest is not supported in streaming queries"):
-        streaming(spark, log, tmp_path / "checkpoint", view="latest")
+    with pytest.raises(Exception, match=r"ending offset not valid in streaming queries"):
+        streaming(spark, log, tmp_path / "checkpoint", endingOffsets="latest")
 
 
 def test_the_limit_is_shared_as_format_kafka_shares_it(spark: Any, tmp_path: Path) -> None:
@@ -180,7 +180,8 @@ def test_the_limit_is_shared_as_format_kafka_shares_it(spark: Any, tmp_path: Pat
     [
         ({"subscirbe": "t"}, "unknown option 'subscirbe', did you mean subscribe"),
         ({"subscribe": "x"}, "'x' does not exist"),
-        ({"startingTimestamp": "1"}, "startingTimestamp is not supported in this version"),
+        ({"startingTimestamp": "now"}, "startingTimestamp: Expected a single long"),
+        ({"startingTimestamp": "9000000000000"}, "No offset matched from request of topic-parti"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(

@@ -150,8 +150,10 @@ def test_a_pattern_without_topics_waits(tmp_path: Path) -> None:
 def test_a_missing_topic_is_an_error_when_the_stream_starts(tmp_path: Path) -> None:
     append(tmp_path, "t", numbered(1))
 
-    with pytest.raises(UnknownTopicError, match=r"other.*: t"):
-        stream(tmp_path, subscribe="other").initialOffset()
+    for strategy in ({"subscribe": "other"}, {"assign": '{"other":[0]}'}):
+        reader = stream(tmp_path, **strategy)
+        with pytest.raises(UnknownTopicError, match=rf"^{next(iter(strategy))}: .*other.*: t"):
+            reader.latestOffset(reader.initialOffset(), ALL)
 
 
 def test_deleted_partitions_are_data_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -236,7 +238,6 @@ def test_large_ranges_are_split_among_tasks(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"endingOffsets": "latest"}, r"ending offset not valid in streaming queries"),
-        ({"view": "latest"}, r"view=latest is not supported in streaming queries"),
     ],
 )
 def test_options_of_a_batch_are_refused_at_the_first_call(

@@ -12,7 +12,7 @@ from kafkalog.sink import backlog
 from kafkalog.sink.options import SinkOptions
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.files import FileLock
+from kafkalog.storage_engine.locks import FileLock
 from kafkalog.storage_engine.state import PartitionState, TopicState
 
 NOW_MS = 1_800_000_000_000

@@ -21,6 +21,7 @@ ACTS = (
     "sync_path",
     "sync_directory",
     "rename",
+    "link",
     "remove",
     "remove_directory",
     "make_directory",

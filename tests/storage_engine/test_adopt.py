@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import InvalidInputError, KafkaLogError, LockedByBrokerError, StorageError
-from kafkalog.storage_engine import checkpoints, files
+from kafkalog.storage_engine import checkpoints, locks
 from kafkalog.storage_engine.broker import ownership
 from kafkalog.storage_engine.broker.ownership import AdoptReport, ReleaseReport
 from kafkalog.storage_engine.engine import Engine, Writer
@@ -405,12 +405,12 @@ def test_a_running_broker_keeps_its_directory(
 
 def test_an_adoption_keeps_everybody_out(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
-    with files.RootLock(root).exclusive():
-        with pytest.raises(LockedByBrokerError), files.RootLock(root).shared():
+    with locks.RootLock(root).exclusive():
+        with pytest.raises(LockedByBrokerError), locks.RootLock(root).shared():
             pass
-        with pytest.raises(LockedByBrokerError), files.RootLock(root).exclusive(wait_s=0.1):
+        with pytest.raises(LockedByBrokerError), locks.RootLock(root).exclusive(wait_s=0.1):
             pass
-    with files.RootLock(root).shared(), files.RootLock(root).shared():
+    with locks.RootLock(root).shared(), locks.RootLock(root).shared():
         pass
 
 
@@ -431,6 +431,14 @@ def test_a_broker_that_was_started_on_our_log_all_the_same_has_it(tmp_path: Path
     assert found_config(root) == COMPACT["t"]
     append(root)
     assert len(values(root)) == 92
+
+
+def test_key_indexes_of_an_earlier_adoption_go(tmp_path: Path) -> None:
+    root = broker_root(tmp_path)
+    stale = root / "t-0" / f"kl-{40:020d}.keys"
+    stale.write_bytes(b"of a file that the broker has replaced")
+    take(root, config=COMPACT)
+    assert not stale.exists()
 
 
 def force_broker(root: Path) -> None:

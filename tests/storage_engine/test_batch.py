@@ -29,10 +29,9 @@ FIELDS = st.tuples(
 
 
 @given(FIELDS)
-def test_a_header_is_parsed_and_packed_as_given(fields: tuple[int, ...]) -> None:
+def test_a_header_is_parsed_as_given(fields: tuple[int, ...]) -> None:
     data = naive.HEADER.pack(*fields)
     header = b.parse_header(b"??" + data, 2)
-    assert b.pack_header(header) == data
     assert header == b.BatchHeader(*fields)
 
 

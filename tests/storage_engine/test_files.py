@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import LockedByBrokerError
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.engine import Engine
 
 # What Java's FileChannel.tryLock does: an exclusive POSIX lock on the whole file.
@@ -73,13 +73,13 @@ def test_a_broker_is_kept_out_while_we_write(tmp_path: Path) -> None:
 
 
 def test_two_sharers_do_not_exclude_each_other(tmp_path: Path) -> None:
-    lock = files.RootLock(tmp_path)
+    lock = locks.RootLock(tmp_path)
     with lock.shared(), lock.shared():
         pass
 
 
 def test_the_root_lock_survives_closing_another_descriptor_of_the_file(tmp_path: Path) -> None:
-    with files.RootLock(tmp_path).shared():
+    with locks.RootLock(tmp_path).shared():
         with open(tmp_path / layout.ROOT_LOCK, "rb"):
             pass  # a plain POSIX lock would be gone now
         process = broker(tmp_path)
@@ -88,7 +88,7 @@ def test_the_root_lock_survives_closing_another_descriptor_of_the_file(tmp_path:
 
 
 def test_a_lock_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
-    with files.RootLock(tmp_path).shared() as check:
+    with locks.RootLock(tmp_path).shared() as check:
         check()
         os.unlink(tmp_path / layout.ROOT_LOCK)  # what a broker does when it shuts down
         with pytest.raises(LockedByBrokerError, match="was replaced while it was held"):
@@ -96,11 +96,11 @@ def test_a_lock_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
 
 
 def test_an_exclusive_lock_excludes_threads_of_the_same_process(tmp_path: Path) -> None:
-    lock = files.FileLock(tmp_path / "lock")
+    lock = locks.FileLock(tmp_path / "lock")
     taken: list[bool] = []
 
     def take() -> None:
-        with files.FileLock(tmp_path / "lock").exclusive(wait=False) as is_free:
+        with locks.FileLock(tmp_path / "lock").exclusive(wait=False) as is_free:
             taken.append(is_free)
 
     with lock.exclusive():
@@ -115,29 +115,29 @@ def test_an_exclusive_lock_excludes_threads_of_the_same_process(tmp_path: Path) 
 
 def test_an_exclusive_lock_waits_for_sharers_of_other_descriptors(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with files.FileLock(path).shared(), files.FileLock(path).exclusive(wait=False) as is_free:
+    with locks.FileLock(path).shared(), locks.FileLock(path).exclusive(wait=False) as is_free:
         assert not is_free
 
 
 def test_asking_whether_a_lock_is_held_alone_does_not_count_as_holding_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    lock = files.FileLock(path)
+    lock = locks.FileLock(path)
     assert not lock.is_held_alone()
-    with files.FileLock(path).shared():
+    with locks.FileLock(path).shared():
         assert not lock.is_held_alone()
-    with files.FileLock(path).exclusive():
+    with locks.FileLock(path).exclusive():
         assert lock.is_held_alone()
-    with files.FileLock(path).exclusive(wait=False) as is_free:
+    with locks.FileLock(path).exclusive(wait=False) as is_free:
         assert is_free
 
 
 def test_a_lock_is_held_by_sharers_too(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    lock = files.FileLock(path)
+    lock = locks.FileLock(path)
     assert not lock.is_held()
-    with files.FileLock(path).shared():
+    with locks.FileLock(path).shared():
         assert lock.is_held()
-    with files.FileLock(path).exclusive():
+    with locks.FileLock(path).exclusive():
         assert lock.is_held()
     assert not lock.is_held()
 
@@ -146,11 +146,11 @@ def test_readers_pass_the_turnstile_one_by_one(tmp_path: Path) -> None:
     entered = threading.Event()
 
     def read() -> None:
-        with files.SegmentsLock(tmp_path).shared():
+        with locks.SegmentsLock(tmp_path).shared():
             entered.set()
 
     reader = threading.Thread(target=read)
-    with files.FileLock(tmp_path / layout.SEGMENTS_TURNSTILE).shared():  # as a reader before it
+    with locks.FileLock(tmp_path / layout.SEGMENTS_TURNSTILE).shared():  # as a reader before it
         reader.start()
         assert not entered.wait(0.2)
     reader.join()
@@ -162,7 +162,7 @@ def test_a_stream_of_readers_does_not_starve_a_writer(tmp_path: Path) -> None:
 
     def read() -> None:
         while not stop_reading.is_set():
-            with files.SegmentsLock(tmp_path).shared():
+            with locks.SegmentsLock(tmp_path).shared():
                 time.sleep(0.002)
 
     readers = [threading.Thread(target=read) for _ in range(8)]
@@ -170,7 +170,7 @@ def test_a_stream_of_readers_does_not_starve_a_writer(tmp_path: Path) -> None:
         reader.start()
     try:
         for _ in range(20):
-            with files.SegmentsLock(tmp_path).exclusive():
+            with locks.SegmentsLock(tmp_path).exclusive():
                 pass
     finally:
         stop_reading.set()
@@ -182,8 +182,8 @@ def test_a_forked_child_does_not_keep_its_parents_locks_alive(tmp_path: Path) ->
     holder = """
 import os, sys, time
 from pathlib import Path
-from kafkalog.storage_engine import files
-with files.FileLock(Path(sys.argv[1])).exclusive():
+from kafkalog.storage_engine import locks
+with locks.FileLock(Path(sys.argv[1])).exclusive():
     child = os.fork()
     if child == 0:
         print(os.getpid(), flush=True)  # it has closed what it inherited
@@ -197,11 +197,11 @@ with files.FileLock(Path(sys.argv[1])).exclusive():
     assert process.stdout is not None
     child = int(process.stdout.readline())
     try:
-        with files.FileLock(path).exclusive(wait=False) as is_free:
+        with locks.FileLock(path).exclusive(wait=False) as is_free:
             assert not is_free
         process.kill()
         process.wait()
-        with files.FileLock(path).exclusive(wait=False) as is_free:
+        with locks.FileLock(path).exclusive(wait=False) as is_free:
             assert is_free
     finally:
         os.kill(child, 9)
@@ -217,18 +217,18 @@ def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_lock_structure_is_the_kernels() -> None:
-    assert files._FLOCK.size == struct.calcsize("hhqqi4x") == 32
+    assert locks._FLOCK.size == struct.calcsize("hhqqi4x") == 32
     assert fcntl.F_OFD_SETLK == 37
 
 
 def test_a_lock_is_one_of_the_file_that_bears_its_name_when_it_is_got(tmp_path: Path) -> None:
     directory = tmp_path / "d"
     directory.mkdir()
-    lock = files.FileLock(directory / "lock")
+    lock = locks.FileLock(directory / "lock")
     got: list[bool] = []
 
     def wait() -> None:
-        with lock.shared(), files.FileLock(lock.path).exclusive(wait=False) as is_held:
+        with lock.shared(), locks.FileLock(lock.path).exclusive(wait=False) as is_held:
             got.append(is_held)
 
     with lock.exclusive():
@@ -243,3 +243,39 @@ def test_a_lock_is_one_of_the_file_that_bears_its_name_when_it_is_got(tmp_path: 
     files.rename(directory, tmp_path / "moved too")
     with pytest.raises(FileNotFoundError), lock.exclusive():
         pass
+
+
+def test_a_fork_beside_threads_that_lock_keeps_no_lock(tmp_path: Path) -> None:
+    """A child that lives on must not hold what a thread of its parent was just letting go."""
+    is_over = threading.Event()
+
+    def work(number: int) -> None:
+        lock = locks.FileLock(tmp_path / f"lock{number}")
+        while not is_over.is_set():
+            with lock.exclusive():
+                pass
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    kept = 0
+    try:
+        for _ in range(100):
+            child = os.fork()
+            if child == 0:
+                names = [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 64) if _is_open(fd)]
+                os._exit(int(any(str(tmp_path) in name for name in names)))
+            kept += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert kept == 0
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafkalog.storage_engine.active_segment import ActiveSegment
+from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.index import OffsetIndex, TimeIndex, offset_entry, time_entry
 
 BASE = 1000
@@ -26,6 +28,15 @@ def time_index(tmp_path: Path) -> TimeIndex:
     path = tmp_path / f"{BASE:020d}.timeindex"
     path.write_bytes(b"".join(time_entry(BASE, *entry) for entry in TIMES))
     return TimeIndex(path)
+
+
+def cut(directory: Path, base: int, end: int, *, size: int = 100_000) -> None:
+    """Open a segment to append to it, as if the log ended at offset `end` and byte `size`."""
+    (directory / f"{base:020d}.log").write_bytes(bytes(size))
+    ActiveSegment(
+        directory, "", TopicConfig.parse({}),
+        base_offset=base, size=size, end_offset=end, has_transactions=False,
+    ).close()  # fmt: skip
 
 
 def append(index: OffsetIndex | TimeIndex, data: bytes) -> None:
@@ -55,7 +66,6 @@ def test_time_lookup_finds_the_last_entry_that_is_older(time_index: TimeIndex) -
 def test_a_missing_file_has_no_entries(tmp_path: Path) -> None:
     index = OffsetIndex(tmp_path / f"{7:020d}.index")
     assert (index.entries(), index.last_entry(), index.lookup(9)) == ([], None, 0)
-    assert index.entries_below(9) == 0
     assert TimeIndex(tmp_path / f"{7:020d}.timeindex").lookup(9) == 7
 
 
@@ -90,8 +100,16 @@ def test_entries_at_or_above_a_cut_go(
     offset_index: OffsetIndex, time_index: TimeIndex, offset: int
 ) -> None:
     append(offset_index, bytes(80))
-    assert offset_index.entries_below(offset) == sum(entry[0] < offset for entry in OFFSETS)
-    assert time_index.entries_below(offset) == sum(entry[1] < offset for entry in TIMES)
+    cut(offset_index.path.parent, BASE, max(offset, BASE))
+    for index in (offset_index, time_index):
+        assert index.path.stat().st_size == len(index.entries()) * index.entry_size
+    assert offset_index.entries() == [entry for entry in OFFSETS if entry[0] < offset]
+    assert time_index.entries() == [entry for entry in TIMES if entry[1] < offset]
+
+
+def test_entries_of_bytes_that_are_cut_off_go_too(offset_index: OffsetIndex) -> None:
+    cut(offset_index.path.parent, BASE, 2000, size=400)
+    assert offset_index.entries() == OFFSETS[:2]
 
 
 @given(

@@ -16,6 +16,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.index import OffsetIndex, TimeIndex, offset_entry, time_entry
 from kafkalog.storage_engine.segments import list_segments
 from tests.storage_engine.log_builder import batch, name
+from tests.storage_engine.test_index import cut
 
 BASE = 45
 COUNT = 30
@@ -83,26 +84,26 @@ def test_an_offset_below_the_base_or_past_31_bits_is_no_entry(
         assert write_times(tmp_path, [(5, BASE - 1)]).entries() == []
 
 
-@pytest.mark.parametrize(("cut", "last"), [(12, 9), (10, 9), (9, 8), (5, 4), (1, None), (0, None)])
+@pytest.mark.parametrize(("end", "last"), [(12, 9), (10, 9), (9, 8), (5, 4), (1, None), (0, None)])
 def test_a_cut_index_ends_below_the_cut_and_takes_the_next_entry(
-    tmp_path: Path, cut: int, last: int | None
+    tmp_path: Path, end: int, last: int | None
 ) -> None:
     index = write_offsets(tmp_path, [(i, i) for i in range(1, 10)], base=0)
-    kept = index.entries_below(cut)
-    data = index.path.read_bytes()[: kept * OffsetIndex.entry_size]
-    index.path.write_bytes(data)
+    cut(tmp_path, 0, end)
+    data = index.path.read_bytes()
     assert index.last_entry() == (None if last is None else (last, last))
     assert index.lookup(10) == (last or 0)
-    index.path.write_bytes(data + struct.pack(">ii", cut + 1, cut + 1))
-    assert index.last_entry() == (cut + 1, cut + 1)
+    index.path.write_bytes(data + struct.pack(">ii", end + 1, end + 1))
+    assert index.last_entry() == (end + 1, end + 1)
 
 
 def test_a_full_truncation_leaves_no_entries(tmp_path: Path) -> None:
     entries = [(i * 10, BASE + i * 10) for i in range(1, COUNT)]
     times = write_times(tmp_path, entries)
-    assert times.entries_below(BASE + 10) == 0
-    assert times.entries_below(BASE + 11) == 1
-    assert times.entries_below(10**6) == COUNT - 1
+    for end, count in ((10**6, COUNT - 1), (BASE + 11, 1), (BASE + 10, 0)):
+        cut(tmp_path, BASE, end)
+        assert times.entries() == entries[:count]
+        assert times.path.stat().st_size == 12 * count
 
 
 # --- times ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from kafkalog.errors import (
     StorageError,
 )
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import files, log_view, open_segment
+from kafkalog.storage_engine import locks, log_view, open_segment
 from kafkalog.storage_engine.log_view import LogView, open_view
 from kafkalog.storage_engine.segments import retire
 from kafkalog.storage_engine.state import PartitionState
@@ -537,14 +537,14 @@ def test_the_state_is_loaded_under_the_shared_lock(partition: Partition) -> None
     taken: list[bool] = []
 
     def load_state() -> PartitionState:
-        lock = files.FileLock(partition.directory / "kl-segments.lock")
+        lock = locks.FileLock(partition.directory / "kl-segments.lock")
         with lock.exclusive(wait=False) as got:
             taken.append(got)
         return partition.state
 
     with open_view(partition.directory, "t", 3, load_state):
         pass
-    with files.FileLock(partition.directory / "kl-segments.lock").exclusive(wait=False) as got:
+    with locks.FileLock(partition.directory / "kl-segments.lock").exclusive(wait=False) as got:
         taken.append(got)
     assert taken == [False, True]
 

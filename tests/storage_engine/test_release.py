@@ -17,7 +17,7 @@ from kafkalog.errors import (
     LockedByBrokerError,
     UnknownTopicError,
 )
-from kafkalog.storage_engine import checkpoints, files
+from kafkalog.storage_engine import checkpoints, files, locks
 from kafkalog.storage_engine.broker import ownership, release
 from kafkalog.storage_engine.broker.release import ReleaseReport
 from kafkalog.storage_engine.engine import Engine
@@ -367,7 +367,7 @@ def test_release_waits_for_who_writes_and_refuses_when_that_takes_long(
     held, let_go = threading.Event(), threading.Event()
 
     def clean() -> None:
-        with files.RootLock(root).shared():
+        with locks.RootLock(root).shared():
             held.set()
             let_go.wait(30)
 

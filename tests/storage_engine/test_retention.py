@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, UnknownTopicError
-from kafkalog.storage_engine import checkpoints, files, layout
+from kafkalog.storage_engine import checkpoints, files, layout, locks
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.retention import count_expired
@@ -275,7 +275,7 @@ def test_leader_epochs_and_producer_snapshots_below_go_with_the_segments(tmp_pat
 
 def test_a_cleaner_and_retention_never_work_on_a_partition_at_once(tmp_path: Path) -> None:
     engine = filled(tmp_path, retention_ms="1")
-    with files.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).exclusive():
+    with locks.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).exclusive():
         assert engine.apply_retention(now_ms=at(10**6)) == []
     assert len(engine.apply_retention(now_ms=at(10**6))) == 1
 

@@ -16,6 +16,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.log_view import LogView, open_view
 from kafkalog.storage_engine.state import PartitionState
 from kafkalog.storage_engine.time_offsets import TimeOffset
+from tests.storage_engine import naive_messages
 from tests.storage_engine.log_builder import GZIP, Batch, Record, batch, empty, name, write_segment
 from tests.storage_engine.raw_log import COMMIT, RawBatch, joined, marker
 
@@ -128,6 +129,25 @@ def test_the_newest_record_is_found_with_and_without_indexes(
 
 
 # --- single cases --------------------------------------------------------------------------------
+
+
+def test_a_wrappers_own_timestamp_is_not_trusted(tmp_path: Path) -> None:
+    """Its producer wrote 1, and 7 to the records in it."""
+    inner = [naive_messages.Message(offset, 7, b"k", b"v") for offset in range(3)]
+    payload = b"".join(
+        naive_messages.message(1, m.offset, m.key, m.value, timestamp=m.timestamp) for m in inner
+    )
+    told = [naive_messages.Message(2, 1, None, None)]
+    data = naive_messages.wrapper(1, naive_messages.GZIP, told, offset=2, payload=payload)
+    (tmp_path / name(0, ".log")).write_bytes(data)
+    state = PartitionState(
+        high_watermark=3, last_stable_offset=3, active_base=0, active_size=len(data)
+    )
+
+    with open_view(tmp_path, "t", 0, lambda: state) as view:
+        assert time_offsets.first_batch_since(view, 5, 0, 3) == 0
+        assert plain(time_offsets.first_since(view, 5)) == (0, 7)
+        assert time_offsets.first_since(view, 8) is None
 
 
 def test_the_first_of_equally_new_records_counts(tmp_path: Path) -> None:

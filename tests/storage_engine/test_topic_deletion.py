@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
-from kafkalog.storage_engine import files, layout, log_view
+from kafkalog.storage_engine import layout, locks, log_view
 from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
@@ -245,7 +245,7 @@ def test_a_deletion_waits_for_the_cleaner_lock_and_the_topic_is_gone_meanwhile(
     tmp_path: Path,
 ) -> None:
     engine = filled(tmp_path)
-    with files.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).exclusive():
+    with locks.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).exclusive():
         thread = threading.Thread(target=engine.delete_topic, args=("t",))
         thread.start()
         while "t" in Engine(tmp_path, read_only=True).topics():

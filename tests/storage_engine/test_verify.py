@@ -57,6 +57,18 @@ def root(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "log"))
 
 
+def test_a_damaged_key_index_is_a_notice(root: Path) -> None:
+    assert notices(root) == []
+    path = max((root / "table-0").glob("kl-*.keys"), key=lambda path: path.stat().st_size)
+    change(path, 5000)
+    assert [(found.path, found.position) for found in notices(root)] == [(path, 4096)]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [found.path for found in notices(root)] == [path]
+    path.write_bytes(b"")
+    assert [(found.path, found.position) for found in notices(root)] == [(path, 0)]
+    assert damage(root) == []
+
+
 def change(path: Path, position: int, data: bytes = b"\xa5") -> None:
     content = bytearray(path.read_bytes())
     content[position : position + len(data)] = data

@@ -91,9 +91,43 @@ def plan_run(
     if kernels.measure_kept(records.fields, records.batch_index, keep, measured):
         position = run.file_position + int(source.positions[0])
         raise CorruptBatchError(run.path, position, "records within their batches", "others")
-    is_message = source.is_message
+    table = _rewritten(source, decision, measured, config, new_delete_horizon_ms)
+    actions = _actions(kernels, source, decision, merges=merges)
+    attributes = table.attributes
+    has_horizon = (attributes & layout.DELETE_HORIZON_BIT) != 0
+    is_append_time = (attributes & layout.TIMESTAMP_TYPE_BIT) != 0
+    rows = np.flatnonzero(keep)
+    batches = np.stack(
+        (
+            actions,
+            attributes & (layout.CODEC_MASK | layout.TIMESTAMP_TYPE_BIT),
+            table.leader_epochs,
+            np.where(is_append_time, table.max_timestamps, -1),
+            np.where(has_horizon, table.base_timestamps, -1),
+            decision.tombstones,
+            table.base_offsets,
+            table.last_offsets,
+            measured[0],
+        )
+    ).astype(np.int64, copy=False)
+    bounds = np.searchsorted(records.batch_index[rows], np.arange(len(source) + 1))
+    return Plan(table, batches, rows, bounds.astype(np.int64, copy=False))
+
+
+def _rewritten(
+    source: BatchTable,
+    decision: Decision,
+    measured: Integers,
+    config: TopicConfig,
+    new_delete_horizon_ms: int | None,
+) -> BatchTable:
+    """Return the headers as they are where batches are written anew.
+
+    `measured` (3, b) is of `kernels.measure_kept`.
+    """
     is_control = (source.attributes & layout.CONTROL_BIT) != 0
-    table = converted(source, measured[1], measured[2]) if is_message.any() else source
+    has_messages = source.is_message.any()
+    table = converted(source, measured[1], measured[2]) if has_messages else source
     attributes = np.where(
         is_control, source.attributes, rebuilt_attributes(source.attributes, config)
     )
@@ -101,14 +135,18 @@ def plan_run(
     if new_delete_horizon_ms is not None and decision.gets_horizon.any():
         attributes |= np.where(decision.gets_horizon, layout.DELETE_HORIZON_BIT, 0)
         base_timestamps = np.where(decision.gets_horizon, new_delete_horizon_ms, base_timestamps)
-    table = replace(table, attributes=attributes, base_timestamps=base_timestamps)
+    return replace(table, attributes=attributes, base_timestamps=base_timestamps)
 
+
+def _actions(kernels: Any, source: BatchTable, decision: Decision, *, merges: bool) -> Integers:
+    """Say what is to be done with each batch (b), in the constants of the kernels."""
+    is_message = source.is_message
     holds = decision.kept > 0
     stays = ~is_message & ~decision.gets_horizon & (decision.kept == source.counts)
-    is_single = is_control | ((source.attributes & layout.TRANSACTIONAL_BIT) != 0)
+    is_single = (source.attributes & (layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT)) != 0
     is_single |= (source.producer_ids >= 0) & decision.stays_empty  # its producer's last
     is_single |= not merges
-    actions = np.select(
+    return np.select(
         [
             decision.is_opaque,
             holds & is_single & stays,
@@ -127,24 +165,6 @@ def plan_run(
         ],
         kernels.DROP,
     )
-    has_horizon = (attributes & layout.DELETE_HORIZON_BIT) != 0
-    is_append_time = (attributes & layout.TIMESTAMP_TYPE_BIT) != 0
-    rows = np.flatnonzero(keep)
-    batches = np.stack(
-        (
-            actions,
-            attributes & (layout.CODEC_MASK | layout.TIMESTAMP_TYPE_BIT),
-            table.leader_epochs,
-            np.where(is_append_time, table.max_timestamps, -1),
-            np.where(has_horizon, base_timestamps, -1),
-            decision.tombstones,
-            table.base_offsets,
-            table.last_offsets,
-            measured[0],
-        )
-    ).astype(np.int64, copy=False)
-    bounds = np.searchsorted(records.batch_index[rows], np.arange(len(source) + 1))
-    return Plan(table, batches, rows, bounds.astype(np.int64, copy=False))
 
 
 def rebuilt_attributes(attributes: Integers, config: TopicConfig) -> Integers:

@@ -6,7 +6,7 @@ runs is read with one piece per run, and keys of different buckets need not be c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +23,17 @@ _PIECE = 8192
 
 
 class KeyRuns:
-    """Rows of spilled keys; `close` removes them. Raises StorageError where the disk is full."""
+    """Rows of spilled keys; `close` removes them. Raises StorageError where the disk is full.
 
-    def __init__(self, directory: Path, name: str) -> None:
+    `on_moved` is told of bytes written and read.
+    """
+
+    def __init__(
+        self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.counts: Int64s = np.zeros(BUCKETS, dtype=np.int64)
         """(256) rows of each bucket."""
-        self._file = SpillFile(directory, name)
+        self._file = SpillFile(directory, name, on_moved)
         self._runs: list[tuple[int, Uint64s]] = []
 
     @property

@@ -6,6 +6,7 @@ offsets, so every run is read once, through a window.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,11 +39,13 @@ class _Run:
 class OffsetList:
     """Append, then `sort`, then `contains`; `close` removes the file.
 
-    Raises StorageError where the disk is full.
+    `on_moved` is told of bytes written and read. Raises StorageError where the disk is full.
     """
 
-    def __init__(self, directory: Path, name: str) -> None:
-        self._file = SpillFile(directory, name)
+    def __init__(
+        self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._file = SpillFile(directory, name, on_moved)
         self._runs: list[_Run] = []
         self._window = _WINDOW_MIN
         self._asked = -1

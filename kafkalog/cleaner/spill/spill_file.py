@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,17 @@ __all__ = ["SpillFile", "sweep_spill_files"]
 class SpillFile:
     """Words of 8 bytes, appended and read back; `close` removes the file.
 
-    Raises StorageError where the disk is full, or will not be written.
+    `on_moved` is told of bytes written and read. Raises StorageError where the disk is full, or
+    will not be written.
     """
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(
+        self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.path = directory / f"{layout.SPILL}{name}"
         self.count = 0
         """Words in the file."""
+        self._on_moved = on_moved
         self._fd = -1
         try:
             files.create(self.path)
@@ -51,6 +56,7 @@ class SpillFile:
             files.write_at(self._fd, words.data.cast("B"), 8 * first)
         except OSError as fault:
             raise self._fault(fault) from fault
+        self._on_moved(words.nbytes)
 
     def _fault(self, fault: OSError) -> StorageError:
         if fault.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -70,6 +76,7 @@ class SpillFile:
             raise StorageError(
                 f"{self.path}: expected {8 * self.count:,} bytes, found fewer; was it changed?"
             )
+        self._on_moved(words.nbytes)
         return words
 
     def close(self) -> None:

@@ -84,15 +84,21 @@ class Spilled:
 class Spill:
     """Takes the keys of a log: the dirty ones through an offset map, then the clean ones.
 
+    `on_moved` is told of bytes written to, and read from, the files, those of the result too.
     Every method raises StorageError where the disk is full. Whatever happens, `close` it; after
     `resolve` that leaves the files of the result alone.
     """
 
     def __init__(
-        self, directory: Path, offset_map: OffsetMap, check_abort: Callable[[], None]
+        self,
+        directory: Path,
+        offset_map: OffsetMap,
+        check_abort: Callable[[], None],
+        on_moved: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._directory = directory
         self._check_abort = check_abort
+        self._on_moved = on_moved
         self._map = offset_map
         self._files: list[KeyRuns | OffsetList] = []
         self._filled = 0
@@ -236,12 +242,12 @@ class Spill:
             self._filled = 0
 
     def _runs(self, name: str) -> KeyRuns:
-        runs = KeyRuns(self._directory, name)
+        runs = KeyRuns(self._directory, name, self._on_moved)
         self._files.append(runs)
         return runs
 
     def _offsets(self, name: str) -> OffsetList:
-        offsets = OffsetList(self._directory, name)
+        offsets = OffsetList(self._directory, name, self._on_moved)
         self._files.append(offsets)
         return offsets
 

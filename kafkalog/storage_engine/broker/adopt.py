@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
-from kafkalog.storage_engine import checkpoints, config, files, layout, segments
+from kafkalog.storage_engine import checkpoints, config, files, layout, locks, segments
 from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.adopted_topics import write_adopted_topics
 from kafkalog.storage_engine.broker.directory_signs import partitions_to_adopt
@@ -103,7 +103,7 @@ def adopt(
             f"{metadata}: no metadata log here: expected the broker's metadata.log.dir, with a "
             f"directory {layout.METADATA_DIRECTORY} that has a .log or .checkpoint file"
         )
-    with files.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
+    with locks.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
         if (root / layout.COMMIT).exists():
             if not _lost_canaries(root):
                 return _adopted_already(root, config or {}, metadata)
@@ -169,7 +169,7 @@ def _set_aside(root: Path, check_lock: Callable[[], None], now_ms: int) -> None:
         for number, _ in topic.present():
             directory = root / layout.partition_directory(topic.name, number)
             if (directory / layout.CANARY).exists():
-                with files.SegmentsLock(directory).exclusive():
+                with locks.SegmentsLock(directory).exclusive():
                     segments.finish_swaps(directory)
                 transaction.appender(topic.name, number, now_ms).finish()
     transaction.close()
@@ -358,6 +358,7 @@ class _Adopting:
             # What was listed when it was ours last may be of files that the broker has replaced.
             stale = [directory / name for name in (layout.GAPS, layout.RAW_GAPS)]
             stale = [path for path in stale if path.exists()]
+            stale += directory.glob(f"{layout.OURS}*{layout.KEYS}")
             for path in stale:
                 files.remove(path)
             if missing or stale:

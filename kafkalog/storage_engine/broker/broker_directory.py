@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, overload
 
 from kafkalog.errors import InvalidInputError, KafkaLogError, LockedByBrokerError, StorageError
-from kafkalog.storage_engine import checkpoints, clock, files, layout
+from kafkalog.storage_engine import checkpoints, clock, layout, locks
 from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
@@ -299,7 +299,7 @@ _CHECKPOINTS = (
 
 def _stamp(root: Path, *, is_held: bool) -> tuple[object, ...]:
     """Return what changes whenever the root must be looked at again."""
-    stamp: list[object] = [not is_held and files.RootLock(root).is_held_alone()]
+    stamp: list[object] = [not is_held and locks.RootLock(root).is_held_alone()]
     for name in (".", *_CHECKPOINTS, layout.CLEAN_SHUTDOWN):
         try:
             found = os.stat(root / name)

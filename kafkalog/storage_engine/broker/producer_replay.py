@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
-from kafkalog.storage_engine import files, layout, producer_snapshot
+from kafkalog.storage_engine import files, layout, locks, producer_snapshot
 from kafkalog.storage_engine.batch import parse_header
 from kafkalog.storage_engine.broker.log_walk import LogWalk, WalkedBatches
 from kafkalog.storage_engine.control_record import read_control_record
@@ -66,7 +66,7 @@ def recorded_producers(
 
 def _rebuilt(directory: Path, state: PartitionState, now_ms: int) -> Producers:
     # A swap of segments may be finished under this lock alone.
-    with files.SegmentsLock(directory).shared():
+    with locks.SegmentsLock(directory).shared():
         segments = [s for s in list_segments(directory) if s.base_offset <= state.active_base]
         if segments and segments[-1].base_offset == state.active_base:
             # What follows is preallocated, or was never committed.

@@ -36,6 +36,7 @@ from kafkalog.storage_engine import (
     checkpoints,
     files,
     layout,
+    locks,
     partition_directory,
     producer_snapshot,
     segments,
@@ -102,7 +103,7 @@ def release(
         _check_is_as_released(root, wanted, properties)
         if has_broker or properties is None:
             return ReleaseReport(root, True, 0, has_broker, _what_is_left_to_do(root))
-    with files.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
+    with locks.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
         releasing = _Releasing(root, check_lock, now_ms)
         if not _is_ours(root):
             _check_is_as_released(root, wanted, properties)
@@ -287,7 +288,7 @@ class _Releasing:
                 progress(name, done, len(partitions))
             directory = self.root / name
             check_canary(directory)
-            with files.SegmentsLock(directory).exclusive():
+            with locks.SegmentsLock(directory).exclusive():
                 segments.finish_swaps(directory)
             appender = transaction.appender(topic, number, self._now_ms)
             appender.finish()

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from kafkalog.errors import CorruptLogError
-from kafkalog.storage_engine import files, layout, leader_epochs
+from kafkalog.storage_engine import files, layout, leader_epochs, locks
 from kafkalog.storage_engine.inspection.dump import checkpoint_entries, properties
 from kafkalog.storage_engine.inspection.finding import Finding
 from kafkalog.storage_engine.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
+from kafkalog.storage_engine.inspection.verify_key_index import verify_key_indexes
 from kafkalog.storage_engine.inspection.verify_segment import LogCheck, SegmentCheck
 from kafkalog.storage_engine.offset_chain import GapLists, OffsetChain
 from kafkalog.storage_engine.producer_snapshot import parse_snapshot
@@ -67,6 +68,8 @@ class _Opened:
     """Base offset of the next segment."""
     first: int
     """Base offset of the partition's first segment."""
+    first_wanted: int
+    """That of the segment with the log start: those before it are retention's."""
     state: PartitionState | None
     is_active: bool
     limit: int
@@ -111,6 +114,7 @@ def verify_partition(
         wanted = opened.following
     yield from _against_journal(partition, last, log)
     yield from _snapshots(partition, last)
+    yield from verify_key_indexes(directory)
     end = log.last_offset + 1 if last is not None else None
     yield from _epochs_within(partition, log, end)
 
@@ -130,7 +134,7 @@ def _open_now(partition: PartitionFiles, wanted: int | None) -> _Opened | None:
     directory, state = partition.directory, None
     with contextlib.ExitStack() as held:
         if partition.load_state is not None:
-            held.enter_context(files.SegmentsLock(directory).shared())
+            held.enter_context(locks.SegmentsLock(directory).shared())
             state = partition.load_state()
         segments = list_segments(directory)
         if state is not None:
@@ -157,14 +161,26 @@ def _open_now(partition: PartitionFiles, wanted: int | None) -> _Opened | None:
                     next_offset=segment.base_offset,
                     listed_from=state.listed_from,
                 )
-        return _Opened(segment, fd, following, bases[0], state, is_active, limit, chain, gaps)
+        start = bases[0] if state is None else state.log_start_offset
+        return _Opened(
+            segment=segment,
+            fd=fd,
+            following=following,
+            first=bases[0],
+            first_wanted=bases[max(0, bisect_right(bases, start) - 1)],
+            state=state,
+            is_active=is_active,
+            limit=limit,
+            chain=chain,
+            gaps=gaps,
+        )
 
 
 def _gap_lists(partition: PartitionFiles) -> Iterator[Finding]:
     """Check the lists of gaps, all of both, in a log of ours."""
     if partition.load_state is None:
         return
-    with files.SegmentsLock(partition.directory).shared():
+    with locks.SegmentsLock(partition.directory).shared():
         gaps = GapLists(partition.directory)
     with contextlib.closing(gaps):
         for file in (gaps.cleaned, gaps.raw):
@@ -194,6 +210,7 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
         is_active=opened.is_active or is_unsynced,
         may_be_torn=is_unsynced or (opened.is_active and opened.state is None),
     )
+    log.transactions.forget_below(opened.first_wanted)
     transactions = log.transactions.begin(segment.transaction_index, segment.base_offset)
     index = OffsetIndexCheck(segment.index, segment.base_offset)
     times = TimeIndexCheck(segment.time_index, segment.base_offset)

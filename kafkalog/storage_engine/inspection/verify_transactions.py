@@ -70,6 +70,14 @@ class TransactionCheck:
             expected = f"entries of {entry.size} bytes"
             yield Finding(path, whole, expected, f"{len(data) - whole} bytes at the end")
 
+    def forget_below(self, offset: int) -> None:
+        """Pass over the transactions that begin below `offset`, in segments that are to go.
+
+        A cleaner does not look into these: it takes what follows for the whole log, where a marker
+        has no data left and goes too.
+        """
+        self.open = {producer: first for producer, first in self.open.items() if first >= offset}
+
     def follow(self, chunk: ScannedChunk) -> Iterator[Finding]:
         """Take in a chunk's valid batches."""
         table = chunk.table

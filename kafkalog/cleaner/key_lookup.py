@@ -1,0 +1,303 @@
+"""The newest record of one key, without reading the log: what a table's `lookup` does.
+
+The segments of the key's partition are asked from the newest to the oldest, and the first one that
+has the key has its newest record. A cleaned segment is asked through its key index (`key_index`):
+two or three small reads, and the one batch that it names. A segment without one (what was written
+since the last cleaning, the clean part of a broker's directory) is scanned.
+
+What is found is what `view=latest` would say: only committed records count, a tombstone means that
+there is nothing, and the newest one is that with the highest offset of the partition.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+
+from kafkalog.cleaner.key_index import KeyIndex
+from kafkalog.cleaner.offset_map import load_kernels
+from kafkalog.errors import InvalidInputError, KafkaLogError
+from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.log_view import CHUNK_SIZE
+from kafkalog.storage_engine.murmur2 import partition_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log_view import Chunk, LogView
+    from kafkalog.storage_engine.open_segment import OpenSegment
+    from kafkalog.storage_engine.state import PartitionState, TopicState
+    from kafkalog.storage_engine.tables import Integers, RecordTable
+    from kafkalog.storage_engine.transaction_index import IndexedTransactions
+    from kafkalog.storage_engine.transaction_outcomes import TransactionOutcomes
+
+__all__ = ["KeyLookup", "Record"]
+
+_ABORTED_MAX: Final = 1 << 20
+"""Aborted transactions of a partition that are kept between lookups: 24 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    """Epoch milliseconds; -1 where the record has none."""
+    key: bytes
+    value: bytes | None
+    """None for a tombstone."""
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether the record deletes its key."""
+        return self.value is None
+
+
+class KeyLookup:
+    """Looks keys of one topic up; a context manager.
+
+    It sees what is committed at each call. Between two calls the files of the partitions that were
+    asked stay open as long as nothing is committed to them. Any number of threads may call.
+    """
+
+    def __init__(self, engine: Engine, topic: str) -> None:
+        """Name the topic; raises UnknownTopicError."""
+        engine.describe(topic)
+        self._engine = engine
+        self._topic = topic
+        self._open: dict[int, _Partition] = {}
+        self._mutex = threading.Lock()
+        self.is_closed = False
+        """Whether `close` was called: no key is looked up any more."""
+        self.scanned_bytes = 0
+        """Bytes of segments that were scanned, since they have no key index."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files, for good."""
+        with self._mutex:
+            self.is_closed = True
+            for held in self._open.values():
+                held.close()
+            self._open.clear()
+
+    def get(self, key: bytes | str, *, partition: int | None = None) -> Record | None:
+        """Return the newest record of a key; None where there is none, or it is a tombstone.
+
+        Text is UTF-8. The key is looked for where Kafka's default partitioner sends it, or in
+        `partition`, for records that were sent elsewhere. Raises InvalidInputError for what is no
+        key, for a partition that the topic does not have, and once it is closed; CorruptLogError,
+        StorageError.
+        """
+        data = _key_bytes(key)
+        partition = None if partition is None else _partition_number(partition)
+        with self._mutex:
+            if self.is_closed:
+                raise InvalidInputError("this lookup of keys is closed: make a new one")
+            topic = self._engine.describe(self._topic)
+            if partition is None:
+                partition = partition_of(data, len(topic.partitions))
+            held = self._partition(topic, partition)
+            record = held.newest(data)
+            self.scanned_bytes += held.take_scanned_bytes()
+            return record
+
+    def _partition(self, topic: TopicState, number: int) -> _Partition:
+        """Return the partition as it is now."""
+        held = self._open.get(number)
+        if held is not None:
+            if 0 <= number < len(topic.partitions) and held.moment == (
+                topic.topic_id,
+                topic.partitions[number],
+            ):
+                return held
+            del self._open[number]
+            held.close()
+        held = _Partition(self._engine, topic, number)
+        self._open[number] = held
+        return held
+
+
+def _key_bytes(key: bytes | str) -> bytes:
+    if not isinstance(key, bytes | bytearray | memoryview | str):
+        raise InvalidInputError(f"a key is bytes or text, found {type(key).__name__}")
+    try:
+        return key.encode() if isinstance(key, str) else bytes(key)
+    except UnicodeEncodeError:
+        raise InvalidInputError(
+            f"the key {key!r} is no text that UTF-8 can write: give its bytes"
+        ) from None
+
+
+def _partition_number(partition: int) -> int:
+    try:
+        if not isinstance(partition, bool):
+            return operator.index(partition)
+    except TypeError:
+        pass
+    raise InvalidInputError(f"a partition is a whole number, found {partition!r}")
+
+
+class _Partition:
+    """One partition at one moment, with the key indexes of its segments."""
+
+    def __init__(self, engine: Engine, topic: TopicState, number: int) -> None:
+        self._view: LogView = engine.view(topic.name, number, whole=True)
+        self._indexes: dict[int, KeyIndex] = {}
+        self._aborted: IndexedTransactions | None = None
+        """What the transaction indexes say, as far as it was asked for at this moment."""
+        self._scanned_bytes = 0
+        try:
+            self.moment: tuple[str, PartitionState] = (topic.topic_id, self._view.state)
+            if self._view.state.listed_from == layout.INT64_MAX:
+                return  # a broker's: it writes no index, and takes no lock of ours
+            with engine.listing_lock(self._view.directory):
+                for segment in self._view.whole_segments():
+                    index = KeyIndex.open(self._view.directory, segment)
+                    if index is not None:
+                        self._indexes[segment.files.base_offset] = index
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._view.close()
+        for index in self._indexes.values():
+            index.close()
+
+    def take_scanned_bytes(self) -> int:
+        """Return the bytes that were scanned since the last call."""
+        count, self._scanned_bytes = self._scanned_bytes, 0
+        return count
+
+    def newest(self, key: bytes) -> Record | None:
+        """Return the newest record of a key, None for none or a tombstone."""
+        try:
+            return self._newest(key)
+        except KafkaLogError:
+            self._aborted = None  # they may be what is wrong, and be mended
+            raise
+
+    def _newest(self, key: bytes) -> Record | None:
+        state = self._view.state
+        start, end = state.log_start_offset, state.last_stable_offset
+        for segment in reversed(self._view.whole_segments()):
+            if segment.files.base_offset >= end or segment.end_offset <= start:
+                continue
+            found = self._of_segment(segment, key, start, end)
+            if found is not None:
+                return None if found.is_tombstone else found
+        return None
+
+    def _of_segment(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
+        base_offset = segment.files.base_offset
+        index = self._indexes.get(base_offset)
+        positions = None if index is None else index.positions(key)
+        for position in reversed(positions or ()):
+            chunk = segment.batch_at(position)
+            if chunk is None:
+                positions = None
+                break
+            with self._outcomes() as outcomes:
+                found = self._of_chunk(chunk, outcomes, key, start, end)
+            if found is not None:
+                return found
+        if positions is not None:
+            return None
+        if index is not None:  # it is damaged: the segment itself may be whole
+            del self._indexes[base_offset]
+            index.close()
+        return self._scanned(segment, key, start, end)
+
+    def _scanned(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
+        """Return the newest record of a key in a segment, all of whose records are looked at."""
+        newest: Record | None = None
+        first = max(start, segment.files.base_offset)
+        with self._outcomes() as outcomes:
+            for chunk in segment.chunks(first, min(end, segment.end_offset), CHUNK_SIZE):
+                self._scanned_bytes += int(chunk.table.sizes.sum())
+                newest = self._of_chunk(chunk, outcomes, key, start, end) or newest
+        return newest
+
+    def _outcomes(self) -> TransactionOutcomes:
+        if self._aborted is None:
+            self._aborted = self._view.indexed_transactions(kept_max=_ABORTED_MAX)
+        return self._view.transaction_outcomes(self._aborted)
+
+    def _of_chunk(
+        self, chunk: Chunk, outcomes: TransactionOutcomes, key: bytes, start: int, end: int
+    ) -> Record | None:
+        """Return the last record of a key in a chunk, tombstones too."""
+        is_wanted: npt.NDArray[np.bool_] = (chunk.table.attributes & layout.CONTROL_BIT) == 0
+        is_wanted &= ~outcomes.is_aborted(chunk)
+        found: Record | None = None
+        needle = np.frombuffer(key, dtype=np.uint8)
+        for run, records in chunk.runs(is_wanted):
+            row = load_kernels().find_key(
+                records.arena,
+                records.key_positions,
+                records.key_sizes,
+                records.offsets,
+                needle,
+                start,
+                end,
+            )
+            if row >= 0:
+                found = self._record(run, records, int(row))
+        return found
+
+    def _record(self, run: Chunk, records: RecordTable, row: int) -> Record:
+        def field(positions: Integers, sizes: Integers) -> bytes:
+            start = int(positions[row])
+            return records.arena[start : start + int(sizes[row])].tobytes()
+
+        is_tombstone = int(records.value_sizes[row]) < 0
+        return Record(
+            self._view.topic,
+            self._view.partition,
+            int(records.offsets[row]),
+            int(records.timestamps[row]),
+            field(records.key_positions, records.key_sizes),
+            None if is_tombstone else field(records.value_positions, records.value_sizes),
+            self._headers(run, records, row),
+        )
+
+    def _headers(
+        self, run: Chunk, records: RecordTable, row: int
+    ) -> tuple[tuple[str, bytes | None], ...]:
+        position = int(records.header_positions[row])
+        if position < 0 or records.arena[position] == 0:
+            return ()
+        from kafkalog.schema import chosen_columns
+        from kafkalog.storage_engine.records import to_arrow
+
+        batch = to_arrow(
+            records,
+            run.table,
+            np.array([row], dtype=np.int64),
+            schema=chosen_columns(["headers"]),
+            topic=self._view.topic,
+            partition=self._view.partition,
+        )
+        (headers,) = batch["headers"].to_pylist()
+        return tuple((header["key"], header["value"]) for header in headers or ())

@@ -1,0 +1,98 @@
+"""Splits a range by bytes, so that one partition of a log feeds many tasks.
+
+Where the bytes lie is told by the sizes of the segments and by their offset indexes; no record is
+looked at, and no lock is held. A cut may be anywhere, since a task reads the offsets of its range
+and no others: a wrong index makes pieces of unequal size, and a segment that vanishes meanwhile
+fewer of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Final
+
+from kafkalog.datasource.micro_batch import held_partition
+from kafkalog.datasource.offset_range import OffsetRange
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.index import OffsetIndex
+from kafkalog.storage_engine.segments import SegmentFiles, list_segments
+from kafkalog.storage_engine.state import PartitionState
+
+__all__ = ["SPLIT_BYTES", "split_by_bytes"]
+
+SPLIT_BYTES: Final = 128 << 20
+"""Bytes of the log for one task at most, as Spark takes of files (`maxPartitionBytes`)."""
+
+
+def split_by_bytes(
+    engine: Engine, range_: OffsetRange, max_bytes: int = SPLIT_BYTES
+) -> list[OffsetRange]:
+    """Split a range, its ends looked up, in pieces of about equal size and at most `max_bytes`.
+
+    Bytes are those on disk. Cuts lie between batches where an index says where those begin; a piece
+    is larger by what the indexes leave open. None for an empty range; a partition that is gone
+    is for the task to tell of.
+    """
+    if range_.size <= 0:
+        return []
+    topic, number = range_.partition
+    state = held_partition(range_.partition, engine.state())
+    if state is None:
+        return [range_]
+    if range_.start >= state.active_base and state.active_size <= max_bytes:
+        return [range_]
+    try:
+        segments = list_segments(engine.partition_directory(topic, number))
+    except (FileNotFoundError, StorageError):
+        return [range_]  # retired meanwhile; whoever reads sees what is there then
+    segments = [segment for segment in segments if segment.base_offset <= state.active_base]
+    if not segments:
+        return [range_]
+    return range_.cut(_cuts(_Places(segments, state), range_, max_bytes))
+
+
+class _Places:
+    """Where offsets lie in all the bytes of a partition, and the other way round."""
+
+    def __init__(self, segments: list[SegmentFiles], state: PartitionState) -> None:
+        self.segments = segments
+        self.bases = [segment.base_offset for segment in segments]
+        self.end_offset = state.high_watermark
+        sizes = [segment.size for segment in segments]
+        if self.bases[-1] == state.active_base:
+            sizes[-1] = min(sizes[-1], state.active_size)
+        self.sizes = sizes
+        self.starts = list(accumulate(sizes, initial=0))
+        """First byte of each segment, and after the last one the count of all bytes."""
+
+    def position(self, offset: int) -> int:
+        """Return about where an offset lies."""
+        if offset >= self.end_offset:
+            return self.starts[-1]
+        place = max(0, bisect_right(self.bases, offset) - 1)
+        segment = self.segments[place]
+        found = OffsetIndex(segment.index, segment.base_offset).lookup(offset)
+        return self.starts[place] + min(found, self.sizes[place])
+
+    def offset(self, position: int) -> int:
+        """Return an offset about there, of a batch's begin where an index tells of one."""
+        place = min(bisect_right(self.starts, position) - 1, len(self.segments) - 1)
+        segment, inside = self.segments[place], position - self.starts[place]
+        index = OffsetIndex(segment.index, segment.base_offset)
+        entry = index.entry_at(inside)
+        if entry is not None:
+            return entry[0] + 1
+        if index.last_entry() is not None:
+            return segment.base_offset
+        # Without an index: as if all its records were of the same size.
+        following = [*self.bases, self.end_offset][place + 1]
+        span = following - segment.base_offset
+        return segment.base_offset + span * inside // max(self.sizes[place], 1)
+
+
+def _cuts(places: _Places, range_: OffsetRange, max_bytes: int) -> list[int]:
+    first, last = places.position(range_.start), places.position(range_.end)
+    count = -(-(last - first) // max_bytes)
+    return [places.offset(first + (last - first) * n // count) for n in range(1, count)]

@@ -1,0 +1,134 @@
+"""What the checkpoint of a streaming query says about where the query is.
+
+Spark writes the ends of each micro-batch to `offsets/<batch>` before it runs the batch, and
+`commits/<batch>` once it is done. Each file appears whole, so both can be read while the query
+runs (Spark: OffsetSeqLog, CommitLog).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from kafkalog.datasource.offsets import Offsets, from_json
+from kafkalog.errors import InvalidInputError, StorageError
+
+__all__ = ["QueryCheckpoint", "read_checkpoint"]
+
+_NO_OFFSET: Final = "-"
+_ATTEMPTS: Final = 5
+"""Spark removes the files of old batches while somebody reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryCheckpoint:
+    """A query's last batches, and what its sources of topics had read by then.
+
+    `committed` and `planned` hold the offsets that were to be read next after the last committed
+    batch, and after the last planned one, which is the same or the next; by source, as the offsets
+    name it (`0`, `1`). Sources with offsets of another kind are left out. A batch is -1 where there
+    is none yet.
+    """
+
+    query_id: str | None
+    committed_batch: int
+    planned_batch: int
+    committed: dict[str, Offsets]
+    planned: dict[str, Offsets]
+
+
+def read_checkpoint(directory: str) -> QueryCheckpoint:
+    """Read a checkpoint: a path, or a URI of this host's files.
+
+    Raises InvalidInputError where there is none, one of a version that is not known, or no text.
+    """
+    path = _path(directory)
+    if not (path / "offsets").is_dir():
+        raise InvalidInputError(
+            f"{path}: no checkpoint of a streaming query here (it has no directory `offsets`)"
+        )
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _read(path)
+        except FileNotFoundError as fault:
+            if attempt + 1 == _ATTEMPTS:
+                raise StorageError(f"{fault.filename}: vanished while it was read") from fault
+        except OSError as fault:
+            raise StorageError(f"{fault.filename}: {fault.strerror}") from fault
+    raise AssertionError
+
+
+def _path(directory: str) -> Path:
+    if not directory.startswith("file:"):
+        return Path(directory)
+    return Path(unquote(urlsplit(directory).path))
+
+
+def _read(path: Path) -> QueryCheckpoint:
+    # First what is done: by the time the plans are listed, theirs are there too.
+    committed_batch = _last(path / "commits")
+    planned_batch = _last(path / "offsets")
+    planned = _batch(path, planned_batch)
+    committed = planned if committed_batch == planned_batch else _batch(path, committed_batch)
+    return QueryCheckpoint(_query_id(path), committed_batch, planned_batch, committed, planned)
+
+
+def _last(directory: Path) -> int:
+    """Return the last batch that a directory has a file of, -1 for none."""
+    if not directory.is_dir():
+        return -1
+    numbers = [int(path.name) for path in directory.iterdir() if path.name.isdecimal()]
+    return max(numbers, default=-1)
+
+
+def _query_id(path: Path) -> str | None:
+    try:
+        found = json.loads((path / "metadata").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return str(found["id"]) if isinstance(found, dict) and "id" in found else None
+
+
+def _batch(path: Path, batch: int) -> dict[str, Offsets]:
+    if batch < 0:
+        return {}
+    file = path / "offsets" / str(batch)
+    # Not splitlines(): JSON may hold other characters that it takes for ends of lines.
+    version, _, *lines = [*_text(file).split("\n"), ""]
+    if version == "v1":
+        named = [(str(place), line) for place, line in enumerate(lines)]
+    elif version == "v2":
+        named = [(source, text) for source, _, text in (line.partition(":") for line in lines)]
+    else:
+        raise InvalidInputError(
+            f"{file}: expected the version v1 or v2 of a query's offsets, found {version[:20]!r}"
+        )
+    try:
+        found = {source: _offsets(text) for source, text in named if text not in ("", _NO_OFFSET)}
+    except RecursionError:
+        raise InvalidInputError(
+            f"{file}: expected the offsets of a query's sources, found JSON nested too deeply"
+        ) from None
+    return {source: offsets for source, offsets in found.items() if offsets is not None}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as fault:
+        raise InvalidInputError(
+            f"{file}: expected the offsets of a query's sources in UTF-8, found another byte at "
+            f"position {fault.start}"
+        ) from None
+
+
+def _offsets(text: str) -> Offsets | None:
+    """Return the offsets of a source of topics, None for those of another kind."""
+    try:
+        nested = json.loads(text)
+        return from_json(nested) if isinstance(nested, dict) else None
+    except (ValueError, InvalidInputError):
+        return None

@@ -1,0 +1,22 @@
+"""The answer to a poll that found nothing, kept for as long as the next one must find the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kafkalog.datasource.offsets import OffsetJson
+from kafkalog.storage_engine.state import State
+
+__all__ = ["IdlePoll"]
+
+
+@dataclass(frozen=True, slots=True)
+class IdlePoll:
+    """A query had read all that its log held at `state`: up to `ends`."""
+
+    state: State
+    ends: OffsetJson
+
+    def holds(self, start: OffsetJson, state: State) -> bool:
+        """Tell whether a poll from `start` finds nothing either."""
+        return state is self.state and start == self.ends

@@ -1,0 +1,154 @@
+"""A topic as a table: the newest value of every key."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from kafkalog.datasource.values import value_columns
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.address import log_directories
+from kafkalog.storage_engine.engine import Engine
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from kafkalog.cleaner.key_lookup import KeyLookup, Record
+
+__all__ = ["KTable"]
+
+FORMAT: Final = "kafkalog"
+
+
+class KTable:
+    """A topic's newest record of each key, for Spark and for single lookups; a context manager.
+
+    `path` is a log directory, also a Kafka broker's. Nothing is kept: everything sees the log as it
+    is when Spark runs an action, or at the moment of a lookup. `spark` may be None where only
+    `lookup` is used, which needs no Spark. Raises InvalidInputError for a path without a log,
+    UnknownTopicError.
+    """
+
+    def __init__(self, spark: SparkSession | None, path: str | Path, topic: str) -> None:
+        self.topic = topic
+        is_address = str(path).lower().startswith(("/", "file:"))
+        self.path = str(path) if is_address else str(Path(path).absolute())
+        self._spark = spark
+        self._mutex = threading.Lock()
+        self._lookup: KeyLookup | None = None
+        with self._engine() as engine:
+            engine.describe(topic)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files that lookups keep open; the next lookup opens them again."""
+        with self._mutex:
+            if self._lookup is not None:
+                self._lookup.close()
+                self._lookup = None
+
+    def df(
+        self,
+        *,
+        json: StructType | str | None = None,
+        avro: str | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> DataFrame:
+        """Return the table: one row per key, with the columns of the source.
+
+        With `json` or `avro` the fields of the values are columns, see `value_columns`. `options`
+        are more options of the source, such as `includeHeaders`. The DataFrame shows at every
+        action what the log holds then.
+        """
+        reader = self._session().read.format(FORMAT).options(**(options or {}))
+        frame = reader.options(path=self.path, subscribe=self.topic, view="latest").load()
+        return _with_columns(frame, json, avro)
+
+    def create_view(
+        self,
+        name: str,
+        *,
+        json: StructType | str | None = None,
+        avro: str | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make the table known to SQL, as a temporary view; one of that name is replaced."""
+        self.df(json=json, avro=avro, options=options).createOrReplaceTempView(name)
+
+    def lookup(self, key: bytes | str, *, partition: int | None = None) -> Record | None:
+        """Return the newest record of one key, without Spark; None where it has no value.
+
+        Text is UTF-8. Cleaned segments are asked through their key indexes, what was written since
+        is scanned. The key is looked for in the partition where Kafka's default partitioner sends
+        it; `partition` names another. Any number of threads may call. Raises CorruptBatchError,
+        StorageError, and InvalidInputError for what is no key or a partition that is not there.
+        """
+        from kafkalog.cleaner.key_lookup import KeyLookup
+
+        while True:
+            with self._mutex:
+                if self._lookup is None:
+                    self._lookup = KeyLookup(self._engine(), self.topic)
+                lookup = self._lookup
+            try:
+                return lookup.get(key, partition=partition)
+            except InvalidInputError:
+                if not lookup.is_closed:  # by another thread's `close`, before it began
+                    raise
+
+    def updates(
+        self, previous: bool = False, *, options: Mapping[str, str] | None = None
+    ) -> DataFrame:
+        """Return a stream of changes: key, value, deleted, offset, timestamp, partition.
+
+        It begins with what the log holds, unless `options` (the source's) say otherwise. `deleted`
+        is true for a tombstone, whose value is null. Records without a key are no change.
+
+        With `previous=True` a column `previous` has the key's value before the change, null for a
+        key that the stream has not seen or that was deleted. Spark keeps these values as state
+        (`transformWithState`), which needs RocksDB as the session's state store provider and the
+        package protobuf. It is much slower than the plain stream: every key of a micro-batch takes
+        three exchanges with Spark's process. Changes of one key come in the order of the log.
+        Raises InvalidInputError where the provider or the package is missing.
+        """
+        given = {"startingOffsets": "earliest", **(options or {})}
+        reader = self._session().readStream.format(FORMAT).options(**given)
+        frame = reader.options(path=self.path, subscribe=self.topic).load()
+        changes = frame.where("key IS NOT NULL").selectExpr(
+            "key", "value", "value IS NULL AS deleted", "offset", "timestamp", "partition"
+        )
+        if not previous:
+            return changes
+        from kafkalog.datasource.previous_value import with_previous
+
+        return with_previous(changes)
+
+    def _engine(self) -> Engine:
+        roots = log_directories({"path": self.path})
+        return Engine(roots, read_only=True, create=False)
+
+    def _session(self) -> SparkSession:
+        if self._spark is None:
+            raise InvalidInputError(
+                "this KTable was made without a Spark session and can only look keys up: "
+                "KTable(spark, path, topic)"
+            )
+        return self._spark
+
+
+def _with_columns(frame: DataFrame, json: StructType | str | None, avro: str | None) -> DataFrame:
+    return frame if json is None and avro is None else value_columns(frame, json=json, avro=avro)

@@ -1,0 +1,95 @@
+"""Where the partitions of a streaming query end now, all as of one point of the journal."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+from kafkalog.datasource.data_loss import report_data_loss
+from kafkalog.datasource.micro_batch import held_partition, report_deleted
+from kafkalog.datasource.offsets import Offsets, TopicPartition
+from kafkalog.datasource.options import SourceOptions
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.state import State
+
+__all__ = ["LatestEnds"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class LatestEnds:
+    """Looks the ends up, at the cost of one small read while nothing is committed."""
+
+    def __init__(self, engine: Engine, options: SourceOptions) -> None:
+        self._engine = engine
+        self._options = options
+        self._state: State | None = None
+        self._ends: Offsets = {}
+        self._missing: list[str] = []
+
+    def of(self, known: Offsets) -> Offsets:
+        """Return the end of each partition subscribed to; `known` are offsets seen before.
+
+        Raises DataLossError for a topic that was subscribed to, read, and deleted;
+        UnknownTopicError.
+        """
+        state, options = self._engine.state(), self._options
+        if state is not self._state:
+            subscription = options.subscription
+            missing = subscription.missing_topics(state)
+            if missing:
+                gone = [(p, offset) for p, offset in known.items() if p.topic in missing]
+                report_deleted(gone, fail=options.fail_on_data_loss)
+                if not options.fail_on_data_loss:
+                    subscription = subscription.without(missing)
+                    if missing != self._missing:
+                        _LOGGER.warning("going on without missing topics: %s", ", ".join(missing))
+            self._ends = options.latest_offsets(subscription, state)
+            self._missing = missing
+            self._state = state
+        ends = self._ends
+        behind = [p for p, end in ends.items() if end < known.get(p, 0)]
+        return ends | self._at_least(known, behind, state) if behind else ends
+
+    def are_of(self, ends: Offsets, state: State) -> bool:
+        """Tell whether an answer of `of` holds as long as the state does."""
+        return ends is self._ends and state is self._state
+
+    def check_starts(self, starts: Offsets) -> None:
+        """Report given offsets of `startingOffsets` that lie beyond the end of their partition.
+
+        Raises DataLossError, or warns (Spark: KafkaOffsetReaderConsumer.fetchSpecificOffsets).
+        """
+        ends = self.of(starts)
+        for partition, offset in sorted(starts.items()):
+            end = ends.get(partition, offset)
+            if end < offset:
+                report_data_loss(
+                    "START_OFFSET_RESET",
+                    f"startingOffsets: {partition} is to start at {offset} and ends at {end}; give "
+                    f"an offset up to {end}, or -1 for the end",
+                    fail=self._options.fail_on_data_loss,
+                )
+
+    def _at_least(self, known: Offsets, behind: list[TopicPartition], state: State) -> Offsets:
+        """Return the ends of partitions that were seen to reach further than they are said to.
+
+        A reader of uncommitted records, as Spark's own source is by default, was beyond the last
+        stable offset while a transaction was open; what it has read stays read. And a live broker
+        tells the end of its log with a delay, and whoever read from the broker itself was there
+        before: what the log does hold up to that point counts.
+        """
+        found: Offsets = {}
+        for partition in behind:
+            held = held_partition(partition, state)
+            if held is not None and held.high_watermark >= known[partition]:
+                found[partition] = known[partition]
+                continue
+            # One that has gone since is looked for at the next trigger.
+            with (
+                contextlib.suppress(InvalidInputError),
+                self._engine.view(*partition, known_end=known[partition]) as view,
+            ):
+                found[partition] = min(view.state.high_watermark, known[partition])
+        return found

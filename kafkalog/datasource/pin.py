@@ -1,0 +1,164 @@
+"""One read, one moment: what the tasks of a Spark action have in common, and pin.
+
+A read whose end is open looks it up in its tasks, and each would find another one. So they agree by
+a pin (`storage_engine.pins`) that is named by the action: by the id of Spark's SQL execution, which
+all stages, joins, subqueries and retries of one action share; where there is none, as for
+`df.rdd`, by the stage. The application is known by the directory that Spark makes for its driver,
+since planning is done there, and no task is told the application's id at all times.
+
+While a task reads it renews the lease of its pin, in a thread: to find the newest records of a
+large partition may take longer than the lease before the first batch is handed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kafkalog.datasource.offsets import Offsets, TopicPartition
+from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine import clock, layout
+from kafkalog.storage_engine.pins import Action, Pin, hold, pin, renew
+
+if TYPE_CHECKING:
+    from kafkalog.datasource.offset_range import OffsetRange
+    from kafkalog.datasource.options import SourceOptions
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.state import State
+
+__all__ = ["as_pinned", "driver_name", "pin_ends", "pinned_moment", "renewed"]
+
+_RENEWAL_S: Final = 60.0
+_OF_ONE_DRIVER: Final = "blockmgr-"
+"""Stands in the name of that directory, before an id that no other one has."""
+
+
+def driver_name() -> str:
+    """Name this application, for all readers that its driver plans; call it where planning is done.
+
+    Another process than one of Spark's gets a name that nobody shares.
+    """
+    directories = os.environ.get("SPARK_LOCAL_DIRS", "")
+    # One that Spark has not made for this driver alone may be another application's as well.
+    return directories if _OF_ONE_DRIVER in directories else uuid.uuid4().hex
+
+
+@contextlib.contextmanager
+def pinned_moment(engine: Engine, driver: str) -> Iterator[Pin | None]:
+    """Give the moment of the action that this task belongs to, and hold it.
+
+    None where there is no task of Spark, and where nothing can be pinned: in a root that cannot be
+    written, and in a broker's. Raises StorageError and CorruptLogError.
+    """
+    action = _action(driver)
+    if action is None or not (engine.root / layout.COMMIT).exists():
+        yield None
+        return
+    with contextlib.ExitStack() as held:
+        found = pin(engine.root, action, engine.state, clock.now_ms(), held=held)
+        held.enter_context(renewed(None if found is None else found.path))
+        yield found
+
+
+def pin_ends(engine: Engine, ends: Offsets) -> Path | None:
+    """Pin the log as of some ends, for tasks to come; None where that cannot be done.
+
+    It cannot where nothing can be written, nor where a cleaner has passed one of them.
+    """
+    if not (engine.root / layout.COMMIT).exists():
+        return None
+    action = Action(driver_name(), f"ends {uuid.uuid4().hex}")
+    with contextlib.suppress(StorageError):
+        found = pin(engine.root, action, lambda: _as_of(engine.state(), ends), clock.now_ms())
+        return None if found is None else found.path
+    return None
+
+
+def as_pinned(
+    engine: Engine, wanted: OffsetRange, pin: Pin | None, options: SourceOptions
+) -> OffsetRange | None:
+    """Return a range with an open end as it was at the pinned moment; None where it was not yet.
+
+    A view of the newest records begins where the log began then, too. Without a pin the range stays
+    as it is. Raises UnknownTopicError, and InvalidInputError for a topic that was created anew.
+    """
+    if pin is None:
+        return wanted
+    topic, number = wanted.partition
+    topic_id = engine.describe(topic).topic_id
+    held = pin.partition(topic, topic_id, number)
+    if held is None:
+        if pin.topics.get(topic, (topic_id,))[0] != topic_id:
+            raise InvalidInputError(f"topic {topic!r} was deleted and created anew: read again")
+        return None
+    if options.latest_view:
+        start, end = held.log_start_offset, held.last_stable_offset
+        return dataclasses.replace(wanted, start=start, end=end, from_earliest=False)
+    is_committed = options.read_committed
+    end = held.last_stable_offset if is_committed else held.high_watermark
+    return dataclasses.replace(wanted, end=end)
+
+
+@contextlib.contextmanager
+def renewed(path: Path | None) -> Iterator[None]:
+    """Hold a pin, and renew its lease, now and every minute, for as long as the block runs."""
+    if path is None:
+        yield
+        return
+    is_over = threading.Event()
+
+    def keep() -> None:
+        renew(path, clock.now_ms())
+        while not is_over.wait(_RENEWAL_S):
+            renew(path, clock.now_ms())
+
+    with contextlib.ExitStack() as held:
+        hold(path, held)
+        threading.Thread(target=keep, name="kafkalog-pin", daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
+
+
+def _action(driver: str) -> Action | None:
+    """Return the action of this task; None outside of Spark's tasks."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return None
+    execution = context.getLocalProperty("spark.sql.execution.id")
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    return Action(
+        driver,
+        f"execution {execution}" if execution else f"stage {context.stageId()}",
+        query=context.getLocalProperty("sql.streaming.queryId"),
+        batch=int(batch) if batch and batch.isdecimal() else None,
+    )
+
+
+def _as_of(state: State, ends: Offsets) -> State:
+    """Return a state in which no transaction of a partition is decided beyond its end."""
+    topics = dict(state.topics)
+    for name in {partition.topic for partition in ends} & topics.keys():
+        topics[name] = dataclasses.replace(
+            topics[name],
+            partitions=tuple(
+                dataclasses.replace(
+                    held,
+                    last_stable_offset=min(
+                        held.last_stable_offset,
+                        ends.get(TopicPartition(name, number), held.last_stable_offset),
+                    ),
+                )
+                for number, held in enumerate(topics[name].partitions)
+            ),
+        )
+    return dataclasses.replace(state, topics=topics)

@@ -1,0 +1,90 @@
+"""Each change with the value that it replaces, which Spark keeps as state."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from kafkalog.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, ValueState
+
+__all__ = ["with_previous"]
+
+_PROVIDER_CONF: Final = "spark.sql.streaming.stateStore.providerClass"
+_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_COLUMNS: Final = (
+    "key binary, value binary, deleted boolean, offset bigint, timestamp timestamp, partition int, "
+    "previous binary"
+)
+
+
+def with_previous(changes: DataFrame) -> DataFrame:
+    """Return a stream of changes with the column `previous`; see `KTable.updates`."""
+    _check_session(changes.sparkSession)
+    return changes.groupBy("key").transformWithState(
+        statefulProcessor=PreviousValue(),
+        outputStructType=_COLUMNS,
+        outputMode="Append",
+        timeMode="None",
+    )
+
+
+class PreviousValue(StatefulProcessor):
+    """Remembers the newest value of each key; a deleted key takes no room."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state."""
+        self._value: ValueState = handle.getValueState("value", "value binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        """Yield the changes of one key in a micro-batch, in the order of the log.
+
+        They are all in memory while that is done.
+        """
+        from pyspark.sql import Row
+
+        found = self._value.get() if self._value.exists() else None
+        previous = None if found is None else found[0]
+        before = previous
+        for row in sorted(rows, key=lambda row: (row.partition, row.offset)):
+            yield Row(
+                key=row.key,
+                value=row.value,
+                deleted=row.deleted,
+                offset=row.offset,
+                timestamp=row.timestamp,
+                partition=row.partition,
+                previous=previous,
+            )
+            previous = row.value
+        if previous is not None:
+            self._value.update((previous,))
+        elif before is not None:
+            self._value.clear()
+
+    def close(self) -> None:
+        """Do nothing: the state is Spark's."""
+
+
+def _check_session(spark: SparkSession) -> None:
+    provider = str(spark.conf.get(_PROVIDER_CONF, ""))
+    if not provider.endswith(_PROVIDER.rpartition(".")[2]):
+        raise InvalidInputError(
+            "updates(previous=True) keeps state in RocksDB: set the session's configuration "
+            f"{_PROVIDER_CONF} to {_PROVIDER} before the query begins, found {provider or 'none'}"
+        )
+    if importlib.util.find_spec("google") is None or not _has_protobuf():
+        raise InvalidInputError(
+            "updates(previous=True) needs the package protobuf, by which Spark's Python workers "
+            "reach its state: pip install 'kafkalog[state]'"
+        )
+
+
+def _has_protobuf() -> bool:
+    return importlib.util.find_spec("google.protobuf") is not None

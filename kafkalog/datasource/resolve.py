@@ -1,0 +1,101 @@
+"""Offsets for what the options say: times are looked up in the log, -1 and -2 stay as they are.
+
+Of a time for all partitions, times for each, and offsets the first that was given counts
+(`SourceOptions`); start and end are judged apart. Spark: KafkaOffsetReader.fetchPartitionOffsets.
+
+A time stands for the first record that is as young, or younger, and that readers of the isolation
+level see. Looking it up reads a batch or two per partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kafkalog.datasource.offsets import LATEST, Offsets, StartOrEnd, TopicPartition
+from kafkalog.datasource.options import SourceOptions
+from kafkalog.datasource.start_or_end_time import StartOrEndTime
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.time_offsets import offset_for_time
+
+__all__ = ["ending_offsets", "no_offset_matched", "offsets_for_times", "starting_offsets"]
+
+
+def offsets_for_times(
+    engine: Engine, times: Mapping[TopicPartition, int], *, isolation_level: str
+) -> dict[TopicPartition, int | None]:
+    """Return the offset of the first record since each time (epoch ms), None where there is none.
+
+    Kafka: Admin.listOffsets with OffsetSpec.forTimestamp. Raises UnknownTopicError.
+    """
+    found: dict[TopicPartition, int | None] = {}
+    for partition, time in times.items():
+        place = offset_for_time(engine, partition.topic, partition.partition, time, isolation_level)
+        found[partition] = None if place is None else place.offset
+    return found
+
+
+def starting_offsets(
+    engine: Engine, options: SourceOptions, assigned: Iterable[TopicPartition], *, default: int
+) -> Offsets:
+    """Return where each assigned partition starts; `default` (-1 or -2) where no option says it.
+
+    A time that no record is as young as is -1 with startingOffsetsByTimestampStrategy=latest.
+    Raises InvalidInputError for one otherwise, and for options that do not name exactly the
+    assigned partitions.
+    """
+    wanted = sorted(assigned)
+    if options.starting_time is None:
+        named = options.starting_offsets or StartOrEnd(everywhere=default)
+        return named.offsets(wanted, option="startingOffsets")
+    times = options.starting_time.times(wanted, option=_by_time(options.starting_time, "starting"))
+    return _starts_since(engine, options, times)
+
+
+def _starts_since(
+    engine: Engine, options: SourceOptions, times: Mapping[TopicPartition, int]
+) -> Offsets:
+    """Return the offset of the first record since each time (epoch ms).
+
+    Where no record is as young it is -1 with startingOffsetsByTimestampStrategy=latest; raises
+    InvalidInputError otherwise.
+    """
+    found = offsets_for_times(engine, times, isolation_level=options.isolation_level)
+    starts: Offsets = {}
+    for partition, offset in found.items():
+        if offset is None and options.non_matching == "error":
+            raise no_offset_matched(options, partition, times[partition])
+        starts[partition] = LATEST if offset is None else offset
+    return starts
+
+
+def no_offset_matched(
+    options: SourceOptions, partition: TopicPartition, time: int
+) -> InvalidInputError:
+    """Return the error for a start (epoch ms) that no record of a partition is as young as."""
+    assert options.starting_time is not None
+    return InvalidInputError(
+        f"No offset matched from request of topic-partition {partition} and timestamp {time}. "
+        f"Give an earlier {_by_time(options.starting_time, 'starting')}, or set "
+        "startingOffsetsByTimestampStrategy to latest"
+    )
+
+
+def ending_offsets(
+    engine: Engine, options: SourceOptions, assigned: Iterable[TopicPartition]
+) -> Offsets:
+    """Return where each assigned partition ends; -1 where no option says it or nothing matches.
+
+    Raises InvalidInputError for options that do not name exactly the assigned partitions.
+    """
+    wanted = sorted(assigned)
+    if options.ending_time is None:
+        named = options.ending_offsets or StartOrEnd(everywhere=LATEST)
+        return named.offsets(wanted, option="endingOffsets")
+    times = options.ending_time.times(wanted, option=_by_time(options.ending_time, "ending"))
+    found = offsets_for_times(engine, times, isolation_level=options.isolation_level)
+    return {p: LATEST if offset is None else offset for p, offset in found.items()}
+
+
+def _by_time(given: StartOrEndTime, side: str) -> str:
+    return f"{side}OffsetsByTimestamp" if given.is_specific else f"{side}Timestamp"

@@ -1,0 +1,153 @@
+"""Values that are JSON or Avro documents, as columns, by Spark's own functions."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from kafkalog.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["value_columns"]
+
+_VALUE: Final = "value"
+
+
+def value_columns(
+    df: DataFrame,
+    *,
+    json: StructType | str | None = None,
+    avro: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Return `df` with the fields of its documents as columns in the place of `value`.
+
+    Exactly one of `json`, a Spark schema or its DDL (`"id bigint, name string"`), and `avro`, a
+    schema in Avro's JSON, says what the column `value` (binary or string) holds; `options` are
+    those of Spark's `from_json` or `from_avro`. The other columns stay; one that bears the name of
+    a field, in any case unless `spark.sql.caseSensitive` is true, is called `_<name>` then. A null
+    value, a tombstone, has nulls in all fields, and so has a text that is no such document, unless
+    `options` say `mode=FAILFAST`.
+
+    Works on streams too. Raises InvalidInputError for a schema that is none, names that still are
+    the same, and where Spark's Avro package is not on the class path.
+    """
+    from pyspark.sql import functions
+
+    if (json is None) == (avro is None):
+        raise InvalidInputError(
+            "value_columns: give either json= (a Spark schema) or avro= (an Avro schema)"
+        )
+    if _VALUE not in df.columns:
+        raise InvalidInputError(
+            f"value_columns: there is no column value; the columns are: {', '.join(df.columns)}"
+        )
+    options = dict(options or {})
+    if json is not None:
+        text = functions.col(_VALUE).cast("string")
+        document = functions.from_json(text, _spark_schema(json), options)
+    else:
+        assert avro is not None
+        document = _from_avro(avro, options)
+    parsed = _replaced(df, document)
+    fields = _field_names(parsed)
+    same = _comparison(df)
+    taken = {same(field) for field in fields}
+    others = [name for name in df.columns if name != _VALUE]
+    renamed = {name: f"_{name}" if same(name) in taken else name for name in others}
+    _check_distinct([*renamed.values(), *fields], same)
+    columns: list[Column] = []
+    for name in df.columns:
+        if name == _VALUE:
+            columns += [functions.col(_VALUE)[field].alias(field) for field in fields]
+        else:
+            columns.append(functions.col(_quoted(name)).alias(renamed[name]))
+    return parsed.select(*columns)
+
+
+def _comparison(df: DataFrame) -> Callable[[str], str]:
+    """Return what makes two names equal that Spark takes for the same."""
+    is_exact = df.sparkSession.conf.get("spark.sql.caseSensitive", "false")
+    return str if str(is_exact).lower() == "true" else str.casefold
+
+
+def _check_distinct(names: list[str], same: Callable[[str], str]) -> None:
+    """Raise InvalidInputError where two columns would have names that Spark cannot tell apart."""
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.get(same(name))
+        if other == name:
+            raise InvalidInputError(f"value_columns: several columns would be called {name!r}")
+        if other is not None:
+            raise InvalidInputError(
+                f"value_columns: columns would be called {other!r} and {name!r}, which are the "
+                "same to Spark unless spark.sql.caseSensitive is true"
+            )
+        first[same(name)] = name
+
+
+def _spark_schema(schema: StructType | str) -> StructType:
+    from pyspark.sql.types import DataType, StructType
+
+    found: DataType | str = schema
+    if isinstance(schema, str):
+        try:
+            found = StructType.fromDDL(schema)
+        except Exception as fault:  # Spark's parser has several kinds
+            reason = str(fault).strip().partition("\n")[0]
+            raise InvalidInputError(f"json={schema!r} is no schema: {reason}") from None
+    if not isinstance(found, StructType) or not found.fields:
+        raise InvalidInputError(f"json= takes the schema of a struct, found {schema!r}")
+    return found
+
+
+def _from_avro(schema: str, options: dict[str, str]) -> Column:
+    from pyspark.sql.avro.functions import from_avro
+
+    try:
+        is_record = json_module.loads(schema)["type"] == "record"
+    except (ValueError, TypeError, KeyError):
+        is_record = False
+    if not is_record:
+        raise InvalidInputError("avro= takes the schema of a record, in Avro's JSON")
+    try:
+        return from_avro(_VALUE, schema, options)
+    except (TypeError, AttributeError):  # releases without the built-in function
+        raise _no_avro() from None
+
+
+def _replaced(df: DataFrame, document: Column) -> DataFrame:
+    """Return `df` with documents in the place of values; here Spark looks at the function."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        return df.withColumn(_VALUE, document)
+    except AnalysisException as fault:
+        if "AVRO_NOT_LOADED" in str(fault):
+            raise _no_avro() from None
+        raise
+
+
+def _no_avro() -> InvalidInputError:
+    import pyspark
+
+    return InvalidInputError(
+        "Avro values need Spark's Avro package on the class path: start the session with "
+        f"spark.jars.packages=org.apache.spark:spark-avro_2.13:{pyspark.__version__}"
+    )
+
+
+def _field_names(parsed: DataFrame) -> list[str]:
+    from pyspark.sql.types import StructType
+
+    kind = parsed.schema[_VALUE].dataType
+    assert isinstance(kind, StructType)
+    return kind.fieldNames()
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

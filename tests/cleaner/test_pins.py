@@ -1,0 +1,253 @@
+"""Readers' pins against the cleaner: the moment stays readable, and cleaning goes on after it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kafkalog.cleaner import clean
+from kafkalog.cleaner import clean as cleaner_package
+from kafkalog.cleaner.explain import explain
+from kafkalog.cleaner.survivors import latest
+from kafkalog.errors import InvalidInputError
+from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine import clock, layout, pins
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.pins import LEASE_MS, Action, LivePins, Pin
+from kafkalog.storage_engine.transaction import Transaction
+
+NOW = 1_700_000_000_000
+ONE = Action("app", "execution 1")
+
+
+def log(root: Path) -> Engine:
+    engine = Engine(root)
+    engine.create_topic("t", 1, {"segment.bytes": "300", "min.cleanable.dirty.ratio": "0"})
+    return engine
+
+
+def append(engine: Engine, value: str, keys: int = 10) -> None:
+    for i in range(keys):
+        engine.append("t", [(f"k{i}", value)], now_ms=NOW)
+
+
+@pytest.fixture
+def held() -> Iterator[contextlib.ExitStack]:
+    """What the readers of a test hold."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def pinned(
+    engine: Engine,
+    action: Action = ONE,
+    now_ms: int = NOW,
+    *,
+    held: contextlib.ExitStack | None = None,
+) -> Pin:
+    found = pins.pin(engine.root, action, engine.state, now_ms, held=held)
+    assert found is not None
+    return found
+
+
+def end_of(engine: Engine, pin: Pin) -> int:
+    held = pin.partition("t", engine.describe("t").topic_id, 0)
+    assert held is not None
+    return held.last_stable_offset
+
+
+def table(engine: Engine, end: int) -> dict[bytes, bytes]:
+    """The newest value of each key as of an offset, each key once."""
+    found: dict[bytes, bytes] = {}
+    with engine.view("t", 0, whole=True) as view:
+        for batch in latest(view, end, budget_bytes=1 << 20, schema=changelog_schema()):
+            for row in batch.to_pylist():
+                assert row["key"] not in found
+                found[row["key"]] = row["value"]
+    return found
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_cleaning_stops_below_a_pin_and_goes_on_when_its_time_is_over(
+    tmp_path: Path, held: contextlib.ExitStack, force: bool
+) -> None:
+    """It is over with the lease; for a forced cleaning as soon as nobody reads."""
+    engine = log(tmp_path)
+    append(engine, "old")
+    pin = pinned(engine, held=held if force else None)
+    append(engine, "new")
+    append(engine, "newer", 1)
+
+    clean(engine, "t", force=force, now_ms=NOW)
+    cleaned_to = engine.describe("t").partitions[0].cleaned_to
+    assert 0 < cleaned_to <= end_of(engine, pin)
+    assert set(table(engine, end_of(engine, pin)).values()) == {b"old"}
+
+    held.close()
+    clean(engine, "t", force=force, now_ms=NOW if force else NOW + LEASE_MS)
+    assert engine.describe("t").partitions[0].cleaned_to > end_of(engine, pin)
+    with pytest.raises(InvalidInputError, match="as of offset 10 are gone"):
+        table(engine, end_of(engine, pin))
+
+
+def test_a_background_cleaner_finds_nothing_due_above_a_pin(tmp_path: Path) -> None:
+    engine = log(tmp_path)
+    pinned(engine)
+    append(engine, "old")
+    append(engine, "new")
+
+    assert clean(engine, now_ms=NOW) == []
+    (told,) = explain(engine, "t", NOW)
+    (finding,) = [one for one in told.findings if one.code == "pin"]
+    assert "pinned its moment at offset 0" in finding.sentence
+    assert finding.until_ms == NOW + LEASE_MS
+    assert told.findings[0] == finding
+    assert "pin" not in [one.code for one in explain(engine, "t", NOW + LEASE_MS)[0].findings]
+
+
+def test_what_a_pin_cannot_hold_back_is_not_told(tmp_path: Path) -> None:
+    engine = log(tmp_path)
+    append(engine, "old")
+    pinned(engine)
+    (told,) = explain(engine, "t", NOW)
+    assert "pin" not in [one.code for one in told.findings]
+
+
+@pytest.mark.parametrize("place", ["before", "between"])
+def test_a_cleaner_that_a_reader_overtakes_takes_its_word_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: contextlib.ExitStack, place: str
+) -> None:
+    """`before`: the cleaner has planned and has not told the journal; `between`: it has."""
+    engine = log(tmp_path)
+    append(engine, "old")
+    old = engine.state()
+    append(engine, "new")
+    looks = 0
+
+    class Overtaken(LivePins):
+        def __init__(self, root: Path, now_ms: int, *, held_only: bool = False) -> None:
+            nonlocal looks
+            looks += 1
+            if looks == {"before": 2, "between": 3}[place]:
+                monkeypatch.setattr(pins, "_is_passed", lambda then, now: False)
+                assert pins.pin(root, ONE, lambda: old, NOW, held=held) is not None
+            super().__init__(root, now_ms, held_only=held_only)
+
+    monkeypatch.setattr(cleaner_package_module(), "LivePins", Overtaken)
+    before = table(engine, 10)
+    clean(engine, "t", force=True, now_ms=NOW)
+    state = engine.describe("t").partitions[0]
+    assert (state.cleaning_offset, state.first_dirty_offset) == (0, 0)
+    assert table(engine, 10) == before
+
+    clean(engine, "t", force=True, now_ms=NOW)
+    assert 0 < engine.describe("t").partitions[0].cleaned_to <= 10
+    assert table(engine, 10) == before
+    assert not [path for path in (tmp_path / "t-0").iterdir() if path.suffix == layout.CLEANED]
+
+
+def cleaner_package_module() -> object:
+    """The module of `clean_round`; the package has a function of the same name."""
+    import importlib
+
+    assert callable(cleaner_package)
+    return importlib.import_module("kafkalog.cleaner.clean")
+
+
+def test_a_cleaner_that_dies_having_told_the_journal_leaves_nobody_a_mixed_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: contextlib.ExitStack
+) -> None:
+    engine = log(tmp_path)
+    append(engine, "old")
+    append(engine, "new")
+    publish = Transaction.publish
+
+    class Killed(BaseException):
+        pass
+
+    def die(self: Transaction, now_ms: int, **figures: int) -> object:
+        state = publish(self, now_ms, **figures)
+        if state.topics["t"].partitions[0].cleaning_offset:
+            raise Killed
+        return state
+
+    monkeypatch.setattr(Transaction, "publish", die)
+    with pytest.raises(Killed):
+        clean(engine, "t", force=True, now_ms=NOW)
+    monkeypatch.undo()
+
+    again = Engine(tmp_path)
+    with pytest.raises(InvalidInputError, match="as of offset 10 are gone"):
+        table(again, 10)
+    assert set(table(again, 20).values()) == {b"new"}
+    pin = pinned(again, held=held)
+    assert set(table(again, end_of(again, pin)).values()) == {b"new"}
+    clean(again, "t", force=True, now_ms=NOW)
+    assert set(table(again, end_of(again, pin)).values()) == {b"new"}
+
+
+@pytest.mark.slow
+def test_no_reader_sees_two_moments_while_a_cleaner_runs_without_pause(tmp_path: Path) -> None:
+    """Each value is the same for all keys of a commit: a mixed view has two of them."""
+    engine = log(tmp_path)
+    engine.append("t", [(f"k{i}", "0") for i in range(10)], now_ms=NOW)
+    is_over = threading.Event()
+    faults: list[str] = []
+    reads = [0]
+
+    def guarded(work: Callable[[Engine], None]) -> Callable[[], None]:
+        def run() -> None:
+            own = Engine(tmp_path)
+            try:
+                while not is_over.is_set():
+                    work(own)
+            except Exception as fault:  # told below
+                faults.append(repr(fault))
+                is_over.set()
+
+        return run
+
+    numbers = iter(range(1, 1_000_000))
+
+    def write(own: Engine) -> None:
+        value = str(next(numbers))
+        own.append("t", [(f"k{i}", value) for i in range(10)], now_ms=clock.now_ms())
+        time.sleep(0.01)
+
+    def sweep(own: Engine) -> None:
+        clean(own, "t", force=True, now_ms=clock.now_ms())
+
+    def read(own: Engine) -> None:
+        action = Action("app", f"{threading.get_ident()} {time.monotonic_ns()}")
+        seen = []
+        with contextlib.ExitStack() as reading:
+            pin = pinned(own, action, clock.now_ms(), held=reading)
+            for _ in range(2):
+                time.sleep(random.random() * 0.05)
+                deadline = time.monotonic() + 2
+                while own.describe("t").partitions[0].cleaned_to > end_of(own, pin):
+                    assert time.monotonic() < deadline, "the pin was passed"
+                seen.append(table(own, end_of(own, pin)))
+        assert seen[0] == seen[1]
+        assert len(set(seen[0].values())) == 1
+        assert len(seen[0]) == 10
+        reads[0] += 1
+
+    work = [write, sweep, read, read]
+    threads = [threading.Thread(target=guarded(each)) for each in work]
+    for thread in threads:
+        thread.start()
+    is_over.wait(6)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+
+    assert faults == []
+    assert reads[0] > 10
+    assert engine.describe("t").partitions[0].cleaned_to > 0

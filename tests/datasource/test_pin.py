@@ -1,0 +1,292 @@
+"""One read, one moment, as far as it can be seen without Spark."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafkalog.cleaner import clean
+from kafkalog.datasource import pin, range_reader
+from kafkalog.datasource.batch_reader import KafkaLogBatchReader
+from kafkalog.datasource.pin import driver_name
+from kafkalog.errors import DataLossError, InvalidInputError
+from kafkalog.storage_engine import clock, files, layout
+from kafkalog.storage_engine.engine import Engine
+from tests.datasource.logs import append, numbered, rows, source
+from tests.datasource.spark_task import task
+from tests.storage_engine.broker_root import BrokerRoot
+from tests.storage_engine.raw_log import RawBatch, joined
+
+LATEST = {"view": "latest"}
+
+
+@pytest.fixture(autouse=True)
+def application(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/scratch/blockmgr-1")
+
+
+def planned(root: Path, **options: str) -> tuple[KafkaLogBatchReader, Any]:
+    data_source = source(root, **options)
+    reader = data_source.reader(data_source.schema())
+    return reader, reader.partitions()
+
+
+def compacted(root: Path, pairs: list[tuple[bytes, bytes | None]]) -> None:
+    with Engine(root) as engine:
+        config = {"segment.bytes": "100", "min.cleanable.dirty.ratio": "0"}
+        engine.create_topic("t", 1, config, exist_ok=True)
+        for pair in pairs:
+            engine.append("t", [pair], now_ms=1_700_000_000_000)
+
+
+def pins(root: Path) -> list[str]:
+    return [name for name in os.listdir(root) if name.startswith(layout.PIN)]
+
+
+def values(found: list[dict[str, Any]]) -> dict[bytes, bytes]:
+    return {row["key"]: row["value"] for row in found}
+
+
+@pytest.mark.parametrize("options", [{}, LATEST])
+def test_tasks_of_one_action_see_one_moment_and_the_next_action_a_new_one(
+    tmp_path: Path, options: dict[str, str]
+) -> None:
+    append(tmp_path, "t", numbered(3))
+    reader, partitions = planned(tmp_path, **options)
+    with task("1"):
+        first = rows(reader, partitions)
+    append(tmp_path, "t", [(b"k1", b"new"), (b"k9", b"late")])
+
+    with task("1"):
+        assert rows(reader, partitions) == first
+    with task("2"):
+        assert values(rows(reader, partitions)) == values(first) | {b"k1": b"new", b"k9": b"late"}
+    assert len(pins(tmp_path)) == 2
+
+
+def test_different_reads_of_one_action_share_its_moment(tmp_path: Path) -> None:
+    append(tmp_path, "t", numbered(2))
+    with Engine(tmp_path) as engine:
+        engine.create_topic("u", 1)
+        engine.append("u", [("a", "0")])
+    one, other = planned(tmp_path), planned(tmp_path, subscribe="u", **LATEST)
+    with task("1"):
+        assert len(rows(*one)) == 2
+    with Engine(tmp_path) as engine:
+        engine.append("u", [("a", "1")])
+
+    with task("1"):
+        assert values(rows(*other)) == {b"a": b"0"}
+    with task("2"):
+        assert values(rows(*other)) == {b"a": b"1"}
+
+
+def test_without_an_execution_the_stage_is_the_action(tmp_path: Path) -> None:
+    append(tmp_path, "t", numbered(1))
+    reader, partitions = planned(tmp_path)
+    with task(stage=1):
+        assert len(rows(reader, partitions)) == 1
+    append(tmp_path, "t", numbered(1))
+    with task(stage=1):
+        assert len(rows(reader, partitions)) == 1
+    with task(stage=2):
+        assert len(rows(reader, partitions)) == 2
+
+
+def test_applications_have_moments_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path, "t", numbered(1))
+    mine = planned(tmp_path)
+    with task("1"):
+        assert len(rows(*mine)) == 1
+    append(tmp_path, "t", numbered(1))
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/scratch/blockmgr-2")
+    with task("1"):
+        assert len(rows(*mine)) == 1
+        assert len(rows(*planned(tmp_path))) == 2
+
+
+def test_outside_of_spark_nobody_shares_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/scratch/of/everybody")
+    assert driver_name() != driver_name()
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert driver_name() != driver_name()
+
+
+def test_outside_of_a_task_and_with_a_fixed_end_nothing_is_pinned(tmp_path: Path) -> None:
+    append(tmp_path, "t", numbered(3))
+    assert len(rows(*planned(tmp_path))) == 3
+    with task("1"):
+        assert len(rows(*planned(tmp_path, endingOffsets='{"t":{"0":2}}'))) == 2
+    assert pins(tmp_path) == []
+
+
+def test_the_isolation_level_chooses_the_end_of_the_moment(tmp_path: Path) -> None:
+    append(tmp_path, "t", numbered(1))
+    with Engine(tmp_path) as engine:
+        engine.append_raw("t", 0, joined([RawBatch(1, (1, 2), 5, transactional=True)]))
+    committed = planned(tmp_path)
+    dirty = planned(tmp_path, **{"kafka.isolation.level": "read_uncommitted"})
+    with task("1"):
+        assert len(rows(*committed)) == 1
+        append(tmp_path, "t", numbered(1))
+        assert len(rows(*committed)) == 1
+        assert len(rows(*dirty)) == 3
+
+
+def test_a_pinned_view_is_there_while_the_cleaner_runs(tmp_path: Path) -> None:
+    compacted(tmp_path, [(b"a", b"old"), (b"b", b"old")])
+    view = planned(tmp_path, **LATEST)
+    with task("1"):
+        first = rows(*view)
+    compacted(tmp_path, [(b"a", b"new"), (b"b", b"new")])
+    with task("1"):
+        reading = view[0].read(view[1][0])
+        next(reading)
+        with Engine(tmp_path) as engine:
+            clean(engine, "t", force=True, now_ms=clock.now_ms())
+        assert rows(*view) == first
+        reading.close()
+
+
+def test_a_cleaner_that_takes_its_word_back_is_waited_for(tmp_path: Path) -> None:
+    compacted(tmp_path, [(b"a", b"old"), (b"b", b"old")])
+    view = planned(tmp_path, **LATEST)
+    with task("1"):
+        first = rows(*view)
+    compacted(tmp_path, [(b"a", b"new"), (b"b", b"new")])
+
+    def announce(offset: int) -> None:
+        with Engine(tmp_path) as engine, engine.transaction() as transaction:
+            transaction.change_partition("t", 0, cleaning_offset=offset)
+            transaction.publish(1_700_000_000_000)
+
+    announce(4)
+    withdrawal = threading.Timer(0.3, announce, [0])
+    withdrawal.start()
+    with task("1"):
+        assert rows(*view) == first
+    withdrawal.join()
+
+
+def test_a_lease_is_renewed_while_a_task_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path, "t", numbered(1))
+    reader, partitions = planned(tmp_path, **LATEST)
+    monkeypatch.setattr(pin, "_RENEWAL_S", 0.01)
+
+    def renewed_ms() -> int:
+        (name,) = pins(tmp_path)
+        return (tmp_path / name).stat().st_mtime_ns // 1_000_000
+
+    def age() -> None:
+        (name,) = pins(tmp_path)
+        files.set_times(tmp_path / name, 0)
+
+    with task("1"):
+        reading = reader.read(partitions[0])
+        next(reading)
+        age()
+        deadline = time.monotonic() + 30
+        while renewed_ms() == 0:
+            assert time.monotonic() < deadline, "nobody renews it"
+            time.sleep(0.01)
+        reading.close()
+        time.sleep(0.3)
+        age()
+        time.sleep(0.3)
+        assert renewed_ms() == 0
+
+
+def test_a_task_whose_moment_a_forced_cleaning_passed_is_told_both_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compacted(tmp_path, [(b"a", b"old"), (b"b", b"old")])
+    view = planned(tmp_path, **LATEST)
+    with task("1"):
+        rows(*view)
+    compacted(tmp_path, [(b"a", b"new"), (b"b", b"new")])
+    with Engine(tmp_path) as engine:
+        clean(engine, "t", force=True, now_ms=clock.now_ms())
+    monkeypatch.setattr(range_reader, "_CLEANER_WAIT_S", 0.1)
+
+    with task("1"), pytest.raises(InvalidInputError, match=r"offset 2, .*cleaned up to offset 4"):
+        rows(*view)
+    with task("2"):
+        assert values(rows(*view)) == {b"a": b"new", b"b": b"new"}
+
+
+def test_a_view_whose_beginning_was_deleted_meanwhile_is_a_loss(tmp_path: Path) -> None:
+    with Engine(tmp_path) as engine:
+        engine.create_topic("t", 1, {"cleanup.policy": "compact,delete"})
+        engine.append("t", [("a", "0"), ("b", "0")])
+    strict = planned(tmp_path, **LATEST)
+    lenient = planned(tmp_path, failOnDataLoss="false", **LATEST)
+    with task("1"):
+        assert len(rows(*strict)) == 2
+    with Engine(tmp_path) as engine:
+        engine.delete_records("t", 0, 1)
+
+    with task("1"):
+        with pytest.raises(DataLossError, match=r"wanted the offsets \[0, 2\), available .*\[1, 2"):
+            rows(*strict)
+        assert values(rows(*lenient)) == {b"b": b"0"}
+    with task("2"):
+        assert values(rows(*strict)) == {b"b": b"0"}
+
+
+def test_a_topic_created_anew_is_not_the_one_of_the_moment(tmp_path: Path) -> None:
+    append(tmp_path, "t", numbered(1))
+    reader, partitions = planned(tmp_path)
+    with task("1"):
+        rows(reader, partitions)
+    with Engine(tmp_path) as engine:
+        engine.delete_topic("t")
+    append(tmp_path, "t", numbered(1))
+
+    with task("1"), pytest.raises(DataLossError, match="deleted and created anew"):
+        rows(reader, partitions)
+
+
+def test_a_topic_that_came_after_the_moment_is_empty_in_it(tmp_path: Path) -> None:
+    append(tmp_path, "t", numbered(1))
+    first = planned(tmp_path)
+    with task("1"):
+        rows(*first)
+    append(tmp_path, "u", numbered(1))
+    with task("1"):
+        assert rows(*planned(tmp_path, subscribe="u")) == []
+
+
+def test_a_root_that_cannot_be_written_is_read_without_a_pin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path, "t", numbered(2))
+    view = planned(tmp_path, **LATEST)
+
+    def refuse(path: Path, data: bytes = b"") -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(files, "create", refuse)
+    with task("1"):
+        assert len(rows(*view)) == 2
+    assert pins(tmp_path) == []
+
+
+def test_nothing_is_pinned_in_a_brokers_directory(tmp_path: Path) -> None:
+    root = BrokerRoot(tmp_path)
+    root.partition("t-0", (0,), 10)
+    root.shut_down()
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with task("1"):
+        found = rows(*planned(tmp_path))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    assert len(found) == 10

@@ -1,0 +1,173 @@
+"""view=latest in Spark: SQL, actions of several stages, a static side that is fresh, streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.engine import Engine
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+Table = dict[str, str]
+
+
+def put(root: Path, pairs: Mapping[str, str | None], topic: str = "t", partitions: int = 2) -> None:
+    with Engine(root) as engine:
+        engine.create_topic(topic, partitions, exist_ok=True)
+        engine.append(topic, list(pairs.items()))
+
+
+def options(root: Path, topic: str = "t") -> dict[str, str]:
+    return {"path": str(root), "subscribe": topic, "view": "latest"}
+
+
+def table(frame: Any) -> Table:
+    found = frame.selectExpr("string(key) as k", "string(value) as v").collect()
+    assert len({row.k for row in found}) == len(found)
+    return {row.k: row.v for row in found}
+
+
+def pins(root: Path) -> int:
+    return sum(path.name.startswith(layout.PIN) for path in root.iterdir())
+
+
+def test_sql_sees_the_newest_records_at_every_query(spark: Any, tmp_path: Path) -> None:
+    """A temporary view keeps its options; a table of the catalog is told them at every query."""
+    put(tmp_path, {"a": "0", "b": "0"})
+    sql_options = ", ".join(f"'{name}' = '{value}'" for name, value in options(tmp_path).items())
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW seen USING kafkalog OPTIONS ({sql_options})")
+    spark.sql("DROP TABLE IF EXISTS held")
+    spark.sql(f"CREATE TABLE held USING kafkalog OPTIONS ({sql_options})")
+    try:
+
+        def everywhere() -> list[Table]:
+            return [
+                table(spark.sql("SELECT * FROM seen")),
+                table(spark.sql(f"SELECT * FROM held WITH ({sql_options})")),
+                table(spark.read.options(**options(tmp_path)).table("held")),
+                table(spark.read.table("seen")),
+            ]
+
+        assert everywhere() == [{"a": "0", "b": "0"}] * 4
+        put(tmp_path, {"a": None, "b": "1", "c": "0"})
+        assert everywhere() == [{"b": "1", "c": "0"}] * 4
+        with pytest.raises(Exception, match="path"):
+            spark.sql("SELECT * FROM held").collect()
+        # Fewer columns can be asked for by a schema alone: Spark prunes none.
+        assert spark.sql("SELECT count(*) AS n FROM seen WHERE partition >= 0").first().n == 2
+    finally:
+        spark.sql("DROP TABLE held")
+
+
+def test_the_stages_of_an_action_share_its_pin(spark: Any, tmp_path: Path) -> None:
+    put(tmp_path, {f"k{i}": "0" for i in range(8)})
+    put(tmp_path, {"k0": "x"}, topic="u", partitions=1)
+    frame = spark.read.format("kafkalog").options(**options(tmp_path)).load()
+    other = spark.read.format("kafkalog").options(**options(tmp_path, "u")).load()
+    joined = frame.alias("a").join(frame.alias("b"), "key").join(other, "key").union(
+        frame.join(other, "key").selectExpr("*", *["null"] * 6)
+    )  # fmt: skip
+    broadcast = spark.conf.get("spark.sql.autoBroadcastJoinThreshold")
+    try:
+        for threshold in (broadcast, "-1"):
+            spark.conf.set("spark.sql.autoBroadcastJoinThreshold", threshold)
+            before = pins(tmp_path)
+            assert joined.count() == 2
+            assert pins(tmp_path) == before + 1
+    finally:
+        spark.conf.set("spark.sql.autoBroadcastJoinThreshold", broadcast)
+    before = pins(tmp_path)
+    assert frame.rdd.count() == 8
+    assert pins(tmp_path) == before + 1
+
+
+def test_a_retried_task_sees_the_moment_of_its_action(spark: Any, tmp_path: Path) -> None:
+    """The first attempt of each task fails, having changed every value of the table."""
+    put(tmp_path, {f"k{i}": "0" for i in range(20)})
+    frame = spark.read.format("kafkalog").options(**options(tmp_path)).load()
+    root = str(tmp_path)
+
+    def fail_once(batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        yield from batches
+        if context.attemptNumber() == 0:
+            with Engine(root) as engine:
+                engine.append("t", [(f"k{i}", str(context.taskAttemptId())) for i in range(20)])
+            raise ValueError("try again")
+
+    changed = frame.select("key", "value").mapInArrow(fail_once, "key binary, value binary")
+
+    assert set(table(changed).values()) == {"0"}
+    assert "0" not in table(frame).values()
+
+
+def test_a_static_side_is_fresh_in_every_micro_batch(spark: Any, tmp_path: Path) -> None:
+    put(tmp_path, {"a": "old"})
+    put(tmp_path, {"a": "1"}, topic="events", partitions=1)
+    static = spark.read.format("kafkalog").options(**options(tmp_path)).load()
+    events = (
+        spark.readStream.format("kafkalog")
+        .options(path=str(tmp_path), subscribe="events", startingOffsets="earliest")
+        .load()
+        .selectExpr("key", "string(value) as event")
+    )
+    joined = events.join(static.selectExpr("key", "string(value) as name"), "key")
+    seen: list[tuple[str, str]] = []
+    query = joined.writeStream.foreachBatch(
+        lambda frame, _: seen.extend((row.event, row.name) for row in frame.collect())
+    ).start()
+    try:
+        query.processAllAvailable()
+        put(tmp_path, {"a": "new"})
+        put(tmp_path, {"a": "2"}, topic="events", partitions=1)
+        query.processAllAvailable()
+        put(tmp_path, {"a": None})
+        put(tmp_path, {"a": "3"}, topic="events", partitions=1)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert seen == [("1", "old"), ("2", "new")]
+    assert pins(tmp_path) == 1
+
+
+def test_a_stream_of_a_view_begins_with_it_and_follows_its_changes(
+    spark: Any, tmp_path: Path
+) -> None:
+    root = tmp_path / "log"
+    put(root, {"a": "0", "b": "0", "c": None})
+    put(root, {"a": "1"})
+    batches: list[list[tuple[str, str | None]]] = []
+
+    def run() -> None:
+        query = (
+            spark.readStream.format("kafkalog")
+            .options(**options(root))
+            .load()
+            .selectExpr("string(key) as k", "string(value) as v")
+            .writeStream.foreachBatch(
+                lambda frame, _: batches.append(sorted((r.k, r.v) for r in frame.collect()))
+            )
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+    run()
+    put(root, {"a": None, "b": "1"})
+    put(root, {"b": "2"})
+    run()
+    assert batches[0] == [("a", "1"), ("b", "0")]
+    assert [change for batch in batches[1:] for change in batch] == [
+        ("a", None),
+        ("b", "1"),
+        ("b", "2"),
+    ]

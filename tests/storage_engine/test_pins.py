@@ -1,0 +1,282 @@
+"""Pins: the first one wins, everybody reads the same, and a lease ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kafkalog.errors import CorruptLogError, StorageError
+from kafkalog.storage_engine import files, layout, pins
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.pins import LEASE_MS, Action, LivePins, Pin, PinnedPartition
+from kafkalog.storage_engine.state import State
+from tests.storage_engine.faults import Died, each_act
+
+NOW = 1_700_000_000_000
+DAY = 86_400_000
+ONE = Action("app", "execution 1")
+TWO = Action("app", "execution 2")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    log = Engine(tmp_path)
+    log.create_topic("t", 2)
+    append(log)
+    return log
+
+
+def append(engine: Engine, count: int = 1) -> None:
+    for _ in range(count):
+        engine.append("t", [("k", "v")], now_ms=NOW)
+
+
+def pinned(engine: Engine, action: Action = ONE, now_ms: int = NOW) -> Pin:
+    found = pins.pin(engine.root, action, engine.state, now_ms)
+    assert found is not None
+    return found
+
+
+def names(root: Path) -> list[str]:
+    return sorted(name for name in os.listdir(root) if name.startswith(layout.PIN))
+
+
+def limit(engine: Engine, now_ms: int, partition: int = 0) -> int:
+    return LivePins(engine.root, now_ms).limit("t", engine.describe("t").topic_id, partition)
+
+
+def key_partition(engine: Engine) -> int:
+    (partition,) = [n for n, (_, end) in engine.offsets("t").items() if end]
+    return partition
+
+
+def test_an_action_keeps_its_first_moment_and_another_one_has_its_own(engine: Engine) -> None:
+    first = pinned(engine)
+    append(engine, 3)
+    number = key_partition(engine)
+    topic_id = engine.describe("t").topic_id
+
+    assert pinned(engine) == first
+    assert first.partition("t", topic_id, number) == PinnedPartition(0, 1, 1)
+    assert pinned(engine, TWO).partition("t", topic_id, number) == PinnedPartition(0, 4, 4)
+    assert len(names(engine.root)) == 2
+
+
+def test_what_a_pin_does_not_know_it_does_not_invent(engine: Engine) -> None:
+    pin = pinned(engine)
+    assert pin.partition("t", "another id", 0) is None
+    assert pin.partition("t", engine.describe("t").topic_id, 2) is None
+    assert pin.partition("u", "", 0) is None
+
+
+def test_of_many_that_pin_at_once_one_wins(engine: Engine) -> None:
+    found: list[Pin] = []
+    barrier = threading.Barrier(8)
+
+    def work() -> None:
+        own = Engine(engine.root, read_only=True)
+        barrier.wait()
+        found.append(pinned(own))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    append(engine, 5)
+    for thread in threads:
+        thread.join()
+
+    assert len(found) == 8
+    assert len({pin.number for pin in found}) == 1
+    assert len(names(engine.root)) == 1
+
+
+def test_a_pin_holds_for_ten_minutes_after_it_was_renewed(engine: Engine) -> None:
+    pin = pinned(engine)
+    number = key_partition(engine)
+    append(engine)
+
+    assert limit(engine, NOW + LEASE_MS - 1, number) == 1
+    assert limit(engine, NOW + LEASE_MS, number) == layout.INT64_MAX
+    pins.renew(pin.path, NOW + LEASE_MS)
+    assert limit(engine, NOW + LEASE_MS, number) == 1
+    assert LivePins(engine.root, NOW + 1).holder(
+        "t", engine.describe("t").topic_id, number
+    ) == (1, NOW + 2 * LEASE_MS)  # fmt: skip
+
+
+def test_a_time_far_in_the_future_is_no_lease(engine: Engine) -> None:
+    """A host whose clock is wrong must not stop the cleaner for a year."""
+    pin = pinned(engine)
+    append(engine)
+    pins.renew(pin.path, NOW + 365 * DAY)
+    assert limit(engine, NOW, key_partition(engine)) == layout.INT64_MAX
+    assert pins.sweep_pins(engine.root, NOW) == 1
+
+
+def test_who_reads_by_a_pin_needs_no_lease_and_keeps_it_from_being_swept(engine: Engine) -> None:
+    number = key_partition(engine)
+    with contextlib.ExitStack() as reading:
+        pin = pins.pin(engine.root, ONE, engine.state, NOW, held=reading)
+        append(engine)
+        assert limit(engine, NOW + 2 * DAY, number) == 1
+        assert pins.sweep_pins(engine.root, NOW + 2 * DAY) == 0
+        assert pinned(engine, now_ms=NOW + 2 * DAY) == pin
+    assert limit(engine, NOW + 2 * DAY, number) == layout.INT64_MAX
+    assert pins.sweep_pins(engine.root, NOW + 2 * DAY) == 1
+
+
+def test_who_asks_beside_others_takes_nobody_for_a_reader(engine: Engine) -> None:
+    pinned(engine)
+    append(engine)
+    number = key_partition(engine)
+    wrong: list[int] = []
+
+    def ask() -> None:
+        for _ in range(50):
+            held = LivePins(engine.root, NOW, held_only=True)
+            wrong.append(held.limit("t", engine.describe("t").topic_id, number))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [layout.INT64_MAX] * 150
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[" * 200_000, b'{"version":1,"number":1,"topics":{"t":["x",[[1,1,Infinity]]]}}'],
+)
+def test_a_pin_that_is_none_holds_nothing_and_stops_nobody(engine: Engine, content: bytes) -> None:
+    pinned(engine).path.write_bytes(content)
+    (engine.root / f"{layout.PIN}directory").mkdir()
+    assert limit(engine, NOW) == layout.INT64_MAX
+    with pytest.raises(CorruptLogError):
+        pinned(engine)
+
+
+def test_the_oldest_live_pin_counts(engine: Engine) -> None:
+    pinned(engine)
+    append(engine)
+    pinned(engine, TWO, NOW + 1)
+    number = key_partition(engine)
+
+    assert limit(engine, NOW, number) == 1
+    assert limit(engine, NOW + LEASE_MS, number) == 2
+
+
+def test_a_pin_is_of_a_topic_not_of_a_name(engine: Engine) -> None:
+    pinned(engine)
+    engine.delete_topic("t")
+    engine.create_topic("t", 2)
+    assert limit(engine, NOW) == layout.INT64_MAX
+
+
+def test_a_moment_that_a_cleaner_passed_while_it_was_pinned_is_not_pinned(engine: Engine) -> None:
+    number = key_partition(engine)
+    old = engine.state()
+    append(engine, 5)
+    with engine.transaction() as transaction:
+        transaction.change_partition("t", number, cleaning_offset=4)
+        transaction.publish(NOW)
+    told = iter([old])
+
+    def load_state() -> State:
+        return next(told, None) or engine.state()
+
+    found = pins.pin(engine.root, ONE, load_state, NOW)
+
+    assert found is not None
+    held = found.partition("t", engine.describe("t").topic_id, number)
+    assert held is not None and held.last_stable_offset == 6
+    assert len(names(engine.root)) == 1
+
+
+def test_old_pins_go_after_a_day(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins, "_SWEEPS_ONE_IN", 1)
+    pinned(engine)
+    pinned(engine, TWO, NOW + DAY - 1)
+    assert len(names(engine.root)) == 2
+    pinned(engine, Action("app", "execution 3"), NOW + DAY)
+    assert len(names(engine.root)) == 2
+    assert pins.sweep_pins(engine.root, NOW + 3 * DAY) == 2
+    assert names(engine.root) == []
+
+
+def test_a_batch_of_a_stream_replaces_the_pins_of_earlier_ones(engine: Engine) -> None:
+    for batch in (9, 10, 11):
+        pinned(engine, Action("app", f"execution {batch}", "query", batch))
+        pinned(engine, Action("app", f"other {batch}", "query", batch))
+    pinned(engine, Action("app", "x", "another", 0))
+    pinned(engine, ONE)
+    assert len(names(engine.root)) == 4
+
+
+def test_a_root_that_cannot_be_written_has_no_pins(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(code: int) -> Callable[..., None]:
+        def create(path: Path, data: bytes = b"") -> None:
+            raise OSError(code, os.strerror(code), str(path))
+
+        return create
+
+    monkeypatch.setattr(files, "create", refuse(errno.EROFS))
+    assert pins.pin(engine.root, ONE, engine.state, NOW) is None
+    monkeypatch.setattr(files, "create", refuse(errno.ENOSPC))
+    with pytest.raises(StorageError, match="its tasks would see different ones"):
+        pinned(engine)
+
+
+def test_a_pin_of_a_later_release_holds_cleaners_and_is_no_moment_to_read(engine: Engine) -> None:
+    path = pinned(engine).path
+    content = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**content, "version": 2}))
+    files.set_times(path, NOW * 1_000_000)
+
+    assert limit(engine, NOW) == 0
+    with pytest.raises(CorruptLogError, match="a pin of version 1"):
+        pinned(engine)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"version":1}', b'{"version":1,"topics":3}'])
+def test_an_unfinished_pin_holds_nobody_and_is_refused(engine: Engine, data: bytes) -> None:
+    path = pinned(engine).path
+    path.write_bytes(data)
+    files.set_times(path, NOW * 1_000_000)
+
+    assert limit(engine, NOW) == layout.INT64_MAX
+    with pytest.raises(CorruptLogError, match="JSON of a pin"):
+        pinned(engine)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_who_dies_while_pinning_leaves_a_pin_or_none(tmp_path: Path, after: bool) -> None:
+    for n in range(1, 50):
+        root = tmp_path / str(n)
+        engine = Engine(root)
+        engine.create_topic("t", 1)
+        append(engine)
+
+        def work(log: Engine = engine) -> None:
+            pinned(log)
+
+        fired = each_act(work, n, Died(), after=after)
+        before = LivePins(root, NOW).limit("t", engine.describe("t").topic_id, 0)
+        append(engine)
+        found = pinned(engine).partition("t", engine.describe("t").topic_id, 0)
+        assert found is not None
+        assert found.last_stable_offset in (1, 2)
+        if found.last_stable_offset == 1:
+            assert before == 1
+        if not fired:
+            return
+    raise AssertionError("it has more acts than were tried")

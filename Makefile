@@ -16,7 +16,7 @@ help: ## show this list
 
 setup: $(READY) ## install what is missing: Java and venv (as root), then .venv and the package
 
-peers: $(PEERS) ## fetch Apache Kafka's broker and tools into .peers/ (Maven; as root it is installed)
+peers: $(PEERS) ## fetch Kafka's broker and tools, and Spark's connector, into .peers/ (Maven; as root it is installed)
 
 demo: $(READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
 	$(BIN)/python -m examples.git_table $(ARGS)
@@ -35,8 +35,8 @@ test-kernels: $(READY) ## the kernels' tests: compiled, with bounds checks, and 
 damage-test: $(READY) ## every file of a log cut and flipped at every byte, counted; takes a while
 	KAFKALOG_DAMAGE=full $(BIN)/python -m pytest -s tests/storage_engine/test_damage*.py $(ARGS)
 
-twin-test: $(READY) $(PEERS) ## 300 drawn logs, and 300 topics of a broker, cleaned by Kafka and by us
-	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/peers/test_cleaner_twin.py $(ARGS)
+twin-test: $(READY) $(PEERS) ## 300 logs, and 300 topics, cleaned by Kafka and by us; jobs of Spark with both formats
+	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/peers/test_cleaner_twin.py tests/peers/test_spark_twin.py $(ARGS)
 
 test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a real Kafka makes of our files, and we of its files
 	$(BIN)/python -m pytest -m peers tests/peers $(ARGS)

@@ -20,6 +20,7 @@ DOCUMENTS = [
     "docs/cleaner.md",
     "docs/conformance.md",
     "docs/format.md",
+    "docs/spark.md",
 ]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```$)?", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -32,15 +33,18 @@ def examples(document: str) -> list[tuple[str, str]]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_readmes_examples_print_what_it_shows(spark: Any, tmp_path: Path) -> None:
-    found = examples("README.md")
+@pytest.mark.parametrize("document", ["README.md", "docs/spark.md"])
+def test_a_documents_examples_print_what_it_shows(
+    document: str, spark: Any, tmp_path: Path
+) -> None:
+    found = examples(document)
     assert found
     names: dict[str, Any] = {"spark": spark}
     for source, output in found:
         here = source.replace("/data/", f"{tmp_path}/")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(here, "README.md", "exec"), names)
+            exec(compile(here, document, "exec"), names)
         shown = printed.getvalue().replace(str(tmp_path), "/data")
         assert shown.split() == output.split(), source
 

@@ -32,8 +32,10 @@ _PROBE = 'cat /proc/sys/kernel/random/boot_id >"$0" && readlink /proc/self/ns/ne
 def _release() -> str:
     """Return the release that pom.xml has the tools of: an image has a broker and tools of one."""
     space = {"m": "http://maven.apache.org/POM/4.0.0"}
-    profile = "m:profiles/m:profile[m:id='tools']/m:dependencies/m:dependency[1]/m:version"
-    version = ElementTree.parse(POM).findtext(profile, namespaces=space)
+    tools = "m:profiles/m:profile[m:id='tools']/m:dependencies"
+    version = ElementTree.parse(POM).findtext(
+        f"{tools}/m:dependency[m:groupId='org.apache.kafka']/m:version", namespaces=space
+    )
     assert version
     return version
 

@@ -433,8 +433,8 @@ def test_a_full_disk_is_emptied_by_retention_though_cleaning_fails(tmp_path: Pat
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         patch.setattr(files, "write_at", lambda *_: (_ for _ in ()).throw(full))
         (stats,) = clean(engine, force=False, now_ms=2)
-    directory = engine.partition_directory("t", 0)
-    assert re.fullmatch(rf"{directory}/[^/ ]+: No space left on device", str(stats.error))
+    # The key index was given up, and the journal is the next file that is written.
+    assert re.match(rf"{tmp_path}/[^ ]+: .*No space left on device", str(stats.error))
     assert not list(engine.partition_directory("t", 0).glob("*.cleaned"))
     assert sum(found.segments for found in retain(engine, now_ms=10_000)) > 0
 

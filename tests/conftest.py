@@ -38,17 +38,12 @@ import pytest  # noqa: E402 - the environment comes first
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Yield one Spark session for the whole run: two task slots, retries allowed, no web server."""
-    import pyspark
     from pyspark.sql import SparkSession
 
+    from tests.spark_home import make_spark_home
+
     scratch = tmp_path_factory.mktemp("spark")
-    # Without `pyspark.zip`, out of which each of Spark's Python processes starts slowly, they find
-    # the package where this process has it, compiled.
-    home = scratch / "home"
-    home.mkdir()
-    for name in ("bin", "jars"):
-        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
-    os.environ["SPARK_HOME"] = str(home)
+    os.environ["SPARK_HOME"] = str(make_spark_home(scratch / "home"))
     session = (
         SparkSession.builder.master("local[2,2]")
         .appName("kafkalog-tests")

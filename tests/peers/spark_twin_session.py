@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Self
 from kafkalog.datasource.lag import offsets_behind_latest
 from tests.peers.jars import PEERS
 from tests.peers.spark_twin_jobs import JOBS, TASK, Reader
+from tests.spark_home import make_spark_home
 
 CONNECTOR = PEERS / "spark"
 QUERY_SECONDS = 180
@@ -127,23 +128,10 @@ class TwinSession:
 # --- in the process ------------------------------------------------------------------------------
 
 
-def _spark_home(home: Path) -> Path:
-    """Make a Spark without `pyspark.zip`: out of it each of its Python processes starts slowly.
-
-    They find the package where this process has it, compiled.
-    """
-    import pyspark
-
-    home.mkdir()
-    for name in ("bin", "jars"):
-        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
-    return home
-
-
 def _session(directory: Path) -> Any:
     from pyspark.sql import SparkSession
 
-    os.environ["SPARK_HOME"] = str(_spark_home(directory / "home"))
+    os.environ["SPARK_HOME"] = str(make_spark_home(directory / "home"))
     jars = os.pathsep.join(str(path) for path in sorted(CONNECTOR.glob("*.jar")))
     session = (
         SparkSession.builder.master("local[2]")

@@ -1,0 +1,20 @@
+"""A Spark whose Python processes start quickly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["make_spark_home"]
+
+
+def make_spark_home(home: Path) -> Path:
+    """Make a Spark without `pyspark.zip`: out of it each of its Python processes starts slowly.
+
+    They find the package where this process has it, compiled.
+    """
+    import pyspark
+
+    home.mkdir()
+    for name in ("bin", "jars"):
+        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
+    return home

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from kafkalog.datasource.byte_splits import split_by_bytes
-from kafkalog.datasource.offset_range import OffsetRange, split_ranges
+from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import driver_name
 from kafkalog.datasource.pushed_filters import PushedFilters, are_pushed
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
 from kafkalog.datasource.resolve import ending_offsets, starting_offsets
+from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.time_offsets import first_batch_since
@@ -68,7 +68,10 @@ class KafkaLogBatchReader(DataSourceReader):
             resolved = [_resolve(p, start[p], end[p], state, self.options) for p in assigned]
             _check(resolved)
             wanted = [piece for piece in resolved if self._wants(piece.partition, state)]
-            pieces = _bound(self._split(engine, wanted), wanted, start, end)
+            # A view takes a partition whole: the newest record of a key may be anywhere in it.
+            is_whole = self.options.latest_view
+            split = wanted if is_whole else task_ranges(engine, self.options, wanted)
+            pieces = _bound(split, wanted, start, end)
             pieces = self._pruned(engine, pieces)
         return [OffsetRangePartition(piece) for piece in pieces]
 
@@ -79,14 +82,6 @@ class KafkaLogBatchReader(DataSourceReader):
     def _wants(self, partition: TopicPartition, state: State) -> bool:
         count = len(state.topic(partition.topic).partitions)
         return self.filters.wants(partition, count, self.options.partitioner)
-
-    def _split(self, engine: Engine, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        options = self.options
-        if options.latest_view:
-            return ranges
-        if options.min_partitions is None and options.max_records_per_partition is None:
-            return [piece for range_ in ranges for piece in split_by_bytes(engine, range_)]
-        return split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
 
     def _pruned(self, engine: Engine, pieces: list[OffsetRange]) -> list[OffsetRange]:
         """Leave out pieces in which the filters' offsets and times do not lie."""

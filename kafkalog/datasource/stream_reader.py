@@ -16,13 +16,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from kafkalog.datasource.available_now import check_available_now
-from kafkalog.datasource.byte_splits import split_by_bytes
 from kafkalog.datasource.columns import check_columns
 from kafkalog.datasource.idle_poll import IdlePoll
 from kafkalog.datasource.initial_offsets import InitialOffsets
 from kafkalog.datasource.latest_ends import LatestEnds
 from kafkalog.datasource.micro_batch import held_partition, micro_batch_ranges
-from kafkalog.datasource.offset_range import OffsetRange, split_ranges
 from kafkalog.datasource.offsets import (
     LATEST,
     OffsetJson,
@@ -34,6 +32,7 @@ from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
 from kafkalog.datasource.rate_limit import limit_offsets
 from kafkalog.datasource.snapshot import has_snapshot, split_off_snapshots
+from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.datasource.trigger_delay import TriggerDelay
 from kafkalog.storage_engine import clock
 from kafkalog.storage_engine.engine import Engine
@@ -182,11 +181,12 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             fail_on_data_loss=options.fail_on_data_loss,
             moving_start=is_moving,
         )
+        assert self._engine is not None
         views: Sequence[InputPartition] = []
         if options.latest_view:
-            assert self._engine is not None
             views, ranges = split_off_snapshots(self._engine, from_json(start), ranges)
-        return [*views, *(OffsetRangePartition(piece) for piece in self._split(ranges))]
+        pieces = task_ranges(self._engine, options, ranges)
+        return [*views, *(OffsetRangePartition(piece) for piece in pieces)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one range, or the view with which it begins."""
@@ -288,10 +288,3 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         `known` are offsets that were seen before.
         """
         return self._latest().of(known)
-
-    def _split(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        options = self._options()
-        if options.min_partitions is not None or options.max_records_per_partition is not None:
-            return split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
-        assert self._engine is not None
-        return [piece for range_ in ranges for piece in split_by_bytes(self._engine, range_)]

@@ -239,10 +239,11 @@ def test_an_offset_out_of_range_names_the_range(judge: Judge, start: int, end: i
 
 BOMB = 1 << 30
 PIECE = bytes(32 << 20)
-PEAK_MIB = 900
+PEAK_MIB = 700
 """The interpreter with its libraries (250 MiB), and a section at the limit (256 MiB) held twice."""
 READER = """
-import resource, sys
+import re, sys
+from pathlib import Path
 import kafkalog
 from kafkalog.errors import KafkaLogError
 engine = kafkalog.open(sys.argv[1])
@@ -253,8 +254,9 @@ except KafkaLogError as fault:
     print("refused", fault)
 (stats,) = engine.clean("one", force=True)
 print("cleaned", stats.error)
-print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+print("peak", int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10)
 """
+"""VmHWM, for ru_maxrss is inherited: a child of a large test run begins with its parent's peak."""
 
 
 def bomb(codec: int) -> bytes:

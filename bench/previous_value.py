@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,6 +79,7 @@ def session(directory: Path) -> SparkSession:
     """Start Spark with what `updates(previous=True)` asks for."""
     from pyspark.sql import SparkSession
 
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.sql.shuffle.partitions", "2")
     builder = builder.config("spark.sql.streaming.stateStore.providerClass", STORE)

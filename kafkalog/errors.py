@@ -52,8 +52,18 @@ class CorruptLogError(KafkaLogError):
 
     advice = "the file is damaged: restore it from a copy"
 
-    def __init__(self, path: Path | str, position: int, expected: object, found: object) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        position: int,
+        expected: object,
+        found: object,
+        *,
+        advice: str | None = None,
+    ) -> None:
         super().__init__(path, position, expected, found)
+        if advice is not None:
+            self.advice = advice
         self.path = str(path)
         self.position = position
         self.expected = expected

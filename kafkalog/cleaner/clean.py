@@ -17,7 +17,6 @@ Kafka: Cleaner.doClean, cleanSegments.
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -67,17 +66,22 @@ def clean_round(
 ) -> LogToClean | None:
     """Clean as much of a partition as can be looked at in one round; None for nothing to do.
 
-    The caller holds the partition's cleaner lock, and no swap is pending. `now_ms` is fixed for the
-    round (C41). If `is_forced`, only moments that somebody reads by now hold it back. Adds to
-    `stats`. Returns the plan as it was before. Raises CorruptBatchError, CorruptLogError,
-    StorageError, OSError and CleaningAborted; what was swapped before that stays, the rest is as it
-    was.
+    The caller holds the partition's cleaner lock, and no swap is pending. `now_ms`, when the round
+    begins, is fixed for it (C41); only the leases of pins are compared with what has passed since.
+    If `is_forced`, only moments that somebody reads by now hold it back. Adds to `stats`. Returns
+    the plan as it was before. Raises CorruptBatchError, CorruptLogError, StorageError, OSError and
+    CleaningAborted; what was swapped before that stays, the rest is as it was.
     """
     directory = engine.partition_directory(topic, partition)
     topic_id = engine.describe(topic).topic_id
     topic_config = TopicConfig.parse(engine.describe(topic).config)
     load_state = _state_of(engine, topic, topic_id, partition)
-    load_pins = functools.partial(LivePins, engine.root, now_ms, held_only=is_forced)
+    began = time.monotonic()
+
+    def load_pins() -> LivePins:
+        # A long round meets pins that are younger than it is.
+        elapsed_ms = round((time.monotonic() - began) * 1e3)
+        return LivePins(engine.root, now_ms + elapsed_ms, held_only=is_forced)
 
     def check() -> None:
         check_abort()

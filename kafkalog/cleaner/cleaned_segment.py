@@ -147,8 +147,7 @@ class CleanedSegment:
         As in Kafka the transaction index has its own time. The key index is `finish_keys`'.
         """
         self._index_time(self._top_timestamp, self._top_offset)
-        os.close(self._fd)
-        self._fd = -1
+        self._close()
         contents = {
             layout.INDEX: b"".join(self._offset_entries),
             layout.TIME_INDEX: b"".join(self._time_entries),
@@ -158,10 +157,11 @@ class CleanedSegment:
         for suffix, content in contents.items():
             self._in_room(suffix, partial(files.create, self.path(suffix), content))
         for suffix in (layout.LOG, *contents):
-            if suffix != layout.TRANSACTION_INDEX:
-                with _naming(self.path(suffix)):
+            with _naming(self.path(suffix)):
+                if suffix != layout.TRANSACTION_INDEX:
                     files.set_times(self.path(suffix), mtime_ns)
-            self._in_room(suffix, partial(files.sync_path, self.path(suffix)))
+                # Never tried again: after a failed sync the pages only pretend to be clean.
+                files.sync_path(self.path(suffix))
 
     def finish_keys(self) -> None:
         """Write the key index of the finished segment, unless the disk has no room for it."""
@@ -181,15 +181,19 @@ class CleanedSegment:
 
     def discard(self) -> None:
         """Close and remove everything; what cannot be removed now goes before the next cleaning."""
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            self._fd = -1
+        with contextlib.suppress(OSError):
+            self._close()
         if self.keys is not None:
             self.keys.discard()
         for suffix in layout.SEGMENT_SUFFIXES:
             with contextlib.suppress(OSError):
                 files.remove(self.path(suffix))
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1  # first: also a close that fails has closed
+        if fd >= 0:
+            with _naming(self.path(layout.LOG)):
+                os.close(fd)
 
     def _in_room(self, suffix: str, act: Callable[[], None]) -> None:
         """Write one of the files; where the disk is full the key index makes room for it."""

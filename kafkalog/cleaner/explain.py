@@ -369,15 +369,18 @@ def _pin(
     pins = LivePins(engine.root, now_ms)
     offset, until_ms = pins.holder(log.topic, topic_id, log.partition)
     if offset < min(state.active_base, state.last_stable_offset):
+        # Beyond its lease a pin holds where somebody reads by it.
+        is_leased = until_ms > now_ms
+        until = f"until {moment(until_ms)}, or later if the reader goes on"
         yield (
             max(offset, log.first_dirty_offset),
             Finding(
                 "pin",
                 f"A reader has pinned its moment at offset {offset}, and no cleaning goes past "
-                f"that until {moment(until_ms)}, or later if the reader goes on.",
+                f"that {until if is_leased else 'as long as somebody reads by it'}.",
                 "it ends with the readers of that moment; once they have ended, "
                 "kafkalog clean --force does not wait",
-                until_ms,
+                until_ms if is_leased else None,
             ),
         )
 

@@ -6,6 +6,7 @@ exit status is 1 if a partition could not be cleaned; `kafkalog status` goes on 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,9 +30,10 @@ def command(
 ) -> int:
     """Print what the cleaning of each partition did."""
     with open_writable(path) as log:
+        ends = _stable_ends(log) if force else {}
         results = _clean(log, topic, force=force)
         passed_over = _passed_over(log, topic, results)
-        passed_over += _pinned(log, topic) if force else []
+        passed_over += _pinned(log, topic, ends) if force else []
     if json:
         for stats in results:
             print_json({_camel(name): value for name, value in asdict(stats).items()})
@@ -83,16 +85,25 @@ def _passed_over(log: KafkaLog, topic: str | None, results: list[CleanerStats]) 
     ]
 
 
-def _pinned(log: KafkaLog, topic: str | None) -> list[str]:
-    """Say which partitions are read by moments that a forced cleaning could not pass."""
+def _stable_ends(log: KafkaLog) -> dict[tuple[str, int], int]:
+    return {(one.topic, one.partition): one.last_stable_offset for one in log.status()}
+
+
+def _pinned(log: KafkaLog, topic: str | None, ends: Mapping[tuple[str, int], int]) -> list[str]:
+    """Say which partitions are read by moments that a forced cleaning could not pass.
+
+    `ends` are the last stable offsets before it: what was appended later it need not reach.
+    """
     pins = LivePins(log.root, clock.now_ms(), held_only=True)
     lines: list[str] = []
     for status in log.status():
         if topic in (None, status.topic) and status.state != "not compacted":
             topic_id = log.describe(status.topic).topic_id
             offset = pins.limit(status.topic, topic_id, status.partition)
+            offset = max(offset, status.first_dirty_offset)
             # Beyond the last stable offset it is an open transaction that nobody could pass.
-            if max(offset, status.first_dirty_offset) < status.last_stable_offset:
+            end = ends.get((status.topic, status.partition), 0)
+            if offset < min(end, status.last_stable_offset):
                 lines.append(
                     f"{status.topic}-{status.partition} was cleaned no further than offset "
                     f"{offset}: somebody reads it as of then; clean again when that has ended"

@@ -69,9 +69,9 @@ def pinned_moment(engine: Engine, driver: str) -> Iterator[Pin | None]:
 def pin_ends(engine: Engine, ends: Offsets) -> Path | None:
     """Pin the log as of some ends, for tasks to come; None where that cannot be done.
 
-    It cannot where nothing can be written, nor where a cleaner has passed one of them.
+    It cannot where nothing can be written, nor where a cleaner has passed all of them.
     """
-    if not (engine.root / layout.COMMIT).exists():
+    if not (engine.root / layout.COMMIT).exists() or not _not_passed(engine.state(), ends):
         return None
     action = Action(driver_name(), f"ends {uuid.uuid4().hex}")
     with contextlib.suppress(StorageError):
@@ -107,19 +107,22 @@ def as_pinned(
 
 @contextlib.contextmanager
 def renewed(path: Path | None) -> Iterator[None]:
-    """Hold a pin, and renew its lease, now and every minute, for as long as the block runs."""
+    """Hold a pin, and renew its lease, now and every minute, for as long as the block runs.
+
+    Another user's that may not be opened has the lease that it has.
+    """
     if path is None:
         yield
         return
     is_over = threading.Event()
 
     def keep() -> None:
-        renew(path, clock.now_ms())
         while not is_over.wait(_RENEWAL_S):
             renew(path, clock.now_ms())
 
     with contextlib.ExitStack() as held:
-        hold(path, held)
+        with contextlib.suppress(PermissionError):
+            hold(path, held, clock.now_ms())
         threading.Thread(target=keep, name="kafkalog-pin", daemon=True).start()
         try:
             yield
@@ -144,8 +147,20 @@ def _action(driver: str) -> Action | None:
     )
 
 
+def _not_passed(state: State, ends: Offsets) -> Offsets:
+    """Return those of some ends that cleaners have not gone beyond."""
+    return {
+        partition: ends[partition]
+        for topic in state.topics.values()
+        for number, held in enumerate(topic.partitions)
+        if (partition := TopicPartition(topic.name, number)) in ends
+        and ends[partition] >= held.cleaned_to
+    }
+
+
 def _as_of(state: State, ends: Offsets) -> State:
     """Return a state in which no transaction of a partition is decided beyond its end."""
+    ends = _not_passed(state, ends)
     topics = dict(state.topics)
     for name in {partition.topic for partition in ends} & topics.keys():
         topics[name] = dataclasses.replace(

@@ -70,9 +70,9 @@ def value_columns(
 
 
 def _comparison(df: DataFrame) -> Callable[[str], str]:
-    """Return what makes two names equal that Spark takes for the same."""
+    """Return what makes two names equal that Spark takes for the same: it compares lower case."""
     is_exact = df.sparkSession.conf.get("spark.sql.caseSensitive", "false")
-    return str if str(is_exact).lower() == "true" else str.casefold
+    return str if str(is_exact).lower() == "true" else str.lower
 
 
 def _check_distinct(names: list[str], same: Callable[[str], str]) -> None:

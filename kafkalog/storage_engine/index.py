@@ -91,11 +91,12 @@ class _IndexFile(ABC):
         """Yield (place, entry) of wanted entries: the last one, then ever earlier ones.
 
         `wanted` holds for the first entries and for no later one, as long as the file is sound;
-        in a damaged file the search ends somewhere, on entries for which it does hold.
+        in a damaged file the search ends somewhere, on entries for which it does hold. None of a
+        file that is missing, or that this user may not read: entries are hints.
         """
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             return
         try:
             low, high = 0, os.fstat(fd).st_size // self.entry_size

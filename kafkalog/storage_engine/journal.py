@@ -316,8 +316,10 @@ class Journal:
             left = replay.end - known.end
             if left or header.outlived or self._in_doubt:
                 if left:
-                    # Written again: after a failed sync the pages may only pretend to be clean.
-                    files.write_at(fd, files.read_at(fd, left, known.end), known.end)
+                    # Written again, also what relaxed commits had left before it: after a failed
+                    # sync the pages may only pretend to be clean.
+                    start = known.synced_end
+                    files.write_at(fd, files.read_at(fd, replay.end - start, start), start)
                 if header.outlived:
                     self._erase(fd, replay.end)
                 files.sync_data(fd)

@@ -37,6 +37,8 @@ _GET_LOCK = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 _descriptors: set[int] = set()
+_generation = 0
+"""Of forked processes: a descriptor that another one opened is not ours to close."""
 _mutexes: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 # Nobody forks within it. It may be taken twice: a generator that holds a lock may be finalised by
 # the garbage collector while its thread is in here.
@@ -46,7 +48,9 @@ _asking = threading.Lock()
 
 def _forget_inherited_locks() -> None:
     """In a forked child: close the parent's lock descriptors, or its death would not free them."""
-    global _guard, _asking  # noqa: PLW0603  another thread's mutex may be held for ever in the child
+    # Another thread's mutex may be held for ever in the child.
+    global _guard, _asking, _generation  # noqa: PLW0603
+    _generation += 1
     for fd in _descriptors:
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -75,8 +79,9 @@ def _descriptor(path: Path, *, writable: bool, create: bool = True) -> Iterator[
     fd: int | None
     with _guard:
         try:
-            mode = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
-            fd = os.open(path, mode | os.O_CLOEXEC, 0o644)
+            # To write, even if only asked: where fcntl emulates `flock`, as on NFS, it has to be.
+            mode = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+            fd = os.open(path, mode, 0o644)
         except OSError as fault:
             if not create and isinstance(fault, FileNotFoundError):
                 fd = None
@@ -88,12 +93,13 @@ def _descriptor(path: Path, *, writable: bool, create: bool = True) -> Iterator[
                 fd = None
         if fd is not None:
             _descriptors.add(fd)
+        generation = _generation
     try:
         yield fd
     finally:
-        # In a forked child the descriptor is closed already, and its number may be another file's.
+        # In a forked child the descriptor is closed already, and its number may be another lock's.
         with _guard:
-            if fd is not None and fd in _descriptors:
+            if fd is not None and generation == _generation:
                 _descriptors.discard(fd)
                 os.close(fd)
 

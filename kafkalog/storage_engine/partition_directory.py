@@ -4,20 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine import checkpoints, files, layout
 
+_PIECE_SIZE: Final = 1 << 20
+
 
 def sync_segments(directory: Path, base_offset: int) -> None:
     """Sync every `.log` of a partition from `base_offset` on, and the directory."""
+    for log in _logs(directory, base_offset):
+        with contextlib.suppress(FileNotFoundError):  # a cleaner replaced it, by synced files
+            files.sync_path(log)
+    files.sync_directory(directory)
+
+
+def write_segments_again(directory: Path, base_offset: int) -> None:
+    """Write every `.log` of a partition from `base_offset` on once more, the same bytes in place.
+
+    For files that cannot be cut after a failed sync, since readers have been shown what is in them:
+    their pages may only pretend to be clean, and the next sync would write nothing and succeed. The
+    caller holds the commit lock. Raises OSError.
+    """
+    for log in _logs(directory, base_offset):
+        try:
+            fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # a cleaner replaced it, by synced files
+        try:
+            for position in range(0, os.fstat(fd).st_size, _PIECE_SIZE):
+                files.write_at(fd, files.read_at(fd, _PIECE_SIZE, position), position)
+        finally:
+            os.close(fd)
+
+
+def _logs(directory: Path, base_offset: int) -> Iterator[Path]:
     for name in os.listdir(directory):
         parsed = layout.parse_segment_file(name)
         if parsed and parsed[1:] == (layout.LOG, "") and parsed[0] >= base_offset:
-            with contextlib.suppress(FileNotFoundError):  # a cleaner replaced it, by synced files
-                files.sync_path(directory / name)
-    files.sync_directory(directory)
+            yield directory / name
 
 
 def create_partition(directory: Path, topic_id: str) -> None:

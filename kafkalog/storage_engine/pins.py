@@ -16,9 +16,11 @@ lease, and honours only the pins that somebody holds. Invariants:
   and only then swaps. Whoever comes second sees the other.
 - That a moment is whole never depends on a lease. Whoever opens a view of it compares the state
   that belongs to the open files with the pin, and refuses a log that was cleaned beyond.
-- A pin that is no longer live stays for a day, so that a straggler does not take it for missing and
-  pin another moment; the pins of a streaming query go when a later batch of it pins one. None goes
-  that somebody reads by.
+- A pin that is no longer live stays for a day, by the clock of who renewed it last and by the file
+  system's, so that a straggler does not take it for missing and pin another moment; the pins of a
+  streaming query go when a later batch of it pins one. None goes that somebody reads by.
+- Who takes hold of a pin renews it then. So of one that has ended, and that nobody held when a
+  cleaner asked, it does not ask again for some minutes, unless it was renewed.
 
 A root that cannot be written has no pins; nor has a broker's. Kafka has nothing like it.
 """
@@ -61,6 +63,8 @@ _logger = logging.getLogger(__name__)
 LEASE_MS = 10 * 60_000
 """How long a pin holds cleaners back after it was renewed last."""
 _KEPT_MS = 24 * 60 * 60_000
+_ASKED_AGAIN_MS = 5 * 60_000
+"""After which an ended pin is asked about anew: who may not write to it cannot renew it."""
 _SWEEPS_ONE_IN = 32
 """Of the actions that are no micro-batch: a sweep looks at every file of the root."""
 _TRIES = 100
@@ -69,7 +73,10 @@ _ASK_PAUSE_S = 0.003
 _LISTINGS = 10
 """Attempts to list a root between two changes of it."""
 _VERSION = 1
-_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_NOT_WRITABLE = frozenset(
+    {errno.EROFS, errno.EACCES, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
+)
+"""Also what file systems without hard links say."""
 _NAME = re.compile(rf"^{layout.PIN}([0-9a-f]{{16}})-([0-9]+|x)-[0-9a-f]{{16}}(\.[0-9a-f]+)?$")
 
 
@@ -128,16 +135,17 @@ def pin(
 ) -> Pin | None:
     """Return the moment of an action: the one that is pinned, else the present one, pinned now.
 
-    With `held` its lock is shared until that is closed. None where the root cannot be written.
-    Raises StorageError when the disk refuses the file, and CorruptLogError for a pin that cannot be
-    read.
+    With `held` its lock is shared until that is closed. None where the root cannot be written, and
+    where its file system has no hard links. Raises StorageError when the disk refuses the file, and
+    CorruptLogError for a pin that cannot be read.
     """
     path = root / action.file_name()
     for _ in range(_TRIES):
         try:
             found = _read(path)
             if found is not None:
-                hold(path, held)
+                if held is not None:
+                    hold(path, held, now_ms)
                 return found
         except OSError as fault:
             raise StorageError(
@@ -151,18 +159,22 @@ def pin(
                 return None
             raise StorageError(
                 f"{path}: the moment of this read cannot be written down, and its tasks would see "
-                f"different ones: {fault.strerror}"
+                f"different ones: {fault.strerror}; free space, or give endingOffsets, which needs "
+                "no pin"
             ) from fault
         if made and (action.batch is not None or secrets.randbelow(_SWEEPS_ONE_IN) == 0):
             with contextlib.suppress(OSError):
                 _sweep(root, now_ms, action.file_name())
-    raise StorageError(f"{path}: the pin of this read vanished, or was passed, {_TRIES} times")
+    raise StorageError(
+        f"{path}: the pin of this read vanished, or was passed, {_TRIES} times; "
+        "run the action again"
+    )
 
 
-def hold(path: Path, held: contextlib.ExitStack | None) -> None:
-    """Share the lock of a pin that is there, until `held` is closed: somebody reads by it."""
-    if held is not None:
-        held.enter_context(locks.FileLock(path, create=False).shared())
+def hold(path: Path, held: contextlib.ExitStack, now_ms: int) -> None:
+    """Share the lock of a pin, until `held` is closed: somebody reads by it. Renews it, too."""
+    held.enter_context(locks.FileLock(path, create=False).shared())
+    renew(path, now_ms)  # after it: cleaners who had asked before ask again
 
 
 def renew(path: Path, now_ms: int) -> None:
@@ -179,10 +191,9 @@ def _make(
     candidate = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         files.create(candidate, _encoded(state))
-        files.set_times(candidate, now_ms * 1_000_000)
         with contextlib.ExitStack() as own:
             # A lock is the file's, whatever its name: so there is no moment without it.
-            hold(candidate, own)
+            hold(candidate, own, now_ms)
             if _is_passed(state, load_state()) or not files.link(candidate, path):
                 return False
             if held is not None:
@@ -207,29 +218,47 @@ def _is_passed(then: State, now: State) -> bool:
 # --- what cleaners ask ---------------------------------------------------------------------------
 
 
+_Hold = tuple[int, int]
+"""An offset that no cleaning may pass, and the end of the lease, negative: the least one counts."""
+_NONE: _Hold = (layout.INT64_MAX, 0)
+
+_unheld: dict[Path, dict[int, tuple[int, int]]] = {}
+"""By root and inode, of pins that nobody held: when they were renewed, and when asked about."""
+
+
 class LivePins:
-    """The pins of a root that hold cleaners back, as they were at one look."""
+    """What the pins of a root that hold cleaners back say, as they were at one look."""
 
     def __init__(self, root: Path, now_ms: int, *, held_only: bool = False) -> None:
         """Look for them; costs a listing of the root, and a small read per live pin.
 
         With `held_only` a lease is not enough: only what somebody reads by now counts.
         """
-        self._pins: list[tuple[Pin | None, int]] = []
-        """With the end of each one's lease; None for one that only a later release can read."""
-        seen: set[int] = set()
-        for path, inode, renewed_ms in _listed(root):
-            is_leased = abs(now_ms - renewed_ms) < LEASE_MS and not held_only
-            if inode in seen or not (is_leased or _is_held(path)):
-                continue
-            seen.add(inode)
+        self._everywhere = _NONE
+        """Of pins that nobody here can read."""
+        self._least: dict[tuple[str, str], dict[int, _Hold]] = {}
+        """By topic and its id, then by partition."""
+        for path, renewed_ms in _live(root, now_ms, held_only=held_only):
+            until = -(renewed_ms + LEASE_MS)
             try:
-                self._pins.append((_read_either(path), renewed_ms + LEASE_MS))
+                found = _read_either(path)
             except (CorruptLogError, FileNotFoundError):
-                pass  # one that is being written counts for nothing yet: its maker looks again
+                continue  # one that is being written counts for nothing yet: its maker looks again
             except OSError as fault:
                 _logger.warning("%s: cannot be read, so nothing is cleaned: %s", path, fault)
-                self._pins.append((None, renewed_ms + LEASE_MS))
+                found = None
+            if found is None:
+                self._everywhere = min(self._everywhere, (0, until))
+            else:
+                self._add(found, until)
+
+    def _add(self, pin: Pin, until: int) -> None:
+        for topic, (topic_id, partitions) in pin.topics.items():
+            least = self._least.setdefault((topic, topic_id), {})
+            for number, pinned in enumerate(partitions):
+                hold = (pinned.last_stable_offset, until)
+                if hold < least.get(number, _NONE):
+                    least[number] = hold
 
     def limit(self, topic: str, topic_id: str, partition: int) -> int:
         """Return the offset that no cleaning of the partition may pass; INT64_MAX for none."""
@@ -237,16 +266,29 @@ class LivePins:
 
     def holder(self, topic: str, topic_id: str, partition: int) -> tuple[int, int]:
         """Return that offset, and until when (epoch ms) the pin that holds there is leased."""
-        held = (layout.INT64_MAX, 0)
-        for found, until_ms in self._pins:
-            if found is None:
-                offset = 0  # nobody here knows what it holds
-            else:
-                pinned = found.partition(topic, topic_id, partition)
-                offset = layout.INT64_MAX if pinned is None else pinned.last_stable_offset
-            if offset < held[0] or (offset == held[0] < layout.INT64_MAX and until_ms > held[1]):
-                held = (offset, until_ms)
-        return held
+        held = self._least.get((topic, topic_id), {}).get(partition, _NONE)
+        offset, until = min(self._everywhere, held)
+        return offset, -until
+
+
+def _live(root: Path, now_ms: int, *, held_only: bool) -> Iterator[tuple[Path, int]]:
+    """Yield the pins that are held, or leased where that is enough, and when they were renewed."""
+    before = _unheld.get(root, {})
+    unheld: dict[int, tuple[int, int]] = {}
+    seen: set[int] = set()
+    for path, inode, renewed_ms, _ in _listed(root):
+        if inode in seen:
+            continue
+        seen.add(inode)
+        is_leased = abs(now_ms - renewed_ms) < LEASE_MS
+        known_ms, asked_ms = before.get(inode, (None, 0))
+        if is_leased or known_ms != renewed_ms or abs(now_ms - asked_ms) >= _ASKED_AGAIN_MS:
+            if (is_leased and not held_only) or _is_held(Path(path)):
+                yield Path(path), renewed_ms
+                continue
+            asked_ms = now_ms
+        unheld[inode] = (renewed_ms, asked_ms)
+    _unheld[root] = unheld
 
 
 def sweep_pins(root: Path, now_ms: int) -> int:
@@ -254,12 +296,13 @@ def sweep_pins(root: Path, now_ms: int) -> int:
     return _sweep(root, now_ms, None)
 
 
-def _sweep(root: Path, now_ms: int, name: str | None) -> int:
-    """Remove old pins, and those of earlier batches of the query that pinned `name`."""
-    own = None if name is None else _NAME.match(name)
+def _sweep(root: Path, now_ms: int, action: str | None) -> int:
+    """Remove old pins, and those of earlier batches of the query that pinned that action's."""
+    own = None if action is None else _NAME.match(action)
     count = 0
-    for path, _, renewed_ms in _entries(root):
-        match = _NAME.match(path.name)
+    for path, _, renewed_ms, changed_ms in _entries(root):
+        match = _NAME.match(os.path.basename(path))
+        is_old = all(abs(now_ms - time_ms) >= _KEPT_MS for time_ms in (renewed_ms, changed_ms))
         is_earlier = (
             own is not None
             and match is not None
@@ -267,9 +310,9 @@ def _sweep(root: Path, now_ms: int, name: str | None) -> int:
             and "x" not in (match[2], own[2])
             and int(match[2]) < int(own[2])
         )
-        if (is_earlier or abs(now_ms - renewed_ms) >= _KEPT_MS) and not _is_held(path):
+        if (is_earlier or is_old) and not _is_held(Path(path)):
             with contextlib.suppress(OSError):
-                files.remove(path)
+                files.remove(Path(path))
                 count += 1
     return count
 
@@ -277,11 +320,11 @@ def _sweep(root: Path, now_ms: int, name: str | None) -> int:
 def _is_held(path: Path) -> bool:
     """Whether somebody reads by a pin, under the name it was listed by or the one it has since.
 
-    Two who ask at once may take each other for a reader, so a yes is asked for again. Of a file
-    that may not be opened nobody can tell: only its lease counts.
+    Two who ask at once may take each other for a reader, so a yes is asked for again. Where nobody
+    can tell, of a file that may not be opened or locked alone, only its lease counts.
     """
-    with contextlib.suppress(PermissionError):
-        for name in {path, path.with_suffix("")}:
+    with contextlib.suppress(OSError, StorageError):
+        for name in dict.fromkeys((path, path.with_suffix(""))):
             lock = locks.FileLock(name, create=False)
             for attempt in range(_ASKS):
                 if not lock.is_held():
@@ -292,7 +335,7 @@ def _is_held(path: Path) -> bool:
     return False
 
 
-def _listed(root: Path) -> list[tuple[Path, int, int]]:
+def _listed(root: Path) -> list[_Entry]:
     """List the pins of a root; no name is missed that was there all the time under either name."""
     for _ in range(_LISTINGS):
         before = root.stat().st_mtime_ns
@@ -302,14 +345,28 @@ def _listed(root: Path) -> list[tuple[Path, int, int]]:
     return found
 
 
-def _entries(root: Path) -> Iterator[tuple[Path, int, int]]:
-    """Yield the pins of a root: path, inode, and when (epoch ms) it was renewed last."""
+class _Entry(NamedTuple):
+    """A pin in a listing of its root, which may be long."""
+
+    path: str
+    inode: int
+    renewed_ms: int
+    """By the clock of who renewed it."""
+    changed_ms: int
+    """By the clock of the file system."""
+
+
+def _entries(root: Path) -> Iterator[_Entry]:
+    """Yield the pins of a root."""
     with os.scandir(root) as entries:
         for entry in entries:
             if entry.name.startswith(layout.PIN) and entry.is_file(follow_symlinks=False):
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     known = entry.stat(follow_symlinks=False)
-                    yield Path(entry.path), known.st_ino, known.st_mtime_ns // 1_000_000
+                except FileNotFoundError:
+                    continue
+                times = (known.st_mtime_ns // 1_000_000, known.st_ctime_ns // 1_000_000)
+                yield _Entry(entry.path, known.st_ino, *times)
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -335,7 +392,13 @@ def _read(path: Path) -> Pin | None:
     except FileNotFoundError:
         return None
     if found is None:
-        raise CorruptLogError(path, 0, f"a pin of version {_VERSION}", "one of a later release")
+        raise CorruptLogError(
+            path,
+            0,
+            f"a pin of version {_VERSION}",
+            "one of a later release",
+            advice="run one release everywhere",
+        )
     return found
 
 
@@ -369,7 +432,13 @@ def _decoded(path: Path, data: bytes) -> Pin | None:
         ArithmeticError,
         RecursionError,
     ) as fault:
-        raise CorruptLogError(path, 0, "the JSON of a pin", f"{data[:40]!r}") from fault
+        raise CorruptLogError(
+            path,
+            0,
+            "the JSON of a pin",
+            f"{data[:40]!r}",
+            advice="remove it and run the action again",
+        ) from fault
 
 
 def _digest(*parts: str) -> str:

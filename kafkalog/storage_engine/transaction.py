@@ -11,7 +11,7 @@ import base64
 import dataclasses
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -228,8 +228,7 @@ class Transaction:
     def _sync(self) -> None:
         for appender in self._appenders.values():
             appender.sync()
-        for (topic, number), base_offset in self.state.unsynced.items():
-            directory = self._root / layout.partition_directory(topic, number)
+        for directory, base_offset in self._unsynced():
             partition_directory.sync_segments(directory, base_offset)
 
     def close(self) -> None:
@@ -239,7 +238,11 @@ class Transaction:
         self._appenders.clear()
 
     def abandon(self, fault: BaseException) -> None:
-        """Undo what was not published, unless that is in doubt; a second failure is only logged."""
+        """Undo what was not published, unless that is in doubt; a second failure is only logged.
+
+        What relaxed commits have published is not undone, and written again: see
+        `partition_directory.write_segments_again`.
+        """
         in_doubt = isinstance(fault, CommitInDoubtError)
         for appender in self._appenders.values():
             try:
@@ -250,6 +253,20 @@ class Transaction:
             except OSError:
                 _logger.exception("%s: could not be cut; the next commit will", appender.directory)
         self._appenders.clear()
+        if isinstance(fault, OSError):
+            self._write_unsynced_again()
+
+    def _write_unsynced_again(self) -> None:
+        for directory, base_offset in self._unsynced():
+            try:
+                partition_directory.write_segments_again(directory, base_offset)
+            except OSError:
+                _logger.exception("%s: relaxed commits may not outlive a power cut", directory)
+
+    def _unsynced(self) -> Iterator[tuple[Path, int]]:
+        """Yield the directories that relaxed commits wrote to, with their first unsynced bases."""
+        for (topic, number), base_offset in self.state.unsynced.items():
+            yield self._root / layout.partition_directory(topic, number), base_offset
 
 
 def new_topic_id() -> str:

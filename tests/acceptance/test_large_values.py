@@ -39,4 +39,5 @@ def test_values_of_100_mib_among_small_ones_do_not_fill_a_worker() -> None:
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == len(CODECS)
     for figures in lines:
+        print(figures)
         check(figures)

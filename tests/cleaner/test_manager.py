@@ -23,6 +23,7 @@ from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.broker.ownership import adopt, release
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.naive import batch, dump, newest_values, offsets, records_of
+from tests.storage_engine.faults import LyingPages
 
 MINUTE = 60_000
 
@@ -453,3 +454,23 @@ def test_outputs_that_could_not_be_swapped_in_make_room_at_once(tmp_path: Path) 
     assert not list(engine.partition_directory("t", 0).glob("*.cleaned"))
     assert dump(engine) == before
     assert [stats.error for stats in clean(engine, force=True, now_ms=3)] == [None]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("suffix", [layout.LOG, layout.INDEX])
+def test_after_a_failed_sync_a_cleaning_writes_its_segments_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, suffix: str
+) -> None:
+    """Were it the sync alone that is done again, it would succeed, with nothing on the disk."""
+    refused = suffix + layout.CLEANED
+    disk = LyingPages(monkeypatch, code, lambda name: name.endswith(refused))
+    engine = filled(tmp_path, "t")
+    engine.alter_topic("t", {"index.interval.bytes": "0"})
+    (stats,) = clean(engine, now_ms=1_000)
+    assert len(disk.failures) == 1
+    assert stats.error is not None and os.strerror(code) in stats.error
+    assert disk.failures[0] in stats.error
+    (stats,) = clean(engine, force=True, now_ms=2_000)
+    assert stats.error is None and stats.records_removed
+    for path in (tmp_path / "t-0").glob(f"*{suffix}"):
+        assert disk.kept(path) == path.read_bytes()

@@ -251,3 +251,40 @@ def test_no_reader_sees_two_moments_while_a_cleaner_runs_without_pause(tmp_path:
     assert faults == []
     assert reads[0] > 10
     assert engine.describe("t").partitions[0].cleaned_to > 0
+
+
+def test_a_round_honours_pins_that_are_younger_than_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = log(tmp_path)
+    append(engine, "old")
+    old = engine.state()
+    append(engine, "new")
+    append(engine, "newer", 1)
+    monotonic, passed_ms = time.monotonic, 0
+
+    def take_long(stats: object) -> None:
+        """A stream's reader pins its batch's end, when the round has lasted longer than a lease."""
+        nonlocal passed_ms
+        if not passed_ms:
+            passed_ms = LEASE_MS + 60_000
+            assert pins.pin(engine.root, ONE, lambda: old, NOW + passed_ms) is not None
+
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed_ms / 1e3)
+    clean(engine, "t", now_ms=NOW, progress=take_long)
+    assert passed_ms
+    assert engine.describe("t").partitions[0].cleaned_to <= 10
+    assert set(table(engine, 10).values()) == {b"old"}
+
+
+def test_of_a_pin_whose_lease_is_over_no_end_is_told(
+    tmp_path: Path, held: contextlib.ExitStack
+) -> None:
+    engine = log(tmp_path)
+    pinned(engine, held=held)
+    append(engine, "old")
+    append(engine, "new")
+    (told,) = explain(engine, "t", NOW + LEASE_MS)
+    (finding,) = [one for one in told.findings if one.code == "pin"]
+    assert "no cleaning goes past that as long as somebody reads by it." in finding.sentence
+    assert finding.until_ms is None

@@ -251,6 +251,42 @@ def test_a_reader_is_blamed_for_what_it_holds_back_alone(tmp_path: Path, kafkalo
     assert kafkalog("clean", tmp_path / "log", "--force").status == 0
 
 
+def test_a_forced_cleaning_has_to_reach_what_there_was_before_it(
+    tmp_path: Path, kafkalog: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a log that is written to, readers pin moments, and writers append, all the while."""
+    from contextlib import ExitStack
+
+    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine import clock, pins
+
+    with library.open(tmp_path / "log") as log:
+        log.create_topic("t", 1)
+        log.append("t", [(f"k{i % 3}", "v") for i in range(10)])
+        old = log.state()
+    clean = KafkaLog.clean
+
+    with ExitStack() as held:
+
+        def on_a_live_log(log: KafkaLog, *arguments: object, **named: object) -> object:
+            """One reader pins what has been cleaned, another what has been passed."""
+            found = clean(log, *arguments, **named)  # type: ignore[arg-type]
+            for name, load_state in (("1", log.state), ("2", lambda: old)):
+                action = pins.Action("app", name)
+                assert pins.pin(log.root, action, load_state, clock.now_ms(), held=held)
+            log.append("t", [("k1", "v")])
+            return found
+
+        monkeypatch.setattr(KafkaLog, "clean", on_a_live_log)
+        result = kafkalog("clean", tmp_path / "log", "--force")
+        assert "was cleaned no further" not in result.err
+        assert result.status == 0
+        monkeypatch.undo()
+        result = kafkalog("clean", tmp_path / "log", "--force")
+        assert "t-0 was cleaned no further than offset 10: somebody reads it" in result.err
+        assert result.status == 1
+
+
 def test_what_was_passed_over_is_told(root: Path, kafkalog: Command) -> None:
     from kafkalog.cleaner import abort_and_pause
 

@@ -1,5 +1,7 @@
 """The numbers are those of Spark's KafkaOffsetRangeCalculatorSuite."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,3 +140,16 @@ def test_no_offset_is_dropped(
     filled = {r.partition.partition: (r.start, r.end) for r in given_ranges if r.size}
     assert {p: (cut[0], cut[-1]) for p, cut in bounds(pieces).items()} == filled
     assert most is None or all(piece.size <= most for piece in pieces)
+
+
+def test_many_more_parts_than_offsets_cost_nothing() -> None:
+    (whole,) = ranges((0, 10))
+    tracemalloc.start()
+    try:
+        pieces = split_ranges([whole], 1_000_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert [(piece.start, piece.end) for piece in pieces] == [(n, n + 1) for n in range(10)]
+    assert peak < 1 << 20

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 from kafkalog.cleaner import clean
 from kafkalog.datasource import pin, range_reader
 from kafkalog.datasource.batch_reader import KafkaLogBatchReader
+from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.datasource.pin import driver_name
 from kafkalog.errors import DataLossError, InvalidInputError
 from kafkalog.storage_engine import clock, files, layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.pins import LivePins
 from tests.datasource.logs import append, numbered, rows, source
 from tests.datasource.spark_task import task
 from tests.storage_engine.broker_root import BrokerRoot
@@ -47,6 +50,11 @@ def compacted(root: Path, pairs: list[tuple[bytes, bytes | None]]) -> None:
 
 def pins(root: Path) -> list[str]:
     return [name for name in os.listdir(root) if name.startswith(layout.PIN)]
+
+
+def limit(engine: Engine, topic: str = "t") -> int:
+    held = LivePins(engine.root, clock.now_ms())
+    return held.limit(topic, engine.describe(topic).topic_id, 0)
 
 
 def values(found: list[dict[str, Any]]) -> dict[bytes, bytes]:
@@ -204,6 +212,42 @@ def test_a_lease_is_renewed_while_a_task_reads(
         age()
         time.sleep(0.3)
         assert renewed_ms() == 0
+
+
+def test_a_task_that_may_not_open_the_pin_of_another_user_reads_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compacted(tmp_path, [(b"a", b"old"), (b"b", b"old")])
+    with Engine(tmp_path) as engine:
+        path = pin.pin_ends(engine, {TopicPartition("t", 0): 2})
+        assert path is not None
+        leased = limit(engine)
+
+        def refused(act: Callable[..., Any]) -> Callable[..., Any]:
+            def checked(name: Any, *arguments: Any, **named: Any) -> Any:
+                if layout.PIN in str(name):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(name))
+                return act(name, *arguments, **named)
+
+            return checked
+
+        monkeypatch.setattr(os, "open", refused(os.open))
+        monkeypatch.setattr(os, "utime", refused(os.utime))
+        with pin.renewed(path):
+            assert limit(engine) == leased == 2
+
+
+def test_an_end_that_a_cleaner_has_passed_is_not_pinned(tmp_path: Path) -> None:
+    """It would hold back for nothing; the other ends are pinned."""
+    compacted(tmp_path, [(b"a", b"old"), (b"b", b"old"), (b"a", b"new"), (b"b", b"new")])
+    append(tmp_path, "u", numbered(3))
+    ends = {TopicPartition("t", 0): 2, TopicPartition("u", 0): 1}
+    with Engine(tmp_path) as engine:
+        clean(engine, "t", force=True, now_ms=clock.now_ms())
+        assert pin.pin_ends(engine, {TopicPartition("t", 0): 2}) is None
+        assert pins(tmp_path) == []
+        assert pin.pin_ends(engine, ends) is not None
+        assert (limit(engine, "t"), limit(engine, "u")) == (4, 1)
 
 
 def test_a_task_whose_moment_a_forced_cleaning_passed_is_told_both_offsets(

@@ -1,11 +1,14 @@
 """Makes the n-th durable act of a piece of work fail, or the process die there.
 
-The seam is `storage_engine.files`: everything that changes a disk goes through its functions.
+Or lets a sync fail as Linux does. The seam is `storage_engine.files`: everything that changes a
+disk goes through its functions.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +81,62 @@ def each_act(
             if not acts.fired:
                 raise
         return acts.fired
+
+
+class LyingPages:
+    """What a power cut would leave of each file, on a disk where a sync fails once.
+
+    After that its pages are taken for clean: the next sync of the file does not write them, and
+    succeeds.
+    """
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, code: int, is_refused: Callable[[str], bool]
+    ) -> None:
+        """`is_refused` is asked with the name of each file that is synced, until it says yes."""
+        self.failures: list[str] = []
+        self._unwritten: dict[int, list[tuple[int, bytes]]] = {}
+        self._disk: dict[int, bytearray] = {}
+        self._code, self._is_refused = code, is_refused
+        self._write_at, self._truncate, self._create = files.write_at, files.truncate, files.create
+        for name in ("write_at", "truncate", "create"):
+            patch.setattr(files, name, getattr(self, name))
+        for name in ("sync_file", "sync_data"):
+            patch.setattr(files, name, self._sync)
+
+    def kept(self, path: Path) -> bytes:
+        """Return what the disk has of a file."""
+        return bytes(self._disk.get(path.stat().st_ino, b""))
+
+    def write_at(self, fd: int, data: files.Buffer, position: int) -> None:
+        self._write_at(fd, data, position)
+        self._unwritten.setdefault(os.fstat(fd).st_ino, []).append((position, bytes(data)))
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._truncate(fd, size)
+        inode = os.fstat(fd).st_ino
+        unwritten = self._unwritten.pop(inode, [])
+        self._unwritten[inode] = [
+            (position, data[: size - position]) for position, data in unwritten if position < size
+        ]
+        del self._disk.setdefault(inode, bytearray())[size:]
+
+    def create(self, path: Path, data: files.Buffer = b"") -> None:
+        self._create(path)
+        inode = path.stat().st_ino  # it may have been that of a removed file
+        self._unwritten.pop(inode, None)
+        self._disk.pop(inode, None)
+        if data:
+            self._create(path, data)
+
+    def _sync(self, fd: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        inode = os.fstat(fd).st_ino
+        unwritten = self._unwritten.pop(inode, [])
+        if not self.failures and self._is_refused(name):
+            self.failures.append(name)
+            raise OSError(self._code, os.strerror(self._code))
+        disk = self._disk.setdefault(inode, bytearray())
+        for position, data in unwritten:
+            disk.extend(bytes(max(0, position - len(disk))))
+            disk[position : position + len(data)] = data

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,27 @@ with locks.FileLock(Path(sys.argv[1])).exclusive():
     finally:
         os.kill(child, 9)
         process.stdout.close()
+
+
+def test_what_a_forked_child_inherits_never_lets_go_of_a_lock_of_its_own(tmp_path: Path) -> None:
+    """The child's descriptor may bear the number that the parent's had."""
+
+    def holding() -> Iterator[None]:
+        with locks.FileLock(tmp_path / "parent's").shared():
+            yield
+
+    inherited = holding()
+    next(inherited)
+    lock = locks.FileLock(tmp_path / "child's")
+    child = os.fork()
+    if child == 0:
+        with lock.exclusive():
+            inherited.close()
+            os._exit(0 if lock.is_held() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert locks.FileLock(tmp_path / "parent's").is_held()
+    inherited.close()
+    assert not locks.FileLock(tmp_path / "parent's").is_held()
 
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

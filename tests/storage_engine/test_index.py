@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from pathlib import Path
 
@@ -146,3 +148,14 @@ def test_garbage_yields_only_hints_that_could_be_true(
     assert all(BASE <= last <= offset and position > 0 for last, position in hints)
     times = list(TimeIndex(directory / f"{BASE:020d}.timeindex").hints(offset))
     assert all(time < offset and last >= BASE for time, last in times)
+
+
+def test_what_may_not_be_read_gives_no_hints(
+    offset_index: OffsetIndex, time_index: TimeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert (offset_index.lookup(1030), offset_index.last_entry()) == (0, None)
+    assert (time_index.lookup(100), time_index.last_entry()) == (BASE, None)

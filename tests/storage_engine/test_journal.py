@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from kafkalog.storage_engine import files, host, layout
 from kafkalog.storage_engine import journal as journal_module
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.state import Change, PartitionState
+from tests.storage_engine.faults import LyingPages
 
 
 @pytest.fixture
@@ -306,3 +308,20 @@ def test_after_a_power_cut_synced_records_past_the_published_end_count(
     monkeypatch.setattr(host, "boot_id", lambda: "another boot")
     assert high_watermark(Journal(path)) == 9
     assert os.path.exists(path)
+
+
+def test_relaxed_records_outlive_a_power_cut_after_a_sync_of_theirs_that_failed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(path)
+    before = path.read_bytes()
+    disk = LyingPages(monkeypatch, errno.EIO, lambda name: True)
+    journal = Journal(path)
+    journal.settle()
+    for end in (7, 8):
+        journal.append(partition_change(end), sync=False)
+    with pytest.raises(CommitInDoubtError, match="in doubt"):
+        journal.append(partition_change(9))
+    assert Journal(path).settle().topics["t"].partitions[0].high_watermark == 9
+    start, after = len(before.rstrip(b"\0")), path.read_bytes()
+    assert disk.kept(path)[start:] == after.rstrip(b"\0")[start:]

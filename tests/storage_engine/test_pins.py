@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import CorruptLogError, StorageError
-from kafkalog.storage_engine import files, layout, pins
+from kafkalog.storage_engine import clock, files, layout, locks, pins
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.pins import LEASE_MS, Action, LivePins, Pin, PinnedPartition
 from kafkalog.storage_engine.state import State
@@ -211,6 +213,129 @@ def test_old_pins_go_after_a_day(engine: Engine, monkeypatch: pytest.MonkeyPatch
     assert names(engine.root) == []
 
 
+@pytest.mark.parametrize("hours", [25, -25])
+def test_a_pin_of_a_clock_that_is_a_day_off_stays_for_a_day(engine: Engine, hours: int) -> None:
+    """Who sweeps has the file system's clock; who pinned has not."""
+    now_ms = clock.now_ms()
+    first = pinned(engine, now_ms=now_ms + hours * 3_600_000)
+    append(engine)
+    assert pins.sweep_pins(engine.root, now_ms) == 0
+    assert pinned(engine, now_ms=now_ms) == first
+    assert pins.sweep_pins(engine.root, now_ms + 3 * DAY) == 1
+
+
+def test_a_look_keeps_one_offset_of_a_partition_however_many_pins_are_live(engine: Engine) -> None:
+    pinned(engine)
+    one = LivePins(engine.root, NOW)
+    for n in range(20):
+        append(engine)
+        pinned(engine, Action("app", f"more {n}"))
+    assert len(pickle.dumps(LivePins(engine.root, NOW))) == len(pickle.dumps(one))
+    assert limit(engine, NOW, key_partition(engine)) == 1
+
+
+def test_of_an_ended_pin_nobody_asks_again_for_minutes_who_reads_by_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(5):
+        pinned(engine, Action("app", f"ended {n}"))
+    asked: list[Path] = []
+    is_held = locks.FileLock.is_held
+
+    def counted(self: locks.FileLock) -> bool:
+        asked.append(self.path)
+        return is_held(self)
+
+    monkeypatch.setattr(locks.FileLock, "is_held", counted)
+    for later_ms, count in [(0, 5), (1, 5), (299_999, 5), (300_000, 10), (599_999, 10)]:
+        assert limit(engine, NOW + DAY // 2 + later_ms) == layout.INT64_MAX
+        assert len(asked) == count
+
+
+@pytest.mark.parametrize("held_only", [False, True])
+def test_who_takes_hold_of_an_ended_pin_is_seen_by_the_next_look(
+    engine: Engine, held_only: bool
+) -> None:
+    first = pinned(engine)
+    append(engine)
+    now_ms = NOW + DAY // 2
+
+    def seen(later_ms: int) -> int:
+        found = LivePins(engine.root, now_ms + later_ms, held_only=held_only)
+        return found.limit("t", engine.describe("t").topic_id, key_partition(engine))
+
+    assert seen(0) == layout.INT64_MAX
+    with contextlib.ExitStack() as reading:
+        assert pins.pin(engine.root, ONE, engine.state, now_ms + 1, held=reading) == first
+        assert seen(2) == 1
+        assert seen(2 * LEASE_MS) == 1
+    assert seen(2 * LEASE_MS) == layout.INT64_MAX
+
+
+def emulate_flock(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[int], bool]) -> None:
+    """Refuse exclusive locks as a network file system does that makes `flock` of POSIX locks."""
+    flock = fcntl.flock
+
+    def emulated(fd: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and is_refused(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", emulated)
+
+
+def test_where_only_what_may_be_written_is_locked_alone_readers_of_a_pin_are_seen(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate_flock(monkeypatch, lambda mode: mode == os.O_RDONLY)
+    number = key_partition(engine)
+    with contextlib.ExitStack() as reading:
+        pins.pin(engine.root, ONE, engine.state, NOW, held=reading)
+        append(engine)
+        assert limit(engine, NOW + 2 * DAY, number) == 1
+        assert pins.sweep_pins(engine.root, NOW + 2 * DAY) == 0
+    assert pins.sweep_pins(engine.root, NOW + 2 * DAY) == 1
+
+
+def test_of_a_pin_that_cannot_be_asked_about_only_the_lease_counts(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = key_partition(engine)
+    pinned(engine, Action("app", "execution 1", "query", 1))
+    append(engine)
+    emulate_flock(monkeypatch, lambda mode: True)
+    pinned(engine, Action("app", "execution 2", "query", 2))
+    assert len(names(engine.root)) == 1
+    assert limit(engine, NOW + LEASE_MS - 1, number) == 2
+    assert limit(engine, NOW + LEASE_MS, number) == layout.INT64_MAX
+    assert pins.sweep_pins(engine.root, NOW + 2 * DAY) == 1
+
+
+def test_who_holds_a_pin_is_seen_while_it_gets_its_name(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleaner that listed it under its maker's name asks, and in between it is linked."""
+    is_held = locks.FileLock.is_held
+    for n in range(20):
+        path = engine.root / Action("app", str(n)).file_name()
+        candidate = path.with_name(f"{path.name}.00ff")
+        files.create(candidate)
+
+        def then_linked(
+            self: locks.FileLock, candidate: Path = candidate, path: Path = path
+        ) -> bool:
+            answer = is_held(self)
+            if candidate.exists():
+                files.link(candidate, path)
+                files.remove(candidate)
+            return answer
+
+        monkeypatch.setattr(locks.FileLock, "is_held", then_linked)
+        with contextlib.ExitStack() as reading:
+            pins.hold(candidate, reading, NOW)
+            assert pins._is_held(candidate)
+
+
 def test_a_batch_of_a_stream_replaces_the_pins_of_earlier_ones(engine: Engine) -> None:
     for batch in (9, 10, 11):
         pinned(engine, Action("app", f"execution {batch}", "query", batch))
@@ -232,7 +357,27 @@ def test_a_root_that_cannot_be_written_has_no_pins(
     monkeypatch.setattr(files, "create", refuse(errno.EROFS))
     assert pins.pin(engine.root, ONE, engine.state, NOW) is None
     monkeypatch.setattr(files, "create", refuse(errno.ENOSPC))
-    with pytest.raises(StorageError, match="its tasks would see different ones"):
+    with pytest.raises(StorageError, match=r"No space .*; free space, or give endingOffsets"):
+        pinned(engine)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_has_no_pins(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def link(source: Path, target: Path) -> bool:
+        raise OSError(code, os.strerror(code), str(source))
+
+    monkeypatch.setattr(files, "link", link)
+    assert pins.pin(engine.root, ONE, engine.state, NOW) is None
+    assert names(engine.root) == []
+
+
+def test_who_never_gets_a_pin_is_told_to_run_the_action_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "link", lambda source, target: False)
+    with pytest.raises(StorageError, match="or was passed, 100 times; run the action again"):
         pinned(engine)
 
 
@@ -243,7 +388,9 @@ def test_a_pin_of_a_later_release_holds_cleaners_and_is_no_moment_to_read(engine
     files.set_times(path, NOW * 1_000_000)
 
     assert limit(engine, NOW) == 0
-    with pytest.raises(CorruptLogError, match="a pin of version 1"):
+    with pytest.raises(
+        CorruptLogError, match=r"a pin of version 1, .*; run one release everywhere$"
+    ):
         pinned(engine)
 
 
@@ -254,7 +401,7 @@ def test_an_unfinished_pin_holds_nobody_and_is_refused(engine: Engine, data: byt
     files.set_times(path, NOW * 1_000_000)
 
     assert limit(engine, NOW) == layout.INT64_MAX
-    with pytest.raises(CorruptLogError, match="JSON of a pin"):
+    with pytest.raises(CorruptLogError, match=r"JSON of a pin, .*; remove it and run the action"):
         pinned(engine)
 
 

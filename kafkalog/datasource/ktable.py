@@ -121,8 +121,9 @@ class KTable:
         With `previous=True` a column `previous` has the key's value before the change, null for a
         key that the stream has not seen or that was deleted. Spark keeps these values as state
         (`transformWithState`), which needs RocksDB as the session's state store provider and the
-        package protobuf. It is much slower than the plain stream: every key of a micro-batch takes
-        three exchanges with Spark's process. Changes of one key come in the order of the log.
+        package protobuf. It is much slower than the plain stream, some 1,100 changes a second on
+        two cores (bench.previous_value): every key of a micro-batch takes three exchanges with
+        Spark's process. Changes of one key come in the order of the log.
         Raises InvalidInputError where the provider or the package is missing.
         """
         given = {"startingOffsets": "earliest", **(options or {})}

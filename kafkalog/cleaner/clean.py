@@ -73,8 +73,8 @@ def clean_round(
     CleaningAborted; what was swapped before that stays, the rest is as it was.
     """
     directory = engine.partition_directory(topic, partition)
-    topic_id = engine.describe(topic).topic_id
-    topic_config = TopicConfig.parse(engine.describe(topic).config)
+    described = engine.describe(topic)  # once: id and config of one topic, should it be made anew
+    topic_id, topic_config = described.topic_id, TopicConfig.parse(described.config)
     load_state = _state_of(engine, topic, topic_id, partition)
     began = time.monotonic()
 

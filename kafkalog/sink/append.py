@@ -6,12 +6,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.sink.query import MicroBatch, micro_batch_of_driver
+from kafkalog.sink.options import SinkOptions
+from kafkalog.sink.query import (
+    MicroBatch,
+    checkpoint_of_driver,
+    micro_batch_of_driver,
+    sync_plan,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Append"]
 
 _done: dict[tuple[str, ...], int] = {}
-"""The last batch that each (run, path, topic, name) of this process has written."""
+"""The last batch that each (run, log, topic, name) of this process writes or has written."""
+_mutex = threading.Lock()
 _DONE_MAX = 1024
 
 
@@ -58,23 +66,31 @@ class Append:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; `batch_id` is Spark's."""
         running = micro_batch_of_driver(df, "kafkalog.sink.Append")
-        use = (running.run_id, self.path, self.topic or "*", self.name)
-        if running.run_id and _done.get(use) == batch_id:
-            raise InvalidInputError(
-                f"a second Append writes to {self.topic or 'the topics'} at {self.path} in "
-                f"micro-batch {batch_id}; give each its own name="
-            )
-        writer = df.write.format("kafkalog").mode("append").options(**self.options)
+        options = {**self.options, "path": self.path}
         if self.topic is not None:
-            writer = writer.option("topic", self.topic)
-        writer.option("txnAppId", self.writer_id(running)).option("txnVersion", batch_id).save(
-            self.path
-        )
-        # A run executes each micro-batch once, so only a second use can come here again.
-        _done.pop(use, None)
-        _done[use] = batch_id
-        while len(_done) > _DONE_MAX:
-            _done.pop(next(iter(_done)))
+            options["topic"] = self.topic
+        parsed = SinkOptions.parse(options)
+        # The log's own name for who writes: two spellings of one place are one.
+        use = (running.run_id, str(parsed.root.resolve()), parsed.target, self.name)
+        with _mutex:
+            if _done.get(use) == batch_id:
+                raise InvalidInputError(
+                    f"a second Append writes to {self.topic or 'the topics'} at {self.path} in "
+                    f"micro-batch {batch_id}; give each its own name="
+                )
+            # A run executes each micro-batch once, so only a second use can come here again.
+            _done.pop(use, None)
+            _done[use] = batch_id
+            while len(_done) > _DONE_MAX:
+                _done.pop(next(iter(_done)))
+        try:
+            sync_plan(checkpoint_of_driver(df, running), batch_id)
+            writer = df.write.format("kafkalog").mode("append").options(**options)
+            writer.option("txnAppId", self.writer_id(running)).option("txnVersion", batch_id).save()
+        except BaseException:
+            with _mutex:
+                _done.pop(use, None)
+            raise
 
     def writer_id(self, running: MicroBatch) -> str:
         """Return the name under which the log remembers this write's batch ids."""

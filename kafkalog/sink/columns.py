@@ -28,8 +28,8 @@ _NO_TOPIC = (
     "Use the topic option for setting a topic."
 )
 _NULL_TOPIC = (
-    "[KAFKA_NULL_TOPIC_IN_DATA] null topic present in the data. "
-    "Use the topic option for setting a topic."
+    "[KAFKA_NULL_TOPIC_IN_DATA] The Kafka message data sent to the producer contains a null topic. "
+    "Use the `topic` option for setting a default topic."
 )
 
 

@@ -7,18 +7,34 @@ the driver's thread inside `foreachBatch`. A plain batch job has none of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+from uuid import UUID
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine import files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["MicroBatch", "checkpoint_query_id", "micro_batch_of_driver", "micro_batch_of_task"]
+__all__ = [
+    "EndOffsets",
+    "MicroBatch",
+    "checkpoint_of_driver",
+    "checkpoint_query_id",
+    "end_offsets",
+    "end_offsets_of_driver",
+    "micro_batch_of_driver",
+    "micro_batch_of_task",
+    "sync_plan",
+]
+
+EndOffsets = dict[str, dict[str, int]]
+"""{topic: {partition: next offset}}, as in Spark's offset log."""
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -33,7 +49,7 @@ class MicroBatch:
     """Lives as long as the checkpoint does."""
     batch_id: int
     run_id: str
-    """New at every start of the query."""
+    """New at every start of the query; "" where that is not known."""
 
 
 def micro_batch_of_task() -> MicroBatch | None:
@@ -59,25 +75,134 @@ def micro_batch_of_driver(frame: DataFrame, caller: str) -> MicroBatch:
             f"{caller} works inside foreachBatch only: outside there is no query and no "
             "micro-batch to be exactly once about; use df.write with txnAppId and txnVersion"
         )
-    return found
+    # The property is the user's to change: by setJobGroup, inside foreachBatch.
+    return replace(found, run_id=str(_execution(frame, found).runId().toString()))
 
 
-def checkpoint_query_id(location: str | None) -> str | None:
-    """Return the query id that a checkpoint on a local file system holds; None when unknown."""
+def checkpoint_of_driver(frame: DataFrame, running: MicroBatch) -> str:
+    """Return where the running query's checkpoint is."""
+    return str(_execution(frame, running).resolvedCheckpointRoot())
+
+
+def end_offsets_of_driver(frame: DataFrame, running: MicroBatch) -> EndOffsets:
+    """Return how far the micro-batch reaches: {topic: {partition: next offset}}.
+
+    It is what the query's own offset log says, so that markers, compacted tails and micro-batches
+    without rows count too. Sources whose offsets are not those of a Kafka log are left out. Raises
+    InvalidInputError when `running` is no running micro-batch of this Spark.
+    """
+    entry = _execution(frame, running).offsetLog().get(running.batch_id)
+    if entry.isEmpty():
+        raise InvalidInputError(
+            f"query {running.query_id}, micro-batch {running.batch_id}: not in the offset log of "
+            "the query's checkpoint"
+        )
+    offsets = entry.get().offsets()
+    found = [offsets.apply(number) for number in range(offsets.size())]
+    return end_offsets(each.get().json() for each in found if each.isDefined())
+
+
+def _execution(frame: DataFrame, running: MicroBatch) -> Any:
+    """Return the running query, an object of Spark's; raises InvalidInputError when there is none.
+
+    The session of a micro-batch is a copy that knows no query; what copies share knows them all.
+    """
+    jvm: Any = frame.sparkSession.sparkContext._jvm
+    shared: Any = frame.sparkSession._jsparkSession.sharedState()
+    query = shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(running.query_id))
+    if query is None:
+        raise InvalidInputError(
+            f"query {running.query_id}, micro-batch {running.batch_id}: no such query is running "
+            "in this Spark session"
+        )
+    return query
+
+
+def end_offsets(sources: Iterable[str]) -> EndOffsets:
+    """Merge the offsets of a query's sources, each as the JSON of an offset log.
+
+    What is no {topic: {partition: offset}} is left out. Where two sources read one partition the
+    lower offset counts: up to there both have been read.
+    """
+    ends: EndOffsets = {}
+    for text in sources:
+        for topic, partitions in _kafka_offsets(text).items():
+            known = ends.setdefault(topic, {})
+            for partition, offset in partitions.items():
+                known[partition] = min(known.get(partition, offset), offset)
+    return ends
+
+
+def _kafka_offsets(text: str) -> EndOffsets:
+    """Return the offsets of one source, {} when they are not those of a Kafka log."""
+    try:
+        offsets = json.loads(text)
+    except ValueError:
+        return {}
+    if not isinstance(offsets, dict):
+        return {}
+    for partitions in offsets.values():
+        if not isinstance(partitions, dict):
+            return {}
+        for partition, offset in partitions.items():
+            if not partition.isdecimal() or type(offset) is not int or offset < 0:
+                return {}
+    return offsets
+
+
+def checkpoint_directory(location: str | None) -> Path | None:
+    """Return the directory of a checkpoint on a local file system; None for any other."""
     if location is None:
         return None
     parts = urlsplit(location)
     if parts.scheme not in {"", "file"}:
         return None
-    path = Path(unquote(parts.path) if parts.scheme else location) / "metadata"
+    return Path(unquote(parts.path) if parts.scheme else location)
+
+
+def checkpoint_query_id(location: str | None) -> str | None:
+    """Return the query id that a checkpoint on a local file system holds; None when unknown."""
+    directory = checkpoint_directory(location)
+    if directory is None:
+        return None
     try:
-        return str(json.loads(path.read_text())["id"])
+        return str(json.loads((directory / "metadata").read_text())["id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def sync_plan(location: str | None, batch_id: int) -> None:
+    """Make durable what the checkpoint says of a micro-batch: its offsets, its input files.
+
+    Spark syncs none of it. A power cut that took the plan of a micro-batch, but not what the log
+    has of it, would let Spark plan it anew, with what has come since; and the sink would take that
+    for a repetition. Only for a checkpoint on a local file system; what is not there is left out.
+    """
+    directory = checkpoint_directory(location)
+    if directory is None:
+        return
+    plans = [directory / "offsets", *(directory / "sources").glob("*")]
+    names = (str(batch_id), f"{batch_id}.compact")
+    found = [directory / name for name in ("metadata", ".metadata.crc")]
+    found += [plan / form for plan in plans for name in names for form in (name, f".{name}.crc")]
+    for path in found:
+        with suppress(FileNotFoundError):
+            files.sync_path(path)
+    for parent in (*plans, directory / "sources", directory):
+        with suppress(FileNotFoundError):
+            files.sync_directory(parent)
 
 
 def _read(get: Callable[[str], str | None]) -> MicroBatch | None:
     query_id, batch_id = get(_QUERY_ID), get(_BATCH_ID)
     if not query_id or batch_id is None:
         return None
-    return MicroBatch(query_id, int(batch_id), get(_RUN_ID) or "")
+    return MicroBatch(query_id, int(batch_id), _run_id(get(_RUN_ID)))
+
+
+def _run_id(group: str | None) -> str:
+    """Return the run that a job group names; "" where the user has set another one."""
+    try:
+        return str(UUID(group or ""))
+    except ValueError:
+        return ""

@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -28,7 +29,12 @@ from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.sink.backlog import warn_of_backlog
 from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
-from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
+from kafkalog.sink.query import (
+    MicroBatch,
+    checkpoint_query_id,
+    micro_batch_of_task,
+    sync_plan,
+)
 from kafkalog.sink.topics import (
     new_topics,
     options_without_effect,
@@ -95,6 +101,8 @@ class SinkMessage(WriterCommitMessage):
     """None in a plain batch job."""
     staged: StagedMessage | None
     """None when the task had no rows."""
+    run: int = 0
+    """Which run of the writer staged it: what the names of its files say."""
 
 
 class _LogWriter:
@@ -110,6 +118,7 @@ class _LogWriter:
         slug: str,
         batch_id: int,
         running: MicroBatch | None,
+        run: int,
     ) -> SinkMessage:
         """Stage the rows of one task attempt, in their order."""
         from pyspark import TaskContext
@@ -128,7 +137,7 @@ class _LogWriter:
                         writer_slug=slug,
                         batch_id=batch_id,
                         spark_partition=spark_partition,
-                        attempt=_attempt(context),
+                        attempt=_attempt(context, run),
                         new_topics=new_topics(self.options),
                         batch_size=self.options.batch_size,
                         codec=self.options.codec,
@@ -136,7 +145,8 @@ class _LogWriter:
                     )
                 for topic, records in self._records(batch):
                     staging.append(topic, records)
-            return SinkMessage(spark_partition, running, staging.finish() if staging else None)
+            staged = staging.finish() if staging else None
+            return SinkMessage(spark_partition, running, staged, run)
         except BaseException:
             if staging is not None:
                 staging.discard()
@@ -159,16 +169,25 @@ class _LogWriter:
         )
 
     def _discard(
-        self, messages: Sequence[SinkMessage | None], writer: Writer | None, prefix: str
+        self,
+        messages: Sequence[SinkMessage | None],
+        writer: Writer | None,
+        prefix: str,
+        run: int | None = None,
     ) -> None:
-        """Remove what was staged, unless the journal says that it is published.
+        """Remove what a run staged, unless the journal says that it is published.
 
         A failed task leaves None for a message; what it staged is found by the prefix of its name.
+        What another run of the writer stages is left alone, so nothing is removed where neither
+        `run` nor a message says which run this is: the next commit will.
         A failure is only logged: Spark would report it in place of the one that made it abort.
         """
         staged = [message.staged for message in messages if message and message.staged]
+        run = next((message.run for message in messages if message), run)
+        if run is None:
+            return
         try:
-            Engine(self.options.root).abort(staged, writer=writer, prefix=prefix)
+            Engine(self.options.root).abort(staged, writer=writer, prefix=prefix, run=run)
         except (KafkaLogError, OSError) as fault:
             _log.warning(
                 "%s: the files %s* that a failed write staged were not removed: %s",
@@ -207,10 +226,12 @@ class BatchWriter(_LogWriter, DataSourceArrowWriter):
         self._batch_id = options.txn_version or 0
         # A write without a name gets one for its files.
         self._slug = writer_slug(options.txn_app_id or secrets.token_hex(16), options.target)
+        # Two jobs may write under one txnAppId and txnVersion: a scheduler's retry, too early.
+        self._run = secrets.randbits(32)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
         """Stage the rows of one task (runs on an executor)."""
-        return self._stage(iterator, self._slug, self._batch_id, micro_batch_of_task())
+        return self._stage(iterator, self._slug, self._batch_id, micro_batch_of_task(), self._run)
 
     def commit(self, messages: Sequence[Any]) -> None:
         """Publish the rows of all tasks at once, or skip them as a repetition (on the driver).
@@ -232,7 +253,7 @@ class BatchWriter(_LogWriter, DataSourceArrowWriter):
     def abort(self, messages: Sequence[Any]) -> None:
         """Remove what the tasks staged; also called after a commit that failed."""
         prefix = layout.staged_prefix(self._slug, self._batch_id)
-        self._discard(messages, self._writer(messages), prefix)
+        self._discard(messages, self._writer(messages), prefix, self._run)
 
     def _writer(self, messages: Sequence[SinkMessage | None]) -> Writer | None:
         """Return who writes; None for a write without a name."""
@@ -258,7 +279,8 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
                 "sql.streaming.queryId and streaming.sql.batchId are missing"
             )
         slug = writer_slug(running.query_id, self.options.target)
-        return self._stage(iterator, slug, running.batch_id, running)
+        run = crc32(running.run_id.encode()) if running.run_id else secrets.randbits(32)
+        return self._stage(iterator, slug, running.batch_id, running, run)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         """Publish the micro-batch at once, or skip it as a repetition (runs on the driver).
@@ -268,6 +290,7 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
         writer = self._writer(messages, batchId)
         if writer is None:
             return  # no task ran, so there is nothing to publish
+        sync_plan(self.options.checkpoint, batchId)
         self._publish(messages, writer)
         self._warn_of_ignored(messages, writer.id)
         warn_of_backlog(self.options, writer.id, clock.now_ms())
@@ -290,13 +313,14 @@ def _micro_batch_of(messages: Sequence[SinkMessage | None]) -> MicroBatch | None
     return next((m.micro_batch for m in messages if m is not None and m.micro_batch), None)
 
 
-def _attempt(context: Any) -> int:
+def _attempt(context: Any, run: int) -> int:
     """Return a number that no other attempt of this task has.
 
-    Spark's own attempt ids begin anew with each driver, and a task of a dead driver may live on.
+    Spark's own attempt ids begin anew with each driver, and a task of a dead driver may live on; so
+    they are the upper half, and the lower one tells the run.
     """
     own = context.taskAttemptId() if context is not None else 0
-    return (int(own) << 32) | secrets.randbits(32)
+    return (int(own) << 32) | run
 
 
 def _warn_once(what: tuple[str, ...], text: str) -> None:

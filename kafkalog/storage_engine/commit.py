@@ -149,7 +149,7 @@ def _verify(root: Path, message: StagedMessage) -> None:
         except FileNotFoundError:
             raise StorageError(
                 f"{path}: the staged file is missing; is the log's directory shared by driver and "
-                "executors? run the batch again"
+                "executors, and no other run of this writer was committed? run the batch again"
             ) from None
         try:
             size = os.fstat(fd).st_size
@@ -266,15 +266,15 @@ def remove_done(
     """
     try:
         remove_staged(root, staged)
-        if writer is None:
-            return
-        prefix = layout.staged_prefix(writer_slug(writer.id, writer.target))
-        for directory in {root, *directories}:
+        if writer is not None:
+            last = {writer_slug(writer.id, writer.target): writer.batch_id}
+        else:  # a writer without a name has one batch alone
+            named = (Path(file.name).name for message in staged for file in message.files)
+            last = {parts[0]: parts[1] for name in named if (parts := layout.parse_staged(name))}
+        for directory in {root, *directories} if last else ():
             for name in os.listdir(directory):
-                if not name.startswith(prefix):
-                    continue
-                batch_id = name.removeprefix(prefix).split("-")[0]
-                if batch_id.isdigit() and int(batch_id) <= writer.batch_id:
+                parts = layout.parse_staged(name)
+                if parts is not None and parts[1] <= last.get(parts[0], -1):
                     files.remove(directory / name)
     except OSError as fault:
         _logger.warning("%s: staged files were not removed: %s", root, fault)
@@ -286,14 +286,26 @@ def remove_aborted(
     staged: Sequence[StagedMessage | None],
     writer: Writer | None,
     prefix: str | None,
+    *,
+    run: int | None = None,
 ) -> None:
-    """Remove what a failed batch staged: what messages name, and what bears its prefix."""
+    """Remove what a failed batch staged: what messages name, and what bears its prefix.
+
+    Of the latter only the files of a `run` when it is known: another one may be at work.
+    """
     remove_staged(root, staged)
     if prefix is None and writer is not None:
         prefix = layout.staged_prefix(writer_slug(writer.id, writer.target), writer.batch_id)
     if prefix:
         wanted = prefix
-        for path in staged_paths(root, state, lambda name: name.startswith(wanted)):
+
+        def matches(name: str) -> bool:
+            if not name.startswith(wanted):
+                return False
+            parts = layout.parse_staged(name)
+            return run is None or (parts is not None and parts[2] == run)
+
+        for path in staged_paths(root, state, matches):
             files.remove(path)
 
 

@@ -318,19 +318,21 @@ class Engine:
         *,
         writer: Writer | None = None,
         prefix: str | None = None,
+        run: int | None = None,
         now_ms: int | None = None,
     ) -> bool:
         """Remove what a failed batch staged; returns False, and keeps all, when it is published.
 
         Spark calls abort also after a commit that failed, so the journal is looked at first: a
-        commit in doubt is settled here. `prefix` names the staged files of a batch without writer.
+        commit in doubt is settled here. `prefix` names the staged files of a batch without writer,
+        `run` those of one run (`layout.parse_staged`): what another one stages is left alone.
         """
         with self.transaction() as transaction:
             if writer is not None:
                 known = commit.last_batch(transaction.state, writer, _now(now_ms))
                 if known is not None and known.batch_id == writer.batch_id:
                     return False
-            commit.remove_aborted(self.root, transaction.state, staged, writer, prefix)
+            commit.remove_aborted(self.root, transaction.state, staged, writer, prefix, run=run)
             return True
 
     def sweep_staged(self, *, now_ms: int) -> int:

@@ -372,6 +372,17 @@ def staged_prefix(writer: str, batch_id: int | None = None) -> str:
     return f"{OURS}{writer}-" if batch_id is None else f"{OURS}{writer}-{batch_id}-"
 
 
+def parse_staged(name: str) -> tuple[str, int, int] | None:
+    """Return (writer, batch id, run) of a staged file's name; None when it is none.
+
+    The run, of a query that is started again and again, is the lower half of the attempt.
+    """
+    fields = name.partition(".")[0].removeprefix(OURS).split("-")
+    if not name.startswith(OURS) or len(fields) < 4 or not all(map(str.isdecimal, fields[1:])):
+        return None
+    return fields[0], int(fields[1]), int(fields[3]) & 0xFFFF_FFFF
+
+
 # --- ours: the `commit` journal ------------------------------------------------------------------
 JOURNAL_HEADER: Final = struct.Struct(
     ">8s"  # magic: JOURNAL_MAGIC

@@ -171,7 +171,10 @@ class StagedWriter:
         known = self._state.topics.get(name)
         if known is not None:
             config = TopicConfig.parse(known.config)
-            return _Topic(name, known.topic_id, len(known.partitions), config, self._codec)
+            # Tasks and commits of few rows each would else all begin at partition 0.
+            first = self._spark_partition + sum(p.high_watermark for _, p in known.present())
+            count = len(known.partitions)
+            return _Topic(name, known.topic_id, count, config, self._codec, first_keyless=first)
         new = self._new_topics.get(name) or self._new_topics.get("*")
         if new is None:
             self._state.topic(name)  # raises UnknownTopicError
@@ -179,7 +182,8 @@ class StagedWriter:
         fault = layout.topic_name_fault(name)
         if fault:
             raise InvalidInputError(fault)
-        return _Topic(name, "", new.partitions, TopicConfig.parse(new.config), self._codec)
+        config, first = TopicConfig.parse(new.config), self._spark_partition
+        return _Topic(name, "", new.partitions, config, self._codec, first_keyless=first)
 
     def _encode(self) -> None:
         """Turn the gathered rows into finished batches, and spill them when they are many."""
@@ -261,7 +265,14 @@ class _Topic:
     """One topic a task writes to."""
 
     def __init__(
-        self, name: str, topic_id: str, partitions: int, config: TopicConfig, codec: str | None
+        self,
+        name: str,
+        topic_id: str,
+        partitions: int,
+        config: TopicConfig,
+        codec: str | None,
+        *,
+        first_keyless: int,
     ) -> None:
         self.name = name
         self.topic_id = topic_id
@@ -269,6 +280,7 @@ class _Topic:
         self.config = config
         self.pending: dict[int, PendingRun] = {}
         self.keyless = 0
+        self._first_keyless = first_keyless
         named = config.compression_type
         if named == "producer":
             named = codec or "none"
@@ -373,7 +385,8 @@ class _Topic:
             chosen = records.murmur2_partitions(key, self.partition_count)
         keyless = np.flatnonzero(chosen < 0)
         if len(keyless):
-            spread = (self.keyless + np.arange(len(keyless))) % self.partition_count
+            first = self._first_keyless + self.keyless
+            spread = (first + np.arange(len(keyless))) % self.partition_count
             chosen = chosen.copy()
             chosen[keyless] = spread
             self.keyless += len(keyless)

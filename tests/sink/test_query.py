@@ -1,4 +1,4 @@
-"""Which query a checkpoint belongs to."""
+"""Which query a checkpoint belongs to, and how far its offset log says a micro-batch reaches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.sink.query import checkpoint_query_id
+from kafkalog.sink.query import checkpoint_query_id, end_offsets
 
 
 def test_the_query_id_is_in_the_checkpoints_metadata(tmp_path: Path) -> None:
@@ -25,3 +25,20 @@ def test_an_unknown_place_gives_none(location: str | None) -> None:
 def test_a_torn_metadata_file_gives_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "metadata").write_text(content)
     assert checkpoint_query_id(str(tmp_path)) is None
+
+
+def test_sources_on_other_partitions_add_up_and_on_the_same_the_lower_offset_counts() -> None:
+    sources = ['{"t": {"0": 7, "1": 3}, "u": {"0": 1}}', '{"t":{"1":2,"2":9}}']
+    assert end_offsets(sources) == {"t": {"0": 7, "1": 2, "2": 9}, "u": {"0": 1}}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *('{"logOffset":3}', "17", "null", "[]", "no json", '{"t":{"0":-1}}', '{"t":{"0":"7"}}'),
+        *('{"t":{"a":7}}', '{"t":[7]}', '{"t":{"0":true}}', '{"t":{"0":7},"u":3}'),
+    ],
+)
+def test_sources_that_are_no_kafka_logs_are_left_out(other: str) -> None:
+    assert end_offsets([other]) == {}
+    assert end_offsets([other, '{"t":{"0":7}}']) == {"t": {"0": 7}}

@@ -54,9 +54,12 @@ def task(partition: int = 0, query: str | None = None, batch_id: int = 0) -> Ite
     context = TaskContext()
     context._partitionId = partition
     context._taskAttemptId = 7
-    context._localProperties = (
-        {"sql.streaming.queryId": query, "streaming.sql.batchId": str(batch_id)} if query else {}
-    )
+    properties = {
+        "sql.streaming.queryId": query,
+        "streaming.sql.batchId": str(batch_id),
+        "spark.jobGroup.id": "00000000-0000-0000-0000-000000000001",
+    }
+    context._localProperties = properties if query else {}
     TaskContext._setTaskContext(context)
     try:
         yield

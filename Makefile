@@ -6,10 +6,13 @@ READY := .venv/.ready
 PEERS := .peers/.ready
 QUICK ?=
 KILLS ?= 20
+UPSERT_KILLS ?= 40
+WORKER_KILLS ?= 100
 TORTURE ?= 300
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-fast test-kernels damage-test twin-test test-peers kill-test torture-cleaner lint bench bench-quick clean
+.PHONY: help setup peers demo test test-fast test-kernels damage-test twin-test test-peers kill-test cluster-test torture-cleaner lint bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -21,8 +24,8 @@ peers: $(PEERS) ## fetch Kafka's broker and tools, and Spark's connector, into .
 demo: $(READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
 	$(BIN)/python -m examples.git_table $(ARGS)
 
-test: $(READY) ## the whole test suite, Spark included; ARGS are pytest's
-	$(BIN)/python -m pytest $(ARGS)
+test: $(READY) ## the whole test suite, Spark included, in JOBS (2) processes; ARGS are pytest's
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-fast: $(READY) ## the tests without Spark and without slow ones
 	$(BIN)/python -m pytest -m "not spark and not slow" $(ARGS)
@@ -36,13 +39,20 @@ damage-test: $(READY) ## every file of a log cut and flipped at every byte, coun
 	KAFKALOG_DAMAGE=full $(BIN)/python -m pytest -s tests/storage_engine/test_damage*.py $(ARGS)
 
 twin-test: $(READY) $(PEERS) ## 300 logs, and 300 topics, cleaned by Kafka and by us; jobs of Spark with both formats
-	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/peers/test_cleaner_twin.py tests/peers/test_spark_twin.py $(ARGS)
+	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/peers/test_cleaner_twin.py tests/peers/test_spark_twin.py \
+	    tests/peers/test_sink_twin.py $(ARGS)
 
 test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a real Kafka makes of our files, and we of its files
 	$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
 
-kill-test: $(READY) ## a streaming query killed KILLS times (20): each record exactly once
+kill-test: $(READY) ## a query killed KILLS times (20), upserts UPSERT_KILLS (40) and their workers WORKER_KILLS (100)
 	KAFKALOG_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/acceptance/test_killed_query.py $(ARGS)
+	KAFKALOG_STEPS=every $(BIN)/python -m pytest -s tests/acceptance/test_killed_steps.py $(ARGS)
+	KAFKALOG_KILLS=$(UPSERT_KILLS) KAFKALOG_WORKER_KILLS=$(WORKER_KILLS) \
+	    $(BIN)/python -m pytest -s tests/acceptance/test_killed_upserts.py $(ARGS)
+
+cluster-test: $(READY) ## a stream of 100 micro-batches on a standalone cluster, a worker killed three times
+	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_standalone_cluster.py $(ARGS)
 
 torture-cleaner: $(READY) ## a log written, deleted from, followed by Spark and cleaned, TORTURE seconds each (300)
 	KAFKALOG_SECONDS=$(TORTURE) $(BIN)/python -m pytest -s tests/acceptance/test_cleaner_torture.py $(ARGS)

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from kafkalog.datasource.values import value_columns
     from kafkalog.log import KafkaLog
     from kafkalog.sink.order import in_order
+    from kafkalog.sink.table_view import KTableView
 
 __all__ = [
     "KTable",
+    "KTableView",
     "LagListener",
     "__version__",
     "in_order",
@@ -65,6 +67,10 @@ def __getattr__(name: str) -> Any:
         from kafkalog.datasource.ktable import KTable
 
         return KTable
+    if name == "KTableView":
+        from kafkalog.sink.table_view import KTableView
+
+        return KTableView
     if name == "value_columns":
         from kafkalog.datasource.values import value_columns
 

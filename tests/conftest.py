@@ -34,6 +34,9 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 import pytest  # noqa: E402 - the environment comes first
 
+from tests.peers.installation import decided  # noqa: E402
+from tests.postgres_server import postgres, postgres_server  # noqa: E402, F401 - fixtures
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
@@ -64,3 +67,26 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+_kafkas: set[str] = set()
+"""Which Kafka it was that the processes of a run in several have met."""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that reports, where that is another."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["kafka"] = str(decided() or "")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Note what a process has told as it ended."""
+    if kafka := getattr(node, "workeroutput", {}).get("kafka"):
+        _kafkas.add(kafka)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which Kafka it was, and why it was no other."""
+    for kafka in sorted(_kafkas or filter(None, [str(decided() or "")])):
+        terminalreporter.write_line(f"tests/peers: {kafka}")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.peers.installation import decided
 from tests.peers.kafka import KafkaBroker, fault
 
 
@@ -26,9 +25,3 @@ def kafka(peers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kaf
     """Yield a running broker; a test that stops it starts it again."""
     with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which Kafka it was, and why it was no other."""
-    if choice := decided():
-        terminalreporter.write_line(f"tests/peers: {choice}")

@@ -37,10 +37,13 @@ def test_append_is_exactly_once_in_update_mode(spark: Any, tmp_path: Path) -> No
 
     def twice(frame: Any, batch_id: int) -> None:
         names.append(batch_id)
+        # A group of one's own, as people set it to find their jobs, is no run of the query.
+        frame.sparkSession.sparkContext.setJobGroup("mine", "counts")
         Append(log, "t")(frame, batch_id)
         Append(log, "t", name="again", numPartitions="1")(frame, batch_id)
-        with pytest.raises(InvalidInputError, match="give each its own name="):
-            Append(log, "t")(frame, batch_id)
+        for again in (Append(log, "t"), Append(f"file://{log}", options={"topic": "t"})):
+            with pytest.raises(InvalidInputError, match="give each its own name="):
+                again(frame, batch_id)
 
     feed(source, 0, [("a", "x", 0), ("a", "x", 1)])
     run(twice)
@@ -147,7 +150,7 @@ def test_sqlite_upsert_follows_exactly_once(spark: Any, tmp_path: Path) -> None:
         ((batch_id, ends),) = connection.execute(
             "SELECT batch_id, end_offsets FROM kafkalog_positions"
         )
-    assert (batch_id, json.loads(ends)) == (1, {"t": {"0": 7}})
+    assert (batch_id, json.loads(ends)) == (1, {})  # files have no offsets of a log
 
 
 def test_an_upsert_needs_the_sources_columns(spark: Any, tmp_path: Path) -> None:

@@ -2,10 +2,31 @@
 
     log.writeStream.foreachBatch(SQLiteUpsert("inventory.db", "stock")).start()
 
-Each micro-batch is reduced to the newest record per key by Spark's tasks, and reaches the database
-in one transaction together with its batch id: a repeated micro-batch changes nothing.
+Each micro-batch reaches the database in one transaction together with the position it brings the
+table to: a repeated micro-batch changes nothing, and the table itself says how far it is.
 """
 
-from kafkalog.sink.upsert.sqlite import SQLiteUpsert
+from __future__ import annotations
 
-__all__ = ["SQLiteUpsert"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.sink.upsert.position import Position
+from kafkalog.sink.upsert.upsert import Batch, Upsert
+
+if TYPE_CHECKING:
+    from kafkalog.sink.upsert.delta import DeltaUpsert as DeltaUpsert
+    from kafkalog.sink.upsert.postgres import PostgresUpsert as PostgresUpsert
+    from kafkalog.sink.upsert.sqlite import SQLiteUpsert as SQLiteUpsert
+
+__all__ = ["Batch", "DeltaUpsert", "Position", "PostgresUpsert", "SQLiteUpsert", "Upsert"]
+
+_HOMES = {"DeltaUpsert": "delta", "PostgresUpsert": "postgres", "SQLiteUpsert": "sqlite"}
+"""Each brings a database client, of which a program needs one."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        home = importlib.import_module(f"kafkalog.sink.upsert.{_HOMES[name]}")
+        return getattr(home, name)
+    raise AttributeError(f"module 'kafkalog.sink.upsert' has no attribute {name!r}")

@@ -7,6 +7,7 @@ timestamp of each partition's newest record decides. Records without a key are l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
@@ -14,29 +15,45 @@ from kafkalog.errors import InvalidInputError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["newest_per_key"]
+__all__ = ["NEEDED", "newest_per_key", "newest_rows", "with_keys"]
 
-_NEEDED = ("key", "value", "topic", "partition", "offset", "timestamp")
+NEEDED = ("key", "value", "topic", "partition", "offset", "timestamp")
 
 
-def newest_per_key(df: DataFrame) -> DataFrame:
-    """Return the newest row of each key, with all columns of `df`; one shuffle, by key.
+def with_keys(df: DataFrame) -> DataFrame:
+    """Return the records that have a key.
 
     Raises InvalidInputError when `df` lacks a column of the source that tells what is newest.
     """
-    from pyspark.sql import functions as F
-
-    missing = [name for name in _NEEDED if name not in df.columns]
+    missing = [name for name in NEEDED if name not in df.columns]
     if missing:
         raise InvalidInputError(
-            f"an upsert needs the source's columns {', '.join(_NEEDED)}; missing: "
+            f"an upsert needs the source's columns {', '.join(NEEDED)}; missing: "
             f"{', '.join(missing)}; shape the table's columns with select= instead"
         )
-    row = F.struct(*[df[name] for name in df.columns]).alias("row")
+    return df.where(df["key"].isNotNull())
+
+
+def newest_per_key(df: DataFrame, parts: int | None = None) -> DataFrame:
+    """Return the newest record of each key, with all columns of `df`; one shuffle, by key.
+
+    The result has `parts` Spark partitions; None leaves their number to Spark. Raises
+    InvalidInputError as `with_keys` does.
+    """
+    return newest_rows(with_keys(df), ("topic", "partition", "offset", "timestamp"), parts)
+
+
+def newest_rows(rows: DataFrame, record: Sequence[str], parts: int | None = None) -> DataFrame:
+    """Return the newest row of each `key`, which is never null.
+
+    `record` names the columns that tell a row's topic, partition, offset and timestamp.
+    """
+    from pyspark.sql import functions as F
+
+    topic, partition, offset, timestamp = record
+    row = F.struct(*[F.col("`" + name.replace("`", "``") + "`") for name in rows.columns])
     # The rows are spread by key alone, which serves both groupings: Spark needs no second shuffle.
-    spread = df.where(F.col("key").isNotNull()).repartition("key")
-    by_partition = spread.groupBy("key", "topic", "partition").agg(
-        F.max_by(row, "offset").alias("row")
-    )
-    age = F.struct("row.timestamp", "row.topic", "row.partition")
+    spread = rows.repartition("key") if parts is None else rows.repartition(parts, "key")
+    by_partition = spread.groupBy("key", topic, partition).agg(F.max_by(row, offset).alias("row"))
+    age = F.struct(f"row.{timestamp}", f"row.{topic}", f"row.{partition}")
     return by_partition.groupBy("key").agg(F.max_by("row", age).alias("row")).select("row.*")

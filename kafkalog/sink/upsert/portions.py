@@ -7,25 +7,50 @@ single cells, so the driver receives columns: a portion costs a few calls, not a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["in_portions"]
+__all__ = ["in_portions", "parts_for"]
+
+_PART_ROWS = 50_000
+_PARTS_MAX = 200
+"""Each part is a Spark job of its own: some 20 ms even where it is empty."""
+
+
+def parts_for(rows_max: int | None) -> int | None:
+    """Return into how many Spark partitions to cut at most so many rows, to take one at a time.
+
+    None, Spark's own number, when it is not known how many rows they are.
+    """
+    return None if rows_max is None else min(max(-(-rows_max // _PART_ROWS), 1), _PARTS_MAX)
 
 
 def in_portions(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches of at most `spark.sql.execution.arrow.maxRecordsPerBatch`.
 
-    The driver holds the rows of one Spark partition, packed.
+    Driver and JVM hold the rows of two Spark partitions, packed: one comes while one is used. Each
+    is a job of its own, as Spark's `toLocalIterator` keeps all that it has fetched until its end.
     """
     import pyarrow as pa
+    from pyspark.util import inheritable_thread_target
 
-    for row in frame.mapInArrow(_pack, "packed binary").toLocalIterator():
-        with pa.ipc.open_stream(row[0]) as reader:
-            yield from reader
+    packed = frame.mapInArrow(_pack, "packed binary").rdd
+    session, context = frame.sparkSession, frame.sparkSession.sparkContext
+    # In a thread that has this one's properties: a query that is stopped cancels its jobs by them.
+    fetch = inheritable_thread_target(session)(partial(context.runJob, packed, iter))
+    with ThreadPoolExecutor(1) as beside:
+        jobs = (beside.submit(fetch, [part]) for part in range(packed.getNumPartitions()))
+        ahead = next(jobs, None)
+        while ahead is not None:
+            cells, ahead = ahead.result(), next(jobs, None)
+            for (cell,) in cells:
+                with pa.ipc.open_stream(cell) as reader:
+                    yield from reader
 
 
 def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

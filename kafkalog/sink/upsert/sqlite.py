@@ -1,39 +1,34 @@
 """SQLiteUpsert: a table in an SQLite file that follows a log, one transaction per micro-batch.
 
-Invariants:
-
-- rows, batch id and end offsets of a micro-batch are one SQLite transaction, so a crash leaves all
-  or nothing of it, and a micro-batch that Spark repeats changes nothing;
-- a batch id below the last one is refused: the checkpoint is older than the table;
-- rows come to the driver in bounded portions, never a micro-batch at once.
+Rows come to the driver in bounded portions, never a micro-batch at once.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import sqlite3
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from itertools import chain, islice
 from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
-from kafkalog.sink.query import micro_batch_of_driver
-from kafkalog.sink.upsert.newest import newest_per_key
-from kafkalog.sink.upsert.portions import in_portions
-from kafkalog.storage_engine import clock
+from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.sink.upsert.portions import in_portions, parts_for
+from kafkalog.sink.upsert.position import Position
+from kafkalog.sink.upsert.rows import DELETED, RECORD, UpsertRows, column_of
+from kafkalog.sink.upsert.sqlite_replacement import replace_rows
+from kafkalog.sink.upsert.sqlite_table import SQLiteTable, quoted
+from kafkalog.sink.upsert.upsert import Batch, Upsert
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructType
 
 __all__ = ["SQLiteUpsert"]
 
-_log = logging.getLogger("kafkalog.sink")
 _POSITIONS = """
 CREATE TABLE IF NOT EXISTS kafkalog_positions (
     query_id TEXT NOT NULL,
@@ -44,33 +39,36 @@ CREATE TABLE IF NOT EXISTS kafkalog_positions (
     PRIMARY KEY (query_id, target_table)
 )
 """
-_DELETED = "deleted"
-_RAW = ("key", "value", "topic", "partition", "offset")
 
 
-class SQLiteUpsert:
+class SQLiteUpsert(Upsert):
     """Keep `table` of an SQLite `database` equal to the newest records of a stream of this source.
 
-    Each micro-batch is reduced to the newest record per key; a tombstone deletes its row. Without
-    `select` the table is `key BLOB PRIMARY KEY, value BLOB, topic TEXT, partition INTEGER, offset
-    INTEGER`. `select` shapes it: a function from the reduced DataFrame to one that has a column
-    `key` (one-to-one with the record's key, not null) and the table's other columns. A row is a
-    deletion where its column `deleted` is true, which is not stored; without such a column, where
-    `value` is null:
+    Each micro-batch is reduced by Spark to the newest record per key; a tombstone deletes its row.
+    By default the table is `key BLOB PRIMARY KEY, value BLOB, topic TEXT, partition INTEGER, offset
+    INTEGER`. `schema` takes the columns from JSON values, `select` makes them:
 
-        SQLiteUpsert("stock.db", "stock", select=lambda df: df.selectExpr(
+        SQLiteUpsert("stock.db", "stock", schema="count int, name string", key_type="string")
+        SQLiteUpsert("stock.db", "stock", select=[
             "cast(key as string) as key", "value is null as deleted",
-            "get_json_object(cast(value as string), '$.count') as count"))
+            "get_json_object(cast(value as string), '$.count') as count"])
+
+    `RowShape` says more about both, and about deletions.
 
     Binary becomes BLOB; whole numbers and booleans INTEGER; floats REAL, but NaN becomes NULL, as
     SQLite knows no NaN; arrays, maps and structs TEXT in JSON; anything else TEXT as Spark casts
-    it. The table is created if it is missing; one that exists must have these columns, and `key`
-    as its primary key or unique.
+    it. The table is created if it is missing; one that exists must have these columns, declared
+    for such values, and `key` as its primary key or unique, by the collation BINARY. It may have
+    more, with defaults: what they hold stays as long as the row's key, also where all rows are
+    replaced, which then needs room for them in SQLite's temporary directory. A record that the
+    table refuses fails the micro-batch with an error that names it.
 
-    The last batch id of each (query, table) is in the table `kafkalog_positions` of the same file,
-    with the end offsets reached, as far as `select` lets `topic`, `partition` and `offset` through.
-    `reset_writer` accepts a batch id below the last one: for a checkpoint that was put back on
-    purpose. `timeout_s` is how long to wait for other writers of the file.
+    The last micro-batch of each (query, table) is in the table `kafkalog_positions` of the same
+    file, with the end offsets reached. A file that is made here is in WAL mode: its readers see the
+    rows as they were until a micro-batch is committed, and do not wait for it. `timeout_s` is how
+    long to wait for other writers of the file; a view's rebuild locks them out for its whole
+    length, and such a writer gives up after its own. The driver holds some 100,000 rows at a time;
+    with more than 10 million in a micro-batch, a hundredth of them.
 
     Raises InvalidInputError, CommitConflictError, and StorageError for what SQLite refuses.
     """
@@ -80,56 +78,105 @@ class SQLiteUpsert:
         database: str | PathLike[str],
         table: str,
         *,
-        select: Callable[[DataFrame], DataFrame] | None = None,
+        select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None = None,
+        schema: StructType | str | None = None,
+        key_type: str = "binary",
         reset_writer: bool = False,
+        replace_first: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
-        if not table or "\0" in table or table.lower().startswith(("sqlite_", "kafkalog_")):
+        super().__init__(
+            table,
+            select=select,
+            schema=schema,
+            key_type=key_type,
+            reset_writer=reset_writer,
+            replace_first=replace_first,
+        )
+        if table.lower().startswith(("sqlite_", "kafkalog_")):
             raise InvalidInputError(f"SQLiteUpsert: {table!r} is no name for a table")
         self.database = fspath(database)
-        self.table = table
-        self.select = select
-        self.reset_writer = reset_writer
+        if self.database in {"", ":memory:"}:
+            raise InvalidInputError(
+                f"SQLiteUpsert: the database {self.database!r} is gone with each connection; give "
+                "the path of a file"
+            )
         self.timeout_s = timeout_s
 
-    def __call__(self, df: DataFrame, batch_id: int) -> None:
-        """Apply one micro-batch; `batch_id` is Spark's."""
-        query_id = micro_batch_of_driver(df, "SQLiteUpsert").query_id
-        with self._transaction() as connection:
-            if self._is_repeated(connection, query_id, batch_id):
-                return
-        newest = newest_per_key(df)
-        shaped = newest.select(*_RAW) if self.select is None else self.select(newest)
-        names, types, frame = _rows_for_sqlite(shaped)
-        self.apply(query_id, batch_id, names, types, in_portions(frame))
+    @property
+    def where(self) -> str:
+        """Where the table is, as errors and warnings begin."""
+        return f"{self.database}: table {self.table}"
+
+    def position(self, query_id: str) -> Position | None:
+        """Return how far the query has brought the table; None when it never did, or it is gone."""
+        return self.positions().get(query_id)
+
+    def positions(self) -> dict[str, Position]:
+        """Return the position of each query that has written to the table, by query id."""
+        if not Path(self.database).exists():
+            return {}
+        with self._connection() as connection:
+            return self._positions(connection)
+
+    def has_rows(self) -> bool:
+        """Return whether the table exists and has rows."""
+        if not Path(self.database).exists():
+            return False
+        with self._connection() as connection:
+            if not _exists(connection, self.table):
+                return False
+            found = connection.execute(f"SELECT 1 FROM {quoted(self.table)} LIMIT 1").fetchone()
+            return found is not None
+
+    def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
+        parts = parts_for(batch.record_count_max(position))
+        kinds, rows = _for_sqlite(self.shape.rows(df, newest=True, parts=parts))
+        self.apply(batch, rows.names, kinds, in_portions(rows.frame))
 
     def apply(
         self,
-        query_id: str,
-        batch_id: int,
+        batch: Batch,
         names: Sequence[str],
-        types: Sequence[str],
+        kinds: Sequence[str],
         portions: Iterable[pa.RecordBatch],
     ) -> bool:
         """Apply portions of rows in one transaction; False when the batch was there already.
 
-        The first column says which rows are deletions, then come the columns `names`, whose SQLite
-        types are `types`; `names` has a `key`.
+        The rows are those of `UpsertRows`, at most one of a key; `kinds` are the SQLite types of
+        the columns `names`.
         """
         following = iter(portions)
         # The first rows cost the whole reduction; other writers of the file need not wait for it.
         first = list(islice(following, 1))
-        with self._transaction() as connection:
-            if self._is_repeated(connection, query_id, batch_id):
+        file = Path(self.database)
+        is_new = not file.exists() or file.stat().st_size == 0
+        with self._connection() as connection:
+            if is_new:
+                with suppress(sqlite3.OperationalError):  # somebody else is at it
+                    connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("BEGIN IMMEDIATE")
+            position = self._positions(connection).get(batch.query_id)
+            if not self.is_due(batch, position):
                 return False
-            self._create_table(connection, names, types)
-            ends = self._write(connection, names, chain(first, following))
-            self._record(connection, query_id, batch_id, ends)
+            self._check_gap(batch, position)
+            is_replacing = batch.is_replacing and position is None
+            if is_replacing or not _exists(connection, self.table):
+                self._forget(connection)
+            table = SQLiteTable(connection, self.where, self.table, names)
+            table.create(kinds)
+            rows = chain(first, following)
+            if is_replacing:
+                replace_rows(table, rows)
+            else:
+                for portion in rows:
+                    table.write(portion)
+            self._record(connection, batch)
         return True
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection within a transaction that sees no other writer."""
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """Yield a connection; its transaction, if one was begun, ends as the block does."""
         try:
             with (
                 closing(
@@ -137,156 +184,88 @@ class SQLiteUpsert:
                 ) as connection,
                 connection,
             ):
-                connection.execute("BEGIN IMMEDIATE")
+                # What was committed must outlive a power cut, as Spark's checkpoint may.
+                connection.execute("PRAGMA synchronous = FULL")
+                # Rows of which there are many wait on the disk, however SQLite was built.
+                connection.execute("PRAGMA temp_store = FILE")
                 yield connection
         except sqlite3.Error as fault:
-            raise StorageError(f"{self.database}: table {self.table}: {fault}") from fault
+            raise StorageError(f"{self.where}: {fault}{self._advice(fault)}") from fault
 
-    def _is_repeated(self, connection: sqlite3.Connection, query_id: str, batch_id: int) -> bool:
+    def _advice(self, fault: sqlite3.Error) -> str:
+        text = str(fault)
+        if "locked" in text:
+            return f"; another writer held it for longer than timeout_s={self.timeout_s:g}"
+        if "unable to open" in text:
+            return "; its directory must exist, and be writable"
+        if "not a database" in text:
+            return "; it is a file of something else: give another path"
+        return ""
+
+    def _positions(self, connection: sqlite3.Connection) -> dict[str, Position]:
+        if not all(_exists(connection, name) for name in (self.table, "kafkalog_positions")):
+            return {}
+        found = connection.execute(
+            "SELECT query_id, batch_id, end_offsets, time_ms FROM kafkalog_positions "
+            "WHERE target_table = ?",
+            (self.table,),
+        )
+        return {row[0]: self._position(*row) for row in found}
+
+    def _position(self, query_id: str, batch_id: int, ends: str, time_ms: int) -> Position:
+        try:
+            offsets = {
+                topic: {number: int(end) for number, end in partitions.items()}
+                for topic, partitions in json.loads(ends).items()
+            }
+        except (ValueError, TypeError, AttributeError) as fault:
+            raise StorageError(
+                f"{self.where}: kafkalog_positions has damaged end_offsets of query {query_id}: "
+                f"expected {{topic: {{partition: offset}}}}, found {ends[:100]!r}; delete that row "
+                "and make the table again"
+            ) from fault
+        return Position(batch_id, offsets, time_ms)
+
+    def _forget(self, connection: sqlite3.Connection) -> None:
+        """Delete the positions of all queries: the rows that they tell of are not there."""
         connection.execute(_POSITIONS)
-        found = connection.execute(
-            "SELECT batch_id, time_ms FROM kafkalog_positions "
-            "WHERE query_id = ? AND target_table = ?",
-            (query_id, self.table),
-        ).fetchone()
-        if found is None or batch_id > found[0]:
-            return False
-        if batch_id == found[0]:
-            _log.warning(
-                "table %s in %s: micro-batch %d of query %s was applied before; "
-                "its repetition is skipped",
-                self.table,
-                self.database,
-                batch_id,
-                query_id,
-            )
-            return True
-        if self.reset_writer:
-            return False
-        at = time.strftime("%H:%M", time.localtime(found[1] / 1000))
-        raise CommitConflictError(
-            f"{self.database}: table {self.table}: this checkpoint is older than the table: "
-            f"committed {found[0]} at {at}, got {batch_id}; reset_writer=True accepts it"
+        connection.execute(
+            "DELETE FROM kafkalog_positions WHERE target_table = ? COLLATE NOCASE", (self.table,)
         )
 
-    def _create_table(
-        self, connection: sqlite3.Connection, names: Sequence[str], types: Sequence[str]
-    ) -> None:
-        columns = ", ".join(
-            f"{_quoted(name)} {kind}{' NOT NULL PRIMARY KEY' if name == 'key' else ''}"
-            for name, kind in zip(names, types, strict=True)
-        )
-        connection.execute(f"CREATE TABLE IF NOT EXISTS {_quoted(self.table)} ({columns})")
-        found = [row[1] for row in connection.execute(f"PRAGMA table_info({_quoted(self.table)})")]
-        missing = [name for name in names if name.lower() not in {had.lower() for had in found}]
-        if missing:
-            raise InvalidInputError(
-                f"{self.database}: table {self.table} has the columns {', '.join(found)}; "
-                f"missing: {', '.join(missing)}"
-            )
-
-    def _write(
-        self,
-        connection: sqlite3.Connection,
-        names: Sequence[str],
-        portions: Iterable[pa.RecordBatch],
-    ) -> dict[str, dict[str, int]]:
-        """Upsert and delete; return the end offsets reached, {topic: {partition: offset + 1}}."""
-        import pyarrow.compute as pc
-
-        table = _quoted(self.table)
-        marks = ", ".join("?" for _ in names)
-        updates = ", ".join(
-            f"{_quoted(name)} = excluded.{_quoted(name)}" for name in names if name != "key"
-        )
-        upsert = (
-            f"INSERT INTO {table} ({', '.join(map(_quoted, names))}) VALUES ({marks}) "
-            f'ON CONFLICT ("key") DO {"UPDATE SET " + updates if updates else "NOTHING"}'
-        )
-        delete = f'DELETE FROM {table} WHERE "key" = ?'
-        key = names.index("key") + 1
-        ends: dict[str, dict[str, int]] = {}
-        for portion in portions:
-            is_deleted = portion.column(0)
-            deleted = portion.filter(is_deleted).column(key)
-            connection.executemany(delete, zip(deleted.to_pylist(), strict=True))
-            kept = portion.filter(pc.invert(is_deleted)).columns[1:]
-            connection.executemany(upsert, zip(*(c.to_pylist() for c in kept), strict=True))
-            _note_ends(ends, portion)
-        return ends
-
-    def _record(
-        self,
-        connection: sqlite3.Connection,
-        query_id: str,
-        batch_id: int,
-        ends: Mapping[str, Mapping[str, int]],
-    ) -> None:
-        """Store the batch id, and the end offsets on top of those of the batches before."""
-        found = connection.execute(
-            "SELECT end_offsets FROM kafkalog_positions WHERE query_id = ? AND target_table = ?",
-            (query_id, self.table),
-        ).fetchone()
-        merged: dict[str, dict[str, int]] = json.loads(found[0]) if found else {}
-        for topic, partitions in ends.items():
-            merged.setdefault(topic, {}).update(partitions)
+    def _record(self, connection: sqlite3.Connection, batch: Batch) -> None:
+        position = batch.position()
+        connection.execute(_POSITIONS)
         connection.execute(
             "INSERT OR REPLACE INTO kafkalog_positions VALUES (?, ?, ?, ?, ?)",
-            (query_id, self.table, batch_id, json.dumps(merged, sort_keys=True), clock.now_ms()),
+            (
+                batch.query_id,
+                self.table,
+                position.batch_id,
+                position.end_offsets_json(),
+                position.time_ms,
+            ),
         )
 
 
-def _note_ends(ends: dict[str, dict[str, int]], portion: pa.RecordBatch) -> None:
-    """Raise the end offsets to those of some rows: a partition's newest record is among all rows.
-
-    Does nothing where `select` has left out, or made something else of, a column that this needs.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    wanted = ["topic", "partition", "offset"]
-    names = portion.schema.names
-    if any(names.count(name) != 1 for name in wanted):
-        return
-    rows = pa.table([portion.column(name) for name in wanted], names=wanted)
-    topic, *numbers = rows.schema.types
-    if not pa.types.is_string(topic) or not all(map(pa.types.is_integer, numbers)):
-        return
-    newest = pc.drop_null(rows).group_by(["topic", "partition"]).aggregate([("offset", "max")])
-    for row in newest.to_pylist():
-        partitions = ends.setdefault(row["topic"], {})
-        number = str(row["partition"])
-        partitions[number] = max(partitions.get(number, 0), row["offset_max"] + 1)
+def _exists(connection: sqlite3.Connection, table: str) -> bool:
+    found = connection.execute(
+        "SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table,)
+    ).fetchone()
+    return found is not None
 
 
-def _rows_for_sqlite(shaped: DataFrame) -> tuple[list[str], list[str], DataFrame]:
-    """Return the table's columns, their SQLite types, and rows of (is deletion, *values)."""
-    from pyspark.sql import functions as F
-
-    fields = {field.name: field.dataType for field in shaped.schema.fields}
-    if "key" not in fields:
-        raise InvalidInputError(
-            f"SQLiteUpsert: select gives no column 'key'; its columns are: {', '.join(fields)}"
-        )
-    if _DELETED in fields:
-        deleted = F.coalesce(F.col(_DELETED), F.lit(False))
-    elif "value" in fields:
-        deleted = F.col("value").isNull()
-    else:
-        raise InvalidInputError(
-            "SQLiteUpsert: select gives neither 'deleted' nor 'value', so deletions cannot be "
-            'told; add "value is null as deleted"'
-        )
-    names = [name for name in fields if name != _DELETED]
+def _for_sqlite(rows: UpsertRows) -> tuple[list[str], UpsertRows]:
+    """Return the columns' SQLite types, and the rows with values that SQLite stores as they are."""
     kinds, columns = [], []
-    for name in names:
-        kind, column = _for_sqlite(F.col("`" + name.replace("`", "``") + "`"), fields[name])
+    for name, data_type in zip(rows.names, rows.types, strict=True):
+        kind, column = _stored(column_of(name), data_type)
         kinds.append(kind)
         columns.append(column.alias(name))
-    return names, kinds, shaped.select(deleted.alias(_DELETED), *columns)
+    return kinds, UpsertRows(rows.frame.select(DELETED, *RECORD, *columns), rows.names, rows.types)
 
 
-def _for_sqlite(column: Column, data_type: DataType) -> tuple[str, Column]:
+def _stored(column: Column, data_type: DataType) -> tuple[str, Column]:
     from pyspark.sql import functions as F
 
     name = data_type.typeName()
@@ -299,7 +278,3 @@ def _for_sqlite(column: Column, data_type: DataType) -> tuple[str, Column]:
     if name in {"array", "map", "struct"}:
         return "TEXT", F.to_json(column)
     return "TEXT", column.cast("string")
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

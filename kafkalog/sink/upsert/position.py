@@ -1,0 +1,29 @@
+"""How far a query has brought a table: what an upsert stores with the rows, in one transaction."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from kafkalog.sink.query import EndOffsets
+
+__all__ = ["Position"]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The last micro-batch of a query that a table holds."""
+
+    batch_id: int
+    end_offsets: EndOffsets
+    """{topic: {partition: next offset}}; {} when the query reads no Kafka log."""
+    time_ms: int
+    """When it was applied."""
+
+    def end_offsets_json(self) -> str:
+        """Return the end offsets as JSON, topics and partitions in order."""
+        ordered = {
+            topic: dict(sorted(partitions.items(), key=lambda item: int(item[0])))
+            for topic, partitions in sorted(self.end_offsets.items())
+        }
+        return json.dumps(ordered)

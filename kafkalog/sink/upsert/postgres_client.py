@@ -1,0 +1,100 @@
+"""How we speak with PostgreSQL: connections, names in statements, whose fault an error is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import psycopg
+    from psycopg.sql import SQL, Composed, Identifier
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+    Statement = str | SQL | Composed
+
+__all__ = ["address", "connect", "is_about_rows", "one", "run", "sql_name"]
+
+_DEFAULTS = {"application_name": "kafkalog", "keepalives_idle": 30, "connect_timeout": 30}
+_ROW_FAULTS = {"22", "23", "44", "54", "P0"}
+"""Classes of SQLSTATE: data, constraints, check option, limits of the program, raised by users."""
+_HOW_TO_WRITE = (
+    "as name=value with values that hold spaces or quotes in single quotes, or as a URL with such "
+    "characters, and any of @ / ? # in a password, as %40, %2F and so on"
+)
+
+
+def address(conninfo: str) -> dict[str, Any]:
+    """Return the parameters that libpq reads out of `conninfo`.
+
+    Raises InvalidInputError where it reads none, or where a password may have become a part of a
+    host's or a database's name. It quotes nothing of `conninfo`, and has no cause that would.
+    """
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        found = conninfo_to_dict(conninfo)
+    except (psycopg.Error, UnicodeError):
+        found = None
+    if found is None or "\0" in conninfo or _is_ambiguous(conninfo):
+        raise InvalidInputError(
+            f"PostgresUpsert: conninfo cannot be read, or not surely; write it {_HOW_TO_WRITE}"
+        )
+    return found
+
+
+def _is_ambiguous(conninfo: str) -> bool:
+    """Return whether it is a URL with an @ or / that may be of a password: libpq ends it there."""
+    scheme, is_url, rest = conninfo.partition("://")
+    before, at, after = rest.partition("@")
+    if not is_url or scheme not in {"postgresql", "postgres"} or not at:
+        return False
+    if "/" in before:
+        return "?" not in before  # else the @ is a parameter's
+    return "@" in after.partition("?")[0]
+
+
+def connect(conninfo: str) -> Connection:
+    """Return a connection, in autocommit; it speaks UTF-8 whatever the database is in."""
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    given = conninfo_to_dict(conninfo)
+    more: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name not in given}
+    connection = psycopg.connect(conninfo, autocommit=True, client_encoding="UTF8", **more)
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return connection
+
+
+def is_about_rows(fault: psycopg.Error) -> bool:
+    """Return whether it is a row that PostgreSQL refuses, and not the work as a whole."""
+    return (fault.sqlstate or "")[:2] in _ROW_FAULTS
+
+
+def sql_name(*parts: str) -> Identifier:
+    """Return a name for a statement that `run` is given, where % begins a parameter."""
+    from psycopg.sql import Identifier
+
+    return Identifier(*(part.replace("%", "%%") for part in parts))
+
+
+def run(
+    connection: Connection,
+    statement: Statement,
+    values: Sequence[Any] | Mapping[str, Any] = (),
+) -> psycopg.Cursor[tuple[Any, ...]]:
+    """Run one statement."""
+    # Always with values, if none: only then is %% one %.
+    return connection.execute(statement, values)
+
+
+def one(
+    connection: Connection,
+    statement: Statement,
+    values: Sequence[Any] | Mapping[str, Any] = (),
+) -> Any:
+    """Return the first value of the first row of a query; None when it has no row."""
+    row = run(connection, statement, values).fetchone()
+    return None if row is None else row[0]

@@ -1,0 +1,85 @@
+"""Spark's types in PostgreSQL: what a new column is, and which columns would change the values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kafkalog.sink.upsert.rows import column_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+__all__ = ["changes_values", "column_type", "for_postgres"]
+
+_SIMPLE_TYPES = {
+    "binary": "bytea",
+    "string": "text",
+    "byte": "smallint",
+    "short": "smallint",
+    "integer": "integer",
+    "long": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "boolean": "boolean",
+    "date": "date",
+    "timestamp": "timestamp with time zone",
+    "timestamp_ntz": "timestamp without time zone",
+}
+_JSON_TYPES = {"array", "map", "struct", "variant"}
+_TIMES = {"timestamp", "timestamp_ntz"}
+_WHOLE_DIGITS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
+_KEPT_DIGITS = {"real": 6, "double precision": 15}
+"""Decimal digits that come back out of a floating-point column as they went in."""
+_DECLARED_SCALE = re.compile(r"numeric\(\d+,(-?\d+)\)")
+_COARSE_TIME = re.compile(r"date|time\b.*|timestamp\([0-5]\).*")
+
+
+def column_type(data_type: DataType) -> str:
+    """Return the type of a column that is created for Spark's type."""
+    name = data_type.typeName()
+    if name == "decimal":
+        return data_type.simpleString().replace("decimal", "numeric")
+    if name in _JSON_TYPES:
+        return "jsonb"
+    return _SIMPLE_TYPES.get(name, "text")
+
+
+def changes_values(data_type: DataType, kind: str) -> bool:
+    """Return whether a column of PostgreSQL's type `kind` would round or cut Spark's values.
+
+    PostgreSQL does so without a word: a time becomes a date, digits behind the point go. Values
+    that are text are left to what the column's type makes of text, and ranges to its errors.
+    """
+    from pyspark.sql.types import DecimalType
+
+    name = data_type.typeName()
+    if name in _TIMES:
+        return _COARSE_TIME.fullmatch(kind) is not None
+    digits, scale = _WHOLE_DIGITS.get(name), 0
+    if isinstance(data_type, DecimalType):
+        digits, scale = data_type.precision, data_type.scale
+    if declared := _DECLARED_SCALE.fullmatch(kind):
+        is_floating = name in {"float", "double"}
+        return is_floating or (digits is not None and scale > int(declared[1]))
+    if name == "double":
+        return kind == "real"
+    return digits is not None and digits > _KEPT_DIGITS.get(kind, digits)
+
+
+def for_postgres(frame: DataFrame, names: Sequence[str], types: Sequence[DataType]) -> DataFrame:
+    """Return the rows with JSON in the place of nested columns, and text in that of odd ones."""
+    from pyspark.sql import functions as F
+
+    columns = []
+    for name, data_type in zip(names, types, strict=True):
+        kind = data_type.typeName()
+        column = column_of(name)
+        if kind in _JSON_TYPES:
+            column = F.to_json(column).alias(name)
+        elif kind != "decimal" and kind not in _SIMPLE_TYPES:
+            column = column.cast("string").alias(name)
+        columns.append(column)
+    return frame.select(*frame.columns[: len(frame.columns) - len(names)], *columns)

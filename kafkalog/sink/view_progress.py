@@ -1,0 +1,42 @@
+"""How far a materialized view is behind its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["PartitionProgress", "ViewProgress"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """One partition, in offsets."""
+
+    applied: int
+    """The table holds what lies below it."""
+    log_start: int
+    log_end: int
+    """Where what can be read ends now."""
+
+    @property
+    def lag(self) -> int:
+        """Offsets that are still to be applied."""
+        return max(self.log_end - max(self.applied, self.log_start), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewProgress:
+    """One view, as its table says."""
+
+    query_id: str | None
+    """None before the first start."""
+    batch_id: int | None
+    """The last micro-batch in the table; None as long as this generation has none in it."""
+    time_ms: int | None
+    """When it was applied."""
+    partitions: Mapping[int, PartitionProgress]
+
+    @property
+    def lag(self) -> int:
+        """Offsets of all partitions that are still to be applied."""
+        return sum(partition.lag for partition in self.partitions.values())

@@ -24,6 +24,7 @@ import pytest
 
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.journal import Journal
+from tests.acceptance.cluster import session_processes
 from tests.acceptance.independent_reader import read_log
 from tests.acceptance.killed_query import FILES_PER_BATCH, PARTITIONS, TOPIC
 
@@ -117,22 +118,6 @@ class Driver:
 
     def check_alive(self) -> None:
         assert self.process.poll() is None, self.output.read_text()[-8000:]
-
-
-def session_processes(session: int) -> list[int]:
-    """Return the living processes of a session."""
-    found = []
-    for directory in Path("/proc").iterdir():
-        if not directory.name.isdigit():
-            continue
-        try:
-            # pid (name) state parent group session ...; a name may hold anything
-            fields = (directory / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[3]) == session and fields[0] not in "ZX":
-            found.append(int(directory.name))
-    return found
 
 
 def last_batch(directory: Path) -> int:

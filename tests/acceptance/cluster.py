@@ -1,0 +1,241 @@
+"""A Spark standalone cluster on loopback: a master and two workers, each in a session of its own.
+
+The workers have addresses of their own, so that Spark takes them for two hosts. Where mounting is
+allowed (as root, on Linux) each worker also has a `/dev/shm` of its own, another machine's names,
+and finds the driver's directory empty: then the log's directory is all that driver and executors
+share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.spark_home import make_spark_home
+
+MASTER_HOST = "127.0.0.1"
+WORKER_HOSTS = ("127.0.0.2", "127.0.0.3")
+SLOTS = 2
+"""Tasks that a worker runs at a time."""
+EXECUTOR_MB = 512
+LIFETIME_S = 1800
+"""An orphan ends by then; of a test that is killed nothing else would end it."""
+PATIENCE_S = 240
+SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_ALONE = """
+mount -t tmpfs none "$1" && mount -t tmpfs none /dev/shm &&
+mount --bind "$2" /proc/sys/kernel/random/boot_id &&
+{ test ! -e /etc/machine-id || mount --bind "$2" /etc/machine-id; } && shift 2 && exec "$@"
+"""
+
+
+class Member:
+    """A process of the cluster with all that it has started; it may be killed and started again."""
+
+    def __init__(self, name: str, command: list[str], env: Mapping[str, str], scratch: Path):
+        self.name = name
+        self.command = command
+        self.env = dict(env)
+        self.scratch = scratch
+        self.starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        scratch.mkdir(parents=True)
+
+    @property
+    def leader(self) -> int:
+        """Its first process, which ends the others when their time is over."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def output(self) -> Path:
+        return self.scratch / f"output-{self.starts}"
+
+    def start(self) -> None:
+        """Start it, for the first time or again."""
+        assert self._process is None
+        self.starts += 1
+        limited = ["timeout", "--signal=KILL", str(LIFETIME_S), *self.command]
+        with self.output.open("wb") as sink:
+            self._process = subprocess.Popen(
+                limited,
+                env=self.env,
+                cwd=self.scratch,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def check_alive(self) -> None:
+        assert self._process is not None
+        is_alive = self._process.poll() is None
+        assert is_alive, f"{self.name} has ended:\n{self.output.read_text()[-8000:]}"
+
+    def wait_for(self, line: str) -> str:
+        """Wait until it has written something that matches; returns the match's first group."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            self.check_alive()
+            found.extend(re.findall(line, self.output.read_text()))
+            return bool(found)
+
+        wait_until(is_there, f"{self.name} is not ready", pause=0.1)
+        return found[0]
+
+    def processes(self) -> list[int]:
+        """Return it and all it has started."""
+        return [] if self._process is None else session_processes(self._process.pid)
+
+    def kill(self) -> int:
+        """Kill it and all it has started, at once; returns how many processes that were."""
+        if self._process is None:
+            return 0
+        count = kill_session(self._process)
+        self._process = None
+        return count
+
+
+class Cluster:
+    """A master and its workers below `directory`; `hidden` is what the workers must not see."""
+
+    def __init__(self, directory: Path, hidden: Path) -> None:
+        self.home = make_spark_home(directory / "spark")
+        self._directory = directory
+        self._hidden = hidden
+        self._alone = alone(hidden, directory / "boot-id")
+        self.master = Member(
+            "master",
+            self._command("master.Master", MASTER_HOST),
+            self._env(MASTER_HOST, directory / "master"),
+            directory / "master",
+        )
+        self.workers: list[Member] = []
+        self.is_isolated = bool(self._alone)
+        self.address = ""
+
+    def start(self) -> None:
+        """Start all. A driver may connect: Spark's tasks wait for the workers' executors."""
+        self.master.start()
+        self.address = self.master.wait_for(r"Starting Spark master at (spark://\S+)")
+        for host in WORKER_HOSTS:
+            scratch = self._directory / host
+            command = [
+                *self._command("worker.Worker", host),
+                *("--cores", str(SLOTS), "--memory", f"{SLOTS * EXECUTOR_MB}m"),
+                *("--work-dir", str(scratch / "work"), self.address),
+            ]
+            command = [*self._alone, *command]
+            worker = Member(host, command, self._env(host, scratch), scratch)
+            self.workers.append(worker)
+            worker.start()
+
+    def check_isolation(self) -> None:
+        """No process of a worker may see the driver's files or shared memory, or its machine's id.
+
+        `timeout`, which stands outside and starts the rest, is not asked.
+        """
+        (self._hidden / "seen").touch()
+        for worker in self.workers:
+            inside = [pid for pid in worker.processes() if pid != worker.leader]
+            assert inside, f"{worker.name} has no processes"
+            for pid in inside:
+                root = Path(f"/proc/{pid}/root")
+                seen = root / self._hidden.relative_to("/")
+                assert list(seen.iterdir()) == [], f"{worker.name}, process {pid} sees {seen}"
+                for kind in ("mnt", "ipc"):
+                    own, ours = (os.readlink(f"/proc/{p}/ns/{kind}") for p in (pid, "self"))
+                    assert own != ours, f"{worker.name}, process {pid} shares {kind}"
+                for name in ("dev/shm", "proc/sys/kernel/random/boot_id"):
+                    inner, outer = (base / name for base in (root, Path("/")))
+                    assert not inner.samefile(outer), f"{worker.name}, process {pid} sees {outer}"
+
+    def stop(self) -> None:
+        """Kill all that still runs."""
+        for member in [*self.workers, self.master]:
+            member.kill()
+
+    def _command(self, name: str, host: str) -> list[str]:
+        launcher = str(self.home / "bin" / "spark-class")
+        ports = ("--port", "0", "--webui-port", "0")
+        return [launcher, f"org.apache.spark.deploy.{name}", "--host", host, *ports]
+
+    def _env(self, host: str, scratch: Path) -> dict[str, str]:
+        """Return the environment of one host; executors inherit it from their worker."""
+        return {
+            **os.environ,
+            "SPARK_HOME": str(self.home),
+            "SPARK_LOCAL_IP": host,
+            "SPARK_LOCAL_DIRS": str(scratch / "local"),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": SMALL_JVM,
+            "TMPDIR": str(scratch),
+        }
+
+
+def alone(hidden: Path, boot_id: Path) -> list[str]:
+    """Return what stands before a command that is to run as if on a machine of its own.
+
+    That is nothing, where a process may not hide things from itself and those it starts.
+    """
+    if shutil.which("unshare") is None:
+        return []
+    boot_id.write_text("00000000-0000-4000-8000-000000000000\n")
+    prefix = ["unshare", "--mount", "--ipc", "sh", "-c", _ALONE, "sh", str(hidden), str(boot_id)]
+    tried = subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    return prefix if tried.returncode == 0 else []
+
+
+def may_isolate() -> bool:
+    """Return whether this is root on Linux and may make namespaces, so that `alone` has to work."""
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    made = subprocess.run(["unshare", "--mount", "--ipc", "true"], capture_output=True, check=False)
+    return made.returncode == 0
+
+
+def session_processes(session: int) -> list[int]:
+    """Return the living processes of a session."""
+    found = []
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit():
+            continue
+        try:
+            # pid (name) state parent group session ...; a name may hold anything
+            fields = (directory / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == session and fields[0] not in "ZX":
+            found.append(int(directory.name))
+    return found
+
+
+def kill_session(leader: subprocess.Popen[bytes]) -> int:
+    """Kill every process of the session that a process leads; returns how many there were."""
+    killed: set[int] = set()
+    while found := session_processes(leader.pid):
+        for pid in found:
+            killed.add(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        leader.poll()
+        time.sleep(0.005)
+    leader.wait()
+    return len(killed)
+
+
+def wait_until(is_true: Callable[[], object], otherwise: str, pause: float = 0.02) -> None:
+    """Wait for something to be true; raises AssertionError after `PATIENCE_S`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < deadline, f"{otherwise} after {PATIENCE_S} s"
+        time.sleep(pause)

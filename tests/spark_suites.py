@@ -1,4 +1,4 @@
-"""What `docs/conformance.md` must list of Spark's Kafka source: its options, its tests by suite.
+"""What `docs/conformance.md` must list of Spark's Kafka connector: its options, its tests by suite.
 
 The tests are those of Spark 4 (connector/kafka-0-10-sql). A suite that Spark runs several times, in
 its V1 and V2 source and with both of its offset readers, is listed once.
@@ -24,6 +24,18 @@ _STARTS = (
     "global timestamp per topic",
 )
 _PARTITION = "with minPartition ="
+_SINKS_STREAMS = [
+    f"streaming - {name}"
+    for name in (
+        "write to kafka with topic field",
+        "write w/o topic field, with topic option",
+        "topic field and topic option",
+        "write data with bad schema",
+        "write data with valid schema but wrong types",
+        "write to non-existing topic",
+        "exception on config serializer",
+    )
+]
 
 
 def _lines(text: str) -> list[str]:
@@ -198,4 +210,18 @@ SUITES = {
         SubscribeStrategy.assignedTopicPartitions must give back all assigned
         SubscribePatternStrategy.assignedTopicPartitions must give back all assigned
     """),
+    "KafkaSinkSuite": [
+        *_SINKS_STREAMS,
+        "streaming - sink progress is produced",
+        "batch - write to kafka",
+        "batch - partition column and partitioner priorities",
+        "batch - null topic field value, and no topic option",
+        "SPARK-20496: batch - enforce analyzed plans",
+        "batch - unsupported save modes",
+        "generic - write big data with small producer buffer",
+    ],
+    "KafkaContinuousSinkSuite": [
+        *_SINKS_STREAMS,
+        "generic - write big data with small producer buffer",
+    ],
 }

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from kafkalog.datasource.lag import offsets_behind_latest
 from tests.peers.jars import PEERS
@@ -68,6 +68,9 @@ class Outcome(NamedTuple):
 class TwinSession:
     """The process with the session; a context manager."""
 
+    program: ClassVar[str] = __name__
+    """The module that is run in the process."""
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._output = directory / "spark.out"
@@ -76,7 +79,7 @@ class TwinSession:
         self.directory.mkdir(parents=True, exist_ok=True)
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(self.directory)],
+                [sys.executable, "-m", self.program, str(self.directory)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -97,7 +100,7 @@ class TwinSession:
 
     def run(self, queries: Sequence[Query], ways: Ways) -> None:
         """Run queries, some at a time."""
-        self._ask({"queries": queries, "ways": ways})
+        self.ask({"queries": queries, "ways": ways})
 
     def outcome(self, name: str) -> Outcome:
         """Return what became of the query, all of its runs; fails when it failed."""
@@ -109,10 +112,11 @@ class TwinSession:
         self, cases: Sequence[tuple[bool, dict[str, str]]], ways: Ways
     ) -> list[dict[str, str]]:
         """Read, as a stream or not, with options that are wrong; returns what each way says."""
-        self._ask({"cases": cases, "ways": ways})
+        self.ask({"cases": cases, "ways": ways})
         return list(json.loads((self.directory / "messages.json").read_text()))
 
-    def _ask(self, request: dict[str, Any]) -> None:
+    def ask(self, request: dict[str, Any]) -> None:
+        """Have a request done; fails when the process does."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -187,7 +191,7 @@ class _Runner:
 
     def _stream(self, frame: Any, query: Query) -> list[Any]:
         """Run a stream to its end, or until it has done so many batches."""
-        return _patiently(lambda: self._run_stream(frame, query))
+        return patiently(lambda: self._run_stream(frame, query))
 
     def _run_stream(self, frame: Any, query: Query) -> list[Any]:
         writer = (
@@ -267,7 +271,7 @@ def _canonical(rows: Iterable[str]) -> list[str]:
     return sorted(alone) + sorted(json.dumps(rows, sort_keys=True) for rows in tasks.values())
 
 
-def _patiently(act: Callable[[], Any]) -> Any:
+def patiently(act: Callable[[], Any]) -> Any:
     """Do it again where the machine was too busy.
 
     Spark gives the process of a source in Python ten seconds to begin; nothing has happened then.
@@ -288,7 +292,7 @@ def _message(spark: Any, way: tuple[str, dict[str, str]], case: tuple[bool, Any]
         frame = reader.format(way[0]).options(**{**way[1], **options}).load()
         if is_stream:
             writer = frame.writeStream.format("noop").trigger(availableNow=True)
-            _patiently(lambda: writer.start().awaitTermination(QUERY_SECONDS))
+            patiently(lambda: writer.start().awaitTermination(QUERY_SECONDS))
         else:
             frame.count()
     except Exception as error:
@@ -310,7 +314,8 @@ def _do(spark: Any, directory: Path, request: dict[str, Any], pool: ThreadPoolEx
     (directory / "messages.json").write_text(json.dumps(messages))
 
 
-def _serve(directory: Path) -> None:
+def serve(directory: Path, do: Callable[..., None]) -> None:
+    """Answer requests as long as there are any; `do` gets session, directory, request and pool."""
     # What libraries print to the standard output would be taken for an answer.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -319,7 +324,7 @@ def _serve(directory: Path) -> None:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for line in sys.stdin:
             try:
-                _do(spark, directory, json.loads(line), pool)
+                do(spark, directory, json.loads(line), pool)
                 answer = "ok"
             except Exception:
                 answer = traceback.format_exc()
@@ -329,4 +334,4 @@ def _serve(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]))
+    serve(Path(sys.argv[1]), _do)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +19,8 @@ __all__ = ["in_portions", "parts_for"]
 _PART_ROWS = 50_000
 _PARTS_MAX = 200
 """Each part is a Spark job of its own: some 20 ms even where it is empty."""
+_OF_AN_EXECUTION = ("spark.sql.execution.id", "spark.sql.execution.root.id")
+"""Spark's local properties that count a job to an SQL execution."""
 
 
 def parts_for(rows_max: int | None) -> int | None:
@@ -34,17 +35,24 @@ def in_portions(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches of at most `spark.sql.execution.arrow.maxRecordsPerBatch`.
 
     Driver and JVM hold the rows of two Spark partitions, packed: one comes while one is used. Each
-    is a job of its own, as Spark's `toLocalIterator` keeps all that it has fetched until its end.
+    is a job of its own, and of no SQL execution: of the jobs of one, as those of `toLocalIterator`
+    and of a micro-batch are, Spark's scheduler keeps all results until the execution ends.
     """
     import pyarrow as pa
     from pyspark.util import inheritable_thread_target
 
     packed = frame.mapInArrow(_pack, "packed binary").rdd
     session, context = frame.sparkSession, frame.sparkSession.sparkContext
+
     # In a thread that has this one's properties: a query that is stopped cancels its jobs by them.
-    fetch = inheritable_thread_target(session)(partial(context.runJob, packed, iter))
+    @inheritable_thread_target(session)
+    def fetch(part: int) -> list[Any]:
+        for name in _OF_AN_EXECUTION:
+            context.setLocalProperty(name, None)  # type: ignore[arg-type]
+        return context.runJob(packed, iter, [part])
+
     with ThreadPoolExecutor(1) as beside:
-        jobs = (beside.submit(fetch, [part]) for part in range(packed.getNumPartitions()))
+        jobs = (beside.submit(fetch, part) for part in range(packed.getNumPartitions()))
         ahead = next(jobs, None)
         while ahead is not None:
             cells, ahead = ahead.result(), next(jobs, None)

@@ -1,0 +1,41 @@
+"""The rows of a DataFrame on the driver, inside foreachBatch: no more than a portion is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafkalog.sink.upsert.portions import in_portions
+from tests.sink.test_spark_writes import changes, feed, finish
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+PARTS = 12
+ROW_SIZE = 4 << 20
+
+
+def test_a_portion_that_was_used_is_not_kept(spark: Any, tmp_path: Path) -> None:
+    feed(tmp_path / "source", 0, [("a", "x", 0)])
+    runtime = spark.sparkContext._jvm.java.lang.Runtime.getRuntime()
+    used: list[int] = []
+    rows: list[int] = []
+
+    def take(frame: Any, batch_id: int) -> None:
+        session = frame.sparkSession
+        large = session.range(PARTS, numPartitions=PARTS).selectExpr(
+            "id", f"cast(repeat(cast(id % 10 as string), {ROW_SIZE}) as binary) value"
+        )
+        for portion in in_portions(large):
+            rows.extend(portion.column("id").to_pylist())
+            runtime.gc()
+            used.append(runtime.totalMemory() - runtime.freeMemory())
+
+    finish(
+        changes(spark, tmp_path / "source")
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+    )
+    assert sorted(rows) == list(range(PARTS))
+    # All of them would be PARTS rows, each of which Spark holds more than once on its way.
+    assert min(used[-3:]) - min(used[:3]) < PARTS * ROW_SIZE / 2, used

@@ -22,9 +22,6 @@ class Remembering(Upsert):
         self.known: dict[str, Position] = {}
         self.batches: list[Batch] = []
 
-    def position(self, query_id: str) -> Position | None:
-        return self.known.get(query_id)
-
     def positions(self) -> dict[str, Position]:
         return self.known
 

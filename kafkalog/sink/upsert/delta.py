@@ -106,10 +106,6 @@ class DeltaUpsert(Upsert):
         """Where the table is, as errors and warnings begin."""
         return f"Delta table {self.table}"
 
-    def position(self, query_id: str) -> Position | None:
-        """Return how far the query has brought the table; None when it never did."""
-        return self.positions().get(query_id)
-
     def positions(self) -> dict[str, Position]:
         """Return the position of each query that has written to the table, by query id."""
         table = self._open()

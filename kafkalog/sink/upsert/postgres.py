@@ -126,10 +126,6 @@ class PostgresUpsert(Upsert):
         """The database and the table, without a password."""
         return f"{self._database}: table {self.table}"
 
-    def position(self, query_id: str) -> Position | None:
-        """Return how far the query has brought the table."""
-        return self.positions().get(query_id)
-
     def positions(self) -> dict[str, Position]:
         """Return the position of each query that has written to the table, by query id."""
         with self.connection() as connection:

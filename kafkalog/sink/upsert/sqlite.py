@@ -108,10 +108,6 @@ class SQLiteUpsert(Upsert):
         """Where the table is, as errors and warnings begin."""
         return f"{self.database}: table {self.table}"
 
-    def position(self, query_id: str) -> Position | None:
-        """Return how far the query has brought the table; None when it never did, or it is gone."""
-        return self.positions().get(query_id)
-
     def positions(self) -> dict[str, Position]:
         """Return the position of each query that has written to the table, by query id."""
         if not Path(self.database).exists():

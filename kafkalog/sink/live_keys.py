@@ -50,6 +50,7 @@ def _has_live_keys(view: LogView, end: int, read_committed: bool) -> bool:
             newest.update(zip(keys, batch.column(1).is_valid().to_pylist(), strict=True))
             if len(newest) + len(deleted) > _KEYS_MAX:
                 return True
+        # Arrow's lists are untyped: records without a key, which make no rows, are under None.
         newest.pop(None, None)  # type: ignore[call-overload]
         if any(is_value and key not in deleted for key, is_value in newest.items()):
             return True

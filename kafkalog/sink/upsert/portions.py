@@ -48,6 +48,7 @@ def in_portions(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     @inheritable_thread_target(session)
     def fetch(part: int) -> list[Any]:
         for name in _OF_AN_EXECUTION:
+            # None removes it, as pyspark says in words but not in its types.
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
         return context.runJob(packed, iter, [part])
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import NewTopic
 
 import kafkalog
@@ -269,8 +270,7 @@ def mirrored(world: World) -> Mirrored:
                         timestamp=_CENTURY_MS if number == 9 else NOW_MS + 1000 * number,
                         headers=[("round", b"%d" % round_)] if number % 2 else [],
                     )
-        ends = [end for _, end in listed(broker, MIRRORED, len(_NUMBERS))]
-        broker.wait_until(lambda ends=ends: known_ends(broker) == ends)
+        broker.wait_until(lambda: has_all_on_disk(broker))
         world.session.mirror(broker.bootstrap, MIRRORED, by_spark)
         copy_directory(broker.log_dir, [MIRRORED], by_bytes)
     return Mirrored(
@@ -280,9 +280,18 @@ def mirrored(world: World) -> Mirrored:
     )
 
 
-def known_ends(broker: KafkaBroker) -> list[int]:
+def has_all_on_disk(broker: KafkaBroker) -> bool:
+    """Whether no transaction is open any more and the files have what the broker has.
+
+    The broker answers a commit before its markers are in the partitions.
+    """
+    levels = (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+    stable, ends = (
+        [end for _, end in listed(broker, MIRRORED, len(_NUMBERS), level)] for level in levels
+    )
     with kafkalog.open(broker.log_dir, read_only=True) as log:
-        return [end for _, (_, end) in sorted(log.offsets(MIRRORED).items())]
+        on_disk = [end for _, (_, end) in sorted(log.offsets(MIRRORED).items())]
+    return stable == ends == on_disk
 
 
 def consumed_partitions(broker: KafkaBroker, is_committed: bool) -> list[list[Record]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 import kafkalog
@@ -162,11 +162,17 @@ def settle(broker: KafkaBroker) -> None:
         assert log.offsets(TRIMMED)[0][0] > 0
 
 
-def listed(broker: KafkaBroker, topic: str, count: int) -> list[tuple[int, int]]:
+def listed(
+    broker: KafkaBroker,
+    topic: str,
+    count: int,
+    level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> list[tuple[int, int]]:
+    """Return the first offset and the end (high watermark, or last stable offset) by partition."""
     ends = []
     for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
         asked = {TopicPartition(topic, number): spec for number in range(count)}
-        answers = broker.admin.list_offsets(asked)
+        answers = broker.admin.list_offsets(asked, isolation_level=level)
         ends.append([answers[place].result(10).offset for place in asked])
     return list(zip(*ends, strict=True))
 

@@ -1,30 +1,75 @@
-"""Benchmarks: one program per claim; each prints JSON lines with --json.
+"""Benchmarks: one program per claim, beside a peer that it starts itself, in one run.
 
-`compare` runs ours and the peer in turn, round by round, so that a slow moment of the machine meets
-both, and `report` prints a claim: its two medians and the median of the rounds' ratios.
+Ours and the peer take turns, round by round, so that a slow moment of the machine meets both; a
+claim is the two medians and the median of the rounds' ratios. `python -m bench.NAME` prints it as
+text, with `--json` as one line; `python -m bench` runs them all and writes docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import operator
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Final
 
-__all__ = ["Claim", "compare", "report"]
+__all__ = [
+    "LESS",
+    "MORE",
+    "Claim",
+    "compare",
+    "compare_figures",
+    "leave_out",
+    "report",
+]
+
+MORE: Final = "times as fast"
+"""The ratio is the peer's time / ours, or our rate / the peer's: more is better."""
+LESS: Final = "of its time"
+"""The ratio is our time / the peer's: less is better."""
+
+_IS_MET: Final = {">=": operator.ge, "<=": operator.le}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What was measured; `ratio` says how many times faster (rates) ours is."""
+    """What was measured.
+
+    `claim` tells what and of which size; `ours` and `peer` are medians in `unit`; `ratio` is the
+    median of the rounds' ratios, and `ratio_is` says which way: "times as fast" (`MORE`), "of its
+    time" (`LESS`), "of its bytes". `target` is what is promised of the ratio, ">= 3" or "<= 1.5".
+    The memory is the most that each had resident, in MiB; `more` has what else is worth knowing.
+    """
 
     claim: str
     ours: float
     peer: float
-    ratio: float
     unit: str
+    peer_name: str
+    ratio: float
+    ratio_is: str = MORE
+    target: str = ""
+    rounds: int = 1
+    ours_mib: float | None = None
+    peer_mib: float | None = None
+    more: Mapping[str, float | int | str] = field(default_factory=dict)
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the target holds; None where there is none."""
+        if not self.target:
+            return None
+        sign, _, bound = self.target.partition(" ")
+        return bool(_IS_MET[sign](self.ratio, float(bound)))
+
+    def told(self, **more: float | int | str) -> Claim:
+        """Return the claim with more to tell."""
+        return replace(self, more={**self.more, **more})
 
 
 def compare(
@@ -35,34 +80,93 @@ def compare(
     amount: float,
     unit: str,
     rounds: int,
+    peer_name: str,
+    ratio_is: str = MORE,
+    target: str = "",
 ) -> Claim:
-    """Time both, in turn, and return their rates: `amount` (in `unit` times seconds) per call.
+    """Time both, in turn, and compare their rates: `amount` (in `unit` times seconds) per call.
 
     The first round warms up and is not counted.
     """
-    rates = []
+    mine, theirs = [], []
     for _ in range(rounds + 1):
-        rates.append((amount / _seconds(ours), amount / _seconds(peer)))
-    rates = rates[1:]
-    return Claim(
+        mine.append(amount / _seconds(ours))
+        theirs.append(amount / _seconds(peer))
+    return compare_figures(
         claim,
-        round(statistics.median(rate for rate, _ in rates), 3),
-        round(statistics.median(rate for _, rate in rates), 3),
-        round(statistics.median(mine / theirs for mine, theirs in rates), 2),
-        unit,
+        mine[1:],
+        theirs[1:],
+        unit=unit,
+        peer_name=peer_name,
+        ratio_is=ratio_is,
+        target=target,
+    )
+
+
+def compare_figures(
+    claim: str,
+    ours: Sequence[float],
+    peer: Sequence[float],
+    *,
+    unit: str,
+    peer_name: str,
+    ratio_is: str = LESS,
+    target: str = "",
+    is_time: bool = False,
+    ours_mib: float | None = None,
+    peer_mib: float | None = None,
+) -> Claim:
+    """Compare figures that were taken in turn, one of each a round.
+
+    The ratio of a round is ours / peer; with `is_time` and `MORE` it is peer / ours, as of two
+    times the shorter one is the faster.
+    """
+    is_inverse = is_time and ratio_is == MORE
+    ratios = [b / a if is_inverse else a / b for a, b in zip(ours, peer, strict=True)]
+    return Claim(
+        claim=claim,
+        ours=_rounded(statistics.median(ours)),
+        peer=_rounded(statistics.median(peer)),
+        unit=unit,
+        peer_name=peer_name,
+        ratio=_rounded(statistics.median(ratios)),
+        ratio_is=ratio_is,
+        target=target,
+        rounds=len(ratios),
+        ours_mib=None if ours_mib is None else round(ours_mib, 1),
+        peer_mib=None if peer_mib is None else round(peer_mib, 1),
     )
 
 
 def report(claim: Claim, *, as_json: bool) -> None:
     """Print one claim as a JSON line or a line to read."""
     if as_json:
-        print(json.dumps(asdict(claim)), flush=True)
+        print(json.dumps({**asdict(claim), "is_met": claim.is_met}), flush=True)
         return
-    print(
-        f"{claim.claim}: {claim.ours:.2f} {claim.unit}, peer {claim.peer:.2f}, "
-        f"{claim.ratio:.1f} times",
-        flush=True,
-    )
+    words = [
+        f"{claim.claim}: {claim.ours:,} {claim.unit}, {claim.peer_name} {claim.peer:,}",
+        f"{claim.ratio:,} {claim.ratio_is}",
+    ]
+    if claim.target:
+        words.append(f"target {claim.target}: {'met' if claim.is_met else 'MISSED'}")
+    if claim.ours_mib is not None:
+        words.append(f"memory {claim.ours_mib:,} MiB")
+    if claim.peer_mib is not None:
+        words.append(f"the peer's {claim.peer_mib:,} MiB")
+    words += [f"{name.replace('_', ' ')} {value}" for name, value in claim.more.items()]
+    print("; ".join(words), flush=True)
+
+
+def leave_out(what: str, reason: str) -> None:
+    """Say that a peer is not to be had here; where CI runs (`CI` is set) that is a failure."""
+    print(f"left out: {what}: {reason}", file=sys.stderr, flush=True)
+    if os.environ.get("CI"):
+        raise SystemExit(1)
+
+
+def _rounded(figure: float) -> float:
+    """Four significant digits: more would be noise."""
+    return float(f"{figure:.4g}")
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -38,6 +38,8 @@ LZ4_THOROUGH_LEVELS: Final = (3, 12)
 """What the lz4 library accepts for its thorough compressor."""
 ZSTD_LEVEL: Final = 3
 READ_SIZE_MIN: Final = 64 * 1024
+LZ4_LIKELY_RATIO: Final = 8
+"""What a frame holds is seldom more times its size."""
 _XXH32_PRIMES: Final = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
 
 
@@ -196,16 +198,23 @@ def _lz4_decompress(data: Buffer, limit: int) -> bytes:
     rest = bytes(data)
     while True:
         frame = lz4.frame.LZ4FrameDecompressor()
-        try:
-            part = frame.decompress(rest, limit - size + 1)
-        except RuntimeError as error:
-            raise ValueError(f"expected an lz4 frame, found {error}") from error
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        parts.append(part)
-        if not frame.eof:
-            raise ValueError("expected the end of an lz4 frame, found the end of the data")
+        # As much as may come is memory that the library takes, so it is asked for bit by bit.
+        read_size = max(READ_SIZE_MIN, LZ4_LIKELY_RATIO * len(rest))
+        given = rest
+        while True:
+            try:
+                part = frame.decompress(given, min(read_size, limit - size + 1))
+            except RuntimeError as error:
+                raise ValueError(f"expected an lz4 frame, found {error}") from error
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            parts.append(part)
+            if frame.eof:
+                break
+            if frame.needs_input or not part:
+                raise ValueError("expected the end of an lz4 frame, found the end of the data")
+            given, read_size = b"", 2 * read_size
         rest = frame.unused_data or b""
         if not rest.startswith(layout.LZ4_MAGIC):
             return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,64 @@
+"""A Spark session to measure in: quiet, on the loopback, with everything in a scratch directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.peers.jars import PEERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONNECTOR = PEERS / "spark"
+
+
+def connector_fault() -> str | None:
+    """Say why Spark's Kafka connector is not to be had; None when it is."""
+    if next(CONNECTOR.glob("spark-sql-kafka-*.jar"), None) is None:
+        return "no connector of Spark's for Kafka here; `make peers` fetches it"
+    return None
+
+
+def session(
+    scratch: Path,
+    *,
+    cores: int = 2,
+    memory: str = "2g",
+    connector: bool = False,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start Spark with `cores` task slots; `connector` puts its Kafka connector on the class path.
+
+    A process has one session: the driver's JVM is started by the first call.
+    """
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.driver.memory": memory,
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(scratch / "local"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.shuffle.partitions": str(cores),
+        **({"spark.driver.extraClassPath": f"{CONNECTOR}/*"} if connector else {}),
+        **(conf or {}),
+    }
+    builder = SparkSession.builder.master(f"local[{cores}]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    made.sparkContext.setLogLevel("ERROR")
+    return made
+
+
+def driver_pid(spark: SparkSession) -> int:
+    """Return the process id of the driver's JVM; the Python workers are below it."""
+    jvm: Any = spark.sparkContext._jvm
+    pid: int = jvm.java.lang.ProcessHandle.current().pid()
+    return pid

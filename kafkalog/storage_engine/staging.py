@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.staged_file import PendingRun, StagedFile, StagedFileWriter
-from kafkalog.storage_engine.state import State
+from kafkalog.storage_engine.state import State, TopicState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -171,9 +172,7 @@ class StagedWriter:
         known = self._state.topics.get(name)
         if known is not None:
             config = TopicConfig.parse(known.config)
-            # Tasks and commits of few rows each would else all begin at partition 0.
-            first = self._spark_partition + sum(p.high_watermark for _, p in known.present())
-            count = len(known.partitions)
+            count, first = len(known.partitions), partial(self._first_keyless, known)
             return _Topic(name, known.topic_id, count, config, self._codec, first_keyless=first)
         new = self._new_topics.get(name) or self._new_topics.get("*")
         if new is None:
@@ -182,8 +181,13 @@ class StagedWriter:
         fault = layout.topic_name_fault(name)
         if fault:
             raise InvalidInputError(fault)
-        config, first = TopicConfig.parse(new.config), self._spark_partition
+        config, first = TopicConfig.parse(new.config), partial(self._first_keyless, None)
         return _Topic(name, "", new.partitions, config, self._codec, first_keyless=first)
+
+    def _first_keyless(self, topic: TopicState | None) -> int:
+        """Tasks and commits of few rows each would else all begin at partition 0."""
+        written = sum(state.high_watermark for _, state in topic.present()) if topic else 0
+        return self._spark_partition + written
 
     def _encode(self) -> None:
         """Turn the gathered rows into finished batches, and spill them when they are many."""
@@ -272,7 +276,7 @@ class _Topic:
         config: TopicConfig,
         codec: str | None,
         *,
-        first_keyless: int,
+        first_keyless: Callable[[], int],
     ) -> None:
         self.name = name
         self.topic_id = topic_id
@@ -280,7 +284,7 @@ class _Topic:
         self.config = config
         self.pending: dict[int, PendingRun] = {}
         self.keyless = 0
-        self._first_keyless = first_keyless
+        self._first_keyless, self._first = first_keyless, 0
         named = config.compression_type
         if named == "producer":
             named = codec or "none"
@@ -385,7 +389,9 @@ class _Topic:
             chosen = records.murmur2_partitions(key, self.partition_count)
         keyless = np.flatnonzero(chosen < 0)
         if len(keyless):
-            first = self._first_keyless + self.keyless
+            if self.keyless == 0:  # a walk over all partitions, of which few topics need one
+                self._first = self._first_keyless()
+            first = self._first + self.keyless
             spread = (first + np.arange(len(keyless))) % self.partition_count
             chosen = chosen.copy()
             chosen[keyless] = spread

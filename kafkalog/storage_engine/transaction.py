@@ -226,8 +226,7 @@ class Transaction:
         )
 
     def _sync(self) -> None:
-        for appender in self._appenders.values():
-            appender.sync()
+        files.all_at_once([appender.sync for appender in self._appenders.values()])
         for directory, base_offset in self._unsynced():
             partition_directory.sync_segments(directory, base_offset)
 

@@ -7,6 +7,7 @@ disk goes through its functions.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class Acts:
         self.count = 0
         self.fired = False
         self._n, self._fault, self._after = n, fault, after
-        self._depth = 0
+        self._counting = threading.Lock()  # syncs may run side by side
         for name in ACTS:
             patch.setattr(files, name, self._wrapped(getattr(files, name)))
 
@@ -55,8 +56,9 @@ class Acts:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if self.fired and isinstance(self._fault, Died):
                 raise self._fault
-            self.count += 1
-            is_chosen = self.count == self._n
+            with self._counting:
+                self.count += 1
+                is_chosen = self.count == self._n
             if is_chosen and not self._after:
                 self.fired = True
                 raise self._fault

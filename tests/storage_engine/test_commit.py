@@ -449,10 +449,13 @@ def test_a_process_that_dies_at_any_act_of_a_commit_leaves_all_or_nothing(
     assert n > 10
 
 
+@pytest.mark.parametrize("is_side_by_side", [False, True])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_any_act_of_a_commit_that_fails_once_loses_and_doubles_nothing(
-    tmp_path: Path, code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_side_by_side: bool
 ) -> None:
+    if is_side_by_side:
+        monkeypatch.setattr(files, "_SIDE_BY_SIDE_MIN", 1)
     prepare(tmp_path / "start")
     n = 0
     while True:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import functools
 import os
 import struct
 import subprocess
@@ -301,3 +303,24 @@ def _is_open(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_many_syncs_are_done_at_once_and_all_have_ended_when_one_fails() -> None:
+    ended: list[int] = []
+    gate = threading.Barrier(8)
+
+    def sync(number: int) -> None:
+        gate.wait(10)  # passes only if as many are under way at the same time
+        if number == 3:
+            raise OSError(errno.EIO, "no")
+        ended.append(number)
+
+    with pytest.raises(OSError, match="no"):
+        files.all_at_once([functools.partial(sync, number) for number in range(8)])
+    assert sorted(ended) == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_few_syncs_are_done_in_their_order() -> None:
+    done: list[int] = []
+    files.all_at_once([functools.partial(done.append, number) for number in range(7)])
+    assert done == [*range(7)]

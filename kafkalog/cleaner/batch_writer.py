@@ -55,11 +55,13 @@ class BatchWriter:
         new_delete_horizon_ms: int | None,
         merges: bool,
         stats: CleanerStats,
+        key_secret: bytes | None = None,
     ) -> None:
         """Begin the first output.
 
         `new_delete_horizon_ms` is what batches get whose tombstones or marker are seen for the
-        first time; `merges` is whether batches may become part of each other.
+        first time; `merges` is whether batches may become part of each other. Keys are hashed under
+        `key_secret` for the key indexes, None for one that is drawn.
         """
         self.is_changed = False
         self._directory = directory
@@ -70,7 +72,8 @@ class BatchWriter:
         self._transactions = bytearray()
         self._state = np.zeros(load_kernels().GROUP_FIELDS, dtype=np.int64)
         self._group: Group | None = None
-        self._key_secret = secrets.token_bytes(16)
+        self._key_secret = secrets.token_bytes(16) if key_secret is None else key_secret
+        self._is_settled = self._merges
         self._keys = _Keys()
         self._outputs = [
             CleanedSegment(directory, base_offset, config, key_secret=self._key_secret)
@@ -91,6 +94,7 @@ class BatchWriter:
             merges=self._merges,
         )
         self.is_changed |= bool((plan.batches[0] == kernels.DROP).any())
+        self._is_settled = self._is_settled and _is_settled(run, records, plan, decision)
         self._keys.add(run, records, plan.rows, self._key_secret)
         outputs = np.empty((kernels.OUTPUT_FIELDS, len(run.table) + 1), dtype=np.int64)
         count, first_open = kernels.plan_outputs(
@@ -138,7 +142,7 @@ class BatchWriter:
                     output.append_transactions(data)
             output.finish(mtime_ns)
         for output in self._outputs:
-            output.finish_keys()
+            output.finish_keys(is_settled=self._is_settled and not self._transactions)
         return self._outputs
 
     def discard(self) -> None:
@@ -308,10 +312,31 @@ class _Keys:
         return hashes[:count], offsets[:count]
 
 
+def _is_settled(run: Chunk, records: RecordTable, plan: Plan, decision: Decision) -> bool:
+    """Tell whether what stays of a run waits for nothing: no time, no transaction, no producer.
+
+    Such a segment stays as it is until one of its keys occurs again (`settled`). A delete horizon
+    is kept by its batch for good; where the tombstones are gone nothing waits for it.
+    """
+    stays = (decision.kept > 0) | decision.stays_empty
+    special = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
+    table = run.table
+    return not (
+        table.has_messages
+        or decision.tombstones.any()
+        or decision.gets_horizon.any()
+        or decision.is_opaque.any()
+        or (stays & (decision.kept == 0)).any()
+        or (stays & ((table.attributes & special) != 0)).any()
+        or (stays & (table.producer_ids >= 0)).any()
+        or (records.key_sizes[plan.rows] < 0).any()
+    )
+
+
 def _with_records(plan: Plan, first: int, end: int) -> Integers:
     """Return which of the batches [first, end) keep records."""
-    counts = np.diff(plan.bounds[first : end + 1])
-    found: Integers = first + np.flatnonzero(counts)
+    bounds = plan.bounds
+    found: Integers = first + np.flatnonzero(bounds[first + 1 : end + 1] != bounds[first:end])
     return found
 
 

@@ -30,6 +30,7 @@ from kafkalog.cleaner.decision import Decider
 from kafkalog.cleaner.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.log_to_clean import LogToClean, group_segments_by_size, log_to_clean
 from kafkalog.cleaner.newest import find_newest
+from kafkalog.cleaner.settled import SettledSegments
 from kafkalog.cleaner.stats import CleanerStats
 from kafkalog.cleaner.swap import keep_key_index, replace_segments
 from kafkalog.cleaner.transactions import CleanedTransactions, mapped_batches
@@ -101,6 +102,7 @@ def clean_round(
         if not log.has_work:
             return None
         started = time.perf_counter()
+        settled = SettledSegments(view, log, check)
         newest, end = find_newest(
             view,
             log,
@@ -108,6 +110,7 @@ def clean_round(
             config=config,
             stats=stats,
             check_abort=check,
+            on_records=settled.add if settled.wants_keys else None,
         )
         with contextlib.closing(newest):
             stats.map_ms += (time.perf_counter() - started) * 1e3
@@ -133,7 +136,7 @@ def clean_round(
                 check_abort=check,
             )
             merges = config.merge_batches and topic_config.kafkalog_cleaner_merge_batches
-            _SecondPass(log, decider, publisher, merges=merges).clean(end)
+            _SecondPass(log, decider, publisher, settled, merges=merges).clean(end)
         publisher.finish(decider.earliest_delete_horizon_ms)
         stats.rounds += 1
         stats.end_offset = end
@@ -169,6 +172,7 @@ class _SecondPass:
     log: LogToClean
     decider: Decider
     publisher: _Publisher
+    settled: SettledSegments
     merges: bool
 
     def clean(self, end: int) -> None:
@@ -185,7 +189,11 @@ class _SecondPass:
             end=log.first_uncleanable_offset,
         )
         stats.segments_before += len(sources)
+        left = self.settled.bases_to_leave(self.decider.newest)
         for group in groups:
+            if len(group) == 1 and group[0].base_offset in left:
+                stats.segments_after += 1
+                continue
             group_end = bases[bases.index(group[-1].base_offset) + 1]
             before = stats.left_out
             rewritten = self._write(group, group_end)
@@ -230,6 +238,7 @@ class _SecondPass:
             new_delete_horizon_ms=decider.new_delete_horizon_ms,
             merges=self.merges,
             stats=decider.stats,
+            key_secret=self.settled.secret,
         )
         source_gaps = {
             segment.base_offset: SourceGaps(segment.base_offset, segment.size) for segment in group

@@ -163,9 +163,13 @@ class CleanedSegment:
                 # Never tried again: after a failed sync the pages only pretend to be clean.
                 files.sync_path(self.path(suffix))
 
-    def finish_keys(self) -> None:
-        """Write the key index of the finished segment, unless the disk has no room for it."""
+    def finish_keys(self, *, is_settled: bool = False) -> None:
+        """Write the key index of the finished segment, unless the disk has no room for it.
+
+        It says whether the segment is settled (`settled`).
+        """
         if self.keys is not None:
+            self.keys.is_settled = is_settled
             sampled = [0, *self._sampled, self._last_position] if self.size else []
             with self._dispensable_keys():
                 self.keys.finish(self.path(layout.LOG), self.size, sorted(set(sampled)))

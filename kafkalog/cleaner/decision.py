@@ -13,7 +13,8 @@ What is decided for a batch depends on nothing but the batch, the newest offsets
 transactions before it, the active producers and the round's fixed time.
 
 Kafka: Cleaner.cleanInto (checkBatchRetention, shouldRetainRecord); the rules are C51 to C64, C82,
-C83 and C86. Batches that go without being looked into are not decoded.
+C83 and C86. Batches that go without being looked into are not decoded, nor are those of which the
+first pass has found every record superseded.
 """
 
 from __future__ import annotations
@@ -91,8 +92,11 @@ class Decider:
             discards = seen.can_discard & (~seen.is_control | _is_expired(chunk.table, self.now_ms))
             stays_empty = active.are_last(chunk.table)
             stays_empty |= chunk.table.last_offsets + 1 == self.view.state.high_watermark
+            # What has gone before it is looked into need not be decoded.
+            is_gone = self.newest.superseded_batches(chunk.table) & ~discards
+            self.stats.records_read += int(chunk.table.counts[is_gone].sum())
             first = 0
-            for run, records in chunk.runs(~discards):
+            for run, records in chunk.runs(~discards & ~is_gone):
                 self.check_abort()
                 place = slice(first, first + len(run.table))
                 first += len(run.table)

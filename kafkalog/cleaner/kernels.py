@@ -16,7 +16,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from llvmlite import ir
+from numba import config, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
 
 RELEASE = "0.1.0"
 """Part of what numba's cache is keyed by: a new release never runs an old release's code."""
@@ -28,8 +32,8 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 Indexes: TypeAlias = npt.NDArray[np.int32]
 Word: TypeAlias = Any  # uint64, whose arithmetic the checker sees otherwise than the compiler
 
-kernel: Any = partial(njit, cache=True, nogil=True)
-inlined: Any = partial(njit, cache=True, nogil=True, forceinline=True)
+kernel: Any = partial(njit, cache=True, nogil=True, _nrt=False)
+inlined: Any = partial(kernel, forceinline=True)
 
 BYTES = types.Array(types.uint8, 1, "C", readonly=True)  # accepts writable arrays too
 INTEGERS = types.Array(types.int64, 1, "C", readonly=True)
@@ -41,6 +45,7 @@ ROWS = types.Array(types.uint64, 2, "C", readonly=True)
 SLOTS = types.Array(types.uint64, 2, "C")
 INTEGERS_OUT = types.Array(types.int64, 1, "C")
 FLAGS_OUT = types.Array(types.bool_, 1, "C")
+BYTES_OUT = types.Array(types.uint8, 1, "C")
 
 _TURN = 8
 """Bits of a hash that a level of spilled keys is split by; `BUCKETS` in `spill.key_runs`."""
@@ -49,6 +54,37 @@ _U1 = np.uint64(1)
 _U8 = np.uint64(8)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
+_AHEAD = 12
+"""Records whose slots are asked for before they are looked at. The table is larger than any cache,
+and a slot that has to be waited for took three times as long as all else (measured)."""
+
+if getattr(config, "DISABLE_JIT", False):
+
+    def prefetch(slots: Words, slot: Any) -> None:
+        """Do nothing: there is no cache to fill."""
+
+else:
+    # Numba passes its own types to an intrinsic, for which there are no stubs.
+    @intrinsic
+    def prefetch(typing_context, slots, slot):  # type: ignore[no-untyped-def]
+        """Ask for a slot's memory; a hint, so that any number may be given."""
+        signature = types.void(slots, types.uint64)
+
+        def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+            table = make_array(signature.args[0])(context, builder, arguments[0])
+            bytes_in = builder.mul(arguments[1], ir.Constant(ir.IntType(64), 24))
+            place = builder.gep(builder.bitcast(table.data, pointer), [bytes_in])
+            function = cgutils.get_or_insert_function(
+                builder.module,
+                ir.FunctionType(ir.VoidType(), [pointer, word, word, word]),
+                "llvm.prefetch.p0i8",
+            )
+            hints = [ir.Constant(word, hint) for hint in (0, 3, 1)]  # to read, keep, data
+            builder.call(function, [place, *hints])
+            return context.get_dummy_value()
+
+        return signature, codegen
 
 
 @inlined()
@@ -171,10 +207,16 @@ def find_key(
 
 
 @inlined()
+def _home(slots: Words, high: Word) -> Any:
+    """The slot where the search for a key begins."""
+    return ((high >> _HALF) * np.uint64(slots.shape[0])) >> _HALF
+
+
+@inlined()
 def _find(slots: Words, high: Word, low: Word) -> Any:
     """The slot of a key, or the free one where it would go; -1 when the table is full."""
     count = np.uint64(slots.shape[0])
-    slot = ((high >> _HALF) * count) >> _HALF
+    slot = _home(slots, high)
     for _ in range(slots.shape[0]):
         if slots[slot, 2] == 0 or (slots[slot, 0] == high and slots[slot, 1] == low):
             return np.int64(slot)
@@ -184,7 +226,26 @@ def _find(slots: Words, high: Word, low: Word) -> Any:
     return np.int64(-1)
 
 
-@kernel()
+@inlined()
+def _set_bit(bits: Bytes, place: Any) -> None:
+    """Set a bit, if there is such a one."""
+    byte = place >> 3
+    if place >= 0 and byte < bits.shape[0]:
+        bits[byte] |= np.uint8(1 << (place & 7))
+
+
+@kernel(
+    types.UniTuple(types.int64, 3)(
+        SLOTS,
+        ROWS,
+        INTEGERS,
+        INTEGERS,
+        *[types.int64] * 5,
+        *[types.uint64] * 2,
+        BYTES_OUT,
+        types.int64,
+    )
+)
 def put_offsets(
     slots: Words,
     hashes: Words,
@@ -197,16 +258,22 @@ def put_offsets(
     size: int,
     mask: Word,
     prefix: Word,
+    bits: Bytes,
+    bits_start: int,
 ) -> tuple[int, int, int]:
     """Put the offsets of records `first`.. with start <= offset < end; a later one replaces.
 
     A record without a key, or whose second hash word under `mask` is not `prefix`, is passed over.
     The first record to put while `size` keys are in the table and `size` is the capacity ends the
     work, also when its key is there already (Kafka: CleanerOffsetMap filling, rule C12).
+    bits: a bit for each offset from `bits_start` on, set for offsets that are replaced.
     Returns (index of the record that ended it or n, size, index of the last put or -1).
     """
     last = -1
+    ahead = offsets.shape[0] - _AHEAD
     for i in range(first, offsets.shape[0]):
+        if i < ahead:
+            prefetch(slots, _home(slots, hashes[i + _AHEAD, 0]))
         if sizes[i] < 0 or offsets[i] < start or offsets[i] >= end:
             continue
         if hashes[i, 1] & mask != prefix:
@@ -220,12 +287,14 @@ def put_offsets(
             slots[slot, 0] = hashes[i, 0]
             slots[slot, 1] = hashes[i, 1]
             size += 1
+        else:
+            _set_bit(bits, np.int64(slots[slot, 2]) - 1 - bits_start)
         slots[slot, 2] = np.uint64(offsets[i] + 1)
         last = i
     return offsets.shape[0], size, last
 
 
-@kernel()
+@kernel(types.void(SLOTS, ROWS, INTEGERS_OUT))
 def get_offsets(slots: Words, hashes: Words, out: Integers) -> None:
     """Write the offset of every hash (n, 2) into `out` int64 (n); -1 where it is absent."""
     for i in range(hashes.shape[0]):
@@ -246,11 +315,54 @@ def mark_superseded(
 
     flags bool (n): False also beyond `latest_offset` and where there is no key.
     """
+    ahead = offsets.shape[0] - _AHEAD
     for i in range(offsets.shape[0]):
+        if i < ahead:
+            prefetch(slots, _home(slots, hashes[i + _AHEAD, 0]))
         flags[i] = False
         if key_sizes[i] >= 0 and offsets[i] <= latest_offset:
             slot = _find(slots, hashes[i, 0], hashes[i, 1])
             flags[i] = slot >= 0 and np.int64(slots[slot, 2]) - 1 > offsets[i]
+
+
+@kernel(types.void(BYTES, types.int64, INTEGERS, FLAGS_OUT))
+def test_bits(bits: Bytes, start: int, offsets: Integers, flags: Flags) -> None:
+    """Say which offsets int64 (n) have their bit set; the first bit is that of `start`."""
+    for i in range(offsets.shape[0]):
+        place = offsets[i] - start
+        byte = place >> 3
+        flags[i] = False
+        if place >= 0 and byte < bits.shape[0]:
+            flags[i] = bits[byte] >> (place & 7) & 1 != 0
+
+
+@kernel(types.void(BYTES, types.int64, INTEGERS, INTEGERS, INTEGERS, FLAGS_OUT))
+def find_covered(
+    bits: Bytes, start: int, firsts: Integers, lasts: Integers, counts: Integers, flags: Flags
+) -> None:
+    """Say of which ranges of offsets, firsts to lasts int64 (b), exactly `counts` bits are set.
+
+    Of a range that is not all of it among the bits it is False. Ranges do not overlap, so the work
+    is never more than looking at every bit once.
+    """
+    for i in range(firsts.shape[0]):
+        flags[i] = False
+        place = firsts[i] - start
+        end = lasts[i] - start + 1
+        if place < 0 or end < place or end > 8 * bits.shape[0]:
+            continue
+        found: Any = 0
+        while place < end:
+            if place & 7 == 0 and end - place >= 8:
+                byte = np.int64(bits[place >> 3])
+                byte -= byte >> 1 & 0x55
+                byte = (byte & 0x33) + (byte >> 2 & 0x33)
+                found += (byte + (byte >> 4)) & 0x0F
+                place += 8
+            else:
+                found += bits[place >> 3] >> (place & 7) & 1
+                place += 1
+        flags[i] = found == counts[i]
 
 
 @kernel(
@@ -296,31 +408,11 @@ def keep_records(
     return keyless
 
 
-@kernel()
-def select_latest(
-    slots: Words,
-    hashes: Words,
-    key_sizes: Integers,
-    value_sizes: Integers,
-    offsets: Integers,
-    start: int,
-    end: int,
-    mask: Word,
-    prefix: Word,
-    keep: Flags,
-) -> None:
-    """Mark in `keep` bool (n) the records that are the newest of their key and hold a value."""
-    for i in range(offsets.shape[0]):
-        keep[i] = False
-        if key_sizes[i] < 0 or value_sizes[i] < 0 or offsets[i] < start or offsets[i] >= end:
-            continue
-        if hashes[i, 1] & mask != prefix:
-            continue
-        slot = _find(slots, hashes[i, 0], hashes[i, 1])
-        keep[i] = slot >= 0 and np.int64(slots[slot, 2]) - 1 == offsets[i]
-
-
-@kernel()
+@kernel(
+    types.UniTuple(types.int64, 4)(
+        INTEGERS, INTEGERS, INTEGERS, *[types.int64] * 4, *[INTEGERS_OUT] * 3
+    )
+)
 def choose_index_entries(
     sizes: Integers,
     last_offsets: Integers,
@@ -394,14 +486,30 @@ def group_rows(rows: Words, starts: Integers, heads: Integers) -> None:
                     rows[i, word], rows[j, word] = rows[j, word], rows[i, word]
 
 
-@kernel(types.UniTuple(types.int64, 2)(SLOTS, ROWS, types.int64, types.int64, types.int64))
-def put_rows(slots: Words, rows: Words, first: int, size: int, capacity: int) -> tuple[int, int]:
+@kernel(
+    types.UniTuple(types.int64, 2)(
+        SLOTS, ROWS, types.int64, types.int64, types.int64, BYTES_OUT, types.int64
+    )
+)
+def put_rows(
+    slots: Words,
+    rows: Words,
+    first: int,
+    size: int,
+    capacity: int,
+    bits: Bytes,
+    bits_start: int,
+) -> tuple[int, int]:
     """Put rows `first`.. into the table, the highest offset of a key wins.
 
     Their first word is turned by the 8 bits that they have in common, or the table would crowd.
+    bits: as in `put_offsets`.
     Returns (the row that found the table full, or their count; how many keys are in it).
     """
+    ahead = rows.shape[0] - _AHEAD
     for i in range(first, rows.shape[0]):
+        if i < ahead:
+            prefetch(slots, _home(slots, _turn(rows[i + _AHEAD, 0], _TURN)))
         high = _turn(rows[i, 0], _TURN)
         slot = _find(slots, high, rows[i, 1])
         if slot < 0:
@@ -411,9 +519,13 @@ def put_rows(slots: Words, rows: Words, first: int, size: int, capacity: int) ->
                 return i, size
             slots[slot, 0] = high
             slots[slot, 1] = rows[i, 1]
-            size += 1
-        if rows[i, 2] > slots[slot, 2]:
             slots[slot, 2] = rows[i, 2]
+            size += 1
+            continue
+        loser = min(rows[i, 2], slots[slot, 2])
+        slots[slot, 2] = max(rows[i, 2], slots[slot, 2])
+        if loser < slots[slot, 2]:
+            _set_bit(bits, np.int64(loser) - 1 - bits_start)
     return rows.shape[0], size
 
 
@@ -424,7 +536,10 @@ def probe_rows(slots: Words, rows: Words, out: Integers) -> int:
     out int64 (n): room for all of them.
     """
     count = 0
+    ahead = rows.shape[0] - _AHEAD
     for i in range(rows.shape[0]):
+        if i < ahead:
+            prefetch(slots, _home(slots, _turn(rows[i + _AHEAD, 0], _TURN)))
         slot = _find(slots, _turn(rows[i, 0], _TURN), rows[i, 1])
         if slot >= 0 and slots[slot, 2] > rows[i, 2]:
             out[count] = np.int64(rows[i, 2]) - 1

@@ -15,9 +15,10 @@ this segment, or it is not used:
   come in by other ways; every block has a checksum of its own.
 
 A file that does not fit is passed over, and the segment is scanned: the next cleaning writes
-another. Keys are hashed by SipHash under a secret drawn for each cleaned group of segments, which
-stands in the file: so nobody can prepare keys that crowd, and equal keys of two segments have
-nothing in common. It is not there to hide keys from who can read the log beside it. With the
+another. Keys are hashed by SipHash under a secret that stands in the file: so nobody can prepare
+keys that crowd. A partition's indexes share it, from the first one on, so that all of them can be
+asked for the keys of a dirty section at once (`settled`); no other cleaning's hashes are made under
+it. It is not there to hide keys from who can read the log beside it. With the
 records of a key that was cleaned away its hash is gone too: an old index is removed at once, and
 not kept for a while like an old segment.
 
@@ -99,6 +100,8 @@ class KeyIndexWriter:
         self.path = directory / layout.key_index_file(base_offset)
         """Where the index belongs once its segment is in place."""
         self.temporary = directory / f"{layout.SPILL}{self.path.name}"
+        self.is_settled = False
+        """Whether the segment is settled; to be said before `finish`."""
         self._directory = directory
         self._base_offset = base_offset
         self._secret = secret
@@ -163,7 +166,7 @@ class KeyIndexWriter:
             os.close(fd)
         content = layout.KEYS_HEADER.pack(
             layout.KEYS_MAGIC, layout.KEYS_VERSION, self._base_offset, size, self._count,
-            self._secret, len(chosen),
+            self._secret, layout.KEYS_SETTLED if self.is_settled else 0, len(chosen),
         ) + samples  # fmt: skip
         content = content.ljust(layout.KEYS_BLOCK - layout.CHECKSUM.size, b"\0")
         return content + layout.CHECKSUM.pack(crc32c(content))
@@ -248,11 +251,14 @@ def _blocks(entries: Uint64s) -> bytes:
 class KeyIndex:
     """The key index of an open segment; `close` it."""
 
-    def __init__(self, fd: int, count: int, secret: bytes) -> None:
+    def __init__(self, fd: int, count: int, secret: bytes, *, is_settled: bool = False) -> None:
         self.count = count
         """Entries: as many as the segment has records with keys."""
+        self.secret = secret
+        """What the keys are hashed under."""
+        self.is_settled = is_settled
+        """Whether nothing in the segment waits for anything; see `settled`."""
         self._fd = fd
-        self._secret = secret
         self._block_count = -(-count // layout.KEYS_BLOCK_ENTRIES)
 
     @classmethod
@@ -272,7 +278,8 @@ class KeyIndex:
         if found is None:
             os.close(fd)
             return None
-        return cls(fd, *found)
+        count, secret, is_settled = found
+        return cls(fd, count, secret, is_settled=is_settled)
 
     def __del__(self) -> None:
         self.close()
@@ -288,7 +295,7 @@ class KeyIndex:
 
         A key of the segment is in one of them.
         """
-        low = _key_hash(key, self._secret)
+        low = _key_hash(key, self.secret)
         place = self._first_block(low)
         found: list[int] = []
         while place is not None and place < self._block_count:
@@ -303,6 +310,44 @@ class KeyIndex:
                 break
             place += 1
         return None if place is None else sorted(set(found))
+
+    def positions_of(self, hashes: Uint64s) -> Int64s | None:
+        """Return where batches lie that may hold one of many keys; None where it is damaged.
+
+        `hashes` are their `key_hashes`, ascending and each there once. Ascending; reads all blocks.
+        """
+        found: list[Uint64s] = [np.empty(0, dtype=np.uint64)]
+        for first in range(0, self._block_count, _BLOCKS_AT_ONCE):
+            entries = self._blocks_from(first)
+            if entries is None:
+                return None
+            low = entries & ~np.uint64(_POSITION_MASK)
+            part = hashes[
+                np.searchsorted(hashes, low[0]) : np.searchsorted(hashes, low[-1], side="right")
+            ]
+            starts = np.searchsorted(low, part)
+            counts = np.searchsorted(low, part, side="right") - starts
+            for place in np.flatnonzero(counts).tolist():
+                found.append(entries[starts[place] : starts[place] + counts[place]])
+        positions = np.concatenate(found) & np.uint64(_POSITION_MASK)
+        return np.unique(positions.astype(np.int64))
+
+    def _blocks_from(self, first: int) -> Uint64s | None:
+        """Return the entries of the next blocks, uint64 ascending; None where one is damaged."""
+        count = min(_BLOCKS_AT_ONCE, self._block_count - first)
+        try:
+            data = files.read_at(
+                self._fd, count * layout.KEYS_BLOCK, (first + 1) * layout.KEYS_BLOCK
+            )
+        except OSError:
+            return None
+        with memoryview(data) as view:
+            for start in range(0, count * layout.KEYS_BLOCK, layout.KEYS_BLOCK):
+                if not _is_sound(view[start : start + layout.KEYS_BLOCK]):
+                    return None
+        table = np.frombuffer(data, dtype=_ENTRY).reshape(count, -1)
+        entries = table[:, : layout.KEYS_BLOCK_ENTRIES].astype(np.uint64).ravel()
+        return entries[: self.count - first * layout.KEYS_BLOCK_ENTRIES]
 
     def _first_block(self, low: int) -> int | None:
         """Return the first block whose last entry is at least `low`; None for a damaged one.
@@ -343,7 +388,7 @@ class KeyIndex:
         return np.frombuffer(data, dtype=_ENTRY, count=count).astype(np.uint64)
 
 
-def _is_sound(data: bytes) -> bool:
+def _is_sound(data: files.Buffer) -> bool:
     """Tell whether a block is whole and has its checksum."""
     if len(data) < layout.KEYS_BLOCK:
         return False
@@ -351,8 +396,8 @@ def _is_sound(data: bytes) -> bool:
     return bool(crc32c(data[: -layout.CHECKSUM.size]) == crc)
 
 
-def _read_header(fd: int, segment: OpenSegment) -> tuple[int, bytes] | None:
-    """Return (count, secret) of an index that is of this segment; None for any other file."""
+def _read_header(fd: int, segment: OpenSegment) -> tuple[int, bytes, bool] | None:
+    """Return (count, secret, whether settled) of an index of this segment; None for another."""
     try:
         data = files.read_at(fd, layout.KEYS_BLOCK, 0)
         size = os.fstat(fd).st_size
@@ -360,9 +405,8 @@ def _read_header(fd: int, segment: OpenSegment) -> tuple[int, bytes] | None:
         return None
     if not _is_sound(data):
         return None
-    magic, version, base_offset, log_size, count, secret, samples = layout.KEYS_HEADER.unpack_from(
-        data
-    )
+    fields = layout.KEYS_HEADER.unpack_from(data)
+    magic, version, base_offset, log_size, count, secret, flags, samples = fields
     if (magic, version) != (layout.KEYS_MAGIC, layout.KEYS_VERSION):
         return None
     if (base_offset, log_size) != (segment.files.base_offset, segment.limit):
@@ -377,4 +421,4 @@ def _read_header(fd: int, segment: OpenSegment) -> tuple[int, bytes] | None:
         header = segment.header_at(position)
         if header is None or header.crc != crc:
             return None
-    return count, secret
+    return count, secret, bool(flags & layout.KEYS_SETTLED)

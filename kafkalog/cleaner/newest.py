@@ -26,6 +26,7 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.offset_map import WHOLE, Int64s, OffsetMap, Part
 from kafkalog.cleaner.spill.spill_file import sweep_spill_files
 from kafkalog.cleaner.spill.spilled import Spill
+from kafkalog.cleaner.superseded import SupersededOffsets
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.log_view import CHUNK_SIZE
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.stats import CleanerStats
     from kafkalog.storage_engine.log_view import Chunk, LogView
     from kafkalog.storage_engine.records import RecordTable
+    from kafkalog.storage_engine.tables import BatchTable
 
 __all__ = ["IsMapped", "Newest", "build_offset_map", "find_newest"]
 
@@ -63,6 +65,12 @@ class Newest(Protocol):
         False for records without a key, and beyond `latest_offset`.
         """
 
+    def superseded_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
+        """Say of which batches (b) every record is superseded, as far as no key must be read.
+
+        So such a batch need not be decoded; where nothing is known of one, it is False.
+        """
+
     def close(self) -> None:
         """Give back memory and temporary files."""
 
@@ -75,11 +83,13 @@ def find_newest(
     config: CleanerConfig,
     stats: CleanerStats,
     check_abort: Callable[[], None],
+    on_records: Callable[[RecordTable], None] | None = None,
 ) -> tuple[Newest, int]:
     """Find out which records of a log are superseded by its dirty section; returns its end too.
 
     That is `log.end`, or, in a bounded round, where the map was full. `make_is_mapped(start)`
-    gives a fresh `IsMapped` for chunks from offset `start` on. The caller holds the partition's
+    gives a fresh `IsMapped` for chunks from offset `start` on. `on_records` is shown all records of
+    the dirty section whose keys count. The caller holds the partition's
     cleaner lock, and closes the result. Raises CorruptBatchError, and StorageError where the disk
     has no room for the keys; then no file is left.
     """
@@ -89,6 +99,9 @@ def find_newest(
         log.end - log.first_dirty_offset,
         budget_bytes=config.dedupe_buffer_size,
         load_factor=config.io_buffer_load_factor,
+    )
+    offset_map.superseded_offsets = SupersededOffsets.within(
+        log.first_dirty_offset, log.end, config.dedupe_buffer_size
     )
     if deaths >= _DEATHS_MAX:
         offset_map.on_close = lambda: _clear_deaths(log.directory)
@@ -104,7 +117,10 @@ def find_newest(
             stats=stats,
             check_abort=check_abort,
             on_full=overflow.take_map if can_spill else None,
-            on_uncounted=overflow.take_uncounted if can_spill else None,
+            on_uncounted=overflow.take_uncounted
+            if can_spill and offset_map.superseded_offsets is None
+            else None,
+            on_records=on_records,
         )
         spill = overflow.spill
         if spill is None:
@@ -205,6 +221,7 @@ def build_offset_map(
     check_abort: Callable[[], None] | None = None,
     on_full: Callable[[int], None] | None = None,
     on_uncounted: Callable[[Int64s], None] | None = None,
+    on_records: Callable[[RecordTable], None] | None = None,
 ) -> int:
     """Put the newest offset of every key in [start, end) into the map, until it is full.
 
@@ -212,7 +229,8 @@ def build_offset_map(
     next keyed one found the map full (rules C9 to C21). With `on_full`, which makes room, that is
     called then, with how many bytes of the run at hand are done, and the work goes on.
     `on_uncounted` is told the last offsets of batches with data that `is_mapped` leaves out.
-    `check_abort` is called between runs and raises to stop. Raises CorruptBatchError.
+    `on_records` is shown the records of the others. `check_abort` is called between runs and raises
+    to stop. Raises CorruptBatchError.
     """
     for chunk in view.chunks(start, end, chunk_size=chunk_size):
         wanted = is_mapped(chunk)
@@ -229,6 +247,8 @@ def build_offset_map(
             table = run.table
             hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)
             size, count = int(table.sizes.sum()), len(records.offsets)
+            if on_records is not None:
+                on_records(records)
             stop, _ = offset_map.put(
                 hashes, records.key_sizes, records.offsets, start=start, end=end, part=part
             )

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from kafkalog.cleaner.superseded import SupersededOffsets
     from kafkalog.storage_engine.log_view import Chunk
     from kafkalog.storage_engine.records import RecordTable
+    from kafkalog.storage_engine.tables import BatchTable
 
 __all__ = ["SLOT_SIZE", "OffsetMap", "Part", "load_kernels"]
 
@@ -38,14 +40,12 @@ Uint64s = npt.NDArray[np.uint64]
 
 SLOT_SIZE = 24
 _END = np.iinfo(np.int64).max
+_TAKEN_AT_ONCE = 1 << 16
 
 
 def load_kernels() -> Any:
     """Return the cleaner's `kernels` module, imported, and once compiled, at the first call."""
-    kernel_cache.prepare()
-    from kafkalog.cleaner import kernels
-
-    return kernels
+    return kernel_cache.load("kafkalog.cleaner.kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class OffsetMap:
         """The map knows the newest record of every key up to here; beyond it, nothing."""
         self.on_close: Callable[[], None] | None = None
         """Called by `close`."""
+        self.superseded_offsets: SupersededOffsets | None = None
+        """Where it is noted which offsets were replaced by newer ones, if that is to be noted."""
         self._slots: Uint64s = np.zeros((slots, 3), dtype=np.uint64)
         self._secret: Uint64s = np.frombuffer(secrets.token_bytes(16), dtype=np.uint64)
 
@@ -121,6 +123,24 @@ class OffsetMap:
         self.size = 0
         self.latest_offset = -1
 
+    def take_offsets(self) -> Int64s:
+        """Return the newest offsets of all keys, rising, in the memory of the map: int64 (size).
+
+        The map holds nothing afterwards, and wants a `clear` before it is used again.
+        """
+        words = self._slots.reshape(-1)
+        size = 0
+        for first in range(0, len(self._slots), _TAKEN_AT_ONCE):
+            found = self._slots[first : first + _TAKEN_AT_ONCE, 2]
+            found = found[found != 0]  # a copy, which may overwrite the slots it comes from
+            words[size : size + len(found)] = found
+            size += len(found)
+        offsets: Int64s = words[:size].view(np.int64)
+        offsets -= 1
+        offsets.sort()
+        self.size = 0
+        return offsets
+
     def forget(self) -> None:
         """Forget all keys, and keep the memory, the secret and `latest_offset`."""
         self._slots.fill(0)
@@ -130,6 +150,7 @@ class OffsetMap:
         """Give back the memory; the map holds nothing afterwards."""
         self._slots = np.zeros((1, 3), dtype=np.uint64)
         self.size = 0
+        self.superseded_offsets = None
         if self.on_close is not None:
             self.on_close()
 
@@ -174,11 +195,18 @@ class OffsetMap:
         kernels = load_kernels()
         stop, self.size, last = kernels.put_offsets(
             self._slots, hashes, key_sizes, offsets, first, start, end,
-            self.capacity, self.size, part.mask, np.uint64(part.prefix),
+            self.capacity, self.size, part.mask, np.uint64(part.prefix), *self.noted,
         )  # fmt: skip
         if last >= 0:
             self.latest_offset = max(self.latest_offset, int(offsets[last]))
         return int(stop), int(last)
+
+    @property
+    def noted(self) -> tuple[npt.NDArray[np.uint8], int]:
+        """The bits of `superseded_offsets`, and the offset of the first one, for kernels."""
+        if self.superseded_offsets is None:
+            return np.empty(0, dtype=np.uint8), 0
+        return self.superseded_offsets.bits, self.superseded_offsets.start
 
     def get(self, hashes: Uint64s) -> Int64s:
         """The newest offset per hash, -1 for a key that is not in the map."""
@@ -193,12 +221,22 @@ class OffsetMap:
         False for records without a key, and beyond `latest_offset` (rules C51, C52). Raises
         CorruptBatchError.
         """
+        known = self.superseded_offsets
+        if known is not None and run.table.base_offsets[0] >= known.start:
+            return known.contains(records.offsets)
         hashes = self.hash(records, path=run.path, file_position=run.file_position)
         flags: npt.NDArray[np.bool_] = np.empty(len(records.offsets), dtype=np.bool_)
         load_kernels().mark_superseded(
             self._slots, hashes, records.key_sizes, records.offsets, self.latest_offset, flags
         )
         return flags
+
+    def superseded_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
+        """Say of which batches (b) every record is superseded, as far as no key must be read."""
+        known = self.superseded_offsets
+        if known is None:
+            return np.zeros(len(table), dtype=np.bool_)
+        return known.hold_all_of(table)
 
     def update_latest_offset(self, offset: int) -> None:
         """Say that the map knows everything up to `offset`, though nothing was put there."""

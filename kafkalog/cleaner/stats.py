@@ -13,7 +13,8 @@ __all__ = ["CleanerStats", "PartitionStatus"]
 class CleanerStats:
     """What cleaning one partition read, kept and wrote, summed over its rounds.
 
-    Kafka: CleanerStats (rule C139); bytes are those of `.log` files, times are milliseconds.
+    Kafka: CleanerStats (rule C139); bytes are those of `.log` files, times are milliseconds. Clean
+    segments that are left alone (`settled`) count only among the segments.
     """
 
     topic: str

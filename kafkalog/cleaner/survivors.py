@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kafkalog.cleaner.newest import build_offset_map
-from kafkalog.cleaner.offset_map import WHOLE, OffsetMap, Part, load_kernels
+from kafkalog.cleaner.offset_map import WHOLE, Int64s, OffsetMap
 from kafkalog.cleaner.transactions import mapped_batches
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 
@@ -82,41 +82,42 @@ def _latest(
             parts = [half for whole in parts for half in whole.halves()]
         else:
             parts.pop(0)
-            yield from _newest(view, span, (offset_map, part), schema, keep)
+            yield from _at(view, offset_map.take_offsets(), schema, keep)
         if parts:
             offset_map.clear()
 
 
-def _newest(
-    view: LogView,
-    span: tuple[int, int],
-    of_part: tuple[OffsetMap, Part],
-    schema: pa.Schema,
-    keep: RecordFilter | None,
+def _at(
+    view: LogView, offsets: Int64s, schema: pa.Schema, keep: RecordFilter | None
 ) -> Iterator[pa.RecordBatch]:
-    kernels = load_kernels()
+    """Yield the records at these offsets (n, rising) that are no tombstones.
+
+    Batches that have none of them are not even decompressed: in a log with many old records those
+    may be most.
+    """
     from kafkalog.storage_engine.arrow_batches import arrow_batches
 
-    start, end = span
-    offset_map, part = of_part
-    is_wanted = mapped_batches(view)
-    for chunk in view.chunks(start, end):
-        for run, records in chunk.runs(is_wanted(chunk)):
-            hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)
-            is_newest = np.empty(len(records.offsets), dtype=np.bool_)
-            kernels.select_latest(
-                offset_map.slots,
-                hashes,
-                records.key_sizes,
-                records.value_sizes,
-                records.offsets,
-                start,
-                end,
-                part.mask,
-                np.uint64(part.prefix),
-                is_newest,
-            )
-            rows = np.flatnonzero(is_newest)
+    if not len(offsets):
+        return
+    place = view.topic, view.partition
+    for chunk in view.chunks(int(offsets[0]), int(offsets[-1]) + 1):
+        table = chunk.table
+        first = offsets.searchsorted(table.base_offsets)
+        is_wanted = first < offsets.searchsorted(table.last_offsets, side="right")
+        for run, records in chunk.runs(is_wanted):
+            rows = _rows_at(records.offsets, offsets)
+            rows = rows[records.value_sizes[rows] >= 0]
             wanted = rows if keep is None else keep.rows(records, rows)
-            place = view.topic, view.partition
             yield from arrow_batches(records, run.table, wanted, place, schema=schema)
+
+
+def _rows_at(found: Int64s, wanted: Int64s) -> Int64s:
+    """Return where the wanted offsets are among those of some records; both rise."""
+    if not len(found):
+        return np.empty(0, dtype=np.int64)
+    first = int(wanted.searchsorted(found[0]))
+    stop = int(wanted.searchsorted(found[-1], side="right"))
+    wanted = wanted[first:stop]
+    rows = found.searchsorted(wanted)
+    there: Int64s = rows[found[rows] == wanted]
+    return there

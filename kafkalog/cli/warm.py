@@ -1,8 +1,8 @@
 """Compiles what is compiled at its first use, so that the next process finds it in the cache.
 
-A small log in a temporary directory is written, cleaned and read. The cache lies beside the
-package, or in the user's cache directory where that cannot be written; NUMBA_CACHE_DIR names
-another place.
+A small log in a temporary directory is written, cleaned and read. numba's cache, and the images of
+its machine code that make later processes do without numba, lie beside the package, or in the
+user's cache directory where that cannot be written; NUMBA_CACHE_DIR names another place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def command() -> None:
     with tempfile.TemporaryDirectory(prefix="kafkalog-warm-") as directory:
         root = Path(directory, "log")
         with kafkalog.open(root) as log:
-            for codec in ("uncompressed", "zstd"):
+            for codec in ("uncompressed", "lz4", "zstd"):
                 log.create_topic(codec, config={"compression.type": codec})
                 for commit in range(2):
                     pairs = [(f"key-{number}", f"{commit}") for number in range(100)]

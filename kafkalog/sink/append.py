@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.options import SinkOptions
+from kafkalog.sink.plan import sync_plan
 from kafkalog.sink.query import (
     MicroBatch,
     checkpoint_of_driver,
     micro_batch_of_driver,
-    sync_plan,
 )
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 
 from kafkalog.errors import KafkaLogError
+from kafkalog.sink.engines import engine_of
 from kafkalog.sink.options import SinkOptions
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.config import TopicConfig
@@ -43,8 +44,8 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
     """
     if options.topic is None or (query_id, options.topic) in _warned:
         return
-    engine = Engine(options.root, read_only=True)
     try:
+        engine = engine_of(options.root)
         topic = engine.state().topics.get(options.topic)
         if topic is None:
             return

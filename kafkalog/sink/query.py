@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = [
     "EndOffsets",
     "MicroBatch",
+    "checkpoint_directory",
     "checkpoint_of_driver",
     "checkpoint_query_id",
     "end_offsets",
     "end_offsets_of_driver",
     "micro_batch_of_driver",
     "micro_batch_of_task",
-    "sync_plan",
 ]
 
 EndOffsets = dict[str, dict[str, int]]
@@ -169,28 +167,6 @@ def checkpoint_query_id(location: str | None) -> str | None:
         return str(json.loads((directory / "metadata").read_text())["id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def sync_plan(location: str | None, batch_id: int) -> None:
-    """Make durable what the checkpoint says of a micro-batch: its offsets, its input files.
-
-    Spark syncs none of it. A power cut that took the plan of a micro-batch, but not what the log
-    has of it, would let Spark plan it anew, with what has come since; and the sink would take that
-    for a repetition. Only for a checkpoint on a local file system; what is not there is left out.
-    """
-    directory = checkpoint_directory(location)
-    if directory is None:
-        return
-    plans = [directory / "offsets", *(directory / "sources").glob("*")]
-    names = (str(batch_id), f"{batch_id}.compact")
-    found = [directory / name for name in ("metadata", ".metadata.crc")]
-    found += [plan / form for plan in plans for name in names for form in (name, f".{name}.crc")]
-    for path in found:
-        with suppress(FileNotFoundError):
-            files.sync_path(path)
-    for parent in (*plans, directory / "sources", directory):
-        with suppress(FileNotFoundError):
-            files.sync_directory(parent)
 
 
 def _read(get: Callable[[str], str | None]) -> MicroBatch | None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.columns import SinkColumns
+from kafkalog.sink.engines import engine_of
 from kafkalog.sink.options import SinkOptions
 from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.staging import NewTopic, StagedMessage
 from kafkalog.storage_engine.state import TopicState
 
@@ -20,8 +20,7 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
 
     Raises InvalidInputError when every row would be refused for want of a key.
     """
-    # Engines of the sink are not closed: that would sync what a relaxed topic leaves unsynced.
-    engine = Engine(options.root)
+    engine = engine_of(options.root)
     if options.topic is None:
         return
     known = engine.state().topics.get(options.topic)

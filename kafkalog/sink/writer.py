@@ -28,12 +28,13 @@ from pyspark.sql.datasource import (
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.sink.backlog import warn_of_backlog
 from kafkalog.sink.columns import SinkColumns
+from kafkalog.sink.engines import engine_of
 from kafkalog.sink.options import SinkOptions
+from kafkalog.sink.plan import sync_plan, syncing_plan
 from kafkalog.sink.query import (
     MicroBatch,
     checkpoint_query_id,
     micro_batch_of_task,
-    sync_plan,
 )
 from kafkalog.sink.topics import (
     new_topics,
@@ -43,14 +44,20 @@ from kafkalog.sink.topics import (
 )
 from kafkalog.storage_engine import clock, layout
 from kafkalog.storage_engine.commit import CHECKPOINT, TRANSACTION
-from kafkalog.storage_engine.engine import Engine, Writer
+from kafkalog.storage_engine.engine import Writer
 from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchWriter", "SinkMessage", "StreamWriter", "batch_writer", "stream_writer"]
+__all__ = [
+    "BatchWriter",
+    "SinkMessage",
+    "StreamWriter",
+    "batch_writer",
+    "stream_writer",
+]
 
 _log = logging.getLogger("kafkalog.sink")
 _warned: set[tuple[str, ...]] = set()
@@ -133,7 +140,7 @@ class _LogWriter:
                 if staging is None:
                     staging = StagedWriter(
                         self.options.root,
-                        Engine(self.options.root, read_only=True).state(),
+                        engine_of(self.options.root, read_only=True).state(),
                         writer_slug=slug,
                         batch_id=batch_id,
                         spark_partition=spark_partition,
@@ -160,7 +167,7 @@ class _LogWriter:
     def _publish(self, messages: Sequence[SinkMessage | None], writer: Writer | None) -> None:
         """Publish what the messages name; the engine skips what it finds published, and says so."""
         staged = [message.staged for message in messages if message and message.staged]
-        Engine(self.options.root).commit(
+        engine_of(self.options.root).commit(
             staged,
             writer=writer,
             create=topics_to_create(self.options, staged),
@@ -187,7 +194,7 @@ class _LogWriter:
         if run is None:
             return
         try:
-            Engine(self.options.root).abort(staged, writer=writer, prefix=prefix, run=run)
+            engine_of(self.options.root).abort(staged, writer=writer, prefix=prefix, run=run)
         except (KafkaLogError, OSError) as fault:
             _log.warning(
                 "%s: the files %s* that a failed write staged were not removed: %s",
@@ -206,7 +213,7 @@ class _LogWriter:
             )
         if not self.options.given_for_topics:
             return
-        topics = Engine(self.options.root, read_only=True).state().topics
+        topics = engine_of(self.options.root).state().topics
         written = {name for m in messages if m and m.staged for name in m.staged.topic_ids}
         for name in sorted(written & topics.keys()):
             differing = options_without_effect(self.options, topics[name])
@@ -280,7 +287,8 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
             )
         slug = writer_slug(running.query_id, self.options.target)
         run = crc32(running.run_id.encode()) if running.run_id else secrets.randbits(32)
-        return self._stage(iterator, slug, running.batch_id, running, run)
+        with syncing_plan(self.options.checkpoint, running.batch_id):
+            return self._stage(iterator, slug, running.batch_id, running, run)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         """Publish the micro-batch at once, or skip it as a repetition (runs on the driver).

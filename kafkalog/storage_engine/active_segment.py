@@ -13,7 +13,6 @@ Kafka: LogSegment.append, LogSegment.shouldRoll, LogSegment.onBecomeInactiveSegm
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable
@@ -22,7 +21,7 @@ from typing import Any
 
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.batch import BatchHeader, Buffer
+from kafkalog.storage_engine.batch import Buffer
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.segments import header_at, headers
 from kafkalog.storage_engine.transaction_index import (
@@ -62,11 +61,15 @@ class ActiveSegment:
         self.base_offset, self.size = base_offset, size
         self.has_new_name = False
         """Whether a file has appeared since it was opened, whose name the directory must sync."""
-        self._directory = directory
+        self._stem = f"{directory}/{layout.segment_file(base_offset, '')}"
         self._config = config
+        self._index_slots = config.segment_index_bytes // layout.OFFSET_INDEX_ENTRY.size
+        # The last one is for the roll.
+        self._time_slots = config.segment_index_bytes // layout.TIME_INDEX_ENTRY.size - 1
         self._name = f"{topic_id}/{directory.name}/{self.base_offset}"
         self._written = self._opened_size = self.size
         self._is_dirty = False
+        self._lifetime_ms: int | None = None
         self._offset_entries = bytearray()
         self._time_entries = bytearray()
         self._transaction_entries = bytearray()
@@ -80,20 +83,23 @@ class ActiveSegment:
     # --- the cut ---------------------------------------------------------------------------------
 
     def _open(self, end_offset: int, has_transactions: bool) -> None:
-        log = self._path(layout.LOG)
-        if self.size and not log.exists():
-            raise StorageError(f"{log}: the journal records {self.size} bytes, the file is missing")
-        with contextlib.ExitStack() as opened:
-            opened.callback(self.close)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._log_fd = os.open(log, flags, 0o644)
-            self._index_fd = os.open(self._path(layout.INDEX), flags, 0o644)
-            self._time_index_fd = os.open(self._path(layout.TIME_INDEX), flags, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        log = self._stem + layout.LOG
+        try:
+            try:
+                self._log_fd = os.open(log, flags & ~os.O_CREAT if self.size else flags, 0o644)
+            except FileNotFoundError:
+                what = f"the journal records {self.size} bytes, the file is missing"
+                raise StorageError(f"{log}: {what}") from None
+            self._index_fd = os.open(self._stem + layout.INDEX, flags, 0o644)
+            self._time_index_fd = os.open(self._stem + layout.TIME_INDEX, flags, 0o644)
             self._cut_log()
             self._cut_indexes(end_offset - self.base_offset)
             if has_transactions:
                 self._cut_transactions(end_offset)
-            opened.pop_all()
+        except BaseException:
+            self.close()
+            raise
 
     def _cut_log(self) -> None:
         found = os.fstat(self._log_fd).st_size
@@ -148,39 +154,61 @@ class ActiveSegment:
 
     # --- append ----------------------------------------------------------------------------------
 
-    def has_room(self, header: BatchHeader, base_offset: int, last_offset: int) -> bool:
+    def stamp(
+        self, batches: bytearray, position: int, first_offset: int, next_offset: int, epoch: int
+    ) -> tuple[int, int]:
+        """Give finished batches from `position` on their places, as far as they belong here.
+
+        Their base offsets count from `first_offset`. Returns the position and the offset that come
+        next: of a batch that needs a new segment, or of what is no whole batch v2. The bytes follow
+        by `write`.
+        """
+        unpack, pack = layout.BATCH_PLACE.unpack_from, layout.STAMP.pack_into
+        while (remaining := len(batches) - position) >= layout.BATCH_OVERHEAD:
+            base_offset, length, magic, delta, max_timestamp = unpack(batches, position)
+            size = length + layout.LOG_OVERHEAD
+            if magic != layout.MAGIC or not layout.BATCH_OVERHEAD <= size <= remaining:
+                break
+            base_offset += first_offset
+            last_offset = base_offset + delta
+            if not self.has_room(size, max_timestamp, base_offset, last_offset):
+                break
+            pack(batches, position, base_offset, length, epoch)
+            self.add(size, max_timestamp, last_offset)
+            position += size
+            next_offset = last_offset + 1
+        return position, next_offset
+
+    def has_room(self, size: int, max_timestamp: int, base_offset: int, last_offset: int) -> bool:
         """Tell whether a batch of those offsets belongs here, and not into a new segment.
 
         Decided by size, time, full indexes and offset span (conformance R1 to R5). An empty segment
         takes everything whose offsets it can count.
         """
-        config = self._config
         if last_offset - self.base_offset > layout.INT32_MAX:
             return self.size == 0 and base_offset == self.base_offset
         if self.size == 0:
             return True
-        if self.size > config.segment_bytes - header.size:
+        if self.size > self._config.segment_bytes - size:
             return False
-        index_slots = config.segment_index_bytes // layout.OFFSET_INDEX_ENTRY.size
-        time_slots = config.segment_index_bytes // layout.TIME_INDEX_ENTRY.size
-        if self._index_count >= index_slots or self._time_index_count >= time_slots - 1:
+        if self._index_count >= self._index_slots or self._time_index_count >= self._time_slots:
             return False
-        first = self._read_first_timestamp(header.max_timestamp)
-        waited = header.max_timestamp - first if first >= 0 else 0
-        return waited <= self._lifetime_ms()
+        first = self._read_first_timestamp(max_timestamp)
+        waited = max_timestamp - first if first >= 0 else 0
+        return waited <= self._read_lifetime_ms()
 
-    def add(self, header: BatchHeader, last_offset: int) -> None:
+    def add(self, size: int, max_timestamp: int, last_offset: int) -> None:
         """Take the next batch into account, and give it an index entry if it is to have one.
 
         That is where the last entry is more than `index.interval.bytes` behind. The bytes follow by
         `write`.
         """
         position = self.size
-        self.size += header.size
-        if header.max_timestamp > self._largest[0]:
-            self._largest = header.max_timestamp, last_offset
+        self.size += size
+        if max_timestamp > self._largest[0]:
+            self._largest = max_timestamp, last_offset
         if self._first_timestamp is None and position == 0:
-            self._first_timestamp = header.max_timestamp
+            self._first_timestamp = max_timestamp
         if position - self._indexed_position <= self._config.index_interval_bytes:
             return
         self._index_time()
@@ -217,12 +245,14 @@ class ActiveSegment:
 
     # --- time ------------------------------------------------------------------------------------
 
-    def _lifetime_ms(self) -> int:
-        config = self._config
-        lifetime_ms = config.segment_ms
-        if config.is_compacted:
-            lifetime_ms = min(lifetime_ms, config.max_compaction_lag_ms)
-        return lifetime_ms - self._jitter_ms()
+    def _read_lifetime_ms(self) -> int:
+        if self._lifetime_ms is None:
+            config = self._config
+            lifetime_ms = config.segment_ms
+            if config.is_compacted:
+                lifetime_ms = min(lifetime_ms, config.max_compaction_lag_ms)
+            self._lifetime_ms = lifetime_ms - self._jitter_ms()
+        return self._lifetime_ms
 
     def _jitter_ms(self) -> int:
         """Draw from [0, jitter), once per segment and the same in every process: by its name."""
@@ -293,7 +323,7 @@ class ActiveSegment:
                 os.close(fd)
 
     def _path(self, suffix: str) -> Path:
-        return self._directory / layout.segment_file(self.base_offset, suffix)
+        return Path(self._stem + suffix)
 
 
 def _write_up_to(fd: int, pending: bytearray, end: int) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kafkalog.storage_engine import columns, compression, layout
 from kafkalog.storage_engine.batch import Buffer
+from kafkalog.storage_engine.lz4_frames.frames import decompress_frames
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.tables import BatchTable, ChunkFault
@@ -42,6 +43,11 @@ def sections(
     codecs = table.attributes[selection] & layout.CODEC_MASK
     if not codecs.any():
         return np.frombuffer(buffer, dtype=np.uint8), starts, ends
+    if (codecs == layout.CODEC_LZ4).all():
+        filled = np.where(table.counts[selection] == 0, starts, ends)
+        found = decompress_frames(buffer, starts, filled, run_size=run_size, limit=limit)
+        if found is not None:
+            return found[0], np.append(0, found[1][:-1]), found[1]
     parts: list[bytes] = []
     total = 0
     counts = table.counts[selection].tolist()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.tables import BatchTable, Integers, RecordTable
 
-__all__ = ["ARROW_SIZE", "arrow_batches"]
+__all__ = ["ARROW_SIZE", "arrow_batches", "row_size"]
 
 ARROW_SIZE: Final = 4 << 20
 """Bytes of an Arrow batch, unless one row is larger."""
@@ -43,7 +43,7 @@ def arrow_batches(
     topic, partition = place
     if rows is None:
         rows = np.arange(len(records), dtype=np.int64)
-    ends = np.cumsum(_sizes(records, rows, schema.names, len(topic.encode())))
+    ends = np.cumsum(_sizes(records, rows, schema.names, topic))
     first = 0
     while first < len(rows):
         before = int(ends[first - 1]) if first else 0
@@ -54,11 +54,15 @@ def arrow_batches(
         first = stop
 
 
-def _sizes(records: RecordTable, rows: Integers, names: list[str], topic_size: int) -> Integers:
+def row_size(names: list[str], topic: str) -> int:
+    """Return what a row takes in Arrow, but for its key, its value and its headers."""
+    fixed = sum(_FIXED.get(name, _OFFSET) for name in names)
+    return fixed + (len(topic.encode()) if "topic" in names else 0)
+
+
+def _sizes(records: RecordTable, rows: Integers, names: list[str], topic: str) -> Integers:
     """Return what each row takes in Arrow: int64 (n,); of headers a bound."""
-    sizes = np.full(len(rows), sum(_FIXED.get(name, _OFFSET) for name in names), dtype=np.int64)
-    if "topic" in names:
-        sizes += topic_size
+    sizes = np.full(len(rows), row_size(names, topic), dtype=np.int64)
     if "key" in names:
         sizes += np.maximum(records.key_sizes[rows], 0)
     if "value" in names:

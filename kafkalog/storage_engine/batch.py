@@ -1,8 +1,8 @@
-"""The header of a record batch v2: parse, pack, check, seal and stamp it.
+"""The header of a record batch v2: parse, pack, check and seal it.
 
 A *batch* is a header of 61 bytes and its records, which are one section of bytes, compressed or
 not. `base_offset` and `partition_leader_epoch` lie outside the checksum, so a finished batch can be
-given its place in the log by writing twelve bytes (`stamp`).
+given its place in the log by writing twelve bytes (`ActiveSegment.stamp`).
 
 Invariants:
 
@@ -22,7 +22,7 @@ records: those are in `records.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -40,7 +40,7 @@ __all__ = [
     "parse_header",
     "read_header",
     "seal_batch",
-    "stamp",
+    "seal_batches",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -205,7 +205,24 @@ def seal_batch(
     layout.BATCH_HEADER.pack_into(target, position, *prefix, 0, *fields)
     with memoryview(target) as view:
         crc = crc32c(view[position + layout.ATTRIBUTES_POSITION : position + size])
-    layout.BATCH_HEADER.pack_into(target, position, *prefix, crc, *fields)
+    layout.CHECKSUM.pack_into(target, position + layout.CRC_POSITION, crc)
+
+
+def seal_batches(
+    target: memoryview, batches: Iterable[tuple[int, int, int, int, int, int, int]]
+) -> None:
+    """Write the headers of new batches, without producers, as `seal_batch` does, only quicker.
+
+    Each is told by its position, size, base offset, number of records, base timestamp, max
+    timestamp and attributes.
+    """
+    pack, pack_crc = layout.BATCH_HEADER.pack_into, layout.CHECKSUM.pack_into
+    overhead, magic, covered = layout.LOG_OVERHEAD, layout.MAGIC, layout.ATTRIBUTES_POSITION
+    for position, size, base_offset, count, base_timestamp, max_timestamp, attributes in batches:
+        before = base_offset, size - overhead, -1, magic, 0, attributes, count - 1
+        pack(target, position, *before, base_timestamp, max_timestamp, -1, -1, -1, count)
+        crc = crc32c(target[position + covered : position + size])
+        pack_crc(target, position + layout.CRC_POSITION, crc)
 
 
 def check_batch(
@@ -258,11 +275,3 @@ def iterate_headers(
     while (header := read_header(buffer, position, limit - position)) is not None:
         yield position, header
         position += header.size
-
-
-def stamp(
-    target: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int
-) -> None:
-    """Give a finished batch its place in the log; the checksum does not cover these bytes."""
-    layout.STAMP_OFFSET.pack_into(target, position, base_offset)
-    layout.STAMP_EPOCH.pack_into(target, position + layout.EPOCH_POSITION, leader_epoch)

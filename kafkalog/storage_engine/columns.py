@@ -28,6 +28,10 @@ __all__ = [
     "binary_column",
     "build",
     "header_column",
+    "of_integers",
+    "of_values",
+    "repeated_integer",
+    "repeated_text",
 ]
 
 MICROSECOND_MS_MAX: Final = layout.INT64_MAX // 1000
@@ -55,15 +59,21 @@ class HeaderColumn:
     values: BinaryColumn
 
 
+_SMALL_SIZE = 16 << 10
+
+
 def allocate(count: int, dtype: type[Any] = np.uint8) -> npt.NDArray[Any]:
     """Return an uninitialised array from Arrow's memory pool.
 
     The pool keeps the pages it has; NumPy gives large arrays back to the system at once, and the
     page faults of the next one cost several times what it takes to decode into it (measured).
     """
+    size = count * np.dtype(dtype).itemsize
+    if size <= _SMALL_SIZE:  # NumPy's are quicker to get
+        return np.empty(count, dtype)
     import pyarrow as pa
 
-    return np.frombuffer(pa.allocate_buffer(count * np.dtype(dtype).itemsize), dtype=dtype)
+    return np.frombuffer(pa.allocate_buffer(size), dtype=dtype)
 
 
 # --- to Arrow ------------------------------------------------------------------------------------
@@ -96,9 +106,9 @@ def build(
                     records, records.value_positions, records.value_sizes, rows, "value"
                 )
             case "topic":
-                column = _repeated_text(topic, count)
+                column = repeated_text(topic, count)
             case "partition":
-                column = _repeated_integer(partition, count)
+                column = repeated_integer(partition, count)
             case "offset":
                 column = _taken(records.offsets, rows, pa.int64())
             case "timestamp":
@@ -140,8 +150,30 @@ def _binary(
     validity = np.zeros((len(rows) + 7) // 8 if nulls else 0, dtype=np.uint8)
     data = allocate(size)
     kernels.gather_column(records.arena, positions, sizes, rows, offsets, validity, data)
+    return of_values(offsets, validity, data, nulls)
+
+
+def of_values(
+    offsets: npt.NDArray[np.int32],
+    validity: npt.NDArray[np.uint8],
+    data: npt.NDArray[np.uint8],
+    nulls: int,
+) -> pa.Array:
+    """Return a binary column of its three buffers; `validity` counts where there are nulls."""
+    import pyarrow as pa
+
     buffers = [pa.py_buffer(validity) if nulls else None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary(), len(rows), buffers, nulls)
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers, nulls)
+
+
+def of_integers(values: npt.NDArray[np.integer[Any]], arrow_type: pa.DataType) -> pa.Array:
+    """Return a column without nulls, and without a copy; a row takes as many bytes in both.
+
+    `pyarrow.array` would import pandas first, to see if it is given a piece of it.
+    """
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)], 0)
 
 
 def _check_column_size(name: str, size: int) -> None:
@@ -152,7 +184,8 @@ def _check_column_size(name: str, size: int) -> None:
         )
 
 
-def _repeated_integer(value: int, count: int) -> pa.Array:
+def repeated_integer(value: int, count: int) -> pa.Array:
+    """Return an int32 column of one value."""
     import pyarrow as pa
 
     data = allocate(count, np.int32)
@@ -160,7 +193,8 @@ def _repeated_integer(value: int, count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(data)], 0)
 
 
-def _repeated_text(text: str, count: int) -> pa.Array:
+def repeated_text(text: str, count: int) -> pa.Array:
+    """Return a string column of one value."""
     import pyarrow as pa
 
     item = text.encode()
@@ -182,23 +216,19 @@ def _repeated_text(text: str, count: int) -> pa.Array:
 def _taken(
     values: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], arrow_type: pa.DataType
 ) -> pa.Array:
-    import pyarrow as pa
-
     taken = allocate(len(rows), np.int64)
     np.take(values, rows, out=taken, mode="clip")  # the mode that does not copy once more
-    return pa.Array.from_buffers(arrow_type, len(rows), [None, pa.py_buffer(taken)], 0)
+    return of_integers(taken, arrow_type)
 
 
 def _timestamps(
     milliseconds: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], arrow_type: pa.DataType
 ) -> pa.Array:
-    import pyarrow as pa
-
     taken = allocate(len(rows), np.int64)
     np.take(milliseconds, rows, out=taken, mode="clip")
     np.clip(taken, -MICROSECOND_MS_MAX, MICROSECOND_MS_MAX, out=taken)
     taken *= 1000
-    return pa.Array.from_buffers(arrow_type, len(rows), [None, pa.py_buffer(taken)], 0)
+    return of_integers(taken, arrow_type)
 
 
 def _timestamp_types(
@@ -209,8 +239,8 @@ def _timestamp_types(
     types = (table.attributes & layout.TIMESTAMP_TYPE_BIT != 0).astype(np.int32)
     types[table.magics == 0] = layout.NO_TIMESTAMP_TYPE
     if len(types) and types.min() == types.max():  # nearly always
-        return _repeated_integer(int(types[0]), len(rows))
-    return pa.array(types[records.batch_index[rows]])
+        return repeated_integer(int(types[0]), len(rows))
+    return of_integers(types[records.batch_index[rows]], pa.int32())
 
 
 def _headers(

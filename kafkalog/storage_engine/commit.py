@@ -7,6 +7,7 @@ one goes on. Nothing here decodes data.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,12 +15,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from crc32c import crc32c
-
 from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.journal import WRITER_RETENTION_MS
+from kafkalog.storage_engine.staged_contents import StagedContents
 from kafkalog.storage_engine.staging import NewTopic, Run, StagedMessage, writer_slug
 from kafkalog.storage_engine.state import State, TopicState, WriterState
 from kafkalog.storage_engine.transaction import Transaction
@@ -111,56 +111,38 @@ def append_staged(
     ordered = sorted(staged, key=lambda message: message.spark_partition)
     for message in ordered:
         _refuse_gone_topics(transaction, message)
+    contents = StagedContents(root)
     for message in ordered:
-        _verify(root, message)
+        contents.verify(message)
     for message in ordered:
         _match_topics(transaction, message, create)
-    for message in ordered:
-        for run in message.runs:
-            transaction.check_is_here(run.topic, run.partition)
-    starts: dict[tuple[str, int], int] = {}
-    for message in ordered:
-        for run in message.runs:
-            appender = transaction.appender(run.topic, run.partition, now_ms)
-            before = appender.state.high_watermark
-            starts.setdefault((run.topic, run.partition), before)
-            if run.is_segment:
-                name = message.files[run.file].name
-                appender.adopt(root / name.removesuffix(layout.STAGED))
+    found = _by_partition(ordered)
+    for topic, number in found:
+        transaction.check_is_here(topic, number)
+    offsets = {}
+    for key, runs in found.items():
+        appender = transaction.appender(*key, now_ms)
+        start = appender.state.high_watermark
+        for is_segment, group in itertools.groupby(runs, lambda each: each[1].is_segment):
+            if is_segment:
+                for message, run in group:
+                    name = message.files[run.file].name
+                    appender.adopt(root / name.removesuffix(layout.STAGED), run.rows)
             else:
-                appender.append(_read_run(root, message, run))
-            if appender.state.high_watermark - before != run.rows:
-                raise StorageError(
-                    f"{run.topic}-{run.partition}: a task announced {run.rows} rows, its batches "
-                    f"hold {appender.state.high_watermark - before}; run the batch again"
-                )
-    return {
-        key: (start, transaction.appender(*key, now_ms).state.high_watermark)
-        for key, start in starts.items()
-    }
+                appender.append((run.rows, contents.pieces(message, run)) for message, run in group)
+        offsets[key] = start, appender.state.high_watermark
+    return offsets
 
 
-def _verify(root: Path, message: StagedMessage) -> None:
-    """Compare every staged file's size and checksum with what its task said."""
-    for file in message.files:
-        path = root / file.name
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise StorageError(
-                f"{path}: the staged file is missing; is the log's directory shared by driver and "
-                "executors, and no other run of this writer was committed? run the batch again"
-            ) from None
-        try:
-            size = os.fstat(fd).st_size
-            crc = files.checksum(fd, size, crc32c)
-        finally:
-            os.close(fd)
-        if (size, crc) != (file.size, file.crc):
-            raise StorageError(
-                f"{path}: the task staged {file.size} bytes with CRC-32C {file.crc:#010x}, found "
-                f"{size} bytes with {crc:#010x}; run the batch again"
-            )
+def _by_partition(
+    ordered: Sequence[StagedMessage],
+) -> dict[tuple[str, int], list[tuple[StagedMessage, Run]]]:
+    """Return the runs of each partition, in the order of the messages and of their runs."""
+    found: dict[tuple[str, int], list[tuple[StagedMessage, Run]]] = {}
+    for message in ordered:
+        for run in message.runs:
+            found.setdefault((run.topic, run.partition), []).append((message, run))
+    return found
 
 
 def _refuse_gone_topics(transaction: Transaction, message: StagedMessage) -> None:
@@ -208,16 +190,6 @@ def _refuse_keyless(topic: TopicState, message: StagedMessage) -> None:
             f"topic {topic.name!r} has become compacted while the batch was written, and rows have "
             "a null key, which the cleaner would delete; give every row a key"
         )
-
-
-def _read_run(root: Path, message: StagedMessage, run: Run) -> bytearray:
-    if run.file < 0:
-        return bytearray(memoryview(message.data)[run.position : run.position + run.size])
-    fd = os.open(root / message.files[run.file].name, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return bytearray(files.read_at(fd, run.size, run.position))
-    finally:
-        os.close(fd)
 
 
 def staged_paths(root: Path, state: State, matches: Callable[[str], bool]) -> list[Path]:

@@ -26,7 +26,7 @@ from typing import Final
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.batch import Buffer
 
-__all__ = ["SIZE_MAX", "compress", "decompress"]
+__all__ = ["LZ4_LIKELY_RATIO", "SIZE_MAX", "compress", "decompress", "lz4_header_checksum"]
 
 SIZE_MAX: Final = 1 << 28
 """Bytes the record section of one batch may decompress to; a larger one is taken for a bomb."""
@@ -232,8 +232,13 @@ def _with_lz4_header_checksum(data: Buffer) -> bytes:
     if len(data) <= end:
         return bytes(data)
     mended = bytearray(data)
-    mended[end] = (_xxh32(bytes(data[start:end])) >> 8) & 0xFF
+    mended[end] = lz4_header_checksum(bytes(data[start:end]))
     return bytes(mended)
+
+
+def lz4_header_checksum(descriptor: bytes) -> int:
+    """Return the byte that follows the descriptor of an lz4 frame (fewer than 16 bytes)."""
+    return (_xxh32(descriptor) >> 8) & 0xFF
 
 
 def _xxh32(data: bytes) -> int:

@@ -1,7 +1,7 @@
 """Arrow columns to finished record batches, and keys to partitions.
 
 Batches are filled in the order of the rows, up to a size; each is complete, checksum included,
-but for its place in the log, which lies outside the checksum (`batch.stamp`).
+but for its place in the log, which lies outside the checksum (`ActiveSegment.stamp`).
 
 Like Kafka's RecordAccumulator, MemoryRecordsBuilder and BuiltInPartitioner.
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import compression, kernel_cache, layout
-from kafkalog.storage_engine.batch import seal_batch
+from kafkalog.storage_engine.batch import seal_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,14 +29,16 @@ __all__ = ["Encoded", "encode", "murmur2_partitions"]
 class Encoded:
     """Finished batches, one after the other in `data`, which can be written.
 
-    Base offsets count from 0 over all of them and the leader epoch is -1: `batch.stamp` both.
+    Base offsets count from 0 in each group and the leader epoch is -1: to be stamped.
     positions, counts: byte position and number of records of each batch; rows: all records
+    ends: of each group, how many batches end with it
     """
 
     data: memoryview
     positions: list[int]
     counts: list[int]
     rows: int
+    ends: list[int]
 
 
 def encode(
@@ -51,6 +53,7 @@ def encode(
     level: int | None,
     timestamp_type: int,
     max_message_bytes: int,
+    groups: npt.NDArray[np.int64] | None = None,
 ) -> Encoded:
     """Encode `rows` (indexes into the columns, in the order to write) into batches.
 
@@ -58,6 +61,8 @@ def encode(
     timestamps: int64 (m,) ms, one for each row of the columns; with LogAppendTime the clock's
     batch_size: bytes, before compression; larger only where one record is
     level: None is the codec's default
+    groups: int64 (g,), the first index into `rows` of each group, ascending from 0: no batch is of
+        two groups, and each group's offsets begin at 0; None is one group
     Raises InvalidInputError for a record that no batch of `max_message_bytes` can hold (names row
     and size), a header without a key, columns of other types or lengths, an unknown codec or level.
     """
@@ -70,6 +75,7 @@ def encode(
     header = columns.header_column(headers, count)
     timestamps = np.ascontiguousarray(timestamps, dtype=np.int64)
     rows = np.ascontiguousarray(rows, dtype=np.int64)
+    groups = np.zeros(1, dtype=np.int64) if groups is None else groups
     body_sizes = np.empty(len(rows), dtype=np.int64)
     # Compressed, a large record may still fit; but never one that a reader would take for a bomb.
     limit = max_message_bytes if codec == layout.CODEC_NONE else compression.SIZE_MAX
@@ -86,6 +92,7 @@ def encode(
         header.values.data.size,
         timestamps,
         rows,
+        groups,
         min(batch_size, max_message_bytes),
         limit,
         body_sizes,
@@ -117,10 +124,11 @@ def encode(
     data = target.data
     timestamp_bit = layout.TIMESTAMP_TYPE_BIT if timestamp_type else 0
     if codec == layout.CODEC_NONE:
-        return _sealed(data, batches, [timestamp_bit] * len(sizes))
+        return _sealed(data, batches, groups, [timestamp_bit] * len(sizes))
     return _compressed(
         data,
         batches,
+        groups,
         rows,
         codec=codec,
         level=level,
@@ -132,6 +140,7 @@ def encode(
 def _compressed(
     data: memoryview,
     batches: npt.NDArray[np.int64],
+    groups: npt.NDArray[np.int64],
     rows: npt.NDArray[np.int64],
     *,
     codec: int,
@@ -156,28 +165,32 @@ def _compressed(
         parts += (bytes(layout.BATCH_OVERHEAD), part)
         batches[2, batch] = layout.BATCH_OVERHEAD + len(part)
         start += size
-    return _sealed(memoryview(bytearray().join(parts)), batches, attributes)
+    return _sealed(memoryview(bytearray().join(parts)), batches, groups, attributes)
 
 
-def _sealed(data: memoryview, batches: npt.NDArray[np.int64], attributes: Sequence[int]) -> Encoded:
+def _sealed(
+    data: memoryview,
+    batches: npt.NDArray[np.int64],
+    groups: npt.NDArray[np.int64],
+    attributes: Sequence[int],
+) -> Encoded:
     """Write the headers. batches: int64 (5, b) as `kernels.plan_batches` leaves it."""
+    if batches.shape[1] == 1:  # of few rows; the same, quicker
+        first, end, size, *times = batches[:, 0].tolist()
+        seal_batches(data, [(0, size, 0, end - first, *times, attributes[0])])
+        return Encoded(data, [0], [end - first], end - first, [1])
     ends = np.cumsum(batches[2])
     positions = (ends - batches[2]).tolist()
     counts = (batches[1] - batches[0]).tolist()
-    columns = zip(positions, counts, attributes, batches.T.tolist(), strict=True)
-    for position, count, attribute, (first, _, size, base_timestamp, max_timestamp) in columns:
-        seal_batch(
-            data,
-            position,
-            size,
-            base_offset=first,
-            last_offset_delta=count - 1,
-            records_count=count,
-            base_timestamp=base_timestamp,
-            max_timestamp=max_timestamp,
-            attributes=attribute,
-        )
-    return Encoded(data, positions, counts, sum(counts))
+    group_ends = [len(counts)]
+    if len(groups) > 1:
+        group_of = np.searchsorted(groups, batches[0], side="right") - 1
+        batches[0] -= groups[group_of]
+        group_ends = np.searchsorted(group_of, np.arange(len(groups)), side="right").tolist()
+    first, _, sizes, base_timestamps, max_timestamps = batches.tolist()
+    times = base_timestamps, max_timestamps
+    seal_batches(data, zip(positions, sizes, first, counts, *times, attributes, strict=True))
+    return Encoded(data, positions, counts, sum(counts), group_ends)
 
 
 def _too_large(row: int, size: int, limit: int) -> NoReturn:
@@ -205,12 +218,12 @@ def murmur2_partitions(keys: pa.Array, partition_count: int) -> npt.NDArray[np.i
 
     if partition_count < 1:
         raise InvalidInputError(f"partition count: expected at least 1, found {partition_count}")
-    kernels = kernel_cache.load()
+    kernels = kernel_cache.load("kafkalog.storage_engine.partitioner.kernels")
     column = columns.binary_column(keys, len(keys), "key")
     partitions = np.empty(len(keys), dtype=np.int32)
-    status = kernels.murmur2_partitions(
+    is_inside = kernels.murmur2_partitions(
         column.data, column.places[0], column.places[1], partition_count, partitions
     )
-    if status != kernels.OK:
+    if not is_inside:
         raise InvalidInputError("key: a value lies outside its data")
     return partitions

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["CommitResult", "Engine", "NewTopic", "RetentionStats", "Writer"]
 
 _logger = logging.getLogger(__name__)
-
 AppendResult = CommitResult
 
 
@@ -73,7 +72,8 @@ class Engine:
         roots = address.directories(path)
         self.root = roots[0]
         self._brokers = address.open_broker(roots)
-        self.read_only = read_only or self._brokers is not None
+        self.is_brokers = self._brokers is not None
+        self.read_only = read_only or self.is_brokers
         self._is_closed = False
         commit_file = self.root / layout.COMMIT
         self._journal = Journal(commit_file)

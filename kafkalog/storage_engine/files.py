@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -108,22 +110,40 @@ def all_at_once(syncs: Sequence[Callable[[], None]]) -> None:
     """Do many syncs side by side: a disk does several for the price of one.
 
     All of them have ended when this returns, or raises what the first of them that failed did.
+    Each is done once: of one that fails the repetition would succeed, and prove nothing.
     """
     if len(syncs) < _SIDE_BY_SIDE_MIN:
         for sync in syncs:
             sync()
         return
-    from concurrent.futures import ThreadPoolExecutor
+    waiting = deque(enumerate(syncs))
+    faults: dict[int, BaseException] = {}
 
-    with ThreadPoolExecutor(min(len(syncs), _SIDE_BY_SIDE_MAX)) as threads:
-        try:
-            under_way = [threads.submit(sync) for sync in syncs]
-        except RuntimeError:  # no more threads, as the interpreter is about to end
-            for sync in syncs:
-                sync()
-            return
-        for each in under_way:
-            each.result()
+    def work() -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                number, sync = waiting.popleft()
+                try:
+                    sync()
+                except BaseException as fault:
+                    faults[number] = fault
+
+    threads = [
+        threading.Thread(target=work, name="kafkalog-sync")
+        for _ in range(min(len(syncs), _SIDE_BY_SIDE_MAX) - 1)
+    ]
+    try:
+        with contextlib.suppress(RuntimeError):  # no more threads: then fewer at once
+            for thread in threads:
+                thread.start()
+        work()
+    finally:
+        waiting.clear()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    if faults:
+        raise faults[min(faults)]
 
 
 def rename(source: Path, target: Path) -> None:

@@ -20,6 +20,7 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -45,6 +46,7 @@ WRITER_RETENTION_MS = 30 * 24 * 60 * 60 * 1000
 _READ_TRIES = 200
 _READ_PAUSE_S = 0.001
 _PIECE_SIZE = 256 << 10
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +401,7 @@ class Journal:
         files.write_at(fd, bytes(size - position), position)
 
 
+@functools.cache
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
@@ -408,7 +411,7 @@ def _checksum(number: int, payload: bytes) -> int:
 
 
 def _record(number: int, content: Mapping[str, Any]) -> bytes:
-    payload = json.dumps(content, separators=(",", ":")).encode("ascii")
+    payload = _encode(content).encode("ascii")
     return layout.JOURNAL_RECORD.pack(len(payload), _checksum(number, payload), number) + payload
 
 

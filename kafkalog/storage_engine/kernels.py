@@ -8,7 +8,7 @@ the end of its record, that end with the end of its section, and that with the a
 is read; whatever is gathered or copied is measured by a kernel that checks every range. Integers
 wrap where Java's do. The test suite runs all of this under numba's own bounds checks too.
 
-Kafka: DefaultRecord.readFrom and writeTo, ByteUtils, Utils.murmur2.
+Kafka: DefaultRecord.readFrom and writeTo, ByteUtils.
 """
 
 from __future__ import annotations
@@ -399,6 +399,104 @@ def index_records(arena: Bytes, sections: Integers, records: Integers) -> Triple
     return np.int64(OK), n, np.int64(0)
 
 
+@inlined([I64(OFFSETS_OUT, BYTES_OUT, BYTES_OUT, I64)])
+def column_room(offsets: Offsets, validity: Bytes, data: Bytes, count: Int) -> Int:
+    """Return for how many bytes of `count` values a column has room; -1 for too few values."""
+    if offsets.size == 0:
+        return np.int64(2**31 - 1)
+    if offsets.size <= count or validity.size < (count + 7) // 8:
+        return np.int64(-1)
+    return np.int64(min(data.size, 2**31 - 1))
+
+
+@inlined([I64(BYTES, TABLE_OUT, I64, I64, OFFSETS_OUT, BYTES_OUT, BYTES_OUT, I64)])
+def append_value(
+    arena: Bytes, record: Integers, field: Int, n: Int, offsets: Offsets, validity: Bytes,
+    data: Bytes, end: Int,
+) -> Int:  # fmt: skip
+    """Append a field of `record` (its position's row) as value `n` of a column; return its size.
+
+    -1 for null. The caller has proven that `data` has room from `end` on.
+    """
+    size = record[field + 1, 0]
+    offsets[n] = end
+    if size >= 0:
+        validity[n >> 3] |= 1 << (n & 7)
+        if size == 8:  # inlined by the compiler, unlike a copy of unknown size
+            copy_bytes(data, end, arena, record[field, 0], 8)
+        else:
+            copy_bytes(data, end, arena, record[field, 0], size)
+    return size
+
+
+@kernel([FIVE(BYTES, TABLE, TABLE_OUT, TABLE_OUT, *[OFFSETS_OUT, BYTES_OUT, BYTES_OUT] * 2)])
+def decode_records(
+    arena: Bytes, sections: Integers, record: Integers, numbers: Integers, key_offsets: Offsets,
+    key_validity: Bytes, keys: Bytes, value_offsets: Offsets, value_validity: Bytes,
+    values: Bytes,
+) -> tuple[Int, Int, Int, Int, Int]:  # fmt: skip
+    """Do what `index_records` and two of `gather_column` do for all records, in one pass.
+
+    Returns (status, section, position, nulls among the keys, nulls among the values).
+    record: int64 (9, 1), to work in; numbers: int64 (2, n), written: offset, and timestamp in
+    microseconds, or the nearest that there is; key and value: as in `gather_column`, with room for
+    what `arena` holds; a column without offsets is not wanted
+    """
+    n = np.int64(0)
+    none = np.int64(-(2**63))
+    largest = np.int64((2**63 - 1) // 1000)
+    key_end, value_end = np.int64(0), np.int64(0)
+    key_nulls, value_nulls = np.int64(0), np.int64(0)
+    key_room = column_room(key_offsets, key_validity, keys, numbers.shape[1])
+    value_room = column_room(value_offsets, value_validity, values, numbers.shape[1])
+    room = min(key_room, value_room)
+    for section in range(sections.shape[1]):
+        position, section_end = sections[0, section], sections[1, section]
+        count, last_delta = sections[2, section], np.int64(-1)
+        at = np.int64(section)
+        if position < 0 or section_end < position or section_end > arena.size:
+            return np.int64(BAD_RANGE), at, np.int64(position), key_nulls, value_nulls
+        room -= section_end - position  # no more bytes than these are copied
+        if room < 0:
+            return np.int64(BAD_RANGE), at, np.int64(position), key_nulls, value_nulls
+        if count < 0 or count > numbers.shape[1] - n:
+            return np.int64(BAD_COUNT), at, np.int64(position), key_nulls, value_nulls
+        for _ in range(count):
+            if position >= section_end:
+                return np.int64(BAD_COUNT), at, np.int64(position), key_nulls, value_nulls
+            status = read_record(arena, position, section_end, record, 0)
+            if status != OK:
+                return np.int64(status), at, np.int64(position), key_nulls, value_nulls
+            delta = record[2, 0]
+            if delta <= last_delta or delta > sections[4, section]:
+                return np.int64(BAD_OFFSET), at, np.int64(position), key_nulls, value_nulls
+            last_delta = delta
+            position = record[1, 0]
+            numbers[0, n] = sections[3, section] + delta
+            timestamp = sections[6, section]
+            if timestamp == none:
+                timestamp = record[3, 0] + sections[5, section]
+            numbers[1, n] = min(max(timestamp, -largest), largest) * 1000
+            if key_offsets.size > 0:
+                size = append_value(arena, record, 4, n, key_offsets, key_validity, keys, key_end)
+                key_nulls += size < 0
+                key_end += max(size, 0)
+            if value_offsets.size > 0:
+                size = append_value(
+                    arena, record, 6, n, value_offsets, value_validity, values, value_end
+                )
+                value_nulls += size < 0
+                value_end += max(size, 0)
+            n += 1
+        if count > 0 and position != section_end:
+            return np.int64(BAD_COUNT), at, np.int64(position), key_nulls, value_nulls
+    if key_offsets.size > 0:
+        key_offsets[n] = key_end
+    if value_offsets.size > 0:
+        value_offsets[n] = value_end
+    return np.int64(OK), n, np.int64(0), key_nulls, value_nulls
+
+
 # --- messages v0 and v1 --------------------------------------------------------------------------
 def crc32_tables() -> Integers:
     """Return the tables of CRC-32 (zlib's), eight bytes at a time: int64 (8, 256)."""
@@ -595,14 +693,9 @@ def measure_column(arena_size: Int, positions: Integers, sizes: Integers, rows: 
 
 @kernel([VOID(BYTES, INTEGERS, INTEGERS, INTEGERS, OFFSETS_OUT, BYTES_OUT, BYTES_OUT)])
 def gather_column(
-    arena: Bytes,
-    positions: Integers,
-    sizes: Integers,
-    rows: Integers,
-    offsets: Offsets,
-    validity: Bytes,
-    data: Bytes,
-) -> None:
+    arena: Bytes, positions: Integers, sizes: Integers, rows: Integers, offsets: Offsets,
+    validity: Bytes, data: Bytes,
+) -> None:  # fmt: skip
     """Copy the values of `rows` into an Arrow binary column that `measure_column` has measured.
 
     offsets: int32 (m + 1,); data: exactly the bytes measured, at most 2^31 - 1
@@ -666,18 +759,10 @@ def measure_headers(
 
 @kernel([VOID(BYTES, *[INTEGERS] * 3, *[OFFSETS_OUT, BYTES_OUT] * 3, BYTES_OUT)])
 def gather_headers(
-    arena: Bytes,
-    header_positions: Integers,
-    ends: Integers,
-    rows: Integers,
-    list_offsets: Offsets,
-    list_validity: Bytes,
-    key_offsets: Offsets,
-    key_data: Bytes,
-    value_offsets: Offsets,
-    value_validity: Bytes,
-    value_data: Bytes,
-) -> None:
+    arena: Bytes, header_positions: Integers, ends: Integers, rows: Integers,
+    list_offsets: Offsets, list_validity: Bytes, key_offsets: Offsets, key_data: Bytes,
+    value_offsets: Offsets, value_validity: Bytes, value_data: Bytes,
+) -> None:  # fmt: skip
     """Copy the headers of `rows` into Arrow columns that `measure_headers` has measured.
 
     The bitmaps are zeroed. A row without headers is a null list.
@@ -712,53 +797,6 @@ def gather_headers(
     value_offsets[headers] = value_bytes
 
 
-@kernel([I64(BYTES, INTEGERS, INTEGERS, I64, OFFSETS_OUT)])
-def murmur2_partitions(
-    data: Bytes, positions: Integers, sizes: Integers, partition_count: Int, partitions: Offsets
-) -> Int:
-    """Write the partition of each key, -1 for none, and return a status.
-
-    Kafka: Utils.murmur2 and toPositive, BuiltInPartitioner.partitionForKey.
-    """
-    multiplier = np.int64(0x5BD1E995)
-    mask = np.int64(0xFFFF_FFFF)  # 32-bit arithmetic in 64 bits: no product reaches 2^63
-    for i in range(sizes.size):
-        size = sizes[i]
-        position = positions[i]
-        if size < 0:
-            partitions[i] = -1
-            continue
-        if position < 0 or position > data.size or size > data.size - position:
-            return BAD_RANGE
-        value = np.int64(0x9747B28C) ^ (size & mask)
-        for word in range(size >> 2):
-            at = position + 4 * word
-            part = (
-                np.int64(data[at])
-                | np.int64(data[at + 1]) << 8
-                | np.int64(data[at + 2]) << 16
-                | np.int64(data[at + 3]) << 24
-            )
-            part = (part * multiplier) & mask
-            part ^= part >> 24
-            part = (part * multiplier) & mask
-            value = ((value * multiplier) & mask) ^ part
-        tail = position + (size & ~np.int64(3))
-        rest = size & 3
-        if rest == 3:
-            value ^= np.int64(data[tail + 2]) << 16
-        if rest >= 2:
-            value ^= np.int64(data[tail + 1]) << 8
-        if rest >= 1:
-            value ^= np.int64(data[tail])
-            value = (value * multiplier) & mask
-        value ^= value >> 13
-        value = (value * multiplier) & mask
-        value ^= value >> 15
-        partitions[i] = (value & 0x7FFF_FFFF) % partition_count
-    return OK
-
-
 # --- writing records -----------------------------------------------------------------------------
 @inlined([I64(TABLE, I64, I64, I64)])
 def measure_fields(column: Integers, row: Int, data_size: Int, minimum: Int) -> Int:
@@ -776,37 +814,17 @@ def measure_fields(column: Integers, row: Int, data_size: Int, minimum: Int) -> 
 @kernel(
     [
         TRIPLE(
-            *[TABLE, I64] * 2,
-            *[TABLE] * 2,
-            I64,
-            TABLE,
-            I64,
-            INTEGERS,
-            INTEGERS,
-            I64,
-            I64,
-            INTEGERS_OUT,
-            TABLE_OUT,
+            *[TABLE, I64] * 2, *[TABLE] * 2, I64, TABLE, I64, *[INTEGERS] * 3, I64, I64,
+            INTEGERS_OUT, TABLE_OUT,
         )
     ]
-)
+)  # fmt: skip
 def plan_batches(
-    keys: Integers,
-    key_data_size: Int,
-    values: Integers,
-    value_data_size: Int,
-    header_lists: Integers,
-    header_keys: Integers,
-    header_key_data_size: Int,
-    header_values: Integers,
-    header_value_data_size: Int,
-    timestamps: Integers,
-    rows: Integers,
-    batch_size: Int,
-    size_max: Int,
-    body_sizes: Integers,
-    batches: Integers,
-) -> Triple:
+    keys: Integers, key_data_size: Int, values: Integers, value_data_size: Int,
+    header_lists: Integers, header_keys: Integers, header_key_data_size: Int,
+    header_values: Integers, header_value_data_size: Int, timestamps: Integers, rows: Integers,
+    groups: Integers, batch_size: Int, size_max: Int, body_sizes: Integers, batches: Integers,
+) -> Triple:  # fmt: skip
     """Split `rows` into batches and return (status, batches, row at fault).
 
     A batch of one record that exceeds `size_max` is a fault; then its size is in second place.
@@ -816,6 +834,7 @@ def plan_batches(
     header_lists: int64 (2, m), first header and number of headers; (2, 0) when nobody has any
     header_keys, header_values: int64 (2, h), like keys
     timestamps: int64 (m,) ms
+    groups: int64 (g,), ascending indexes into `rows` at each of which a new batch begins
     batch_size: bytes of a whole batch; a batch exceeds it only to hold its one record
     body_sizes: int64 (r,), written: bytes of each record after its length
     batches: int64 (5, r), written: first index into `rows`, end of it, bytes of the batch, base
@@ -823,8 +842,13 @@ def plan_batches(
     """
     count = np.int64(0)
     size = np.int64(0)
+    group = np.int64(0)
     for i in range(rows.size):
         row = rows[i]
+        is_first = count == 0
+        if group < groups.size and groups[group] <= i:
+            is_first = True
+            group += 1
         if row < 0 or row >= keys.shape[1] or row >= values.shape[1] or row >= timestamps.size:
             return np.int64(BAD_RANGE), count, np.int64(row)
         key_size = measure_fields(keys, row, key_data_size, -1)
@@ -851,11 +875,11 @@ def plan_batches(
         timestamp = timestamps[row]
         body = np.int64(0)
         record_size = np.int64(0)
-        if count > 0:
+        if not is_first:
             delta = timestamp - batches[3, count - 1]
             body = fixed + varint_size(delta) + varint_size(i - batches[0, count - 1])
             record_size = varint_size(body) + body
-        if count == 0 or size + record_size > batch_size:
+        if is_first or size + record_size > batch_size:
             batches[0, count] = i
             batches[3, count] = timestamp
             batches[4, count] = timestamp
@@ -885,36 +909,13 @@ def write_field(target: Bytes, position: Int, data: Bytes, column: Integers, row
     return position + max(size, 0)
 
 
-@kernel(
-    [
-        I64(
-            BYTES_OUT,
-            *[BYTES, TABLE] * 2,
-            TABLE,
-            *[BYTES, TABLE] * 2,
-            INTEGERS,
-            INTEGERS,
-            INTEGERS,
-            TABLE,
-        )
-    ]
-)
+@kernel([I64(BYTES_OUT, *[BYTES, TABLE] * 2, TABLE, *[BYTES, TABLE] * 2, *[INTEGERS] * 3, TABLE)])
 def write_records(
-    target: Bytes,
-    key_data: Bytes,
-    keys: Integers,
-    value_data: Bytes,
-    values: Integers,
-    header_lists: Integers,
-    header_key_data: Bytes,
-    header_keys: Integers,
-    header_value_data: Bytes,
-    header_values: Integers,
-    timestamps: Integers,
-    rows: Integers,
-    body_sizes: Integers,
-    batches: Integers,
-) -> Int:
+    target: Bytes, key_data: Bytes, keys: Integers, value_data: Bytes, values: Integers,
+    header_lists: Integers, header_key_data: Bytes, header_keys: Integers,
+    header_value_data: Bytes, header_values: Integers, timestamps: Integers, rows: Integers,
+    body_sizes: Integers, batches: Integers,
+) -> Int:  # fmt: skip
     """Write the records of batches that `plan_batches` has planned, with the same arrays.
 
     The 61 bytes before each batch's records are left free. Returns the bytes used, or -1 when
@@ -954,13 +955,9 @@ def write_records(
 
 @kernel([I64(BYTES, TABLE, INTEGERS, I64, I64, BYTES_OUT)])
 def rewrite_records(
-    arena: Bytes,
-    records: Integers,
-    rows: Integers,
-    base_offset: Int,
-    base_timestamp: Int,
+    arena: Bytes, records: Integers, rows: Integers, base_offset: Int, base_timestamp: Int,
     target: Bytes,
-) -> Int:
+) -> Int:  # fmt: skip
     """Write the records `rows` under another base and return their bytes; -1 for a fault.
 
     Key, value and headers are copied; attributes are zero and both deltas new.

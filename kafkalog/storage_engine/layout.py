@@ -50,6 +50,18 @@ RECORDS_COUNT_POSITION: Final = 57
 MAGIC: Final = 2
 STAMP_OFFSET: Final = struct.Struct(">q")  # base_offset, at byte 0 of a batch
 STAMP_EPOCH: Final = struct.Struct(">i")  # partition_leader_epoch, at byte 12
+STAMP: Final = struct.Struct(
+    ">q"  # base_offset, at byte 0 of a batch
+    "i"  # batch_length: as it stands
+    "i"  # partition_leader_epoch
+)
+BATCH_PLACE: Final = struct.Struct(
+    ">q"  # base_offset, at byte 0 of a batch
+    "i4x"  # batch_length
+    "b6x"  # magic
+    "i8x"  # last_offset_delta
+    "q"  # max_timestamp
+)
 
 # --- messages v0 and v1, before there were batches: LegacyRecord, AbstractLegacyRecordBatch -------
 MESSAGE_HEADER_V0: Final = struct.Struct(
@@ -442,7 +454,8 @@ KEYS_HEADER: Final = struct.Struct(
     "q"  # base_offset: of the segment
     "q"  # size: bytes of its .log file
     "q"  # count: of entries
-    "16s"  # secret: what the keys are hashed under, drawn anew for every cleaned group
+    "16s"  # secret: what the keys are hashed under, in all indexes of a partition where it can be
+    "I"  # flags: KEYS_SETTLED or 0
     "I"  # samples: how many follow, KEYS_SAMPLES_MAX at most
 )
 KEYS_SAMPLE: Final = struct.Struct(
@@ -459,4 +472,6 @@ its checksum; what is left of the last one is filled with ones."""
 KEYS_BLOCK_ENTRIES: Final = KEYS_BLOCK // 8 - 1
 KEYS_SAMPLES_MAX: Final = 8
 KEYS_MAGIC: Final = b"kl-keys\n"
-KEYS_VERSION: Final = 1
+KEYS_VERSION: Final = 2
+KEYS_SETTLED: Final = 1
+"""Nothing in the segment waits for a time, or for what else the log holds: `cleaner.settled`."""

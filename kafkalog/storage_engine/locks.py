@@ -73,38 +73,50 @@ os.register_at_fork(
 )
 
 
-@contextlib.contextmanager
-def _descriptor(path: Path, *, writable: bool, create: bool = True) -> Iterator[int | None]:
-    """Open a lock file; None where it is missing and not, or cannot be, created."""
-    fd: int | None
-    with _guard:
-        try:
-            # To write, even if only asked: where fcntl emulates `flock`, as on NFS, it has to be.
-            mode = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-            fd = os.open(path, mode, 0o644)
-        except OSError as fault:
-            if not create and isinstance(fault, FileNotFoundError):
-                fd = None
-            elif writable or fault.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
-                raise
+class _Descriptor:
+    """An open lock file: a context manager, and closed by `close`.
+
+    Its number is None where the file is missing and is not, or cannot be, created.
+    """
+
+    __slots__ = ("_generation", "fd")
+
+    def __init__(self, path: str, *, writable: bool, create: bool = True) -> None:
+        self.fd: int | None
+        with _guard:
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                fd = None
-        if fd is not None:
-            _descriptors.add(fd)
-        generation = _generation
-    try:
-        yield fd
-    finally:
+                # To write, even if only asked: where fcntl emulates `flock`, as on NFS, it has to.
+                mode = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+                self.fd = os.open(path, mode, 0o644)
+            except OSError as fault:
+                if not create and isinstance(fault, FileNotFoundError):
+                    self.fd = None
+                elif writable or fault.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                    raise
+                try:
+                    self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    self.fd = None
+            if self.fd is not None:
+                _descriptors.add(self.fd)
+            self._generation = _generation
+
+    def close(self) -> None:
+        """Close the file, and so drop its lock."""
         # In a forked child the descriptor is closed already, and its number may be another lock's.
         with _guard:
-            if fd is not None and generation == _generation:
-                _descriptors.discard(fd)
-                os.close(fd)
+            if self.fd is not None and self._generation == _generation:
+                _descriptors.discard(self.fd)
+                os.close(self.fd)
+
+    def __enter__(self) -> int | None:
+        return self.fd
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def _flock(fd: int, operation: int, path: Path) -> None:
+def _flock(fd: int, operation: int, path: str) -> None:
     try:
         fcntl.flock(fd, operation)
     except BlockingIOError:
@@ -113,7 +125,7 @@ def _flock(fd: int, operation: int, path: Path) -> None:
         raise StorageError(f"{path}: this file system has no locks ({fault.strerror})") from fault
 
 
-def _is_current(fd: int, path: Path) -> bool:
+def _is_current(fd: int, path: str) -> bool:
     """Tell whether an open file still is the one of that name."""
     try:
         named = os.stat(path)
@@ -134,20 +146,25 @@ class FileLock:
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path = path
+        self._name = str(path)
         self._create = create
 
     @contextlib.contextmanager
     def exclusive(self, *, wait: bool = True) -> Iterator[bool]:
         """Hold the lock alone; with `wait=False` yield False at once when it is taken."""
         with _guard:
-            mutex = _mutexes[str(self.path)]
+            mutex = _mutexes[self._name]
         if not mutex.acquire(blocking=wait):
             yield False
             return
         try:
-            with contextlib.ExitStack() as held:
-                operation = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
-                yield self._take(held, operation, writable=True)
+            operation = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+            held = self._take(operation, writable=True)
+            if held is None:
+                yield False
+                return
+            with held:
+                yield True
         finally:
             # A forked child has a new mutex; releasing its parent's would be harmless but wrong.
             if mutex.locked():
@@ -173,11 +190,11 @@ class FileLock:
             return self._is_refused(fcntl.LOCK_EX)
 
     def _is_refused(self, operation: int) -> bool:
-        with _descriptor(self.path, writable=False, create=self._create) as fd:
+        with _Descriptor(self._name, writable=False, create=self._create) as fd:
             if fd is None:
                 return False
             try:
-                _flock(fd, operation | fcntl.LOCK_NB, self.path)
+                _flock(fd, operation | fcntl.LOCK_NB, self._name)
             except BlockingIOError:
                 return True
             return False
@@ -190,29 +207,33 @@ class FileLock:
 
     @contextlib.contextmanager
     def _held(self, operation: int) -> Iterator[None]:
-        with contextlib.ExitStack() as held:
-            self._take(held, operation, writable=False)
+        held = self._take(operation, writable=False)
+        assert held is not None
+        with held:
             yield
 
-    def _take(self, held: contextlib.ExitStack, operation: int, *, writable: bool) -> bool:
-        """Lock the file that bears the name now, until `held` is left; False if it is taken.
+    def _take(self, operation: int, *, writable: bool) -> _Descriptor | None:
+        """Lock the file that bears the name now, until it is closed; None if it is taken.
 
         The directory of a deleted topic is renamed with its locks: whoever waited for one of them
         meanwhile holds the lock of another directory than the one of that name.
         """
         while True:
-            with contextlib.ExitStack() as attempt:
-                opened = _descriptor(self.path, writable=writable, create=self._create)
-                fd = attempt.enter_context(opened)
-                if fd is None:
-                    return True
-                try:
-                    _flock(fd, operation, self.path)
-                except BlockingIOError:
-                    return False
-                if _is_current(fd, self.path):
-                    held.enter_context(attempt.pop_all())
-                    return True
+            opened = _Descriptor(self._name, writable=writable, create=self._create)
+            is_held = False
+            try:
+                if opened.fd is None:
+                    is_held = True
+                    return opened
+                _flock(opened.fd, operation, self._name)
+                if _is_current(opened.fd, self._name):
+                    is_held = True
+                    return opened
+            except BlockingIOError:
+                return None
+            finally:
+                if not is_held:
+                    opened.close()
 
 
 class SegmentsLock:
@@ -249,24 +270,23 @@ class RootLock:
 
     def __init__(self, root: Path) -> None:
         self.path = root / layout.ROOT_LOCK
+        self._name = str(self.path)
 
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[Callable[[], None]]:
+    def shared(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Keep brokers out; yields a check that the lock still is on the file of that name.
 
         Raises LockedByBrokerError when a broker holds the directory.
         """
-        with self._held(fcntl.F_RDLCK) as check:
-            yield check
+        return self._held(fcntl.F_RDLCK)
 
-    @contextlib.contextmanager
-    def exclusive(self, *, wait_s: float = 0.0) -> Iterator[Callable[[], None]]:
+    def exclusive(
+        self, *, wait_s: float = 0.0
+    ) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Keep everybody out, brokers and our own writers and cleaners; yields the same check.
 
         Waits so many seconds for those that are at work, then raises LockedByBrokerError.
         """
-        with self._held(fcntl.F_WRLCK, wait_s) as check:
-            yield check
+        return self._held(fcntl.F_WRLCK, wait_s)
 
     def is_held_alone(self) -> bool:
         """Tell whether a broker, or an adoption, holds the directory; raises StorageError.
@@ -294,13 +314,13 @@ class RootLock:
     def _held(self, kind: int, wait_s: float = 0.0) -> Iterator[Callable[[], None]]:
         deadline = time.monotonic() + wait_s
         for _ in range(_LOCK_TRIES):
-            with _descriptor(self.path, writable=True) as fd:
+            with _Descriptor(self._name, writable=True) as fd:
                 assert fd is not None
                 while not self._lock(fd, kind):
                     if time.monotonic() >= deadline:
                         raise self._taken(kind)
                     time.sleep(_LOCK_PAUSE_S)
-                if not _is_current(fd, self.path):
+                if not _is_current(fd, self._name):
                     continue  # a broker that shut down deleted the file between open and lock
                 yield functools.partial(self._check, fd)
                 return
@@ -329,7 +349,7 @@ class RootLock:
         return True
 
     def _check(self, fd: int) -> None:
-        if not _is_current(fd, self.path):
+        if not _is_current(fd, self._name):
             raise LockedByBrokerError(
                 f"{self.path}: the lock file was replaced while it was held; "
                 "a Kafka broker runs, or ran, on this directory"

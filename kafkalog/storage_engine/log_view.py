@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 __all__ = ["Chunk", "LogView", "open_view"]
 
 CHUNK_SIZE = 1 << 20
+READ_SIZE = 2 << 20
+"""Bytes of a chunk of which records are read: what a run holds of others (`RUN_SIZE`)."""
 WINDOW = 128
 """Segments a view opens at once, unless it is opened whole."""
 _LISTINGS = 100
@@ -231,8 +233,8 @@ class LogView:
 
         With `read_committed` records of aborted transactions are left out; whoever reads past the
         last stable offset gets those of open ones. Of what `keep` does not want most is left out.
-        A batch holds a chunk at most (1 MiB of the file; 2 MiB decompressed where that is
-        compressed), or 4 MiB of a record batch where that is larger, or one record; none is empty.
+        A batch holds a chunk at most (2 MiB, decompressed where it is compressed), or 4 MiB of a
+        record batch where that is larger, or one record; none is empty.
         Control batches never surface. Raises OffsetOutOfRangeError outside [log start, high
         watermark], CorruptBatchError and StorageError.
         """
@@ -253,22 +255,15 @@ class LogView:
         read_committed: bool,
         keep: RecordFilter | None,
     ) -> Iterator[pa.RecordBatch]:
-        from kafkalog.storage_engine.arrow_batches import arrow_batches
+        from kafkalog.storage_engine.chunk_reader import ChunkReader
 
+        reader = ChunkReader((self.topic, self.partition), schema, keep)
         with self.transaction_outcomes() as outcomes:
-            for chunk in self.chunks(start, end):
+            for chunk in self.chunks(start, end, chunk_size=READ_SIZE):
                 is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
                 if read_committed:
                     is_wanted &= ~outcomes.is_aborted(chunk)
-                if keep is not None:
-                    is_wanted &= keep.batches(chunk.table)
-                for run, records in chunk.runs(is_wanted):
-                    rows = records.rows_between(start, end)
-                    if keep is not None:
-                        rows = keep.rows(records, rows)
-                    place = self.topic, self.partition
-                    yield from arrow_batches(records, run.table, rows, place, schema=schema)
-                    del run, records
+                yield from reader.read(chunk, is_wanted)
                 del chunk  # and what it holds, before the next one is read
 
     def transaction_outcomes(self, index: IndexedTransactions | None = None) -> TransactionOutcomes:

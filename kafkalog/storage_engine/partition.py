@@ -42,6 +42,8 @@ from kafkalog.storage_engine.producers import Producers
 from kafkalog.storage_engine.state import PartitionState
 
 _logger = logging.getLogger(__name__)
+_WRITE_SIZE = 1 << 20
+"""Bytes of stamped batches that are written at once; many tasks bring a few of each partition."""
 
 
 def check_canary(directory: Path) -> frozenset[str]:
@@ -84,7 +86,6 @@ class Appender:
         self._topic_id = topic_id
         self._config = config
         self._now_ms = now_ms
-        self._lock = locks.SegmentsLock(directory)
         self._names_changed = False
         self._producers: Producers | None = None
         self.lost_snapshot = -1
@@ -105,7 +106,7 @@ class Appender:
         """Bring the files, of these names, to the recorded state and open the active segment."""
         later = self._later_segments(names)
         if later:
-            with self._lock.exclusive():
+            with locks.SegmentsLock(self.directory).exclusive():
                 self._remove_later(later)
             files.sync_directory(self.directory)
         high_watermark = self.state.high_watermark
@@ -122,7 +123,7 @@ class Appender:
         """Return the base offsets above the recorded active segment, of any file, ascending."""
         found = set()
         for name in names:
-            parsed = layout.parse_segment_file(name)
+            parsed = layout.parse_segment_file(name) if name[0].isdecimal() else None
             if parsed is None or parsed[2] == layout.DELETED:
                 continue
             base_offset, suffix, _ = parsed
@@ -160,36 +161,59 @@ class Appender:
 
     # --- append ----------------------------------------------------------------------------------
 
-    def append(self, run: bytearray) -> None:
-        """Append a run of finished batches whose base offsets count from 0: stamp, roll, write.
+    def append(self, runs: Iterable[tuple[int, Iterable[batch.Buffer]]]) -> None:
+        """Append runs of finished batches: stamp, roll, write.
 
-        Only headers are read; data is never decoded. A batch larger than `segment.bytes` gets a
-        segment of its own (our records obey `max.message.bytes` when they are encoded).
+        A run is the number of its rows and its bytes, in pieces of whole batches; its base offsets
+        count from 0. Only headers are read. A batch larger than `segment.bytes` gets a segment of
+        its own. Raises StorageError for bytes that are no batch, and for other rows than announced;
+        what was appended before that is for the next holder to cut.
         """
-        first_offset = self.state.high_watermark
         self._note_own_epoch()
-        epoch = self.state.leader_epoch
-        next_offset = first_offset
-        start = end = 0  # of the slice not yet written
-        for position, header in batch.iterate_headers(run):
-            if header.magic != layout.MAGIC:
-                break  # a message v0 or v1 cannot be stamped; what follows is refused below
-            base_offset = first_offset + header.base_offset
-            last_offset = base_offset + header.last_offset_delta
-            if not self._active.has_room(header, base_offset, last_offset):
-                self._active.write(memoryview(run)[start:end])
-                start = end
-                self.roll(base_offset)
-            batch.stamp(run, position, base_offset, epoch)
-            self._active.add(header, last_offset)
-            end = position + header.size
-            next_offset = last_offset + 1
-        if end != len(run):
-            raise StorageError(
-                f"{self.directory}: a staged run ends in {len(run) - end} bytes that are no "
-                f"batch (after {end}): the staged file is damaged; write the batch again"
+        next_offset = self.state.high_watermark
+        pending = bytearray()
+        for rows, pieces in runs:
+            first_offset = next_offset
+            for piece in pieces:
+                start = len(pending)
+                pending += piece
+                next_offset = self._stamp(pending, start, first_offset, next_offset)
+                if len(pending) >= _WRITE_SIZE:
+                    self._active.write(pending)
+                    pending = bytearray()
+            self._check_rows(rows, next_offset - first_offset)
+        self.write(memoryview(pending), next_offset)
+
+    def _check_rows(self, announced: int, found: int) -> None:
+        if found != announced:
+            what = f"a task announced {announced} rows, its batches hold {found}"
+            raise StorageError(f"{self.directory}: {what}; run the batch again")
+
+    def _stamp(self, pending: bytearray, start: int, first_offset: int, next_offset: int) -> int:
+        """Stamp the batches of `pending` from `start` on; return the offset after the last one.
+
+        Where one begins a new segment, all before it are written, and removed from `pending`.
+        """
+        position, written, epoch = start, 0, self.state.leader_epoch
+        while True:
+            position, next_offset = self._active.stamp(
+                pending, position, first_offset, next_offset, epoch
             )
-        self.write(memoryview(run)[start:end], next_offset)
+            rest = len(pending) - position
+            if not rest:
+                break
+            header = batch.read_header(pending, position, rest)
+            if header is None or header.magic != layout.MAGIC:  # v0 and v1 cannot be stamped
+                raise StorageError(
+                    f"{self.directory}: a staged run ends in {rest} bytes that are no batch (after "
+                    f"{position - start}): the staged file is damaged; write the batch again"
+                )
+            with memoryview(pending) as view:
+                self._active.write(view[written:position])
+            written = position
+            self.roll(first_offset + header.base_offset)
+        del pending[:written]
+        return next_offset
 
     def place(self, header: batch.BatchHeader, pending: memoryview) -> bool:
         """Make room for a batch that comes with its offsets; False if that took no new segment.
@@ -198,24 +222,26 @@ class Appender:
         new segment is begun. The caller brings batches with rising offsets, from the high watermark
         on, and their bytes by `write`.
         """
-        is_new = not self._active.has_room(header, header.base_offset, header.last_offset)
+        size, time = header.size, header.max_timestamp
+        is_new = not self._active.has_room(size, time, header.base_offset, header.last_offset)
         if is_new:
             self._active.write(pending)
             self.roll(header.base_offset)
-        self._active.add(header, header.last_offset)
+        self._active.add(size, time, header.last_offset)
         return is_new
 
     def write(self, data: memoryview, next_offset: int) -> None:
         """Write the next bytes of the batches that have their place, and move the log end."""
         active = self._active
         active.write(data)
-        self.state = replace(self.state, active_base=active.base_offset, active_size=active.size)
-        self._advance(next_offset)
+        self._advance(next_offset, active_base=active.base_offset, active_size=active.size)
 
-    def _advance(self, next_offset: int) -> None:
+    def _advance(self, next_offset: int, **active: int) -> None:
         """Move the log end; the last stable offset goes with it unless a transaction is open."""
         stable = self.state.last_stable_offset if self._holds_back() else next_offset
-        self.state = replace(self.state, high_watermark=next_offset, last_stable_offset=stable)
+        self.state = replace(
+            self.state, high_watermark=next_offset, last_stable_offset=stable, **active
+        )
 
     @property
     def active(self) -> ActiveSegment:
@@ -368,7 +394,7 @@ class Appender:
         active.finish()
         self._names_changed |= active.has_new_name
         self._take_snapshot(base_offset)
-        with self._lock.exclusive():
+        with locks.SegmentsLock(self.directory).exclusive():
             files.create(self._path(base_offset, layout.LOG))
             self._names_changed = True
         self._begin(base_offset, 0)
@@ -386,7 +412,7 @@ class Appender:
             has_transactions=False,  # the cut has left none above the recorded active segment
         )
 
-    def adopt(self, staged: Path) -> None:
+    def adopt(self, staged: Path, rows: int) -> None:
         """Make a staged file, with its indexes beside it, the active segment, by renaming it."""
         self._note_own_epoch()
         base_offset = self.state.high_watermark
@@ -394,13 +420,14 @@ class Appender:
         self._names_changed |= self._active.has_new_name
         self._take_snapshot(base_offset)
         next_offset = self._stamp_file(staged, base_offset)
+        self._check_rows(rows, next_offset - base_offset)
         renames = {
             staged.with_name(staged.name + layout.STAGED_INDEX): layout.INDEX,
             staged.with_name(staged.name + layout.STAGED_TIME_INDEX): layout.TIME_INDEX,
             staged.with_name(staged.name + layout.STAGED): layout.LOG,
         }
         size = staged.with_name(staged.name + layout.STAGED).stat().st_size
-        with self._lock.exclusive():
+        with locks.SegmentsLock(self.directory).exclusive():
             for source, suffix in renames.items():
                 files.rename(source, self._path(base_offset, suffix))
         self._names_changed = True
@@ -453,7 +480,7 @@ class Appender:
         """
         self._active.close()
         self.state = self._recorded
-        with self._lock.exclusive():
+        with locks.SegmentsLock(self.directory).exclusive():
             self._remove_later(self._later_segments(os.listdir(self.directory)))
             log = self._path(self.state.active_base, layout.LOG)
             if self.state.active_base == self.state.high_watermark:

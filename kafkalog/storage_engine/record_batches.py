@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +46,13 @@ def _to_bytes(value: bytes | str | None) -> bytes | None:
     raise TypeError(f"{type(value).__name__} is neither bytes nor text")
 
 
-def _checked(rows: pa.RecordBatch) -> pa.RecordBatch:
+@functools.cache
+def _rules() -> dict[str, tuple[str, Any]]:
+    """Return, by column, the types that it may have: in words, and the test for it."""
     import pyarrow as pa
 
     types = pa.types
-    rules: dict[str, tuple[str, Any]] = {
+    return {
         "key": ("binary or string", lambda t: types.is_binary(t) or types.is_string(t)),
         "value": ("binary or string", lambda t: types.is_binary(t) or types.is_string(t)),
         "headers": ("list<struct<key: string, value: binary>>", types.is_list),
@@ -59,14 +62,17 @@ def _checked(rows: pa.RecordBatch) -> pa.RecordBatch:
         ),
         "partition": ("int32 or int64", types.is_integer),
     }
-    if "value" not in rows.schema.names:
+
+
+def _checked(rows: pa.RecordBatch) -> pa.RecordBatch:
+    schema, rules = rows.schema, _rules()
+    names = schema.names
+    if "value" not in names:
         raise InvalidInputError("records: required column 'value' not found")
-    for name in rows.schema.names:
+    for name, type_ in zip(names, schema.types, strict=True):
         if name not in rules:
             raise InvalidInputError(f"records: unknown column {name!r}; known: {', '.join(rules)}")
         expected, fits = rules[name]
-        if not fits(rows.schema.field(name).type):
-            raise InvalidInputError(
-                f"records: column {name!r} is {rows.schema.field(name).type}, expected {expected}"
-            )
+        if not fits(type_):
+            raise InvalidInputError(f"records: column {name!r} is {type_}, expected {expected}")
     return rows

@@ -33,6 +33,11 @@ class RecordFilter:
     has_value: bool | None = None
     """False: tombstones alone."""
 
+    @property
+    def is_any(self) -> bool:
+        """Whether there is anything that is not wanted."""
+        return self != RecordFilter()
+
     def batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
         """Return which batches may have wanted records: bool (b,)."""
         may: npt.NDArray[np.bool_] = np.ones(len(table), dtype=np.bool_)
@@ -43,7 +48,7 @@ class RecordFilter:
 
     def rows(self, records: RecordTable, rows: Integers | None) -> Integers | None:
         """Return the records among `rows` (None: all) that may be wanted, in the same form."""
-        if self == RecordFilter():
+        if not self.is_any:
             return rows
         if rows is None:
             rows = np.arange(len(records), dtype=np.int64)

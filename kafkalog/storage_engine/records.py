@@ -23,16 +23,17 @@ Like Kafka's DefaultRecordBatch, DefaultRecord and MemoryRecordsBuilder.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError
-from kafkalog.storage_engine import arena, columns, compression, kernel_cache, layout, messages
+from kafkalog.storage_engine import columns, compression, kernel_cache, layout, messages
 from kafkalog.storage_engine.batch import Buffer, seal_batch
 from kafkalog.storage_engine.encoding import Encoded, encode, murmur2_partitions
+from kafkalog.storage_engine.sections import find_sections, index_sections
 from kafkalog.storage_engine.tables import BatchTable, ChunkFault, Integers, RecordTable
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ __all__ = [
     "scan_batches",
     "to_arrow",
 ]
-
-NO_APPEND_TIME: Final = -(2**63)
 
 
 def scan_batches(buffer: Buffer, *, previous: int = -1) -> tuple[BatchTable, int, str | None]:
@@ -147,40 +146,7 @@ def index_records(
 def _index_batches(
     buffer: Buffer, table: BatchTable, limit: int, run_size: int | None, fault: ChunkFault
 ) -> RecordTable:
-    kernels = kernel_cache.load()
-    data, starts, ends = arena.sections(buffer, table, limit=limit, run_size=run_size, fault=fault)
-    selection = fault.selection[: len(starts)]
-    counts = table.counts[selection]
-    # A count is believed only as far as its bytes can bear it: memory is taken for it next.
-    wild = np.flatnonzero(
-        (counts < 0) | ((counts > 0) & (counts > (ends - starts) // kernels.RECORD_SIZE_MIN))
-    )
-    if len(wild):
-        section = int(wild[0])
-        room = int(ends[section] - starts[section])
-        fault.report(section, f"records that fit {room} bytes", f"a count of {counts[section]}")
-    append_time = table.attributes[selection] & layout.TIMESTAMP_TYPE_BIT != 0
-    base_offsets = table.base_offsets[selection]
-    sections = np.stack(
-        (
-            starts,
-            ends,
-            counts,
-            base_offsets,
-            table.last_offsets[selection] - base_offsets,
-            table.base_timestamps[selection],
-            np.where(append_time, table.max_timestamps[selection], NO_APPEND_TIME),
-        )
-    )
-    count = int(counts.sum())
-    fields = columns.allocate(kernels.RECORD_FIELDS * count, np.int64)
-    fields = fields.reshape(kernels.RECORD_FIELDS, count)
-    status, section, position = kernels.index_records(data, sections, fields)
-    if status != kernels.OK:
-        place = position - int(starts[section])
-        fault.report_status(section, status, place, int(counts[section]))
-    batch_index = np.repeat(selection.astype(np.int32), counts)
-    return RecordTable(data, batch_index, fields, len(selection))
+    return index_sections(find_sections(buffer, table, limit=limit, run_size=run_size, fault=fault))
 
 
 def decode(
@@ -243,7 +209,8 @@ def rebuild_batch(
     """
     kernels = kernel_cache.load()
     rows = np.ascontiguousarray(rows, dtype=np.int64)
-    _refuse_messages(table, batch, records.batch_index[rows])
+    if table.has_messages:
+        _refuse_messages(table, batch, records.batch_index[rows])
     attributes = int(table.attributes[batch])
     base_timestamp = int(records.timestamps[rows[0]])
     if attributes & layout.DELETE_HORIZON_BIT:
@@ -255,15 +222,18 @@ def rebuild_batch(
     base_offset = int(table.base_offsets[batch])
     place = (records.arena, records.fields, rows, base_offset, base_timestamp)
     size = kernels.rewrite_records(*place, np.empty(0, dtype=np.uint8))
-    section = bytearray(max(size, 0))
+    target = bytearray(layout.BATCH_OVERHEAD + max(size, 0))
+    section = memoryview(target)[layout.BATCH_OVERHEAD :]
     if size < 0 or kernels.rewrite_records(*place, np.frombuffer(section, np.uint8)) != size:
         raise InvalidInputError(f"batch {batch}: its record table does not fit its records")
     codec = attributes & layout.CODEC_MASK
     if size > compression.SIZE_MAX:
         codec, attributes = layout.CODEC_NONE, attributes & ~layout.CODEC_MASK
-    data = bytes(layout.BATCH_OVERHEAD) + compression.compress(codec, section, level)
+    if codec != layout.CODEC_NONE:
+        compressed = compression.compress(codec, section, level)
+        target = bytearray(layout.BATCH_OVERHEAD) + compressed
     return _sealed(
-        data,
+        target,
         table,
         batch,
         attributes=attributes,
@@ -281,7 +251,7 @@ def empty_batch(buffer: Buffer, table: BatchTable, batch: int) -> bytes:
     _refuse_messages(table, batch)
     kept = layout.TIMESTAMP_TYPE_BIT | layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
     return _sealed(
-        bytes(layout.BATCH_OVERHEAD),
+        bytearray(layout.BATCH_OVERHEAD),
         table,
         batch,
         attributes=int(table.attributes[batch]) & kept,
@@ -297,7 +267,7 @@ def _refuse_messages(table: BatchTable, *batches: int | npt.NDArray[Any]) -> Non
 
 
 def _sealed(
-    data: bytes,
+    target: bytearray,
     table: BatchTable,
     batch: int,
     *,
@@ -306,7 +276,6 @@ def _sealed(
     base_timestamp: int,
     max_timestamp: int,
 ) -> bytes:
-    target = bytearray(data)
     base_offset = int(table.base_offsets[batch])
     seal_batch(
         target,

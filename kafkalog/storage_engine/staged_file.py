@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from crc32c import crc32c
 
+from kafkalog.errors import StorageError
 from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.batch import parse_header
 from kafkalog.storage_engine.config import TopicConfig
+
+_JOINED_SIZE = 4 << 20
+"""Up to so many bytes it costs less to join parts than to write each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,18 @@ class StagedFile:
     name: str
     size: int
     crc: int
+
+
+@dataclass(slots=True)
+class RunPart:
+    """Finished batches of one log partition that follow each other in memory.
+
+    positions, counts: byte position in `data` and number of records of each batch
+    """
+
+    data: memoryview
+    positions: list[int]
+    counts: list[int]
 
 
 class PendingRun:
@@ -31,21 +49,30 @@ class PendingRun:
 
     def clear(self) -> None:
         """Forget the batches: they are written."""
-        self.data = bytearray()
-        self.positions: list[int] = []
-        self.counts: list[int] = []
-        self.timestamps: list[int] = []
-        self.rows = 0
+        self.parts: list[RunPart] = []
+        self.size = self.rows = 0
+
+    def add(self, part: RunPart, rows: int) -> None:
+        """Add batches whose base offsets count from 0, and let them follow those before."""
+        if self.rows:
+            next_offset = self.rows
+            for position, count in zip(part.positions, part.counts, strict=True):
+                layout.STAMP_OFFSET.pack_into(part.data, position, next_offset)
+                next_offset += count
+        self.parts.append(part)
+        self.size += len(part.data)
+        self.rows += rows
 
 
 class StagedFileWriter:
     """Writes one staged file; a segment's has its indexes written beside it."""
 
-    def __init__(self, root: Path, name: Path) -> None:
+    def __init__(self, root: Path, name: str) -> None:
+        """`name` is the file's path below the root, without its suffix."""
         self._root = root
         self._stem = name
-        self._path = root / name.with_name(name.name + layout.STAGED)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._fd = os.open(f"{root}/{name}{layout.STAGED}", flags, 0o644)
         self.size = 0
         self._crc = 0
         self._config: TopicConfig | None = None
@@ -56,36 +83,42 @@ class StagedFileWriter:
         self._largest = (layout.NO_TIMESTAMP, 0)
         self._time_indexed = layout.NO_TIMESTAMP
 
-    def append(self, data: bytearray) -> int:
-        """Write bytes at the end; returns where they begin."""
-        position = self.size
-        files.write_at(self._fd, data, position)
-        self._crc = crc32c(data, self._crc)
-        self.size += len(data)
-        return position
+    def append(self, parts: Sequence[memoryview]) -> None:
+        """Write bytes at the end, many small parts at once."""
+        if not parts:
+            return
+        large = len(parts) == 1 or sum(map(len, parts)) > _JOINED_SIZE
+        for data in parts if large else (b"".join(parts),):
+            files.write_at(self._fd, data, self.size)
+            self._crc = crc32c(data, self._crc)
+            self.size += len(data)
 
     def begin_segment(self, config: TopicConfig) -> None:
         """Say that the file becomes a segment of a topic, and so wants indexes."""
         self._config = config
 
-    def append_batches(self, run: PendingRun, first: int) -> tuple[int, int]:
-        """Append batches of a run until the segment is full; return the next one, and the rows."""
+    def append_batches(self, part: RunPart, first: int) -> tuple[int, int]:
+        """Append batches from `first` on until the segment is full; return the next one, and rows.
+
+        A batch that alone is larger than a segment gets one of its own.
+        """
         assert self._config is not None
         last, rows = first, 0
-        ends = [*run.positions[1:], len(run.data)]
+        ends = [*part.positions[1:], len(part.data)]
         size = self.size
-        while last < len(run.positions):
-            batch_size = ends[last] - run.positions[last]
+        while last < len(part.positions):
+            position = part.positions[last]
+            batch_size = ends[last] - position
             if size and size + batch_size > self._config.segment_bytes:
                 break
-            layout.STAMP_OFFSET.pack_into(run.data, run.positions[last], self._offset)
-            self._offset += run.counts[last]
-            self._index_batch(size, run.timestamps[last])
+            layout.STAMP_OFFSET.pack_into(part.data, position, self._offset)
+            self._offset += part.counts[last]
+            self._index_batch(size, parse_header(part.data, position).max_timestamp)
             size += batch_size
-            rows += run.counts[last]
+            rows += part.counts[last]
             last += 1
         if last > first:
-            self.append(run.data[run.positions[first] : ends[last - 1]])
+            self.append([part.data[part.positions[first] : ends[last - 1]]])
         return last, rows
 
     def _index_batch(self, position: int, timestamp: int) -> None:
@@ -103,7 +136,11 @@ class StagedFileWriter:
             self._time_indexed = self._largest[0]
 
     def finish(self) -> StagedFile:
-        """Sync and close; returns what the commit verifies."""
+        """Sync and close; returns what the commit verifies.
+
+        Raises StorageError if a segment's file is gone: another attempt was committed meanwhile,
+        which removed it, and indexes written since would stay behind.
+        """
         if self._config is not None:
             self._index_time()
             for suffix, data in (
@@ -111,10 +148,15 @@ class StagedFileWriter:
                 (layout.STAGED_TIME_INDEX, self._time_index),
             ):
                 files.create(self._beside(suffix), data)
+            if not self._beside(layout.STAGED).exists():
+                raise StorageError(
+                    f"{self._beside(layout.STAGED)}: the staged file was removed while it was "
+                    "written; another attempt of this task, or run of this writer, was committed"
+                )
         files.sync_file(self._fd)
         os.close(self._fd)
         self._fd = -1
-        return StagedFile(str(self._path.relative_to(self._root)), self.size, self._crc)
+        return StagedFile(self._stem + layout.STAGED, self.size, self._crc)
 
     def discard(self) -> None:
         """Close and remove the file: its attempt has failed."""
@@ -125,4 +167,4 @@ class StagedFileWriter:
             files.remove(self._beside(suffix))
 
     def _beside(self, suffix: str) -> Path:
-        return self._root / self._stem.with_name(self._stem.name + suffix)
+        return self._root / (self._stem + suffix)

@@ -12,33 +12,37 @@ indexes beside it, and the commit renames it into place.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.staged_file import PendingRun, StagedFile, StagedFileWriter
+from kafkalog.storage_engine.staged_topic import StagedTopic
 from kafkalog.storage_engine.state import State, TopicState
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     import pyarrow as pa
 
 BATCH_SIZE = 65_536
 """Bytes of records, before compression, that fill a batch (Kafka's producer: batch.size)."""
-_GATHER_SIZE = 16 << 20
-"""Bytes of rows that are gathered before they are encoded, so that batches fill up."""
+_GATHER_SIZE_MIN, _GATHER_SIZE = 4 << 20, 16 << 20
+_GATHER_SIZE_OF_PARTITION = 1 << 20
+"""Bytes of rows that are gathered before they are encoded, so that batches fill up: no more of them
+than that takes, since what has left the processor's caches is read anew."""
+_SMALL_SIZE = 64 << 10
+_WRITE_SIZE = 1 << 20
+"""Bytes of runs that are written at once; a task may bring a few for each of many partitions."""
 _PENDING_SIZE = 128 << 20
-"""Bytes of finished batches that a task keeps in memory."""
+"""Bytes of memory that finished batches of a task may take before they are written."""
 SEGMENT_RUN_SIZE = 64 << 20
 """A run of so many bytes becomes a segment, where `segment.bytes` allows one so large."""
-LARGE_BATCH_SIZE = 256 << 10
-"""Bytes that fill a batch of a run on its way to that size: fewer batches are fewer to stamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,11 @@ class NewTopic:
     config: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Finished batches of one log partition: a range of a staged file, or of the message's data."""
+class Run(NamedTuple):
+    """Finished batches of one log partition: a range of a staged file, or of the message's data.
+
+    A tuple, as a commit may be of many thousands.
+    """
 
     topic: str
     partition: int
@@ -112,9 +118,12 @@ class StagedWriter:
         self._new_topics = new_topics
         self._batch_size = batch_size
         self._codec = codec
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, StagedTopic] = {}
         self._gathered: dict[str, list[pa.RecordBatch]] = {}
         self._gathered_size = 0
+        self._gather_size = _GATHER_SIZE_MIN
+        self._encoder: ThreadPoolExecutor | None = None
+        self._under_way: Future[None] | None = None
         self._spark_partition = spark_partition
         self._shared: StagedFileWriter | None = None
         self._large: dict[tuple[str, int], StagedFileWriter] = {}
@@ -128,24 +137,50 @@ class StagedWriter:
             return
         self._topic(topic)
         self._gathered.setdefault(topic, []).append(rows)
-        self._gathered_size += rows.nbytes
+        self._gathered_size += _size_of(rows)
         self._rows += rows.num_rows
-        if self._gathered_size >= _GATHER_SIZE:
-            self._encode()
+        if self._gathered_size >= self._gather_size:
+            gathered, self._gathered, self._gathered_size = self._gathered, {}, 0
+            self._encode_meanwhile(gathered)
+
+    def _encode_meanwhile(self, gathered: Mapping[str, list[pa.RecordBatch]]) -> None:
+        """Encode a portion while the caller brings the next one; one at a time, in their order.
+
+        Raises what the portion before this one has raised.
+        """
+        if self._root is None:
+            self._encode(gathered)
+            return
+        self._wait()
+        try:
+            if self._encoder is None:
+                from concurrent.futures import ThreadPoolExecutor
+
+                self._encoder = ThreadPoolExecutor(1, "kafkalog-staging")
+            self._under_way = self._encoder.submit(self._encode, gathered)
+        except RuntimeError:  # no more threads, as the interpreter is about to end
+            self._encode(gathered)
+
+    def _wait(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
 
     def finish(self) -> StagedMessage:
         """Encode what is left, sync, and return the message for the commit."""
-        self._encode()
+        self._wait()
+        self._end_encoder()
+        self._encode(self._gathered)
         data = bytearray()
         for name, topic in self._topics.items():
+            if self._root is not None:
+                self._spill(name, sorted(topic.pending))
+                continue
             for partition in sorted(topic.pending):
-                if self._root is None:
-                    run = topic.pending[partition]
-                    size = len(run.data)
-                    self._runs.append(Run(name, partition, -1, len(data), size, run.rows))
-                    data += run.data
-                else:
-                    self._spill(name, partition)
+                run = topic.pending[partition]
+                self._runs.append(Run(name, partition, -1, len(data), run.size, run.rows))
+                for part in run.parts:
+                    data += part.data
         staged = tuple(writer.finish() for writer in self._files)
         return StagedMessage(
             self._spark_partition,
@@ -159,21 +194,32 @@ class StagedWriter:
 
     def discard(self) -> None:
         """Remove what was staged: the attempt has failed."""
+        self._end_encoder()
         for writer in self._files:
             writer.discard()
 
-    def _topic(self, name: str) -> _Topic:
+    def _end_encoder(self) -> None:
+        if self._encoder is not None:
+            self._encoder.shutdown(cancel_futures=True)
+            self._encoder = None
+
+    def _topic(self, name: str) -> StagedTopic:
         topic = self._topics.get(name)
         if topic is None:
             topic = self._topics[name] = self._open_topic(name)
+            wished = sum(each.partition_count for each in self._topics.values())
+            wished *= _GATHER_SIZE_OF_PARTITION
+            self._gather_size = min(max(_GATHER_SIZE_MIN, wished), _GATHER_SIZE)
         return topic
 
-    def _open_topic(self, name: str) -> _Topic:
+    def _open_topic(self, name: str) -> StagedTopic:
         known = self._state.topics.get(name)
         if known is not None:
             config = TopicConfig.parse(known.config)
             count, first = len(known.partitions), partial(self._first_keyless, known)
-            return _Topic(name, known.topic_id, count, config, self._codec, first_keyless=first)
+            return StagedTopic(
+                name, known.topic_id, count, config, self._codec, first_keyless=first
+            )
         new = self._new_topics.get(name) or self._new_topics.get("*")
         if new is None:
             self._state.topic(name)  # raises UnknownTopicError
@@ -182,256 +228,107 @@ class StagedWriter:
         if fault:
             raise InvalidInputError(fault)
         config, first = TopicConfig.parse(new.config), partial(self._first_keyless, None)
-        return _Topic(name, "", new.partitions, config, self._codec, first_keyless=first)
+        return StagedTopic(name, "", new.partitions, config, self._codec, first_keyless=first)
 
     def _first_keyless(self, topic: TopicState | None) -> int:
         """Tasks and commits of few rows each would else all begin at partition 0."""
         written = sum(state.high_watermark for _, state in topic.present()) if topic else 0
         return self._spark_partition + written
 
-    def _encode(self) -> None:
-        """Turn the gathered rows into finished batches, and spill them when they are many."""
-        import pyarrow as pa
-
-        for name, batches in self._gathered.items():
-            rows = pa.Table.from_batches(batches).combine_chunks().to_batches()
-            for batch in rows:
+    def _encode(self, gathered: Mapping[str, list[pa.RecordBatch]]) -> None:
+        """Turn gathered rows into finished batches, and spill them when they are many."""
+        for name, batches in gathered.items():
+            for batch in _joined(batches):
                 self._topics[name].encode(batch, self._batch_size, self._now_ms())
-        self._gathered.clear()
-        self._gathered_size = 0
         if self._root is None:
             return
-        for name, topic in self._topics.items():
+        topics = list(self._topics.items())  # the caller may be adding one
+        for name, topic in topics:
             for partition, run in topic.pending.items():
                 is_open = (name, partition) in self._large
                 if is_open or (
-                    len(run.data) >= SEGMENT_RUN_SIZE
+                    run.size >= SEGMENT_RUN_SIZE
                     and topic.config.segment_bytes >= SEGMENT_RUN_SIZE
                     and topic.topic_id
                 ):
                     self._spill_large(name, partition)
-        if sum(topic.pending_size for topic in self._topics.values()) > _PENDING_SIZE:
-            for name, topic in self._topics.items():
-                for partition in sorted(topic.pending):
-                    self._spill(name, partition)
+        if sum(topic.held_size for _, topic in topics) > _PENDING_SIZE:
+            for name, topic in topics:
+                self._spill(name, sorted(topic.pending))
+                topic.held_size = 0
 
-    def _spill(self, name: str, partition: int) -> None:
-        """Move a pending run to the file that all runs of this task share."""
-        topic = self._topics[name]
-        run = topic.pending[partition]
-        if not run.data:
-            return
-        if (name, partition) in self._large:
-            self._spill_large(name, partition)
+    def _spill(self, name: str, partitions: Iterable[int]) -> None:
+        """Move pending runs to the file that all runs of this task share."""
+        pending = self._topics[name].pending
+        small: list[tuple[int, PendingRun]] = []
+        for partition in partitions:
+            run = pending[partition]
+            if (name, partition) in self._large:
+                self._spill_large(name, partition)
+            elif run.size:
+                small.append((partition, run))
+        if not small:
             return
         if self._shared is None:
-            self._shared = self._open(Path(layout.staged_file(*self._name, 0)))
+            self._shared = self._open(layout.staged_file(*self._name, 0))
         number = self._files.index(self._shared)
-        position = self._shared.append(run.data)
-        self._runs.append(Run(name, partition, number, position, len(run.data), run.rows))
-        run.clear()
+        parts: list[memoryview] = []
+        position = self._shared.size
+        for partition, run in small:
+            self._runs.append(Run(name, partition, number, position, run.size, run.rows))
+            position += run.size
+            parts += [part.data for part in run.parts]
+            run.clear()
+            if position - self._shared.size >= _WRITE_SIZE:
+                self._shared.append(parts)
+                parts = []
+        self._shared.append(parts)
 
     def _spill_large(self, name: str, partition: int) -> None:
         """Move a pending run to a file that becomes a segment; a full one has a successor."""
         topic = self._topics[name]
         run = topic.pending[partition]
         run.is_segment = True
-        writer = self._large.get((name, partition))
-        position = 0
-        while position < len(run.positions):
-            if writer is None:
-                directory = Path(layout.partition_directory(name, partition))
-                file = layout.staged_file(*self._name, len(self._files) + 1)
-                writer = self._open(directory / file)
-                writer.begin_segment(topic.config)
-                self._large[name, partition] = writer
-                number = len(self._files) - 1
-                self._runs.append(Run(name, partition, number, 0, 0, 0, is_segment=True))
-            position, rows = writer.append_batches(run, position)
-            number = self._files.index(writer)
-            index = next(i for i, known in enumerate(self._runs) if known.file == number)
-            known = self._runs[index]
-            self._runs[index] = Run(
-                name, partition, number, 0, writer.size, known.rows + rows, is_segment=True
-            )
-            if position < len(run.positions):
-                writer = None
+        for part in run.parts:
+            position = 0
+            while position < len(part.positions):
+                writer = self._large.get((name, partition)) or self._open_large(name, partition)
+                position, rows = writer.append_batches(part, position)
+                number = self._files.index(writer)
+                index = next(i for i, known in enumerate(self._runs) if known.file == number)
+                rows += self._runs[index].rows
+                self._runs[index] = Run(
+                    name, partition, number, 0, writer.size, rows, is_segment=True
+                )
+                if position < len(part.positions):
+                    del self._large[name, partition]
         run.clear()
 
-    def _open(self, name: Path) -> StagedFileWriter:
+    def _open_large(self, name: str, partition: int) -> StagedFileWriter:
+        file = layout.staged_file(*self._name, len(self._files) + 1)
+        directory = layout.partition_directory(name, partition)
+        writer = self._large[name, partition] = self._open(f"{directory}/{file}")
+        writer.begin_segment(self._topics[name].config)
+        self._runs.append(Run(name, partition, len(self._files) - 1, 0, 0, 0, is_segment=True))
+        return writer
+
+    def _open(self, name: str) -> StagedFileWriter:
         assert self._root is not None
         writer = StagedFileWriter(self._root, name)
         self._files.append(writer)
         return writer
 
 
-class _Topic:
-    """One topic a task writes to."""
-
-    def __init__(
-        self,
-        name: str,
-        topic_id: str,
-        partitions: int,
-        config: TopicConfig,
-        codec: str | None,
-        *,
-        first_keyless: Callable[[], int],
-    ) -> None:
-        self.name = name
-        self.topic_id = topic_id
-        self.partition_count = partitions
-        self.config = config
-        self.pending: dict[int, PendingRun] = {}
-        self.keyless = 0
-        self._first_keyless, self._first = first_keyless, 0
-        named = config.compression_type
-        if named == "producer":
-            named = codec or "none"
-        self._codec = layout.CODECS["none" if named == "uncompressed" else named]
-
-    @property
-    def pending_size(self) -> int:
-        return sum(len(run.data) for run in self.pending.values())
-
-    def encode(self, rows: pa.RecordBatch, batch_size: int, now_ms: int) -> None:
-        """Partition and encode rows; the order within a partition is the order given."""
-        import numpy as np
-
-        from kafkalog.storage_engine import batch, records
-
-        config = self.config
-        columns = {name: rows.column(name) for name in rows.schema.names}
-        partitions = self._partitions(columns, rows.num_rows)
-        if self.partition_count == 1:
-            order, starts = np.arange(rows.num_rows), np.array([0, rows.num_rows])
-            numbers = [0]
-        else:
-            order = np.argsort(partitions, kind="stable")
-            found, first = np.unique(partitions[order], return_index=True)
-            numbers, starts = found.tolist(), np.append(first, rows.num_rows)
-        timestamps = _timestamps(columns.get("timestamp"), rows.num_rows, now_ms)
-        type_ = layout.CREATE_TIME
-        if config.message_timestamp_type == "CreateTime":
-            self._check_times(timestamps, now_ms)
-        if config.message_timestamp_type == "LogAppendTime":
-            type_, timestamps = layout.LOG_APPEND_TIME, np.full(rows.num_rows, now_ms, np.int64)
-        level = {
-            layout.CODEC_GZIP: config.compression_gzip_level,
-            layout.CODEC_LZ4: config.compression_lz4_level,
-            layout.CODEC_ZSTD: config.compression_zstd_level,
-        }.get(self._codec)
-        for index, partition in enumerate(numbers):
-            run = self.pending.setdefault(partition, PendingRun())
-            is_large = run.is_segment or len(run.data) >= SEGMENT_RUN_SIZE // 4
-            try:
-                encoded = records.encode(
-                    columns.get("key"),
-                    columns["value"],
-                    columns.get("headers"),
-                    timestamps,
-                    order[starts[index] : starts[index + 1]].astype(np.int64),
-                    batch_size=max(batch_size, LARGE_BATCH_SIZE) if is_large else batch_size,
-                    codec=self._codec,
-                    level=level,
-                    timestamp_type=type_,
-                    max_message_bytes=config.max_message_bytes,
-                )
-            except InvalidInputError as fault:
-                raise InvalidInputError(f"topic {self.name!r}: {fault}") from None
-            data = encoded.data
-            if run.rows:
-                for position, count_before in zip(
-                    encoded.positions, _running(encoded.counts, run.rows), strict=True
-                ):
-                    layout.STAMP_OFFSET.pack_into(data, position, count_before)
-            shift = len(run.data)
-            run.data += data
-            run.positions.extend(shift + position for position in encoded.positions)
-            run.counts.extend(encoded.counts)
-            run.timestamps.extend(
-                batch.parse_header(data, position).max_timestamp for position in encoded.positions
-            )
-            run.rows += encoded.rows
-
-    def _check_times(self, timestamps: npt.NDArray[np.int64], now_ms: int) -> None:
-        """Refuse rows whose own time is too far from the clock (R9)."""
-        before = self.config.message_timestamp_before_max_ms
-        after = self.config.message_timestamp_after_max_ms
-        for found, name, is_wrong in (
-            (int(timestamps.min()), "before", now_ms - int(timestamps.min()) > before),
-            (int(timestamps.max()), "after", int(timestamps.max()) - now_ms > after),
-        ):
-            if is_wrong:
-                raise InvalidInputError(
-                    f"column timestamp: {found} ms is out of range for topic {self.name!r}: its "
-                    f"config message.timestamp.{name}.max.ms allows "
-                    f"[{max(0, now_ms - before)}, {now_ms + after}]"
-                )
-
-    def _partitions(self, columns: Mapping[str, pa.Array], row_count: int) -> npt.NDArray[np.int32]:
-        import numpy as np
-        import pyarrow.compute as pc
-
-        from kafkalog.storage_engine import records
-
-        key = columns.get("key")
-        null_count = row_count if key is None else key.null_count
-        if null_count and self.config.is_compacted:
-            raise InvalidInputError(
-                f"topic {self.name!r} is compacted (cleanup.policy has compact) and {null_count} "
-                f"of {row_count} rows have a null key: give every row a key, or create the topic "
-                "with topic.cleanup.policy=delete"
-            )
-        if key is None:
-            chosen = np.full(row_count, -1, np.int32)
-        else:
-            chosen = records.murmur2_partitions(key, self.partition_count)
-        keyless = np.flatnonzero(chosen < 0)
-        if len(keyless):
-            if self.keyless == 0:  # a walk over all partitions, of which few topics need one
-                self._first = self._first_keyless()
-            first = self._first + self.keyless
-            spread = (first + np.arange(len(keyless))) % self.partition_count
-            chosen = chosen.copy()
-            chosen[keyless] = spread
-            self.keyless += len(keyless)
-        given = columns.get("partition")
-        if given is not None and given.null_count < row_count:
-            wanted = pc.fill_null(given, -1).to_numpy(zero_copy_only=False)
-            is_given = pc.is_valid(given).to_numpy(zero_copy_only=False)
-            wrong = is_given & ((wanted < 0) | (wanted >= self.partition_count))
-            if wrong.any():
-                raise InvalidInputError(
-                    f"column partition: {int(wanted[wrong][0])} is out of range, topic "
-                    f"{self.name!r} has partitions 0 to {self.partition_count - 1}"
-                )
-            chosen = np.where(is_given, wanted, chosen).astype(np.int32)
-        return chosen
+def _size_of(rows: pa.RecordBatch) -> int:
+    """Return the bytes of rows; of a few, which is quickly told, those they are cut from."""
+    size = rows.get_total_buffer_size()
+    return int(size if size <= _SMALL_SIZE else rows.nbytes)
 
 
-def _running(counts: list[int], start: int) -> list[int]:
-    offsets = []
-    for count in counts:
-        offsets.append(start)
-        start += count
-    return offsets
-
-
-def _timestamps(column: pa.Array | None, row_count: int, now_ms: int) -> npt.NDArray[np.int64]:
-    """Return epoch milliseconds; a missing or null timestamp is now, as a producer's would be."""
-    import numpy as np
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return the same rows in as few batches as Arrow allows."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    if column is None:
-        return np.full(row_count, now_ms, np.int64)
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
-    filled: npt.NDArray[np.int64] = pc.fill_null(column, now_ms).to_numpy(zero_copy_only=False)
-    if len(filled) and filled.min() < 0:
-        raise InvalidInputError(
-            f"column timestamp: {int(filled.min())} ms is before 1970; Kafka's records have none "
-            "such: expected null (for now) or a later time"
-        )
-    return filled.astype(np.int64)
+    if len(batches) == 1:
+        return batches
+    return list(pa.Table.from_batches(batches).combine_chunks().to_batches())

@@ -150,10 +150,10 @@ class State:
             known = topics[name]
             changed = list(known.partitions)
             for partition, values in entries.items():
-                changed[int(partition)] = PartitionState(
-                    **dict(zip(_PARTITION_FIELDS, values, strict=False))
-                )
-            topics[name] = dataclasses.replace(known, partitions=tuple(changed))
+                changed[int(partition)] = PartitionState(*values[: len(_PARTITION_FIELDS)])
+            topics[name] = TopicState(
+                name, known.topic_id, known.config, tuple(changed), known.absent
+            )
         writers = dict(self.writers) if change.get("writers") else self.writers
         for writer, fields in change.get("writers", EMPTY).items():
             assert isinstance(writers, dict)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -81,8 +82,7 @@ class BatchTable:
 
     def select(self, rows: slice | npt.NDArray[Any]) -> BatchTable:
         """Return the table of some of the batches."""
-        names = [field.name for field in fields(self)]
-        return BatchTable(*(getattr(self, name)[rows] for name in names))
+        return BatchTable(*[column[rows] for column in _columns(self)])
 
     @property
     def is_message(self) -> npt.NDArray[np.bool_]:
@@ -94,6 +94,9 @@ class BatchTable:
     def has_messages(self) -> bool:
         """Whether any row is a message v0 or v1."""
         return bool(self.is_message.any())
+
+
+_columns = attrgetter(*(field.name for field in fields(BatchTable)))
 
 
 @dataclass(slots=True)

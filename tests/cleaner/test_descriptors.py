@@ -86,10 +86,10 @@ def test_a_segment_that_is_lost_is_no_deleted_one(engine: Engine) -> None:
 
 def test_the_soft_limit_of_open_files_is_raised_when_it_is_met(engine: Engine) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
-    # At most so many are free below the limit.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + SEGMENTS // 2, hard))
+    taken = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    free = [number for number in range(len(taken) + SEGMENTS) if number not in taken]
+    # So many are free below the limit: enough to begin with, and not for all.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[SEGMENTS // 2], hard))
     try:
         with engine.view("t", 0, whole=True) as view:
             assert len(list(view.chunks(0, 60))) == SEGMENTS

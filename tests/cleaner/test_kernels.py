@@ -15,6 +15,7 @@ from tests.cleaner.naive import siphash_128
 SECRET = np.frombuffer(bytes(range(16)), dtype=np.uint64)
 NO_MASK = np.uint64(0)
 EVER = 2**62
+NO_BITS = (np.empty(0, dtype=np.uint8), 0)
 WRAPPING = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 """SipHash adds modulo 2^64; run as plain Python, numpy warns of what the compiler does silently."""
 
@@ -36,8 +37,13 @@ def table(known: dict[int, int], slots: int = 64) -> npt.NDArray[np.uint64]:
         kernels.put_offsets(
             found, hashes_of(numbers), integers([1] * len(numbers)),
             integers([known[n] for n in numbers]), 0, 0, EVER, slots, 0, NO_MASK, NO_MASK,
+            *NO_BITS,
         )  # fmt: skip
     return found
+
+
+def set_bits(bits: npt.NDArray[np.uint8], start: int) -> set[int]:
+    return set((np.flatnonzero(np.unpackbits(bits, bitorder="little")) + start).tolist())
 
 
 # --- hash_keys -----------------------------------------------------------------------------------
@@ -81,6 +87,7 @@ def test_put_offsets_and_get_offsets_are_a_dict_of_limited_size(seed: int) -> No
     start, end = sorted(rng.randrange(45) for _ in range(2))
     mask, prefix = rng.choice([(0, 0), (1, 1), (3, 2)])
     model: dict[int, int] = {}
+    replaced: set[int] = set()
     stop, last = len(numbers), -1
     for i, number in enumerate(numbers):
         if sizes[i] < 0 or not start <= i < end or number & mask != prefix:
@@ -88,12 +95,16 @@ def test_put_offsets_and_get_offsets_are_a_dict_of_limited_size(seed: int) -> No
         if len(model) >= capacity:
             stop = i
             break
+        if number in model:
+            replaced.add(model[number])
         model[number], last = i, i
+    bits, bits_start = np.zeros(3, dtype=np.uint8), rng.choice([0, 5, 20])
     found = np.zeros((slots, 3), dtype=np.uint64)
     result = kernels.put_offsets(
         found, hashes_of(numbers), integers(sizes), np.arange(len(numbers)), 0, start, end,
-        capacity, 0, np.uint64(mask), np.uint64(prefix),
+        capacity, 0, np.uint64(mask), np.uint64(prefix), bits, bits_start,
     )  # fmt: skip
+    assert set_bits(bits, bits_start) == {r for r in replaced if 0 <= r - bits_start < 24}
     assert result == (stop, len(model), last)
     out = np.empty(20, dtype=np.int64)
     kernels.get_offsets(found, hashes_of(list(range(1, 21))), out)
@@ -134,33 +145,30 @@ def test_keep_records_keeps_what_kafka_keeps(seed: int) -> None:
     assert (count, *(array.tolist() for array in out)) == (keyless, keep, kept, tombstones)
 
 
-# --- select_latest -------------------------------------------------------------------------------
+# --- bits ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_select_latest_marks_the_record_the_table_names(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_test_bits_and_find_covered_look_at_the_bits_of_offsets(seed: int) -> None:
     rng = random.Random(seed)
-    n = 50
-    numbers = [rng.randrange(1, 12) for _ in range(n)]
-    keys = [rng.choice([-1, 0, 3]) for _ in range(n)]
-    values = [rng.choice([-1, 0, 5]) for _ in range(n)]
-    known = {number: i for i, number in enumerate(numbers) if rng.random() < 0.8}
-    start, end = sorted(rng.randrange(n + 1) for _ in range(2))
-    mask, prefix = rng.choice([(0, 0), (1, 1), (3, 2)])
-    expected = [
-        keys[i] >= 0
-        and values[i] >= 0
-        and start <= i < end
-        and numbers[i] & mask == prefix
-        and known.get(numbers[i]) == i
-        for i in range(n)
-    ]
-    keep = np.empty(n, dtype=np.bool_)
-    kernels.select_latest(
-        table(known), hashes_of(numbers), integers(keys), integers(values), np.arange(n),
-        start, end, np.uint64(mask), np.uint64(prefix), keep,
+    start, count = rng.randrange(100), 8 * rng.randrange(1, 12)
+    known = {start + place for place in range(count) if rng.random() < 0.8}
+    bits = np.packbits([start + place in known for place in range(count)], bitorder="little")
+    offsets = list(range(max(0, start - 9), start + count + 20))
+    flags = np.ones(len(offsets), dtype=np.bool_)
+    kernels.test_bits(bits, start, integers(offsets), flags)
+    assert flags.tolist() == [offset in known for offset in offsets]
+    ranges = [(first, min(first + rng.randrange(20), offsets[-1])) for first in offsets[:-20]]
+    counts = [sum(o in known for o in range(a, b + 1)) - rng.choice([0, 0, 1]) for a, b in ranges]
+    flags = np.ones(len(ranges), dtype=np.bool_)
+    kernels.find_covered(
+        bits, start, integers([a for a, _ in ranges]), integers([b for _, b in ranges]),
+        integers(counts), flags,
     )  # fmt: skip
-    assert keep.tolist() == expected
+    assert flags.tolist() == [
+        start <= a and b < start + count and sum(o in known for o in range(a, b + 1)) == n
+        for (a, b), n in zip(ranges, counts, strict=True)
+    ]
 
 
 # --- choose_index_entries ------------------------------------------------------------------------
@@ -264,16 +272,21 @@ def test_put_rows_keeps_the_highest_offset_of_each_key_in_limited_room(seed: int
     capacity = rng.randrange(10, 70)
     slots = np.zeros((80, 3), dtype=np.uint64)
     first, size = rng.randrange(3), 0
-    place, size = kernels.put_rows(slots, rows_of(pairs), first, size, capacity)
+    bits, bits_start = np.zeros(200, dtype=np.uint8), rng.choice([0, 7])
+    place, size = kernels.put_rows(slots, rows_of(pairs), first, size, capacity, bits, bits_start)
     model: dict[int, int] = {}
+    losers: set[int] = set()
     for index, (number, offset) in enumerate(pairs[first:], first):
         if number not in model and len(model) == capacity:
             assert place == index
             break
+        if number in model:
+            losers.add(min(offset, model[number]))
         model[number] = max(offset, model.get(number, -1))
     else:
         assert place == 200
     assert size == len(model)
+    assert set_bits(bits, bits_start) == {n for n in losers if 0 <= n - bits_start < 1600}
     found = {(row[0], row[1]): row[2] - 1 for row in slots.tolist() if row[2]}
     numbers = sorted(model)
     assert found == dict(zip(turned(hashes_of(numbers)), [model[n] for n in numbers], strict=True))
@@ -281,7 +294,7 @@ def test_put_rows_keeps_the_highest_offset_of_each_key_in_limited_room(seed: int
 
 def test_put_rows_ends_at_a_table_without_a_free_slot() -> None:
     slots = np.zeros((2, 3), dtype=np.uint64)
-    assert kernels.put_rows(slots, rows_of([(1, 1), (2, 2), (3, 3)]), 0, 0, 9) == (2, 2)
+    assert kernels.put_rows(slots, rows_of([(1, 1), (2, 2), (3, 3)]), 0, 0, 9, *NO_BITS) == (2, 2)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -289,7 +302,7 @@ def test_probe_rows_and_drain_offsets_read_what_put_rows_wrote(seed: int) -> Non
     rng = random.Random(seed)
     pairs = random_pairs(rng, 100, 50)
     slots = np.zeros((64, 3), dtype=np.uint64)
-    kernels.put_rows(slots, rows_of(pairs), 0, 0, 60)
+    kernels.put_rows(slots, rows_of(pairs), 0, 0, 60, *NO_BITS)
     newest: dict[int, int] = {}
     for number, offset in pairs:
         newest[number] = max(offset, newest.get(number, -1))

@@ -72,6 +72,25 @@ def test_every_key_is_found_at_its_positions(tmp_path: Path, count: int, run_ent
     index.close()
 
 
+@pytest.mark.parametrize("blocks", [1, 3, 256])
+@pytest.mark.parametrize("count", [0, 1, 511, 512, 3_000])
+def test_the_positions_of_many_keys_are_those_of_each(
+    tmp_path: Path, count: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafkalog.cleaner.key_index._BLOCKS_AT_ONCE", blocks)
+    hashes = keys_of(count)[1] if count < 3_000 else np.repeat(keys_of(3)[1], 1_000)
+    positions = np.arange(count, dtype=np.int64) * 7
+    index = written(tmp_path, hashes, positions, run_entries=1 << 20)
+    others = np.array([_key_hash(b"of nobody", SECRET), 0, (1 << 64) - (1 << 31)], dtype=np.uint64)
+    for step in (1, 2, 700):
+        asked = np.unique(np.concatenate((hashes[::step], others)))
+        expected = positions[np.isin(hashes, asked)].tolist()
+        found = index.positions_of(asked)
+        assert found is not None
+        assert found.tolist() == expected
+    index.close()
+
+
 def test_hashes_that_crowd_are_all_found(tmp_path: Path) -> None:
     """Thousands of entries of one hash fill several blocks; nothing of them is lost."""
     wanted = _key_hash(b"wanted", SECRET)

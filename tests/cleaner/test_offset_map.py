@@ -147,3 +147,21 @@ def test_every_key_is_in_exactly_one_part_of_a_split() -> None:
     assert sum(map(len, found)) == 500
     assert min(map(len, found)) > 60
     assert Part(2, 3).mask == 3
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1 << 16])
+def test_the_offsets_of_a_map_are_those_of_its_newest_records_in_order(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafkalog.cleaner.offset_map._TAKEN_AT_ONCE", at_once)
+    rng = random.Random(at_once)
+    names = [b"key-%d" % rng.randrange(40) for _ in range(200)]
+    offset_map = OffsetMap(60)
+    put(offset_map, keys(*names))
+    newest = {name: offset for offset, name in enumerate(names)}
+    assert offset_map.take_offsets().tolist() == sorted(newest.values())
+    assert offset_map.size == 0
+    offset_map.clear()
+    put(offset_map, keys(b"one"))
+    assert offset_map.take_offsets().tolist() == [0]
+    assert OffsetMap(5).take_offsets().tolist() == []

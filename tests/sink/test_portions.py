@@ -11,7 +11,7 @@ from kafkalog.sink.upsert.portions import in_portions
 from tests.sink.test_spark_writes import changes, feed, finish
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-PARTS = 12
+PARTS = 20
 ROW_SIZE = 4 << 20
 
 

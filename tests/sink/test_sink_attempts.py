@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.errors import CommitConflictError, StorageError
+from kafkalog.sink import plan
 from kafkalog.storage_engine import files, staging
 from kafkalog.storage_engine.commit import STAGED_RETENTION_MS
 from kafkalog.storage_engine.engine import Engine
@@ -58,7 +60,10 @@ def test_an_attempt_may_lose_its_file_to_the_commit_of_another(
 
     def slow() -> Iterator[pa.RecordBatch]:
         yield from batches(rows("a1"), write.names, 1)
-        assert len(staged_names(write.root)) == 1
+        deadline = time.monotonic() + 30
+        while not staged_names(write.root):  # they are encoded while Spark brings more
+            assert time.monotonic() < deadline, "nothing was staged"
+            time.sleep(0.01)
         write.commit([write.attempt(rows("a1", "b1"))])
         assert staged_names(write.root) == []
         counted.append(values(write.root))
@@ -175,11 +180,19 @@ def test_the_plan_of_a_micro_batch_is_durable_before_its_rows(
 
     monkeypatch.setattr(files, "sync_file", partial(note, sync_file))
     monkeypatch.setattr(os, "fsync", partial(note, fsync))
-    write.commit([write.attempt(rows("a1"), batch_id=1)], 1)
+    message = write.attempt(rows("a1"), batch_id=1)
+    assert "checkpoint/offsets/1" in synced  # a head start, of which the commit knows nothing
+    synced.clear()
+    plan._synced.clear()  # the commit is another process
+    monkeypatch.setattr(plan, "_SETTLED_NS", -1)
+    write.commit([message], 1)
     rows_are_in = synced.index("log/t-0/00000000000000000000.log")
     for name in ("metadata", "offsets/1", "offsets/.1.crc", "sources/0/1", "offsets", "sources/0"):
         assert f"checkpoint/{name}" in synced[:rows_are_in], synced
     assert "checkpoint/offsets/0" not in synced
+    synced.clear()
+    write.commit([write.attempt(rows("a2"), batch_id=2)], 2)
+    assert "checkpoint/metadata" not in synced  # once per process
 
 
 def test_an_abort_of_batch_1_leaves_batch_10_alone(write: SparkWrite) -> None:

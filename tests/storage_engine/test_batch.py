@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine import batch as b
+from kafkalog.storage_engine import layout
 from tests.storage_engine import naive
 
 RECORDS = [naive.Record(40, 5000, b"k", b"v"), naive.Record(42, 5003, None, b"")]
@@ -66,7 +67,7 @@ def test_a_sealed_batch_is_what_the_twin_writes() -> None:
 
 def test_a_stamp_changes_offset_and_epoch_and_no_checksum() -> None:
     target = bytearray(b"..." + BATCH)
-    b.stamp(target, 3, 1 << 40, 8)
+    layout.STAMP.pack_into(target, 3, 1 << 40, len(BATCH) - layout.LOG_OVERHEAD, 8)
     assert bytes(target[3:]) == naive.batch(
         [naive.Record(r.offset - 40 + (1 << 40), r.timestamp, r.key, r.value) for r in RECORDS],
         base_offset=1 << 40,
@@ -74,6 +75,28 @@ def test_a_stamp_changes_offset_and_epoch_and_no_checksum() -> None:
         leader_epoch=8,
     )
     assert b.check_batch(target, 3, path="x", file_position=0).base_offset == 1 << 40
+
+
+def test_new_batches_are_sealed_as_each_alone() -> None:
+    sections = [naive.section(RECORDS, 40, 5000), naive.section(RECORDS[:1], 40, 5000)]
+    target = bytearray(b"before" + b"".join(bytes(61) + section for section in sections))
+    sizes = [61 + len(section) for section in sections]
+    one_by_one = bytearray(target)
+    batches = [(6, sizes[0], 40, 10, 5000, 5003, 8), (6 + sizes[0], sizes[1], 7, 1, 5000, 5000, 3)]
+    for position, size, base_offset, count, base_timestamp, max_timestamp, attributes in batches:
+        b.seal_batch(
+            one_by_one,
+            position,
+            size,
+            base_offset=base_offset,
+            last_offset_delta=count - 1,
+            records_count=count,
+            base_timestamp=base_timestamp,
+            max_timestamp=max_timestamp,
+            attributes=attributes,
+        )
+    b.seal_batches(memoryview(target), batches)
+    assert target == one_by_one
 
 
 def test_headers_are_iterated_up_to_the_first_incomplete_batch() -> None:

@@ -220,7 +220,7 @@ def test_keyless_rows_are_refused_if_the_topic_has_become_compacted_since(engine
 
 def test_batches_that_hold_other_rows_than_announced_are_refused(engine: Engine) -> None:
     staged = stage(engine, BATCH)
-    runs = tuple(dataclasses.replace(run, rows=run.rows + 1) for run in staged.runs)
+    runs = tuple(run._replace(rows=run.rows + 1) for run in staged.runs)
     with pytest.raises(StorageError, match=r"a task announced \d+ rows, its batches hold \d+"):
         engine.commit([dataclasses.replace(staged, runs=runs)], now_ms=NOW_MS)
     assert read_all(engine) == []
@@ -425,9 +425,16 @@ EXPECTED = sorted((f"k{n}".encode(), (f"v{n}" * 3).encode()) for n in range(120)
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("large", [False, True], ids=["appended", "adopted"])
+@pytest.mark.parametrize("is_side_by_side", [False, True])
 def test_a_process_that_dies_at_any_act_of_a_commit_leaves_all_or_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool, after: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_side_by_side: bool,
+    large: bool,
+    after: bool,
 ) -> None:
+    if is_side_by_side:
+        monkeypatch.setattr(files, "_SIDE_BY_SIDE_MIN", 1)
     if large:
         monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 300)
         monkeypatch.setattr(staging, "_GATHER_SIZE", 1)

@@ -324,3 +324,27 @@ def test_few_syncs_are_done_in_their_order() -> None:
     done: list[int] = []
     files.all_at_once([functools.partial(done.append, number) for number in range(7)])
     assert done == [*range(7)]
+
+
+@pytest.mark.parametrize("threads", [0, 1, 5])
+def test_each_sync_is_done_once_where_threads_run_out(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """The second sync of a file whose first one failed would succeed."""
+    start, started, done = threading.Thread.start, list[object](), list[int]()
+
+    def scarce(thread: threading.Thread) -> None:
+        if len(started) == threads:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    def sync(number: int) -> None:
+        done.append(number)
+        if number == 3 and done.count(3) == 1:
+            raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with pytest.raises(OSError, match="no"):
+        files.all_at_once([functools.partial(sync, number) for number in range(20)])
+    assert sorted(done) == [*range(20)]

@@ -116,7 +116,8 @@ def test_batches_of_aiokafka_decode_equal(name: str, codec: int) -> None:
         for i, item in enumerate(given[start : start + 20]):
             assert builder.append(i, item.timestamp, item.key, item.value, item.headers)
         batch = bytearray(builder.build())
-        batch_module.stamp(batch, 0, start, 0)
+        layout.STAMP_OFFSET.pack_into(batch, 0, start)
+        layout.STAMP_EPOCH.pack_into(batch, layout.EPOCH_POSITION, 0)
         data += batch
     assert codecs_of(data) == {codec}
     assert decoded(data) == given

@@ -162,7 +162,7 @@ def append(engine: Engine, *timestamps: int, size: int = 10) -> None:
     with engine.transaction() as transaction:
         items = [batch(i, 1, timestamp=at, size=size) for i, at in enumerate(timestamps)]
         data = bytearray(b"".join(item.data() for item in items))
-        transaction.appender("t", 0, 1).append(data)
+        transaction.appender("t", 0, 1).append([(len(items), [data])])
         transaction.publish(1)
 
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.storage_engine import kernels as k
+from kafkalog.storage_engine.partitioner import kernels as partitioner
 from tests.storage_engine import naive, naive_messages
 
 I32 = st.integers(-(2**31), 2**31 - 1)
@@ -260,9 +261,90 @@ def test_indexed_records_are_those_written(records: list[naive.Record], append_t
     assert as_records(data, table) == records
 
 
+def decoded(
+    data: bytes, count: int, last_delta: int, append_time: int = NONE
+) -> tuple[tuple[int, ...], list[tuple[int, int, bytes | None, bytes | None]]]:
+    """Decode `data`: what the kernel returns, and (offset, microseconds, key, value) of each."""
+    rows = max(count, 0)
+    numbers = np.full((2, rows), -77, dtype=np.int64)
+    columns = [empty_column(rows, len(data)), empty_column(rows, len(data))]
+    place = sections((0, len(data), count, 1000, last_delta, 1_700_000_000_000, append_time))
+    work = np.zeros((k.RECORD_FIELDS, 1), dtype=np.int64)
+    result = k.decode_records(array(data), place, work, numbers, *columns[0], *columns[1])
+    if result[0] != k.OK:
+        return tuple(map(int, result)), []
+    keys, values = (values_of(rows, *column) for column in columns)
+    assert result[3:] == (keys.count(None), values.count(None))
+    return tuple(map(int, result)), list(zip(*numbers.tolist(), keys, values, strict=True))
+
+
+def empty_column(rows: int, size: int) -> Any:
+    validity = np.zeros((rows + 7) // 8, dtype=np.uint8)
+    return np.full(rows + 1, -77, dtype=np.int32), validity, np.zeros(size, dtype=np.uint8)
+
+
+def values_of(rows: int, offsets: Any, validity: Any, data: Any) -> list[bytes | None]:
+    bits = np.unpackbits(validity, bitorder="little")
+    return [data[offsets[i] : offsets[i + 1]].tobytes() if bits[i] else None for i in range(rows)]
+
+
+MICROSECONDS_MAX = (2**63 - 1) // 1000
+
+
+def columns_as_written(
+    records: list[naive.Record],
+) -> list[tuple[int, int, bytes | None, bytes | None]]:
+    return [
+        (
+            r.offset,
+            min(max(r.timestamp, -MICROSECONDS_MAX), MICROSECONDS_MAX) * 1000,
+            r.key,
+            r.value,
+        )
+        for r in records
+    ]
+
+
+@few
+@given(some_records(), st.sampled_from([NONE, 4321, 2**62]))
+def test_decoded_columns_are_those_written(records: list[naive.Record], append_time: int) -> None:
+    data = naive.section(records, 1000, 1_700_000_000_000)
+    result, rows = decoded(data, len(records), 300, append_time)
+    assert result[:2] == (k.OK, len(records))
+    if append_time != NONE:
+        records = [naive.Record(r.offset, append_time, r.key, r.value, r.headers) for r in records]
+    assert rows == columns_as_written(records)
+
+
+def test_columns_without_room_are_a_status() -> None:
+    data = naive.record(0, 0, b"key", None, [])
+    place = sections((0, len(data), 1, 0, 0, 0, NONE))
+    work, numbers = np.zeros((k.RECORD_FIELDS, 1), np.int64), np.zeros((2, 1), np.int64)
+    none, full = empty_column(-1, 0), empty_column(1, len(data))
+    assert k.column_room(*full, 1) == len(data)
+    assert k.column_room(*none, 1) == 2**31 - 1
+    wanted = {
+        k.OK: (full, none),
+        k.BAD_RANGE: (empty_column(1, len(data) - 1), none),
+    }
+    for status, (keys, values) in wanted.items():
+        for pair in ((keys, values), (values, keys)):
+            found = k.decode_records(array(data), place, work, numbers, *pair[0], *pair[1])
+            assert found[0] == status
+    narrow = (np.zeros(1, np.int32), full[1], full[2]), (full[0], full[1][:0], full[2])
+    for column in narrow:
+        found = k.decode_records(array(data), place, work, numbers, *column, *none)
+        assert found[0] == k.BAD_RANGE
+    column = empty_column(1, len(data))
+    assert k.append_value(array(data), work, 4, 0, *column, 0) == 3
+    assert values_of(1, np.array([0, 3]), *column[1:]) == [b"key"]
+
+
 def agrees_with_naive(data: bytes, count: int, last_delta: int) -> bool:
-    """Index `data` both ways, compare, and say whether it was taken for records."""
+    """Index and decode `data`, compare with the twin, and say whether it was taken for records."""
     status, _, table = indexed(data, count, last_delta)
+    result, rows = decoded(data, count, last_delta)
+    assert result[0] == status
     try:
         expected = naive.read_section(
             data,
@@ -276,6 +358,7 @@ def agrees_with_naive(data: bytes, count: int, last_delta: int) -> bool:
         return False
     assert status == k.OK
     assert as_records(data, table) == expected
+    assert rows == columns_as_written(expected)
     return True
 
 
@@ -566,7 +649,7 @@ def test_murmur2_is_kafkas(key: bytes, value: int) -> None:
     assert naive.murmur2(key) == value
     partitions = np.zeros(1, dtype=np.int32)
     place = np.array([0]), np.array([len(key)])
-    assert k.murmur2_partitions(array(key), *place, 2**31 - 1, partitions) == k.OK
+    assert partitioner.murmur2_partitions(array(key), *place, 2**31 - 1, partitions)
     assert partitions[0] == (value & 0x7FFF_FFFF) % (2**31 - 1)
 
 
@@ -575,15 +658,15 @@ def test_murmur2_is_kafkas(key: bytes, value: int) -> None:
 def test_keys_go_where_the_twin_sends_them(keys: list[bytes | None], count: int) -> None:
     data, places = column_of(keys)
     partitions = np.full(len(keys), -77, dtype=np.int32)
-    assert k.murmur2_partitions(array(data), places[0], places[1], count, partitions) == k.OK
+    assert partitioner.murmur2_partitions(array(data), places[0], places[1], count, partitions)
     assert partitions.tolist() == [
         -1 if key is None else naive.partition(key, count) for key in keys
     ]
 
 
-def test_a_key_outside_its_data_is_a_status() -> None:
-    place = np.array([4]), np.array([5])
-    assert k.murmur2_partitions(array(b"12345678"), *place, 3, np.zeros(1, np.int32)) == k.BAD_RANGE
+def test_a_key_outside_its_data_goes_nowhere() -> None:
+    place, none = (np.array([4]), np.array([5])), np.zeros(1, np.int32)
+    assert not partitioner.murmur2_partitions(array(b"12345678"), *place, 3, none)
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -610,7 +693,7 @@ def written(records: list[naive.Record], rows: list[int], batch_size: int) -> tu
     status, count, _ = k.plan_batches(
         *(keys[1], len(keys[0]), values[1], len(values[0]), lists),
         *(names[1], len(names[0]), contents[1], len(contents[0])),
-        *(times, order, batch_size, 2**31 - 1, sizes, plan),
+        *(times, order, np.zeros(1, np.int64), batch_size, 2**31 - 1, sizes, plan),
     )
     assert status == k.OK
     batches = plan[:, :count].copy()
@@ -666,7 +749,7 @@ def test_columns_that_lie_are_a_status(what: str) -> None:
     status, size, row = k.plan_batches(
         *(keys[1], len(keys[0]), values[1], len(values[0]), lists),
         *(names[1], len(names[0]), contents[1], len(contents[0])),
-        *(times, rows, 1000, 61 if what == "size" else 1000),
+        *(times, rows, np.zeros(1, np.int64), 1000, 61 if what == "size" else 1000),
         *(np.zeros(1, np.int64), np.zeros((k.PLAN_FIELDS, 1), np.int64)),
     )
     expected = {"size": k.TOO_LARGE, "name": k.BAD_HEADER_KEY, "null name": k.BAD_HEADER_KEY}

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine.batch import iterate_headers
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.log_view import LogView, open_view
 from kafkalog.storage_engine.segments import (
@@ -134,7 +135,8 @@ def append(engine: Engine, *batches: Batch, publish: bool = True) -> None:
     """Append batches, offsets from 0; what is not published is as a dead process leaves it."""
     with engine.transaction() as transaction:
         data = b"".join(item.data() for item in batches)
-        transaction.appender("t", 0, 1).append(bytearray(data))
+        *_, (_, last) = iterate_headers(data)
+        transaction.appender("t", 0, 1).append([(last.next_offset, [data])])
         if publish:
             transaction.publish(1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -98,7 +98,8 @@ def encode(
         data = rebuild_batch(records, table, first, rows, level=level)
     else:
         header = _merged_header(table, batches)
-        alike = replace(records, batch_index=np.broadcast_to(np.int32(0), len(records)))
+        no_index = np.zeros(len(records), dtype=np.int32)
+        alike = RecordTable(records.arena, no_index, records.fields, 1)
         data = rebuild_batch(alike, header, 0, rows, level=level)
     if len(data) > config.max_message_bytes and len(batches) > 1:
         middle = len(batches) // 2

@@ -40,10 +40,7 @@ Twice as many saved 0.4 % more bytes, half as many took 2.5 % more (measured, lz
 
 def load_kernels() -> Any:
     """Return this package's `kernels` module, imported at the first call."""
-    kernel_cache.prepare()
-    from kafkalog.cleaner.merge import kernels
-
-    return kernels
+    return kernel_cache.load("kafkalog.cleaner.merge.kernels")
 
 
 def merge_size(config: TopicConfig) -> int:

@@ -7,7 +7,8 @@ clean record of which a dirty one is newer is *superseded*. Both are lists of of
 the second pass walks along.
 
 Of a dirty section the newest offsets are listed and not the others: they are never more than the
-keys, however often a key was written.
+keys, however often a key was written. Where the section is short enough for a bit per offset
+(`superseded`) it is marked there instead, and no offset of it is written.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from kafkalog.cleaner.spill.key_runs import BUCKETS, KeyRuns
 from kafkalog.cleaner.spill.offset_list import OffsetList
 
 if TYPE_CHECKING:
+    from kafkalog.cleaner.superseded import SupersededOffsets
     from kafkalog.storage_engine.log_view import Chunk
     from kafkalog.storage_engine.records import RecordTable
+    from kafkalog.storage_engine.tables import BatchTable
 
 __all__ = ["Spill", "Spilled"]
 
@@ -46,6 +49,7 @@ class Spilled:
         kept: OffsetList,
         superseded: OffsetList,
         uncounted: OffsetList,
+        superseded_offsets: SupersededOffsets | None,
         forget: Callable[[], None],
     ) -> None:
         self.latest_offset = latest_offset
@@ -54,6 +58,8 @@ class Spilled:
         self._kept = kept
         self._superseded = superseded
         self._uncounted = uncounted
+        self._superseded_offsets = superseded_offsets
+        """What is known of the dirty section, instead of `kept` and `uncounted`."""
         self._forget = forget
 
     def superseded(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
@@ -66,12 +72,21 @@ class Spilled:
         is_dirty = offsets >= self._first_dirty_offset
         is_known = (records.key_sizes >= 0) & (offsets <= self.latest_offset)
         flags: npt.NDArray[np.bool_] = np.zeros(len(offsets), dtype=np.bool_)
-        dirty = np.flatnonzero(is_dirty & is_known)
-        flags[dirty] = ~self._kept.contains(offsets[dirty])
-        flags &= ~self._uncounted.contains(run.table.last_offsets)[records.batch_index]
+        if self._superseded_offsets is not None:
+            flags = self._superseded_offsets.contains(offsets)
+        else:
+            dirty = np.flatnonzero(is_dirty & is_known)
+            flags[dirty] = ~self._kept.contains(offsets[dirty])
+            flags &= ~self._uncounted.contains(run.table.last_offsets)[records.batch_index]
         clean = np.flatnonzero(~is_dirty & is_known)
         flags[clean] = self._superseded.contains(offsets[clean])
         return flags
+
+    def superseded_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
+        """Say of which batches (b) every record is superseded, as far as no key must be read."""
+        if self._superseded_offsets is None:
+            return np.zeros(len(table), dtype=np.bool_)
+        return self._superseded_offsets.hold_all_of(table)
 
     def close(self) -> None:
         """Remove the temporary files."""
@@ -167,6 +182,7 @@ class Spill:
             kept=self._kept,
             superseded=self._superseded,
             uncounted=self._uncounted,
+            superseded_offsets=self._map.superseded_offsets,
             forget=forget,
         )
 
@@ -199,11 +215,13 @@ class Spill:
         slots.fill(0)
         size = 0
         for rows in dirty.pieces(*buckets):
-            _, size = kernels.put_rows(slots, rows, 0, size, len(slots))
+            _, size = kernels.put_rows(slots, rows, 0, size, len(slots), *self._map.noted)
         for rows in clean.pieces(*buckets):
             found = np.empty(len(rows), dtype=np.int64)
             count = kernels.probe_rows(slots, rows, found)
             self._superseded.append(found[:count])
+        if self._map.superseded_offsets is not None:
+            return
         drained = np.empty(_DRAINED, dtype=np.int64)
         slot = 0
         while slot < len(slots):
@@ -215,17 +233,17 @@ class Spill:
     ) -> None:
         """Split one bucket by the next bits of the hash: the same once more, from the files."""
         kernels = load_kernels()
-        slots, capacity = self._map.slots, self._map.capacity
+        slots, capacity, noted = self._map.slots, self._map.capacity, self._map.noted
         below = self._runs(f"dirty-{level}"), self._runs(f"clean-{level}")
         slots.fill(0)
         size = 0
         for rows in dirty.pieces(*buckets):
             self._check_abort()
-            place, size = kernels.put_rows(slots, rows, 0, size, capacity)
+            place, size = kernels.put_rows(slots, rows, 0, size, capacity, *noted)
             while place < len(rows):
                 below[0].add(slots[: kernels.compact_slots(slots)])
                 slots.fill(0)
-                place, size = kernels.put_rows(slots, rows, place, 0, capacity)
+                place, size = kernels.put_rows(slots, rows, place, 0, capacity, *noted)
         below[0].add(slots[: kernels.compact_slots(slots)])
         for rows in clean.pieces(*buckets):
             turned = rows.copy()

@@ -4,7 +4,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PEERS := .peers/.ready
-QUICK ?=
 KILLS ?= 20
 UPSERT_KILLS ?= 40
 WORKER_KILLS ?= 100
@@ -62,14 +61,11 @@ lint: $(READY) ## ruff's format and rules, mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(READY) ## every benchmark; prints JSON lines: claim, ours, peer, ratio, unit
-	@for program in bench/[a-z]*.py; do \
-	    name=$$(basename $$program .py); \
-	    $(BIN)/python -m bench.$$name --json $(QUICK) || exit 1; \
-	done
+bench: $(READY) $(PEERS) ## every benchmark beside its peer, hours; writes docs/benchmarks.md (ARGS: names, --path DIR)
+	$(BIN)/python -m bench --write $(ARGS)
 
-bench-quick: ## the same on small inputs, in seconds
-	@$(MAKE) --no-print-directory bench QUICK=--quick
+bench-quick: $(READY) $(PEERS) ## the same programs on small inputs, in minutes: they work, and measure nothing
+	$(BIN)/python -m bench --quick $(ARGS)
 
 clean: ## remove .venv, .peers and every cache
 	rm -rf .venv .peers .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build spark-warehouse

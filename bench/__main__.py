@@ -4,22 +4,34 @@
 
 Without a name, all of them. With --write the figures are kept in docs/benchmarks.json, in place of
 those that the programs gave before, and the page and its charts are made from that file; so a part
-can be measured again alone. With --quick inputs are small and what is printed is no measurement: it
-shows that the programs work. A program that ends with an error ends the run, after the others.
+can be measured again alone. What is written is complete: a program that lacks its peer is broken
+then. With --quick inputs are small, two programs run at a time, none for more than ten minutes, and
+what is printed is no measurement: it shows that they work. One that ends with an error ends the
+run, after the others. SIGTERM and Ctrl-C end the programs too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from bench.page import PROGRAMS, Result, Results, machine
+from bench.page import PROGRAMS, Result, Results, has_path, machine
+
+QUICK_LIMIT_S: Final = 600
+LAST_WORDS_S: Final = 30
+"""What a program has to end its brokers and remove its files."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,40 +48,108 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"no program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
     if options.quick and options.write:
         parser.error("--quick measures nothing that could be written down")
-    broken = []
-    for name in names:
-        more = ["--quick"] if options.quick else []
-        more += ["--path", str(options.path)] if options.path else []
-        result = run(name, more)
-        if result is None:
-            broken.append(name)
-        elif options.write:
-            results = Results.load()
-            results.add(result)
-            results.save()
+    started, broken = time.monotonic(), list[str]()
+    runner = Runner(options.path, is_quick=options.quick, needs_peers=options.write)
+    at_once = ThreadPoolExecutor(2 if options.quick else 1)
+    try:
+        for name, result in zip(names, at_once.map(runner.run, names), strict=True):
+            if result is None:
+                broken.append(name)
+            elif options.write:
+                results = Results.load()
+                results.add(result)
+                results.save()
+    finally:
+        at_once.shutdown(wait=False, cancel_futures=True)
+        runner.end()
     if options.write:
         Results.load().render()
+    seconds = round(time.monotonic() - started)
+    print(f"=== {len(names)} programs: {seconds} s", file=sys.stderr, flush=True)
     if broken:
         raise SystemExit(f"broken: {', '.join(broken)}")
 
 
-def run(name: str, more: Sequence[str]) -> Result | None:
-    """Run a program, pass its lines on, and return what it found; None if it broke."""
-    arguments = ["-m", f"bench.{name}", *more]
-    print(f"=== python {' '.join(arguments)}", file=sys.stderr, flush=True)
-    started, claims = time.monotonic(), list[dict[str, Any]]()
-    command = [sys.executable, *arguments, "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                claims.append(json.loads(line))
-                print(line, end="", flush=True)
-    seconds = round(time.monotonic() - started)
-    print(f"=== {name}: {seconds} s", file=sys.stderr, flush=True)
-    if process.returncode or not claims:
-        return None
-    return Result(name, "python " + " ".join(arguments[:2]), seconds, machine(), claims)
+class Runner:
+    """Runs programs, and ends those that run too long or are not wanted any more."""
+
+    def __init__(self, path: Path | None, *, is_quick: bool, needs_peers: bool) -> None:
+        self._path = path
+        self._is_quick = is_quick
+        self._needs_peers = needs_peers
+        self._running = set[subprocess.Popen[str]]()
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def run(self, name: str) -> Result | None:
+        """Run a program, pass its lines on, and return what it found; None if it broke.
+
+        The result, which is for the page, says where it was found if it is to be kept.
+        """
+        arguments = ["-m", f"bench.{name}", *(["--quick"] if self._is_quick else [])]
+        path = ["--path", str(self._path)] if self._path and has_path(name) else []
+        print(f"=== python {' '.join([*arguments, *path])}", file=sys.stderr, flush=True)
+        started, claims = time.monotonic(), list[dict[str, Any]]()
+        with self._start([sys.executable, *arguments, *path, "--json"]) as process:
+            limit = threading.Timer(QUICK_LIMIT_S, end, [process])
+            limit.daemon = True
+            if self._is_quick:
+                limit.start()
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    if line.startswith("{"):
+                        claims.append(json.loads(line))
+                        print(line, end="", flush=True)
+                    else:
+                        print(line, end="", file=sys.stderr, flush=True)
+                process.wait()
+            finally:
+                limit.cancel()
+                end(process)
+        self._running.discard(process)
+        seconds = round(time.monotonic() - started)
+        print(f"=== {name}: {seconds} s", file=sys.stderr, flush=True)
+        if process.returncode or not claims:
+            return None
+        place = self._path or Path(tempfile.gettempdir())
+        seen = machine(place) if self._needs_peers else {}
+        return Result(name, " ".join(["python", *arguments]), seconds, seen, claims)
+
+    def end(self) -> None:
+        """End all that run; no more is started."""
+        with self._lock:
+            self._is_over = True
+            running = [*self._running]
+        for process in running:
+            end(process)
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[str]:
+        environment = {**os.environ, **({"CI": "1"} if self._needs_peers else {})}
+        with self._lock:
+            if self._is_over:
+                raise SystemExit("not started: the run is over")
+            # In a session of its own, so that all it has started can be ended with it.
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+            self._running.add(process)
+        return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Let a program clean up if it still runs, then end what is left of it."""
+    if process.poll() is None:
+        print(f"=== ending process {process.pid}", file=sys.stderr, flush=True)
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_WORDS_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

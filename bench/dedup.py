@@ -4,11 +4,11 @@
 
 A log gets a clean section, then N distinct keys (20 million) in random order, a tenth twice. A
 process of its own, kernels warm, cleans it with a buffer of 16 MiB. Told are its peak of resident
-memory above the idle level, how often the log was rewritten (the peer is Kafka's way: once per
-filling of the map; --quick and --bounded run that too, for the time), and the disk. What is left is
-read back and compared with a reference that knows nothing of the cleaner: an array of the last
-offset of each key. A difference, or more memory than the buffer and 32 MiB, ends the program with
-an error.
+memory above the idle level (beside the limit, the buffer and 32 MiB), how often the log was
+rewritten, and the disk. The peer is Kafka's way, by our own cleaner: a rewrite for each filling of
+the map. How many these are is reckoned; --quick and --bounded run it once, on a copy, before ours,
+for the time. What is left is read back and compared with a reference that knows nothing of the
+cleaner, an array of the last offset of each key; a difference ends the program with an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import kafkalog
-from bench import Claim, report
+from bench import Claim, compare_figures, report
 from kafkalog import cleaner
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.manager import sweep
@@ -65,14 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(prog="python -m bench.dedup", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="a million keys, 1 MiB")
+    parser.add_argument("--quick", action="store_true", help="300,000 keys, 1 MiB")
     parser.add_argument("--keys", type=int, help="distinct dirty keys")
     parser.add_argument("--budget", type=int, help="bytes of the cleaner's buffer")
     parser.add_argument("--path", type=Path, help="a directory on the disk to use")
     parser.add_argument("--bounded", action="store_true", help="clean a copy in rounds, as Kafka")
     parser.add_argument("--clean", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    keys = options.keys or (1_000_000 if options.quick else 20_000_000)
+    keys = options.keys or (300_000 if options.quick else 20_000_000)
     budget = options.budget or (MIB if options.quick else 16 * MIB)
     if options.clean is not None:
         print(json.dumps(asdict(clean(options.clean, budget, spill=not options.bounded))))
@@ -216,33 +216,50 @@ def show(
     *,
     as_json: bool,
 ) -> None:
-    """Print what was measured; end the program where a limit was passed."""
+    """Print what was measured."""
     ours, peer = cleanings
     above = max(1, ours.peak_bytes - ours.idle_bytes)
     limit = budget + ALLOWANCE
+    kafka = "Kafka's way, a rewrite a filling"
+    reckoned = kafka if peer is not None else f"{kafka}, reckoned"
     title = f"{keys:,} distinct dirty keys in {budget / MIB:.3g} MiB"
     fillings = -(-keys // int(budget // 24 * 0.9)) if peer is None else peer.rounds
+    text = f"{title}: rewrites of the log"
     claims = [
-        claim(f"{title}: peak memory above idle, beside the limit", above, limit, "MiB", MIB),
-        claim(f"{title}: rewrites of the log", ours.rounds, fillings, "rewrites"),
-        claim(f"{title}: disk after, beside before", disk[2], disk[0], "MiB", MIB),
-        claim(f"{title}: most disk while cleaning, beside before", disk[1], disk[0], "MiB", MIB),
+        claim(f"{title}: peak memory above idle", above, limit, "MiB", MIB, "the limit", "<= 1"),
+        claim(text, ours.rounds, fillings, "rewrites", 1, reckoned, "ours <= 1"),
+        claim(f"{title}: disk after", disk[2], disk[0], "MiB", MIB, "before"),
+        claim(f"{title}: most disk while cleaning", disk[1], disk[0], "MiB", MIB, "before"),
     ]
     if peer is not None:
-        claims.append(claim(f"{title}: time", ours.seconds, peer.seconds, "s"))
+        seconds = claim(f"{title}: time", ours.seconds, peer.seconds, "s", 1, kafka)
+        ours_mib, peer_mib = (round(side.peak_bytes / MIB, 1) for side in (ours, peer))
+        claims.append(replace(seconds, ours_mib=ours_mib, peer_mib=peer_mib))
     for each in claims:
         report(each, as_json=as_json)
     if not as_json:
         print(f"{ours.seconds:.1f} s, {ours.spilled_bytes / MIB:.0f} MiB of keys on disk")
-    if above > limit:
-        raise SystemExit(f"{above:,} bytes above idle, the limit is {limit:,}")
-    if ours.rounds != 1:
-        raise SystemExit(f"the log was rewritten {ours.rounds} times")
 
 
-def claim(text: str, ours: float, peer: float, unit: str, scale: int = 1) -> Claim:
+def claim(
+    text: str,
+    ours: float,
+    peer: float,
+    unit: str,
+    scale: int,
+    peer_name: str,
+    target: str = "",
+) -> Claim:
     """A claim of which less is better."""
-    return Claim(text, round(ours / scale, 1), round(peer / scale, 1), round(peer / ours, 2), unit)
+    return compare_figures(
+        text,
+        [ours / scale],
+        [peer / scale],
+        unit=unit,
+        peer_name=peer_name,
+        ratio_is="of that",
+        target=target,
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """What a Python data source costs in Spark when it does nothing: the floor beneath ours.
 
 The source has offsets and no rows, the sink counts the rows that it is given; both hand over Arrow
-batches, as ours do. Spark's workers import this module.
+batches, as ours do. The option `counted` names a directory for what the sink counted: a small file
+for each commit, which is not synced. Spark's workers import this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["FORMAT", "Floor"]
+__all__ = ["FORMAT", "Floor", "counted_rows"]
 
 FORMAT = "floor"
 
@@ -47,11 +49,16 @@ class Floor(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> _BatchWriter:
         """Return a sink that counts."""
-        return _BatchWriter()
+        return _BatchWriter(self.options.get("counted"))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> _StreamWriter:
         """Return a sink that counts."""
-        return _StreamWriter()
+        return _StreamWriter(self.options.get("counted"))
+
+
+def counted_rows(directory: Path) -> int:
+    """Return how many rows the sinks have counted into a directory."""
+    return sum(int(path.read_text()) for path in directory.iterdir())
 
 
 @dataclass
@@ -85,19 +92,30 @@ class _Reader(DataSourceStreamReader):
 
 
 class _BatchWriter(DataSourceArrowWriter):
+    def __init__(self, directory: str | None) -> None:
+        self._directory = directory
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Counted:
         return _Counted(sum(batch.num_rows for batch in iterator))
 
     def commit(self, messages: Sequence[Any]) -> None:
-        """Nothing to publish."""
+        _keep(self._directory, "batch", messages)
 
 
 class _StreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, directory: str | None) -> None:
+        self._directory = directory
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Counted:
         return _Counted(sum(batch.num_rows for batch in iterator))
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
-        """Nothing to publish."""
+        _keep(self._directory, str(batchId), messages)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         """Nothing to undo."""
+
+
+def _keep(directory: str | None, name: str, messages: Sequence[Any]) -> None:
+    if directory is not None:
+        Path(directory, name).write_text(str(sum(message.rows for message in messages)))

@@ -12,7 +12,8 @@ from typing import Final
 import psutil
 
 MIB: Final = 1 << 20
-_EVERY_S: Final = 0.05
+_EVERY_S: Final = 0.25
+"""A look costs some 10 ms of a processor."""
 
 
 class Peak:

@@ -1,19 +1,20 @@
-"""What a cleaned log takes, and how fast it is read, with merged batches and without.
+"""What a cleaned log takes, and how fast it is read, beside what Kafka's own cleaner leaves.
 
-    python -m bench.merge [--json] [--quick]
+    python -m bench.merge [--json] [--quick] [--path DIR]
 
-Keys are overwritten 20 times, with JSON values, in batches of 16 KiB before compression (lz4),
-once with all keys alike and once as in a power law with exponent 1.2. Then the log is cleaned twice
-from the same bytes: as we do it, and with `kafkalog.cleaner.merge.batches=false`, which leaves
-every batch in its place, as Kafka does. 1,000,000 keys; 50,000 with --quick.
+Keys are overwritten 20 times, with JSON values, in batches of 16 KiB before compression (lz4), once
+with all keys alike and once as in a power law with exponent 1.2. Then the log is cleaned twice from
+the same bytes: by us, who merge what is left of batches, and by a broker, which leaves every batch
+in its place (`kafka_cleaner` says how it is set up). Both results are read by the same code, ours,
+in this process and in turn, when the broker is stopped; they must be the same, record by record.
+1,000,000 keys; 50,000 with --quick. Bytes and batches are counted once: they do not change.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bench import Claim, compare, report
+import kafkalog
+from bench import Claim, compare, compare_figures, kafka_cleaner, leave_out, overwritten, report
+from bench.kafka_cleaner import KafkasCleaner
+from bench.overwritten import TOPIC
 from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner.manager import sweep
+from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.batch import iterate_headers
 from kafkalog.storage_engine.engine import Engine
 
@@ -34,7 +40,6 @@ STEP: Final = 100_000
 BATCH_SIZE: Final = 16 * 1024
 EXPONENT: Final = 1.2
 NOW_MS: Final = 1_700_000_000_000
-TOPIC: Final = "t"
 CONFIG: Final = {
     "cleanup.policy": "compact",
     "compression.type": "lz4",
@@ -44,10 +49,22 @@ MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Law:
+    """How keys are drawn, and what is promised then."""
+
+    name: str
+    draw: Callable[[int], npt.NDArray[np.int64]]
+    bytes_target: str
+    batches_target: str = ""
+    time_target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Cleaned:
-    """A log after its cleaning."""
+    """A log after its cleaning: its root and topic, and what is in its segments."""
 
     root: Path
+    topic: str
     size: int
     batches: int
     records: int
@@ -58,46 +75,74 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.merge", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
     parser.add_argument("--quick", action="store_true", help="fewer keys and rounds")
+    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
     options = parser.parse_args(arguments)
     key_count = 50_000 if options.quick else 1_000_000
     rounds = 3 if options.quick else 5
-    with tempfile.TemporaryDirectory(prefix="kafkalog-bench-") as directory:
-        for name, law in (("uniform", uniform), ("zipf(1.2)", zipf)):
-            source = Path(directory, "source")
-            build(source, law(key_count))
-            ours = cleaned(source, Path(directory, "merged"), is_merged=True)
-            peer = cleaned(source, Path(directory, "apart"), is_merged=False)
-            shutil.rmtree(source)
-            if read(ours) != read(peer):
-                raise SystemExit("merging has changed what is read")
-            claims = [
-                Claim(
-                    f"bytes after cleaning, {name} keys",
-                    round(ours.size / MIB, 2),
-                    round(peer.size / MIB, 2),
-                    round(peer.size / ours.size, 2),
-                    "MiB",
-                ),
-                Claim(
-                    f"batches after cleaning, {name} keys",
-                    ours.batches,
-                    peer.batches,
-                    round(peer.batches / ours.batches, 1),
-                    "batches",
-                ),
-                compare(
-                    f"reading a cleaned log, {name} keys",
-                    partial(read, ours),
-                    partial(read, peer),
-                    amount=ours.records / 1e6,
-                    unit="million records/s",
-                    rounds=rounds,
-                ),
-            ]
-            for claim in claims:
-                report(claim, as_json=options.json)
-            for log in (ours, peer):
-                shutil.rmtree(log.root)
+    reason = kafka_cleaner.fault()
+    if reason:
+        leave_out("Kafka's cleaner", reason)
+        return
+    laws = (
+        Law("uniform", uniform, "<= 0.85", "<= 0.2", ">= 1.5"),
+        Law("zipf(1.2)", zipf, "<= 0.6"),
+    )
+    with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:
+        scratch = Path(directory)
+        sources, ours = [], []
+        for law in laws:
+            root = scratch / law.name
+            end = build(root, law.draw(key_count))
+            sources.append((overwritten.partition_of(root), end, CONFIG))
+            ours.append(cleaned(overwritten.link(root, scratch / f"{law.name}-ours")))
+        with KafkasCleaner(scratch / "broker", sources, buffer_size=128 * MIB) as peer:
+            places = [peer.clean() for _ in laws]
+            peer.broker.stop()
+            found = [counted(peer.broker.log_dir, place.topic) for place in places]
+            for law, mine, theirs in zip(laws, ours, found, strict=True):
+                for claim in compared(law, mine, theirs, rounds):
+                    report(claim, as_json=options.json)
+
+
+def compared(law: Law, ours: Cleaned, theirs: Cleaned, rounds: int) -> Iterator[Claim]:
+    """Compare two cleaned logs, which hold the same records."""
+    keys = f"{law.name} keys"
+    name = kafka_cleaner.NAME
+    yield compare_figures(
+        f"bytes after cleaning, {keys}",
+        [ours.size / MIB],
+        [theirs.size / MIB],
+        unit="MiB",
+        peer_name=name,
+        ratio_is="of its bytes",
+        target=law.bytes_target,
+    )
+    yield compare_figures(
+        f"batches after cleaning, {keys}",
+        [ours.batches],
+        [theirs.batches],
+        unit="batches",
+        peer_name=name,
+        ratio_is="of its batches",
+        target=law.batches_target,
+    )
+    with (
+        kafkalog.open(ours.root, read_only=True) as mine,
+        kafkalog.open(theirs.root, read_only=True) as other,
+    ):
+        expected = overwritten.digest(mine.read(ours.topic, 0))
+        if overwritten.digest(other.read(theirs.topic, 0)) != expected:
+            raise SystemExit("Kafka's cleaner has left other records")
+        yield compare(
+            f"reading a cleaned log, {keys}",
+            partial(read, mine, ours.topic),
+            partial(read, other, theirs.topic),
+            amount=ours.records / 1e6,
+            unit="million records/s",
+            rounds=rounds,
+            peer_name=f"the log that {name} left, read by the same code",
+            target=law.time_target,
+        )
 
 
 def uniform(key_count: int) -> npt.NDArray[np.int64]:
@@ -114,8 +159,8 @@ def zipf(key_count: int) -> npt.NDArray[np.int64]:
     return names
 
 
-def build(root: Path, keys: npt.NDArray[np.int64]) -> None:
-    """Write the log."""
+def build(root: Path, keys: npt.NDArray[np.int64]) -> int:
+    """Write the log; returns its end."""
     dice = np.random.default_rng(2)
     with Engine(root) as engine:
         engine.create_topic(TOPIC, 1, CONFIG)
@@ -127,6 +172,7 @@ def build(root: Path, keys: npt.NDArray[np.int64]) -> None:
                 "value": values(names, start, dice),
             }
             engine.append(TOPIC, pa.table(columns), now_ms=NOW_MS + start, batch_size=BATCH_SIZE)
+        return overwritten.roll(engine)
 
 
 def values(names: pa.Array, start: int, dice: np.random.Generator) -> pa.Array:
@@ -143,33 +189,31 @@ def values(names: pa.Array, start: int, dice: np.random.Generator) -> pa.Array:
     return pc.binary_join_element_wise(*parts, "")
 
 
-def cleaned(source: Path, root: Path, *, is_merged: bool) -> Cleaned:
-    """Clean a copy of the log."""
-    shutil.copytree(source, root)
+def cleaned(root: Path) -> Cleaned:
+    """Clean a log."""
     with Engine(root) as engine:
-        config = CleanerConfig(merge_batches=is_merged)
-        (stats,) = clean(engine, TOPIC, force=True, now_ms=NOW_MS * 2, config=config)
+        (stats,) = clean(engine, TOPIC, force=True, now_ms=NOW_MS * 2, config=CleanerConfig())
+        sweep(engine, now_ms=NOW_MS * 3)
     if stats.error is not None:
         raise SystemExit(stats.error)
+    return counted(root, TOPIC)
+
+
+def counted(root: Path, topic: str) -> Cleaned:
+    """Count what is in the segments of a topic's first partition."""
     size = batches = records = 0
-    for path in sorted(root.rglob("*.log")):
+    for path in sorted((root / f"{topic}-0").glob("*.log")):
         data = path.read_bytes()
         counts = [header.records_count for _, header in iterate_headers(data)]
         size += len(data)
         batches += len(counts)
         records += sum(counts)
-    return Cleaned(root, size, batches, records)
+    return Cleaned(root, topic, size, batches, records)
 
 
-def read(log: Cleaned) -> tuple[int, int, int]:
-    """Read all records; returns how many, the sum of their offsets, the bytes of their values."""
-    count = offsets = size = 0
-    with Engine(log.root, read_only=True) as engine:
-        for batch in engine.read(TOPIC, 0):
-            count += batch.num_rows
-            offsets += pc.sum(batch["offset"]).as_py()
-            size += pc.sum(pc.binary_length(batch["value"])).as_py()
-    return count, offsets, size
+def read(log: KafkaLog, topic: str) -> int:
+    """Read all records; returns how many."""
+    return sum(batch.num_rows for batch in log.read(topic, 0))
 
 
 if __name__ == "__main__":

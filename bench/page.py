@@ -1,7 +1,8 @@
 """The page of the benchmarks: what the programs found, as a table and a chart each.
 
 The figures are kept in docs/benchmarks.json; docs/benchmarks.md and docs/benchmarks/*.png are made
-of them, and of remarks.toml, which says what a figure needs to be understood, a miss above all.
+of them, and of remarks.toml, which says what a figure needs to be understood, a miss above all. A
+remark there belongs to the claims in which its words occur, in what they claim or in their peer.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import ast
 import json
 import os
 import platform
+import sqlite3
 import subprocess
+import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +21,10 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
+
+from tests.peers.jars import PEERS
 
 PROGRAMS: Final = (
     "clean",
@@ -44,8 +51,14 @@ FIGURES: Final = _ROOT / "docs" / "benchmarks.json"
 PAGE: Final = _ROOT / "docs" / "benchmarks.md"
 CHARTS: Final = _ROOT / "docs" / "benchmarks"
 REMARKS: Final = _ROOT / "bench" / "remarks.toml"
-_PACKAGES: Final = ("pyspark", "pyarrow", "numba", "numpy", "aiokafka", "duckdb")
+_PACKAGES: Final = ("pyspark", "pyarrow", "numba", "numpy", "aiokafka")
+_JARS: Final = {"Kafka": "broker/kafka_*.jar", "Spark's connector": "spark/spark-sql-kafka-*.jar"}
+_PLACE: Final = ("processor", "memory", "disk", "system")
 _OURS, _PEER = "#2563ab", "#b8bec7"
+_TITLE_WIDTH: Final = 110
+_DASH: Final = "\N{EN DASH}"
+Remarks = Mapping[str, Mapping[str, str]]
+"""By program, then by words of a claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +73,19 @@ class Result:
 
 
 class Results:
-    """What all programs found."""
+    """What all programs found, and what is to be said of it."""
 
-    def __init__(self, results: Sequence[Result] = ()) -> None:
+    def __init__(self, results: Sequence[Result] = (), remarks: Remarks | None = None) -> None:
         self._by_program = {result.program: result for result in results}
+        self._remarks = remarks or {}
 
     @classmethod
     def load(cls) -> Results:
         """Read what was kept."""
+        remarks = tomllib.loads(REMARKS.read_text())
         if not FIGURES.exists():
-            return cls()
-        return cls([Result(**one) for one in json.loads(FIGURES.read_text())])
+            return cls((), remarks)
+        return cls([Result(**one) for one in json.loads(FIGURES.read_text())], remarks)
 
     def __iter__(self) -> Iterator[Result]:
         return (self._by_program[name] for name in PROGRAMS if name in self._by_program)
@@ -92,48 +107,70 @@ class Results:
 
     def page(self) -> str:
         """Return the page."""
-        remarks = tomllib.loads(REMARKS.read_text())
         parts = [_HEAD, _summary(self)]
         for result in self:
-            parts.append(_section(result, remarks.get(result.program, "")))
+            parts.append(_section(result, self._remarks.get(result.program, {})))
         return "\n".join(parts)
 
     def unexplained(self) -> list[str]:
-        """Return the claims that miss their target in a program of which no remark speaks."""
-        remarks = tomllib.loads(REMARKS.read_text())
+        """Return the claims that miss their target and of which no remark speaks."""
         return [
-            claim["claim"]
+            name(claim)
             for result in self
             for claim in result.claims
-            if claim["is_met"] is False and result.program not in remarks
+            if claim["is_met"] is False
+            and not any(
+                words in name(claim) and remark.strip()
+                for words, remark in self._remarks.get(result.program, {}).items()
+            )
+        ]
+
+    def stale(self) -> list[str]:
+        """Return the remarks, as "program: words", that speak of no claim."""
+        names = {result.program: [name(claim) for claim in result.claims] for result in self}
+        return [
+            f"{program}: {words}"
+            for program, remarks in self._remarks.items()
+            for words in remarks
+            if not any(words in each for each in names.get(program, []))
         ]
 
 
-def machine() -> dict[str, str]:
-    """Say where and with what a program ran."""
+def name(claim: Mapping[str, Any]) -> str:
+    """Return what a claim is known by: what it claims, and its peer."""
+    return f"{claim['claim']} {claim['peer_name']}"
+
+
+def machine(path: Path) -> dict[str, str]:
+    """Say where, with what and on which disk, that of `path`, a program ran."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    version = subprocess.run(
-        ["git", "rev-parse", "--short=10", "HEAD"],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": version.stdout.strip(),
+        "commit": _commit(),
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "memory": f"{memory:.0f} GiB",
+        "disk": f"{_file_system(path)} on the disk",
         "system": f"Linux {platform.release().split('-')[0]}, Python {platform.python_version()}",
-        **{name: metadata.version(name) for name in _PACKAGES},
+        **{package: metadata.version(package) for package in _PACKAGES},
+        "SQLite": sqlite3.sqlite_version,
+        **_java(),
     }
+
+
+def has_path(program: str) -> bool:
+    """Say whether a program measures a disk that can be chosen."""
+    return "[--path DIR]" in _text(program)
 
 
 def title(program: str) -> str:
     """Return the first line of what a program says of itself."""
+    return _text(program).partition("\n")[0].rstrip(".")
+
+
+def _text(program: str) -> str:
     text = ast.get_docstring(ast.parse((_ROOT / "bench" / f"{program}.py").read_text()))
     assert text is not None
-    return text.partition("\n")[0].rstrip(".")
+    return text
 
 
 def _processor() -> str:
@@ -143,15 +180,54 @@ def _processor() -> str:
     return platform.machine()
 
 
+def _commit() -> str:
+    """The commit, and whether programs or kafkalog were changed since."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "--no-optional-locks", *arguments]
+        return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+
+    commit = git("rev-parse", "--short=10", "HEAD").stdout.strip()
+    is_dirty = git("status", "--porcelain", "--", "*.py").stdout.strip()
+    return f"{commit or 'unknown'}{' (dirty)' if is_dirty else ''}"
+
+
+def _file_system(path: Path) -> str:
+    """The name of the file system that has a path."""
+    place = path.resolve()
+    disks = [
+        (len(disk.mountpoint), disk.fstype)
+        for disk in psutil.disk_partitions(all=True)
+        if place.is_relative_to(disk.mountpoint)
+    ]
+    return max(disks)[1] if disks else "unknown"
+
+
+def _java() -> dict[str, str]:
+    """The versions of what the peers run with: Java, and the jars that `make peers` fetches."""
+    versions = {}
+    for what, pattern in _JARS.items():
+        for jar in PEERS.glob(pattern):
+            versions[what] = jar.stem.rpartition("-")[2]
+    home = os.environ.get("JAVA_HOME")
+    command = [f"{home}/bin/java" if home else "java", "-version"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    except (OSError, subprocess.CalledProcessError):
+        return versions
+    return {"Java": said.partition('"')[2].partition('"')[0], **versions}
+
+
 # --- the page ------------------------------------------------------------------------------------
 
 _HEAD: Final = """# Benchmarks
 
-Every figure here was printed by a program in `bench/`, which ran kafkalog and its peer in turn on
-the same data and checked that both did the same; the ratio is the median of the rounds. `make
-bench` measures everything again and writes this page; `python -m bench NAME --write` does it for
-one program. Times are of a machine that does nothing else. Memory is what the processes have
-resident at most.
+Every figure here was printed by a program in `bench/`, which ran kafkalog and its peer on the same
+data and checked that both did the same. They took turns, round by round, unless the claim or its
+program says otherwise; the ratio is the median of the rounds. `make bench` measures everything
+again and writes this page; `python -m bench NAME --write` does it for one program. Times are of a
+machine that does nothing else. Memory is what the processes have resident at most, in MiB, ours and
+the peer's; a dash where there is no process to look at.
 """
 
 
@@ -168,26 +244,37 @@ def _summary(results: Results) -> str:
         link = f"[{title(result.program)}](#{result.program})"
         share = f"{states.count(True)} of {len(states)}" if states else "none set"
         lines.append(f"| {link} | {len(result.claims)} | {share} |")
+    misses = [
+        f"- [{claim['claim']}](#{result.program}), beside {claim['peer_name']}: "
+        f"{claim['ratio']:,} {claim['ratio_is']}, target {claim['target']}"
+        for result in results
+        for claim in result.claims
+        if claim["is_met"] is False
+    ]
+    if misses:
+        lines += ["", "Missed, for the reasons that stand below their tables:", "", *misses]
     return "\n".join(lines) + "\n"
 
 
-def _section(result: Result, remark: str) -> str:
+def _section(result: Result, remarks: Mapping[str, str]) -> str:
     lines = [
         f'## <a name="{result.program}"></a>{title(result.program)}\n',
         f"`{result.command}`: {result.seconds} s. {_where(result.machine)}\n",
-        "| claim | kafkalog | peer | ratio | target | peak memory, MiB: ours, peer | besides |",
+        "| claim | kafkalog | peer | ratio | target | peak memory, MiB | besides |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [_row(claim) for claim in result.claims]
-    lines += ["", f"![{title(result.program)}](benchmarks/{result.program}.png)", ""]
-    if remark:
-        lines += [remark.strip(), ""]
+    lines += [""]
+    lines += [f"- *{words}*: {' '.join(remark.split())}" for words, remark in remarks.items()]
+    lines += [""] if remarks else []
+    lines += [f"![{title(result.program)}](benchmarks/{result.program}.png)", ""]
     return "\n".join(lines)
 
 
 def _where(seen: Mapping[str, str]) -> str:
-    place = f"{seen['processor']}, {seen['memory']}, {seen['system']}"
-    versions = ", ".join(f"{name} {seen[name]}" for name in _PACKAGES)
+    place = ", ".join(seen[what] for what in _PLACE)
+    told = {*_PLACE, "date", "commit"}
+    versions = ", ".join(f"{what} {version}" for what, version in seen.items() if what not in told)
     return f"{place}; {versions}; {seen['date']}, commit {seen['commit']}."
 
 
@@ -195,15 +282,17 @@ def _row(claim: Mapping[str, Any]) -> str:
     target = claim["target"]
     if target:
         target = f"{target}: {'met' if claim['is_met'] else '**missed**'}"
-    memory = [mib for mib in (claim["ours_mib"], claim["peer_mib"]) if mib is not None]
-    more = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in claim["more"].items())
+    memory = [
+        _DASH if claim[of] is None else f"{claim[of]:,.0f}" for of in ("ours_mib", "peer_mib")
+    ]
+    more = ", ".join(f"{what.replace('_', ' ')} {value}" for what, value in claim["more"].items())
     cells = (
         claim["claim"],
         f"{claim['ours']:,} {claim['unit']}",
         f"{claim['peer']:,} {claim['unit']} ({claim['peer_name']})",
         f"{claim['ratio']:,} {claim['ratio_is']}",
         target,
-        ", ".join(f"{mib:,.0f}" for mib in memory),
+        " / ".join(memory),
         more,
     )
     return "| " + " | ".join(cells) + " |"
@@ -216,18 +305,32 @@ def _draw(result: Result, path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    count = len(result.claims)
+    titles = [_bar_title(claim) for claim in result.claims]
+    lines = sum(text.count("\n") for text in titles)
     figure, places = plt.subplots(
-        count, 1, figsize=(9, 0.4 + 0.95 * count), squeeze=False, layout="constrained"
+        len(titles),
+        1,
+        figsize=(9, 0.4 + 0.95 * len(titles) + 0.15 * lines),
+        squeeze=False,
+        layout="constrained",
     )
-    for place, claim in zip(places[:, 0], result.claims, strict=True):
+    for place, text, claim in zip(places[:, 0], titles, result.claims, strict=True):
         figures = [claim["peer"], claim["ours"]]
-        bars = place.barh([claim["peer_name"], "kafkalog"], figures, color=[_PEER, _OURS])
-        place.bar_label(bars, [f"{figure:,} {claim['unit']}" for figure in figures], padding=3)
-        place.set_title(f"{claim['claim']}: {claim['ratio']:,} {claim['ratio_is']}", fontsize=9)
+        names = [textwrap.fill(claim["peer_name"], 28), "kafkalog"]
+        bars = place.barh(names, figures, color=[_PEER, _OURS])
+        place.bar_label(bars, [f"{each:,} {claim['unit']}" for each in figures], padding=3)
+        place.set_title(text, fontsize=9)
         place.margins(x=0.3)
         place.set_xticks([])
         place.spines[["top", "right", "bottom"]].set_visible(False)
         place.tick_params(axis="y", length=0, labelsize=8)
     figure.savefig(path, dpi=80)
     plt.close(figure)
+
+
+def _bar_title(claim: Mapping[str, Any]) -> str:
+    """The claim, its ratio, and which bar has won: of rates and of what fits the longer one."""
+    unit = claim["unit"]
+    better = "longer" if unit.endswith("/s") or unit == "keys" else "shorter"
+    text = f"{claim['claim']}: {claim['ratio']:,} {claim['ratio_is']} ({better} is better)"
+    return textwrap.fill(text, _TITLE_WIDTH)

@@ -1,20 +1,20 @@
 """What `KTable.updates(previous=True)` costs beside the plain stream of changes.
 
-    python -m bench.previous_value [--json] [--quick]
+    python -m bench.previous_value [--json] [--quick] [--path DIR] [--rounds N]
 
-One topic of two partitions, 40,000 changes of 10,000 keys (4,000 of 1,000 with --quick) with
-values of 100 bytes, is read by a query of each kind in one Spark session (local[2], two shuffle
-partitions, RocksDB as state store), in micro-batches of an eighth of the log (`availableNow`). The
-rate is that of the micro-batches after the first, in which Spark starts its workers. Every change's
-previous value is checked in the end.
+One topic of two partitions, 40,000 changes of 10,000 keys with values of 100 bytes (4,000 of 1,000
+in two micro-batches with --quick), is read by a query of each kind in one Spark session (local[2],
+two shuffle partitions, RocksDB as state store), in micro-batches of an eighth of the log
+(`availableNow`), one query after the other, and who begins changes from round to round. The rate is
+that of the micro-batches after the first, in which Spark starts its workers. The peer keeps no
+state: the ratio is the price of it. Memory is that of all processes, which both share. Every change
+that either has written is checked.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,15 +24,26 @@ import numpy as np
 import pyarrow as pa
 
 import kafkalog
-from bench import Claim, report
+from bench import compare_figures, in_turn, report
+from bench.memory import peak_of_tree
+from bench.spark import session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 TOPIC: Final = "t"
 NOW_MS: Final = 1_700_000_000_000
 BATCHES: Final = 8
-STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+TURNS: Final = 4
+"""How often each key is written."""
+_WRONG: Final = (
+    "int(parts[0]) != coalesce(int(before[0]), -1) + 1 OR parts[1] != coalesce(before[1], parts[1])"
+)
+STATE_STORE: Final = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    )
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,26 +51,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.previous_value", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
     parser.add_argument("--quick", action="store_true", help="fewer keys and changes")
+    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
+    parser.add_argument("--rounds", type=int, help="rounds")
     options = parser.parse_args(arguments)
+    rounds = options.rounds or (1 if options.quick else 3)
     key_count = 1_000 if options.quick else 10_000
-    with tempfile.TemporaryDirectory(prefix="kafkalog-bench-") as directory:
+    batches = 2 if options.quick else BATCHES
+    with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:
         root = Path(directory, "log")
         count = build(root, key_count)
-        spark = session(Path(directory))
+        spark = session(Path(directory), conf=STATE_STORE)
+        rates: dict[str, list[float]] = {"plain": [], "previous": []}
+        mib = dict.fromkeys(rates, 0.0)
         try:
             table = kafkalog.KTable(spark, root, TOPIC)
-            limits = {"maxOffsetsPerTrigger": str(count // BATCHES)}
-            peer = rate(table.updates(options=limits), Path(directory, "plain"))
-            changes = table.updates(previous=True, options=limits)
-            ours = rate(changes, Path(directory, "previous"))
-            check(spark.read.parquet(str(Path(directory, "previous", "rows"))), count)
+            limits = {"maxOffsetsPerTrigger": str(count // batches)}
+            for turn in range(rounds):
+                for name in in_turn(turn, list(rates)):
+                    place = Path(directory, f"{name}-{turn}")
+                    changes = table.updates(previous=name == "previous", options=limits)
+                    with peak_of_tree() as seen:
+                        rates[name].append(rate(changes, place))
+                    mib[name] = max(mib[name], seen.mib)
+                    rows = spark.read.parquet(str(place / "rows"))
+                    check(rows, count, key_count, has_previous=name == "previous")
         finally:
             spark.stop()
-    claim = "changes with the value before; peer: the stream without it"
-    report(
-        Claim(claim, round(ours, 1), round(peer, 1), round(ours / peer, 3), "changes/s"),
-        as_json=options.json,
+    claim = compare_figures(
+        f"{count:,} changes of 100 bytes, each with the value before",
+        rates["previous"],
+        rates["plain"],
+        unit="changes/s",
+        peer_name="the stream without it",
+        ratio_is="of its rate",
+        ours_mib=mib["previous"],
+        peer_mib=mib["plain"],
     )
+    report(claim, as_json=options.json)
 
 
 def build(root: Path, key_count: int) -> int:
@@ -67,23 +95,12 @@ def build(root: Path, key_count: int) -> int:
     dice = np.random.default_rng(5)
     with kafkalog.open(root) as log:
         log.create_topic(TOPIC, 2, {"cleanup.policy": "compact"})
-        for turn in range(4):
+        for turn in range(TURNS):
             order = dice.permutation(key_count).tolist()
             keys = pa.array([f"user-{number}" for number in order])
             values = pa.array([f"{turn}-{number}".ljust(100, ".") for number in order])
             log.append(TOPIC, pa.table({"key": keys, "value": values}), now_ms=NOW_MS)
-    return 4 * key_count
-
-
-def session(directory: Path) -> SparkSession:
-    """Start Spark with what `updates(previous=True)` asks for."""
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.shuffle.partitions", "2")
-    builder = builder.config("spark.sql.streaming.stateStore.providerClass", STORE)
-    return builder.config("spark.sql.warehouse.dir", str(directory / "warehouse")).getOrCreate()
+    return TURNS * key_count
 
 
 def rate(changes: DataFrame, directory: Path) -> float:
@@ -99,15 +116,23 @@ def rate(changes: DataFrame, directory: Path) -> float:
     return 1000 * rows / took_ms
 
 
-def check(rows: DataFrame, count: int) -> None:
-    """Raise SystemExit unless all changes are there, each with the value of the turn before."""
-    rows = rows.selectExpr("string(value) value", "string(previous) previous")
-    wrong = rows.where(
-        "int(split_part(value, '-', 1)) != coalesce(int(split_part(previous, '-', 1)), -1) + 1"
+def check(rows: DataFrame, count: int, key_count: int, *, has_previous: bool) -> None:
+    """Raise SystemExit unless each change is there once, with the value of the turn before."""
+    parts = rows.selectExpr(
+        "split(string(value), '[-.]') parts",
+        "split(string(previous), '[-.]') before" if has_previous else "NULL before",
+        "string(key) key",
     )
-    found = rows.count(), wrong.count()
-    if found != (count, 0):
-        raise SystemExit(f"expected {count} changes and 0 wrong ones, found {found}")
+    found = parts.selectExpr(
+        "count(DISTINCT key, parts[0])",
+        "count(*)",
+        "sum(int(parts[0]))",
+        "count_if(key != concat('user-', parts[1]))",
+        f"count_if({_WRONG})" if has_previous else "0",
+    ).first()
+    expected = (count, count, key_count * sum(range(TURNS)), 0, 0)
+    if found is None or tuple(found) != expected:
+        raise SystemExit(f"expected changes {expected}, found {found}")
 
 
 if __name__ == "__main__":

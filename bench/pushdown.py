@@ -1,26 +1,28 @@
 """What a read saves when Spark pushes its filters down to it.
 
-    python -m bench.pushdown [--json] [--quick]
+    python -m bench.pushdown [--json] [--quick] [--path DIR]
 
 A log of four partitions, in batches of 16 KiB (lz4), whose records rise in time; it is planned and
 read by the objects that Spark would drive, without Spark, so what its own filters and its way from
 Python to the JVM would cost more is left out. Each claim is a filter: the rate of the log, in MiB/s
 of values, with it pushed; the peer is the same read with push-down off, after which Spark would
-drop the rows that are not wanted. 4,000,000 records of 100 bytes; 200,000 with --quick.
+drop the rows that are not wanted. That both leave the same rows then is checked. They run in one
+process, whose memory is told for each. 4,000,000 records of 100 bytes; 200,000 with --quick.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, LessThan
 
 from bench import compare, report
@@ -39,6 +41,12 @@ CONFIG: Final = {
     "compression.type": "lz4",
     "segment.bytes": str(16 << 20),
 }
+CONDITIONS: Final[dict[type[Filter], Callable[..., Any]]] = {
+    EqualTo: pc.equal,
+    GreaterThan: pc.greater,
+    GreaterThanOrEqual: pc.greater_equal,
+    LessThan: pc.less,
+}
 COLUMNS: Final = tuple(changelog_schema(include_headers=False).names)
 
 
@@ -47,11 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.pushdown", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
     parser.add_argument("--quick", action="store_true", help="fewer records and rounds")
+    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
     options = parser.parse_args(arguments)
     count = 200_000 if options.quick else 4_000_000
-    with tempfile.TemporaryDirectory(prefix="kafkalog-bench-") as directory:
+    with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:
         build(Path(directory), count)
         for name, filters in claims(count).items():
+            check(Path(directory), filters)
             claim = compare(
                 f"a read with {name}, pushed down",
                 partial(read, Path(directory), filters),
@@ -59,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 amount=count * VALUE_SIZE / (1 << 20),
                 unit="MiB/s",
                 rounds=3 if options.quick else 5,
+                peer_name="the same, not pushed down",
             )
             report(claim, as_json=options.json)
 
@@ -93,14 +104,47 @@ def build(root: Path, count: int) -> None:
             engine.append(TOPIC, pa.table(rows), now_ms=START_MS)
 
 
-def read(root: Path, filters: list[Filter]) -> int:
-    """Plan and read, and return the count of rows that would leave the tasks."""
+def batches(root: Path, filters: list[Filter]) -> Iterator[pa.RecordBatch]:
+    """Plan and read."""
     options = SourceOptions.parse({"path": str(root), "subscribe": TOPIC})
     reader = KafkaLogBatchReader(options, COLUMNS)
     if filters:
         reader = PushDownBatchReader(options, COLUMNS)
         reader.pushFilters(filters)
-    return sum(batch.num_rows for piece in reader.partitions() for batch in reader.read(piece))
+    for piece in reader.partitions():
+        yield from reader.read(piece)
+
+
+def read(root: Path, filters: list[Filter]) -> int:
+    """Read, and return the count of rows that would leave the tasks."""
+    return sum(batch.num_rows for batch in batches(root, filters))
+
+
+def check(root: Path, filters: list[Filter]) -> None:
+    """End the program if Spark would be left with other rows when the filters are pushed."""
+    found = [wanted(batches(root, pushed), filters) for pushed in (filters, [])]
+    if found[0] != found[1] or not found[0][0]:
+        raise SystemExit(f"{filters}: pushed {found[0]} rows and sum of offsets, not {found[1]}")
+
+
+def wanted(found: Iterable[pa.RecordBatch], filters: list[Filter]) -> tuple[int, int]:
+    """Return the count of the rows that pass the filters, and the sum of their offsets."""
+    count = offsets = 0
+    for batch in found:
+        rows = batch
+        for each in filters:
+            compare_to, column, value = condition(each)
+            rows = rows.filter(compare_to(rows[column], value))
+        count += rows.num_rows
+        offsets += pc.sum(rows["offset"]).as_py() or 0
+    return count, offsets
+
+
+def condition(wish: Filter) -> tuple[Callable[..., Any], str, object]:
+    """Return a filter as an Arrow function, a column and a value."""
+    assert isinstance(wish, EqualTo | GreaterThan | GreaterThanOrEqual | LessThan)
+    (column,) = wish.attribute
+    return CONDITIONS[type(wish)], column, wish.value
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
+from bench.memory import Peak, peak_of_tree
 from tests.peers.jars import PEERS
 
 if TYPE_CHECKING:
@@ -62,3 +66,33 @@ def driver_pid(spark: SparkSession) -> int:
     jvm: Any = spark.sparkContext._jvm
     pid: int = jvm.java.lang.ProcessHandle.current().pid()
     return pid
+
+
+@contextlib.contextmanager
+def watched(spark: SparkSession, *, without: int | None = None) -> Iterator[Peak]:
+    """Watch what this process, Spark's JVM and its Python workers have resident, without a process.
+
+    What others have left behind is no part of it: before, idle workers end, and the JVM gives back
+    what it can.
+    """
+    workers = _workers()
+    for worker in workers:
+        with contextlib.suppress(psutil.Error):
+            worker.terminate()
+    psutil.wait_procs(workers, timeout=10)
+    jvm: Any = spark.sparkContext._jvm
+    jvm.java.lang.System.gc()
+    with peak_of_tree(without=without) as peak:
+        yield peak
+
+
+def _workers() -> list[psutil.Process]:
+    """Return the Python workers, which daemons below this process have forked."""
+    found, daemons = [], set()
+    for process in psutil.Process().children(recursive=True):  # a parent comes before its children
+        with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
+            if process.ppid() in daemons:
+                found.append(process)
+            elif "pyspark.daemon" in process.cmdline():
+                daemons.add(process.pid)
+    return found

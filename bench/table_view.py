@@ -1,25 +1,31 @@
 """How fast a materialized view is made from a log, and how it keeps up with updates.
 
     python -m bench.table_view [--json] [--quick] [--keys N] [--seconds S] [--rate R]
-                               [--postgres CONNINFO] [--path DIR]
+                               [--postgres CONNINFO] [--path DIR] [--rounds N]
 
 A compacted topic of four partitions holds `--keys` JSON documents (1,000,000; 20,000 with --quick).
 A KTableView makes a table of them in a new SQLite file, or in the PostgreSQL database that is
 given; the figure is rows per second, from `start` until the table holds them, with Spark's session
 already there. The peer is the least that could do the same for SQLite: one process reads the newest
-records, without Spark, and writes them in one transaction.
+records, without Spark, and writes them in one transaction. They take turns, and the first round is
+not counted; PostgreSQL has one round, and no peer.
 
 Then another process appends `--rate` updates per second (5,000) for `--seconds` (120; 10 with
---quick), ten commits a second. The figure is the rate at which the table takes them in; beside it
-stand the lag in offsets as seen each second, and how long it takes until what the log holds at some
+--quick), ten commits a second. The figure is the rate at which the table takes them in, from the
+first append until all are in, beside the rate at which they were appended, in one run; told besides
+are the lag in offsets as seen each second, and how long it takes until what the log holds at some
 moment is in the table.
+
+Our memory is the sum of what each process had resident at most, Spark's JVM and its workers among
+them; the peer's is the driver's Python, in which it runs. Each table is compared with what was
+given: the count of its rows, and sums over each column.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import math
 import sqlite3
 import statistics
 import subprocess
@@ -27,20 +33,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import kafkalog
+from bench import Claim, compare_figures, in_turn, report
+from bench.memory import peak_mib, reset_peak
+from bench.query_process import everything, peaks
+from bench.spark import session
 from kafkalog.sink.table_view import KTableView
 from kafkalog.sink.upsert import PostgresUpsert, SQLiteUpsert, Upsert
 from kafkalog.storage_engine.engine import Engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Int64s = npt.NDArray[np.int64]
 
 TOPIC: Final = "stock"
 PARTITIONS: Final = 4
@@ -55,27 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.feed:
         feed(options.path, options.keys, options.rate, options.seconds)
         return
-    with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as scratch:
-        log = Path(scratch) / "log"
+    with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:
+        scratch = Path(directory)
+        log = scratch / "log"
         build(log, options.keys)
-        floor_s = None if options.postgres else warm_floor(log, Path(scratch))
-        spark = session(Path(scratch))
+        spark = session(scratch, memory="1g")
         try:
-            target = target_of(options.postgres, Path(scratch) / "view.db")
-            view = KTableView(spark, log, TOPIC, target, checkpoint=Path(scratch) / "checkpoint")
-            started = time.perf_counter()
-            view.start()
-            view.wait_until()
-            rebuild_s = time.perf_counter() - started
-            figures = {
-                "log_bytes": size_of(log),
-                "table_bytes": None if options.postgres else size_of(Path(scratch) / "view.db"),
-                **memory(spark),
-            }
-            report(options, "rebuilt from the log", options.keys, rebuild_s, floor_s, figures)
-            followed_s, count, figures = follow(view, log, options)
-            report(options, "kept up to date", count, followed_s, None, figures | memory(spark))
-            view.stop()
+            rebuilt = Rebuilding(spark, log, options)
+            for number in range(options.rounds + 1):
+                rebuilt.round(scratch / str(number), is_last=number == options.rounds)
+            report(rebuilt.claim(), as_json=options.json)
+            report(follow(rebuilt.view, log, rebuilt.database, options), as_json=options.json)
+            rebuilt.view.stop()
         finally:
             spark.stop()
 
@@ -89,29 +95,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=int, default=5_000, help="updates per second")
     parser.add_argument("--postgres", help="what libpq connects with, for a view in PostgreSQL")
     parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
+    parser.add_argument("--rounds", type=int, help="rounds of making the table")
     parser.add_argument("--feed", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.keys = options.keys or (20_000 if options.quick else 1_000_000)
     options.seconds = options.seconds or (10 if options.quick else 120)
+    options.rounds = 0 if options.postgres else options.rounds or (1 if options.quick else 3)
     return options
-
-
-def session(scratch: Path) -> SparkSession:
-    """Return a Spark session of two task slots."""
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    made = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.local.dir", str(scratch / "local"))
-        .getOrCreate()
-    )
-    made.sparkContext.setLogLevel("ERROR")
-    return made
 
 
 def target_of(conninfo: str | None, database: Path) -> Upsert:
@@ -121,7 +111,7 @@ def target_of(conninfo: str | None, database: Path) -> Upsert:
     return PostgresUpsert(conninfo, TOPIC, schema=SCHEMA, key_type="string")
 
 
-def rows_of(numbers: np.ndarray[Any, Any], turn: int) -> pa.Table:
+def rows_of(numbers: Int64s, turn: int) -> pa.Table:
     """Return a document for each key's number."""
     text = pc.utf8_lpad(pc.cast(pa.array(numbers), pa.string()), 10, "0")
     value = pc.binary_join_element_wise(
@@ -139,27 +129,97 @@ def build(log: Path, keys: int) -> None:
             engine.append(TOPIC, rows_of(numbers, 0))
 
 
-def feed(log: Path, keys: int, rate: int, seconds: float) -> None:
-    """Append updates of random keys at a rate, in ten commits a second."""
+def updates(keys: int, rate: int, seconds: float) -> Iterator[Int64s]:
+    """Yield the keys of each commit: ten a second, the same in every process."""
     random = np.random.default_rng(7)
+    for _ in range(round(seconds * 10)):
+        yield random.integers(0, keys, rate // 10, dtype=np.int64)
+
+
+def feed(log: Path, keys: int, rate: int, seconds: float) -> None:
+    """Append updates at a rate; print a line before, and then the seconds and MiB they took."""
     with Engine(log) as engine:
+        print("ready", flush=True)
         started = time.monotonic()
-        for turn in range(round(seconds * 10)):
+        for turn, numbers in enumerate(updates(keys, rate, seconds)):
             time.sleep(max(started + turn / 10 - time.monotonic(), 0))
-            numbers = random.integers(0, keys, rate // 10, dtype=np.int64)
             engine.append(TOPIC, rows_of(numbers, turn))
+        print(time.monotonic() - started, peak_mib(), flush=True)
 
 
-def warm_floor(log: Path, scratch: Path) -> float:
-    """Return the same as `floor`, with everything compiled."""
-    build(scratch / "small", 100)
-    floor(scratch / "small", scratch / "small.db")
-    return floor(log, scratch / "floor.db")
+class Rebuilding:
+    """The table made from the log, by us and by the peer; `view` is the last round's, running."""
+
+    def __init__(self, spark: SparkSession, log: Path, options: argparse.Namespace) -> None:
+        self._spark = spark
+        self._log = log
+        self._options = options
+        self._ours: list[float] = []
+        self._peer: list[float] = []
+        self._mib = {"ours": 0.0, "peer": 0.0}
+
+    def round(self, scratch: Path, *, is_last: bool) -> None:
+        """Let both make the table."""
+        scratch.mkdir()
+        self.database = scratch / "view.db"
+        sides = [partial(self._by_us, scratch, is_last), partial(self._by_peer, scratch)]
+        for make in in_turn(len(self._ours), sides):
+            make()
+
+    def _by_us(self, scratch: Path, is_last: bool) -> None:
+        target = target_of(self._options.postgres, self.database)
+        checkpoint = scratch / "checkpoint"
+        self.view = KTableView(self._spark, self._log, TOPIC, target, checkpoint=checkpoint)
+        reset_peaks()
+        started = time.perf_counter()
+        self.view.start()
+        self.view.wait_until()
+        seconds = time.perf_counter() - started
+        self._ours.append(self._options.keys / seconds)
+        self._mib["ours"] = max(self._mib["ours"], sum(peaks(everything())))
+        if not is_last:
+            self.view.stop()
+        check(self._options, self.database, np.zeros(self._options.keys, dtype=np.int64))
+
+    def _by_peer(self, scratch: Path) -> None:
+        if self._options.postgres:
+            return
+        database = scratch / "least.db"
+        reset_peak()
+        self._peer.append(self._options.keys / least(self._log, database))
+        self._mib["peer"] = max(self._mib["peer"], peak_mib())
+        check(self._options, database, np.zeros(self._options.keys, dtype=np.int64))
+        database.unlink()
+
+    def claim(self) -> Claim:
+        """Return what was measured."""
+        options, figures = self._options, {"log_MiB": size_of(self._log) >> 20}
+        if options.postgres:
+            ours, peer, name = self._ours, [math.nan], "not measured"
+        else:
+            ours, peer, name = self._ours[1:], self._peer[1:], "one process without Spark"
+            figures["table_MiB"] = size_of(self.database) >> 20
+        return compare_figures(
+            f"a view of {options.keys:,} rows in {place(options)} rebuilt from the log",
+            ours,
+            peer,
+            unit="rows/s",
+            peer_name=name,
+            ratio_is="of its rate",
+            ours_mib=self._mib["ours"],
+            peer_mib=self._mib["peer"] or None,
+        ).told(**figures)
 
 
-def floor(log: Path, database: Path) -> float:
+def reset_peaks() -> None:
+    """Let every process's peak of memory count from now on."""
+    for process in everything():
+        with suppress(OSError):
+            reset_peak(process.pid)
+
+
+def least(log: Path, database: Path) -> float:
     """Return the seconds of the same work with neither Spark nor a position."""
-    import kafkalog
 
     def documents() -> Iterator[tuple[str, int, str]]:
         for batch in opened.latest(TOPIC):
@@ -179,44 +239,80 @@ def floor(log: Path, database: Path) -> float:
     return time.perf_counter() - started
 
 
-def follow(
-    view: KTableView, log: Path, options: argparse.Namespace
-) -> tuple[float, int, dict[str, Any]]:
-    """Let updates come; return the seconds until all were in, their count, and what was seen."""
-    before = sum(each.log_end for each in view.progress().partitions.values())
+def follow(view: KTableView, log: Path, database: Path, options: argparse.Namespace) -> Claim:
+    """Let updates come, and tell how the table follows."""
     command = [sys.executable, "-m", "bench.table_view", "--feed", "--path", str(log)]
     command += ["--keys", str(options.keys), "--rate", str(options.rate)]
+    command += ["--seconds", str(options.seconds)]
     lags, delays = [], []
-    started = time.perf_counter()
-    with subprocess.Popen([*command, "--seconds", str(options.seconds)]) as feeding:
+    reset_peaks()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as feeding:
+        assert feeding.stdout is not None
+        feeding.stdout.readline()
+        started = time.perf_counter()
         while feeding.poll() is None:
             asked = time.perf_counter()
             lags.append(view.progress().lag)
             view.wait_until()
             delays.append(time.perf_counter() - asked)
-            time.sleep(max(1 - delays[-1], 0))
-    view.wait_until()
-    taken_s = time.perf_counter() - started
-    count = sum(each.log_end for each in view.progress().partitions.values()) - before
-    seen = {
-        "lag_median": statistics.median(lags),
-        "lag_max": max(lags),
-        "delay_median_s": round(statistics.median(delays), 2),
-        "delay_max_s": round(max(delays), 2),
-    }
-    return taken_s, count, seen
+            with suppress(subprocess.TimeoutExpired):
+                feeding.wait(max(1 - delays[-1], 0))
+        view.wait_until()
+        taken_s = time.perf_counter() - started
+        if feeding.returncode:
+            raise SystemExit(f"the updates' process has ended with {feeding.returncode}")
+        given_s, given_mib = map(float, feeding.stdout.read().split())
+    mib = sum(peaks(everything()))
+    turns = np.zeros(options.keys, dtype=np.int64)
+    count = 0
+    for turn, numbers in enumerate(updates(options.keys, options.rate, options.seconds)):
+        turns[numbers] = turn
+        count += len(numbers)
+    check(options, database, turns)
+    return compare_figures(
+        f"a view of {options.keys:,} rows in {place(options)} kept up to date",
+        [count / taken_s],
+        [count / given_s],
+        unit="rows/s",
+        peer_name="the process that gives them",
+        ratio_is="of its rate",
+        ours_mib=mib,
+        peer_mib=given_mib,
+    ).told(
+        lag_median=statistics.median(lags),
+        lag_max=max(lags),
+        delay_median_s=round(statistics.median(delays), 2),
+        delay_max_s=round(max(delays), 2),
+    )
 
 
-def memory(spark: SparkSession) -> dict[str, Any]:
-    """Return the peaks of resident memory, in MiB, of the driver's Python and its JVM."""
-    jvm: Any = spark.sparkContext._jvm
-    pid = jvm.java.lang.ProcessHandle.current().pid()
-    return {"driver_python_mib": _peak_mib(os.getpid()), "driver_jvm_mib": _peak_mib(pid)}
+def check(options: argparse.Namespace, database: Path, turns: Int64s) -> None:
+    """End the program unless the table has each key with its last turn, as far as sums tell."""
+    keys = np.arange(options.keys)
+    expected = len(keys), turns.sum(), keys.sum(), keys.sum(), (keys * turns).sum()
+    question = (
+        f"SELECT count(*), sum(count), sum({_NUMBER.format('key', 1)}), "
+        f"sum({_NUMBER.format('name', 13)}), sum({_NUMBER.format('key', 1)} * count) FROM {TOPIC}"
+    )
+    if options.postgres:
+        import psycopg
+
+        with psycopg.connect(options.postgres) as connection:
+            found = connection.execute(question).fetchone()
+    else:
+        with closing(sqlite3.connect(database)) as connection:
+            found = connection.execute(question).fetchone()
+    if found is None or tuple(map(int, found)) != tuple(map(int, expected)):
+        raise SystemExit(f"{place(options)} has count and sums {found}, expected {expected}")
 
 
-def _peak_mib(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
+_NUMBER: Final = "cast(substr({}, {}, 10) AS bigint)"
+"""The number of ten digits in a column's text."""
+
+
+def place(options: argparse.Namespace) -> str:
+    """Return the name of the database."""
+    return "PostgreSQL" if options.postgres else "SQLite"
 
 
 def size_of(path: Path) -> int:
@@ -224,31 +320,6 @@ def size_of(path: Path) -> int:
     if path.is_file():
         return sum(file.stat().st_size for file in path.parent.glob(path.name + "*"))
     return sum(file.stat().st_size for file in path.rglob("*.log"))
-
-
-def report(
-    options: argparse.Namespace,
-    what: str,
-    count: int,
-    taken_s: float,
-    floor_s: float | None,
-    figures: dict[str, Any],
-) -> None:
-    """Print a claim, with what else was seen."""
-    place = "PostgreSQL" if options.postgres else "SQLite"
-    line = {
-        "claim": f"a view of {options.keys:,} rows in {place} {what}",
-        "ours": round(count / taken_s),
-        "peer": None if floor_s is None else round(count / floor_s),
-        "ratio": None if floor_s is None else round(floor_s / taken_s, 2),
-        "unit": "rows/s",
-        **figures,
-    }
-    if options.json:
-        print(json.dumps(line), flush=True)
-        return
-    shown = ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
-    print(f"{line['claim']}: {line['ours']} rows/s, floor {line['peer']}; {shown}", flush=True)
 
 
 if __name__ == "__main__":

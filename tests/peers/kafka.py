@@ -21,7 +21,7 @@ from typing import Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.peers.installation import Process, Program, UnavailableError, chosen
+from tests.peers.installation import Installation, Process, Program, UnavailableError, chosen
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 START_SECONDS = 90
@@ -82,14 +82,20 @@ class KafkaBroker:
     """One broker, its own controller, on free ports of the loopback; a context manager.
 
     It keeps its ports over restarts, so clients survive them. `log_dirs` hold the topics alone, as
-    the controller's own log lies apart. Settings are the broker's configs.
+    the controller's own log lies apart. Settings are the broker's configs. The installation is the
+    chosen one, unless another is given.
     """
 
     def __init__(
-        self, directory: Path, *, log_dirs: int = 1, settings: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        *,
+        log_dirs: int = 1,
+        settings: Mapping[str, str] | None = None,
+        installation: Installation | None = None,
     ) -> None:
         self.directory = directory
-        self._installation = chosen().installation
+        self._installation = installation or chosen().installation
         self.log_dirs = [directory / f"log-{number}" for number in range(log_dirs)]
         client, controller = _free_ports(2)
         self.bootstrap = f"127.0.0.1:{client}"
@@ -108,13 +114,22 @@ class KafkaBroker:
         }
 
     @property
+    def pid(self) -> int | None:
+        """The broker's process, where it is one of ours and runs; None in a container."""
+        return getattr(self._process, "pid", None)
+
+    @property
     def log_dir(self) -> Path:
         """The first of `log_dirs`, for whoever has one."""
         return self.log_dirs[0]
 
     def __enter__(self) -> Self:
         self._format()
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # an interrupt, too, ends the process that it would leave
+            self.kill()
+            raise
         return self
 
     def __exit__(

@@ -1,0 +1,106 @@
+"""A process that does nothing but clean logs: what its memory is, is what cleaning takes.
+
+    python -m bench.cleaning_process
+
+Each line on the standard input is a JSON object, what to clean; each is answered by one of JSON.
+The process goes on, so its kernels are as warm in later rounds as the peer's JVM.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from bench.memory import peak_mib, reset_peak
+
+__all__ = ["Cleaning", "CleaningProcess"]
+
+_LAST_S: Final = 60
+"""How long it may take to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaning:
+    """What a cleaning took."""
+
+    seconds: float
+    """Around the call alone: the log was open."""
+    cpu_seconds: float
+    mib: float
+    """The most that the process had resident meanwhile."""
+    rounds: int
+    bytes_read: int
+
+
+class CleaningProcess:
+    """The process, as its parent sees it; a context manager."""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(_LAST_S)
+            except BaseException:
+                process.kill()
+                raise
+        if kind is None and process.returncode:
+            raise SystemExit(f"the cleaning process has ended with {process.returncode}")
+
+    def clean(self, root: Path, topic: str, *, buffer_size: int, now_ms: int) -> Cleaning:
+        """Clean all that is dirty of a topic of the log at `root`, which nobody has open."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {"root": str(root), "topic": topic, "buffer_size": buffer_size, "now_ms": now_ms}
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"the cleaning process has ended with {self._process.wait()}")
+        return Cleaning(**json.loads(answer))
+
+
+def cleaned(root: str, topic: str, buffer_size: int, now_ms: int) -> Cleaning:
+    """Clean in this process."""
+    from kafkalog.cleaner import CleanerConfig, clean
+    from kafkalog.storage_engine.engine import Engine
+
+    with Engine(Path(root)) as engine:
+        config = CleanerConfig(dedupe_buffer_size=buffer_size)
+        reset_peak()
+        spent, started = time.process_time(), time.perf_counter()
+        (stats,) = clean(engine, topic, force=True, now_ms=now_ms, config=config)
+        seconds, spent = time.perf_counter() - started, time.process_time() - spent
+        mib = peak_mib()
+    if stats.error is not None:
+        raise SystemExit(stats.error)
+    return Cleaning(seconds, spent, mib, stats.rounds, stats.bytes_read)
+
+
+def main() -> None:
+    """Clean as long as anything is asked."""
+    for line in sys.stdin:
+        print(json.dumps(asdict(cleaned(**json.loads(line)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

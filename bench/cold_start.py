@@ -1,0 +1,125 @@
+"""The first micro-batch of a query in a new process, beside an empty source in Python.
+
+    python -m bench.cold_start [--json] [--quick] [--path DIR] [--rounds N]
+
+Each start is a process of its own with a Spark of its own. Timed is what lies between the query's
+start and the end of its first micro-batch, which has one row, into Spark's `noop` sink: with
+`format("kafkalog")`, and with a source that gives a row without looking at anything, the least that
+any source in Python costs. They take turns, and who begins changes from round to round. The kernels
+are compiled on a machine once and kept. One start that has to compile them, into an empty directory
+that `NUMBA_CACHE_DIR` names, is told beside the median of the floor's starts: a single sample,
+without a target, since `kafkalog warm` does it ahead; --quick leaves it out. Memory is the sum of
+what each of a start's processes had resident at most: the driver's Python, its JVM, the workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import kafkalog
+from bench import Claim, in_turn, report
+from bench.query_process import TOPIC, QueryProcess
+
+OVER: Final = "s more"
+NOW_MS: Final = 1_700_000_000_000
+ROW: Final = ("key", "value")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark and print its figures."""
+    parser = argparse.ArgumentParser(prog="python -m bench.cold_start", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
+    parser.add_argument("--quick", action="store_true", help="one round, and none that compiles")
+    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
+    parser.add_argument("--rounds", type=int, help="rounds")
+    options = parser.parse_args(arguments)
+    rounds = options.rounds or (1 if options.quick else 5)
+    starts: dict[str, list[Start]] = {"floor": [], "warm": []}
+    with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:
+        for turn in range(rounds):
+            for name in in_turn(turn, list(starts)):
+                starts[name].append(first(Path(directory, f"{name}-{turn}"), name))
+        warm, floor = starts["warm"], starts["floor"]
+        show("kernels warm", warm, floor, "<= 1", as_json=options.json)
+        if not options.quick:
+            kernels = Path(directory, "kernels")
+            cold = first(Path(directory, "cold"), "cold", {"NUMBA_CACHE_DIR": str(kernels)})
+            if not kernels.is_dir():
+                raise SystemExit("nothing was compiled")
+            usual = Start(
+                statistics.median(start.seconds for start in floor),
+                max(start.mib for start in floor),
+            )
+            show("kernels cold, one start", [cold], [usual], "", as_json=options.json)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the first micro-batch took, and the memory of the processes."""
+
+    seconds: float
+    mib: float
+
+
+def first(scratch: Path, name: str, environment: Mapping[str, str] | None = None) -> Start:
+    """Start a query in a new process."""
+    scratch.mkdir(parents=True)
+    prepare(scratch)
+    way = "ready" if name == "floor" else "kafkalog"
+    with QueryProcess(scratch, way, "noop", environment) as process:
+        process.ask("session")
+        seconds = float(process.ask("first"))
+        told = process.ask("next")
+        if told["rows"] != 1:
+            raise SystemExit(f"{name}: the first micro-batch has not one row")
+    return Start(seconds, told["all_mib"])
+
+
+def prepare(scratch: Path) -> None:
+    """Write one row for either source, and see to it that the kernels are compiled."""
+    (scratch / "rows").write_bytes(b"1")
+    with kafkalog.open(scratch / "log") as log:
+        log.create_topic(TOPIC)
+        log.append(TOPIC, [ROW], now_ms=NOW_MS)
+        assert sum(batch.num_rows for batch in log.read(TOPIC, 0)) == 1
+
+
+def show(
+    state: str, ours: Sequence[Start], floor: Sequence[Start], target: str, *, as_json: bool
+) -> None:
+    """Print what was measured."""
+    claim = over_floor(
+        f"first micro-batch of a query in a new process, {state}",
+        [start.seconds for start in ours],
+        [start.seconds for start in floor],
+        target,
+    )
+    ours_mib, peer_mib = (max(start.mib for start in side) for side in (ours, floor))
+    claim = replace(claim, ours_mib=round(ours_mib, 1), peer_mib=round(peer_mib, 1))
+    report(claim, as_json=as_json)
+
+
+def over_floor(title: str, ours: Sequence[float], floor: Sequence[float], target: str) -> Claim:
+    """Return a claim of how many seconds ours takes more."""
+    more = [mine - theirs for mine, theirs in zip(ours, floor, strict=True)]
+    return Claim(
+        claim=title,
+        ours=round(statistics.median(ours), 3),
+        peer=round(statistics.median(floor), 3),
+        unit="s",
+        peer_name="an empty source in Python",
+        ratio=round(statistics.median(more), 3),
+        ratio_is=OVER,
+        target=target,
+        rounds=len(more),
+    )
+
+
+if __name__ == "__main__":
+    main()

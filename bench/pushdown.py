@@ -101,7 +101,7 @@ def build(root: Path, count: int) -> None:
                 "partition": pa.array((numbers % PARTITIONS).astype(np.int32)),
                 "timestamp": pa.array(START_MS + numbers).cast(pa.timestamp("ms", "UTC")),
             }
-            engine.append(TOPIC, pa.table(rows), now_ms=START_MS)
+            engine.append(TOPIC, pa.table(rows), now_ms=START_MS + count)
 
 
 def batches(root: Path, filters: list[Filter]) -> Iterator[pa.RecordBatch]:

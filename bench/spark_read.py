@@ -136,7 +136,7 @@ def fill(root: Path, topic: str, partitions: int, codec: str, count: int) -> Non
                 "timestamp": pa.array(NOW_MS + numbers),
                 "partition": pa.array((numbers % partitions).astype(np.int32)),
             }
-            log.append(topic, pa.table(rows), now_ms=NOW_MS)
+            log.append(topic, pa.table(rows), now_ms=NOW_MS + start + size)
 
 
 def digits(numbers: Any, width: int) -> Any:

@@ -6,15 +6,16 @@ Each start is a process of its own with a Spark of its own. Timed is what lies b
 start and the end of its first micro-batch, which has one row, into Spark's `noop` sink: with
 `format("kafkalog")`, and with a source that gives a row without looking at anything, the least that
 any source in Python costs. They take turns, and who begins changes from round to round. The kernels
-are compiled on a machine once and kept. One start that has to compile them, into an empty directory
-that `NUMBA_CACHE_DIR` names, is told beside the median of the floor's starts: a single sample,
-without a target, since `kafkalog warm` does it ahead; --quick leaves it out. Memory is the sum of
-what each of a start's processes had resident at most: the driver's Python, its JVM, the workers.
+are compiled on a machine once and kept. One start that has to compile them, from a copy of the
+package that has none, is told beside the median of the floor's starts: a single sample, without a
+target, since `kafkalog warm` does it ahead; --quick leaves it out. Memory is the sum of what each
+of a start's processes had resident at most: the driver's Python, its JVM, the workers.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import bench
 import kafkalog
+import pyspark_kafkalog
 from bench import Claim, in_turn, report
 from bench.query_process import TOPIC, QueryProcess
 
@@ -39,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--path", type=Path, help="a directory on the disk to use")
     parser.add_argument("--rounds", type=int, help="rounds")
     options = parser.parse_args(arguments)
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 3)
     starts: dict[str, list[Start]] = {"floor": [], "warm": []}
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:
         for turn in range(rounds):
@@ -48,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         warm, floor = starts["warm"], starts["floor"]
         show("kernels warm", warm, floor, "<= 1", as_json=options.json)
         if not options.quick:
-            kernels = Path(directory, "kernels")
-            cold = first(Path(directory, "cold"), "cold", {"NUMBA_CACHE_DIR": str(kernels)})
-            if not kernels.is_dir():
+            tree = Path(directory, "tree")
+            cold = first(Path(directory, "cold"), "cold", uncompiled(tree))
+            if not any(tree.rglob("*.nbi")):
                 raise SystemExit("nothing was compiled")
             usual = Start(
                 statistics.median(start.seconds for start in floor),
@@ -79,6 +82,16 @@ def first(scratch: Path, name: str, environment: Mapping[str, str] | None = None
         if told["rows"] != 1:
             raise SystemExit(f"{name}: the first micro-batch has not one row")
     return Start(seconds, told["all_mib"])
+
+
+def uncompiled(tree: Path) -> dict[str, str]:
+    """Copy the packages as they are after an installation; returns what makes Python use them."""
+    without = shutil.ignore_patterns("*.nbi", "*.nbc", "*.image")
+    for package in (bench, kafkalog, pyspark_kafkalog):
+        assert package.__file__ is not None
+        shutil.copytree(Path(package.__file__).parent, tree / package.__name__, ignore=without)
+    cache = {"XDG_CACHE_HOME": str(tree / "cache")}
+    return {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1", **cache}
 
 
 def prepare(scratch: Path) -> None:

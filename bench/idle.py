@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, help="rounds")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (1 if options.quick else 3)
-    warm_ups = 2 if options.quick else WARM_UPS
+    warm_ups = 1 if options.quick else WARM_UPS
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:
         scratch = Path(directory)
         prepare(scratch)

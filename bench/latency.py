@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
     parser.add_argument("--rounds", type=int, help="runs of each query that count")
     options = parser.parse_args(arguments)
-    rounds = options.rounds or (1 if options.quick else 8)
-    batches, warm_up = (3, 2) if options.quick else (25, 5)
+    rounds = options.rounds or (0 if options.quick else 8)  # 0: one, for time and memory
+    batches, warm_up = (2, 1) if options.quick else (25, 5)
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as scratch:
         for claim in measure(Path(scratch), rounds, batches, warm_up):
             report(claim, as_json=options.json)
@@ -86,7 +86,7 @@ def measure(scratch: Path, rounds: int, batches: int, warm_up: int) -> list[Clai
             queries["kafka"] = KafkaQuery(spark, scratch, running)
         found: dict[str, list[list[dict[str, float]]]] = {name: [] for name in queries}
         mib = {}
-        for turn in range(rounds + 2):
+        for turn in range(rounds + 2) if rounds else (1,):
             for name in list(queries)[:: -1 if turn % 2 else 1]:
                 query = queries[name]
                 query.feed(batches + warm_up)
@@ -95,8 +95,9 @@ def measure(scratch: Path, rounds: int, batches: int, warm_up: int) -> list[Clai
                     found[name] += [took] if turn else []
                     continue
                 with watched(spark, without=None if running is None else running.pid) as peak:
-                    query.run(batches + warm_up)
+                    took = query.run(batches + warm_up)[warm_up:]
                 mib[name] = peak.mib
+                found[name] = found[name] or [took]
         for query in queries.values():
             query.check()
     if fault is not None:

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     count = options.records or (200_000 if options.quick else 4_000_000)
     shapes = SHAPES[-1:] if options.quick else SHAPES
-    rounds = options.rounds or (2 if options.quick else 7)
+    rounds = options.rounds or (0 if options.quick else 7)  # 0: one, for time and memory
     with contextlib.ExitStack() as opened:
         scratch = Path(
             opened.enter_context(
@@ -189,20 +189,19 @@ def take_turns(ways: dict[str, DataFrame], rounds: int, without: int | None) -> 
     if len({rows_of(frame, HASHED) for frame in ways.values()}) > 1:
         raise SystemExit("the ways give different rows")
     all_found = {name: Found() for name in ways}
-    for turn in range(rounds + 2):
+    for turn in range(rounds + 2) if rounds else (1,):
         rows = set()
         for name in list(ways)[:: -1 if turn % 2 else 1]:
             found, frame = all_found[name], ways[name]
+            used, started = cpu_seconds(), time.perf_counter()
             if turn > rounds:
                 with watched(frame.sparkSession, without=without) as peak:
                     rows.add(rows_of(frame, COLUMNS))
                 found.mib = peak.mib
-                continue
-            used, started = cpu_seconds(), time.perf_counter()
-            rows.add(rows_of(frame, COLUMNS))
-            seconds = time.perf_counter() - started
-            if turn:
-                found.seconds.append(seconds)
+            else:
+                rows.add(rows_of(frame, COLUMNS))
+            if 0 < turn <= max(rounds, 1):
+                found.seconds.append(time.perf_counter() - started)
                 found.cpu.append(cpu_seconds() - used)
         if len(rows) > 1:
             raise SystemExit(f"the ways give different rows: {rows}")

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, help="rounds that count")
     options = parser.parse_args(arguments)
     rows = 50_000 if options.quick else 1_000_000
-    rounds = options.rounds or (1 if options.quick else 4)
+    rounds = options.rounds or (0 if options.quick else 4)  # 0: one, for time and memory
     fault = connector_fault() or kafka.fault()
     with ExitStack() as opened:
         name = TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path)
@@ -230,7 +230,7 @@ def _take_turns(
     """Let all write in turn; return what they did, of the last round the memory alone."""
     all_found = {name: Found() for name in (OURS, *writes.peers)}
     without = None if writes.broker is None else writes.broker.pid
-    for turn in range(rounds + 2):
+    for turn in range(rounds + 2) if rounds else (1,):
         for name in list(all_found)[:: -1 if turn % 2 else 1]:
             found, topic = all_found[name], writes.new_topic(name, partitions)
             os.sync()  # nobody waits for what another one has left to write
@@ -239,8 +239,9 @@ def _take_turns(
                 found.rates += [rate] if turn else []
             else:
                 with watched(writes.spark, without=without) as peak:
-                    write(name, topic)
+                    rate = write(name, topic)
                 found.mib = peak.mib
+                found.rates = found.rates or [rate]
             writes.check(name, topic, expected)
     return all_found
 

@@ -99,8 +99,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--feed", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.keys = options.keys or (20_000 if options.quick else 1_000_000)
-    options.seconds = options.seconds or (10 if options.quick else 120)
-    options.rounds = 0 if options.postgres else options.rounds or (1 if options.quick else 3)
+    options.seconds = options.seconds or (5 if options.quick else 120)
+    options.rounds = 0 if options.postgres else options.rounds or (0 if options.quick else 3)
     return options
 
 
@@ -197,7 +197,9 @@ class Rebuilding:
         if options.postgres:
             ours, peer, name = self._ours, [math.nan], "not measured"
         else:
-            ours, peer, name = self._ours[1:], self._peer[1:], "one process without Spark"
+            first = 1 if options.rounds else 0  # of several the first is not counted
+            ours, peer = self._ours[first:], self._peer[first:]
+            name = "one process without Spark"
             figures["table_MiB"] = size_of(self.database) >> 20
         return compare_figures(
             f"a view of {options.keys:,} rows in {place(options)} rebuilt from the log",

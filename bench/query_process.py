@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 import psutil
 
 from bench.memory import peak_mib
+from bench.spark import end_workers, session, workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,7 +102,6 @@ class _Query:
     def session(self) -> bool:
         """Start Spark, and let it run one job without Python."""
         from bench.ready_batches import ReadyBatches
-        from bench.spark import session
 
         self._spark = session(self._directory / self._way, memory="1g")
         self._spark.dataSource.register(ReadyBatches)
@@ -136,21 +135,17 @@ class _Query:
             "batch": last.batchId,
             "rows": last.numInputRows,
             "seconds": last.durationMs["triggerExecution"] / 1000,
-            "worker_mib": max(peaks(_workers()), default=0.0),
+            "worker_mib": max(peaks(workers()), default=0.0),
             "all_mib": sum(peaks(everything())),
         }
 
     def workers(self) -> int:
         """Return how many Python workers there are."""
-        return len(_workers())
+        return len(workers())
 
     def drop(self) -> int:
         """End the idle workers, as Spark does after a minute; returns how many there were."""
-        found = _workers()
-        for process in found:
-            process.send_signal(signal.SIGTERM)
-        psutil.wait_procs(found, timeout=10)
-        return len(found)
+        return end_workers()
 
 
 def everything() -> list[psutil.Process]:
@@ -165,18 +160,6 @@ def peaks(processes: Sequence[psutil.Process]) -> list[float]:
     for process in processes:
         with contextlib.suppress(OSError, StopIteration):  # it may have ended meanwhile
             found.append(peak_mib(process.pid))
-    return found
-
-
-def _workers() -> list[psutil.Process]:
-    """Return the Python workers, which daemons of this process's JVM have forked."""
-    found, daemons = [], set()
-    for process in psutil.Process().children(recursive=True):  # a parent comes before its children
-        with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
-            if process.ppid() in daemons:
-                found.append(process)
-            elif "pyspark.daemon" in process.cmdline():
-                daemons.add(process.pid)
     return found
 
 

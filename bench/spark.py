@@ -75,18 +75,24 @@ def watched(spark: SparkSession, *, without: int | None = None) -> Iterator[Peak
     What others have left behind is no part of it: before, idle workers end, and the JVM gives back
     what it can.
     """
-    workers = _workers()
-    for worker in workers:
-        with contextlib.suppress(psutil.Error):
-            worker.terminate()
-    psutil.wait_procs(workers, timeout=10)
+    end_workers()
     jvm: Any = spark.sparkContext._jvm
     jvm.java.lang.System.gc()
     with peak_of_tree(without=without) as peak:
         yield peak
 
 
-def _workers() -> list[psutil.Process]:
+def end_workers() -> int:
+    """End the idle workers, as Spark does after a minute; returns how many there were."""
+    found = workers()
+    for process in found:
+        with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
+            process.terminate()
+    psutil.wait_procs(found, timeout=10)
+    return len(found)
+
+
+def workers() -> list[psutil.Process]:
     """Return the Python workers, which daemons below this process have forked."""
     found, daemons = [], set()
     for process in psutil.Process().children(recursive=True):  # a parent comes before its children

@@ -5,9 +5,9 @@
 Without a name, all of them. With --write the figures are kept in docs/benchmarks.json, in place of
 those that the programs gave before, and the page and its charts are made from that file; so a part
 can be measured again alone. What is written is complete: a program that lacks its peer is broken
-then. With --quick inputs are small, two programs run at a time, none for more than ten minutes, and
-what is printed is no measurement: it shows that they work. One that ends with an error ends the
-run, after the others. SIGTERM and Ctrl-C end the programs too.
+then. With --quick inputs are small, two processes run at a time, none for more than ten minutes,
+those with Spark together in one, and what is printed is no measurement: it shows that they work.
+One that ends with an error ends the run, after the others. SIGTERM and Ctrl-C end the programs too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from bench.page import PROGRAMS, Result, Results, has_path, machine
+from bench.page import PROGRAMS, WITH_SPARK, Result, Results, has_path, machine
 
 QUICK_LIMIT_S: Final = 600
 LAST_WORDS_S: Final = 30
@@ -49,12 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.quick and options.write:
         parser.error("--quick measures nothing that could be written down")
     started, broken = time.monotonic(), list[str]()
+    runs = grouped(names) if options.quick else [[name] for name in names]
     runner = Runner(options.path, is_quick=options.quick, needs_peers=options.write)
     at_once = ThreadPoolExecutor(2 if options.quick else 1)
     try:
-        for name, result in zip(names, at_once.map(runner.run, names), strict=True):
+        for run, result in zip(runs, at_once.map(runner.run, runs), strict=True):
             if result is None:
-                broken.append(name)
+                broken += run
             elif options.write:
                 results = Results.load()
                 results.add(result)
@@ -70,6 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"broken: {', '.join(broken)}")
 
 
+def grouped(names: Sequence[str]) -> list[list[str]]:
+    """Return what is run in one process each: the programs with Spark, and each of the others.
+
+    What takes longest is first, so that it is not alone in the end.
+    """
+    with_spark = [name for name in WITH_SPARK if name in names]
+    others = [[name] for name in names if name not in with_spark]
+    return [with_spark, *others] if with_spark else others
+
+
 class Runner:
     """Runs programs, and ends those that run too long or are not wanted any more."""
 
@@ -81,13 +92,16 @@ class Runner:
         self._lock = threading.Lock()
         self._is_over = False
 
-    def run(self, name: str) -> Result | None:
+    def run(self, names: Sequence[str]) -> Result | None:
         """Run a program, pass its lines on, and return what it found; None if it broke.
 
-        The result, which is for the page, says where it was found if it is to be kept.
+        Several are run together. The result, which is for the page, says where it was found if it
+        is to be kept.
         """
-        arguments = ["-m", f"bench.{name}", *(["--quick"] if self._is_quick else [])]
-        path = ["--path", str(self._path)] if self._path and has_path(name) else []
+        name = names[0] if len(names) == 1 else "together"
+        arguments = ["-m", f"bench.{name}", *(names if len(names) > 1 else [])]
+        arguments += ["--quick"] if self._is_quick else []
+        path = ["--path", str(self._path)] if self._path and all(map(has_path, names)) else []
         print(f"=== python {' '.join([*arguments, *path])}", file=sys.stderr, flush=True)
         started, claims = time.monotonic(), list[dict[str, Any]]()
         with self._start([sys.executable, *arguments, *path, "--json"]) as process:
@@ -126,6 +140,8 @@ class Runner:
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[str]:
         environment = {**os.environ, **({"CI": "1"} if self._needs_peers else {})}
+        if self._is_quick:  # what runs for seconds is not worth the second compiler
+            environment["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1"
         with self._lock:
             if self._is_over:
                 raise SystemExit("not started: the run is over")

@@ -75,8 +75,7 @@ def measure(scratch: Path, rounds: int, batches: int, warm_up: int) -> list[Clai
         running = None
         if fault is None:
             running = opened.enter_context(full_size(scratch / "broker"))
-        spark = session(scratch, connector=fault is None)
-        opened.callback(spark.stop)
+        spark = opened.enter_context(session(scratch, connector=fault is None))
         spark.dataSource.register(Floor)
         queries: dict[str, Query] = {
             "ours": OurQuery(spark, scratch),

@@ -46,6 +46,15 @@ PROGRAMS: Final = (
     "staging",
     "open",
 )
+WITH_SPARK: Final = (
+    "spark_write",
+    "latency",
+    "spark_read",
+    "view_latest",
+    "table_view",
+    "previous_value",
+)
+"""Those that may share a Spark (bench/together.py): the others with one start and end it."""
 _ROOT: Final = Path(__file__).resolve().parent.parent
 FIGURES: Final = _ROOT / "docs" / "benchmarks.json"
 PAGE: Final = _ROOT / "docs" / "benchmarks.md"

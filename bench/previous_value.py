@@ -60,10 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:
         root = Path(directory, "log")
         count = build(root, key_count)
-        spark = session(Path(directory), conf=STATE_STORE)
         rates: dict[str, list[float]] = {"plain": [], "previous": []}
         mib = dict.fromkeys(rates, 0.0)
-        try:
+        with session(Path(directory), conf=STATE_STORE) as spark:
             table = kafkalog.KTable(spark, root, TOPIC)
             limits = {"maxOffsetsPerTrigger": str(count // batches)}
             for turn in range(rounds):
@@ -75,8 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     mib[name] = max(mib[name], seen.mib)
                     rows = spark.read.parquet(str(place / "rows"))
                     check(rows, count, key_count, has_previous=name == "previous")
-        finally:
-            spark.stop()
     claim = compare_figures(
         f"{count:,} changes of 100 bytes, each with the value before",
         rates["previous"],

@@ -92,8 +92,9 @@ class QueryProcess:
 
 
 class _Query:
-    def __init__(self, directory: Path, way: str, sink: str) -> None:
+    def __init__(self, directory: Path, way: str, sink: str, opened: contextlib.ExitStack) -> None:
         self._directory = directory
+        self._opened = opened
         self._way = way
         self._sink = sink
         self._spark: SparkSession | None = None
@@ -103,7 +104,7 @@ class _Query:
         """Start Spark, and let it run one job without Python."""
         from bench.ready_batches import ReadyBatches
 
-        self._spark = session(self._directory / self._way, memory="1g")
+        self._spark = self._opened.enter_context(session(self._directory, memory="1g"))
         self._spark.dataSource.register(ReadyBatches)
         self._spark.range(1000).selectExpr("sum(id)").collect()
         return True
@@ -122,6 +123,7 @@ class _Query:
             writer = writer.option("path", str(self._directory / "log")).option("topic", "out")
         checkpoint = self._directory / f"{self._way}-checkpoint"
         self._query = writer.option("checkpointLocation", str(checkpoint)).start()
+        self._opened.callback(self._query.stop)
         self._query.processAllAvailable()
         return time.perf_counter() - started
 
@@ -168,13 +170,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print would be taken for an answer
     directory, way, sink = sys.argv[1:]
-    query = _Query(Path(directory), way, sink)
-    for line in sys.stdin:
-        print(json.dumps(getattr(query, line.strip())()), file=answers)
-    if query._query is not None:
-        query._query.stop()
-    if query._spark is not None:
-        query._spark.stop()
+    with contextlib.ExitStack() as opened:
+        query = _Query(Path(directory), way, sink, opened)
+        for line in sys.stdin:
+            print(json.dumps(getattr(query, line.strip())()), file=answers)
 
 
 if __name__ == "__main__":

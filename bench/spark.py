@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONNECTOR = PEERS / "spark"
+CORES = 2
+"""Task slots."""
 
 
 def connector_fault() -> str | None:
@@ -27,38 +30,60 @@ def connector_fault() -> str | None:
     return None
 
 
+@contextlib.contextmanager
 def session(
-    scratch: Path,
+    place: Path | None = None,
     *,
-    cores: int = 2,
     memory: str = "2g",
     connector: bool = False,
     conf: Mapping[str, str] | None = None,
-) -> SparkSession:
-    """Start Spark with `cores` task slots; `connector` puts its Kafka connector on the class path.
+) -> Iterator[SparkSession]:
+    """Give a session with two task slots; `connector` puts Spark's for Kafka on the class path.
 
-    A process has one session: the driver's JVM is started by the first call.
+    `place` is where Spark's own files go, a directory; `conf` has settings of `spark.sql`. Spark is
+    started, and stopped in the end, unless it runs already (bench/together.py): then the session is
+    a new one of it, with settings and views of its own, but with Spark's memory and class path.
     """
     from pyspark.sql import SparkSession
 
+    of_sql = {"spark.sql.shuffle.partitions": str(CORES), **(conf or {})}
+    if running := SparkSession.getActiveSession():
+        made = running.newSession()
+        for name, value in of_sql.items():
+            made.conf.set(name, value)
+        _activate(made)
+        try:
+            yield made
+        finally:
+            _activate(running)
+        return
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = {
-        "spark.driver.memory": memory,
-        "spark.driver.host": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": str(scratch / "local"),
-        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.sql.shuffle.partitions": str(cores),
-        **({"spark.driver.extraClassPath": f"{CONNECTOR}/*"} if connector else {}),
-        **(conf or {}),
-    }
-    builder = SparkSession.builder.master(f"local[{cores}]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    made = builder.getOrCreate()
-    made.sparkContext.setLogLevel("ERROR")
-    return made
+    with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=place) as scratch:
+        settings = {
+            "spark.driver.memory": memory,
+            "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.local.dir": f"{scratch}/local",
+            "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+            **({"spark.driver.extraClassPath": f"{CONNECTOR}/*"} if connector else {}),
+            **of_sql,
+        }
+        builder = SparkSession.builder.master(f"local[{CORES}]")
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        made = builder.getOrCreate()
+        made.sparkContext.setLogLevel("ERROR")
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+def _activate(session: Any) -> None:
+    """Let Spark look for formats where this session has registered them."""
+    of_java = session._get_j_spark_session_class(session._jvm)
+    of_java.setActiveSession(session._jsparkSession)
 
 
 def driver_pid(spark: SparkSession) -> int:

@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import psutil
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 import kafkalog
 from bench import MORE, compare_figures, leave_out, report
@@ -49,7 +48,7 @@ from bench.spark import connector_fault, driver_pid, session, watched
 from tests.peers import kafka
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 NOW_MS: Final = 1_700_000_000_000
 STEP: Final = 250_000
@@ -107,8 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             broker = opened.enter_context(broker_of(root, topics, scratch))
         else:
             leave_out("Spark's Kafka connector", fault)
-        spark = session(scratch, connector=broker is not None)
-        opened.callback(spark.stop)
+        spark = opened.enter_context(session(scratch, connector=broker is not None))
         spark.dataSource.register(ReadyBatches)
         for partitions, codec in shapes:
             ways = make_ways(spark, scratch, topic_of(partitions, codec), broker)
@@ -193,7 +191,7 @@ def take_turns(ways: dict[str, DataFrame], rounds: int, without: int | None) -> 
         rows = set()
         for name in list(ways)[:: -1 if turn % 2 else 1]:
             found, frame = all_found[name], ways[name]
-            used, started = cpu_seconds(), time.perf_counter()
+            used, started = cpu_seconds(frame.sparkSession), time.perf_counter()
             if turn > rounds:
                 with watched(frame.sparkSession, without=without) as peak:
                     rows.add(rows_of(frame, COLUMNS))
@@ -202,17 +200,15 @@ def take_turns(ways: dict[str, DataFrame], rounds: int, without: int | None) -> 
                 rows.add(rows_of(frame, COLUMNS))
             if 0 < turn <= max(rounds, 1):
                 found.seconds.append(time.perf_counter() - started)
-                found.cpu.append(cpu_seconds() - used)
+                found.cpu.append(cpu_seconds(frame.sparkSession) - used)
         if len(rows) > 1:
             raise SystemExit(f"the ways give different rows: {rows}")
     return all_found
 
 
-def cpu_seconds() -> float:
+def cpu_seconds(spark: SparkSession) -> float:
     """Return the processor time that Spark's JVM and all below it have used."""
     total = 0.0
-    spark = SparkSession.getActiveSession()
-    assert spark is not None
     jvm = psutil.Process(driver_pid(spark))
     for process in [jvm, *jvm.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):

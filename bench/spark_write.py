@@ -84,8 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             running = opened.enter_context(full_size(scratch / "broker"))
         # A task for each of a micro-batch's files, however small.
         conf = {"spark.sql.files.minPartitionNum": str(TASKS)}
-        spark = session(scratch, connector=fault is None, conf=conf)
-        opened.callback(spark.stop)
+        spark = opened.enter_context(session(scratch, connector=fault is None, conf=conf))
         spark.dataSource.register(Floor)
         writes = Writes(spark, scratch, running)
         for partitions, codec in CASES[-1:] if options.quick else CASES:

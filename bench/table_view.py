@@ -74,16 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         scratch = Path(directory)
         log = scratch / "log"
         build(log, options.keys)
-        spark = session(scratch, memory="1g")
-        try:
+        with session(scratch, memory="1g") as spark:
             rebuilt = Rebuilding(spark, log, options)
             for number in range(options.rounds + 1):
                 rebuilt.round(scratch / str(number), is_last=number == options.rounds)
             report(rebuilt.claim(), as_json=options.json)
             report(follow(rebuilt.view, log, rebuilt.database, options), as_json=options.json)
             rebuilt.view.stop()
-        finally:
-            spark.stop()
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -94,13 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fault = kafka.fault() or connector_fault()
         if fault is not None:
             leave_out("Spark's Kafka connector", fault)
-        spark = session(
-            scratch,
-            memory="3g",
-            connector=fault is None,
-            conf={"spark.sql.shuffle.partitions": "8"},
-        )
-        try:
+        conf = {"spark.sql.shuffle.partitions": "8"}
+        with session(scratch, memory="3g", connector=fault is None, conf=conf) as spark:
             left, keys = count, count // TIMES
             for state in ("before", "after"):
                 if state == "after":
@@ -116,8 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 restored = restore(root, keys, rounds)
                 claim = at_rate(f"{title}, without Spark", left, restored)
                 report(claim, as_json=options.json)
-        finally:
-            spark.stop()
 
 
 def fill(root: Path, count: int) -> None:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from bench import LESS, MORE, Claim, compare, compare_figures, in_turn, leave_out, report
+from bench import LESS, MORE, Claim, compare, compare_figures, in_turn, leave_out, report, together
 from bench import page as pages
-from bench.__main__ import Runner
-from bench.page import PROGRAMS, Result, Results, has_path
+from bench.__main__ import Runner, grouped
+from bench.page import PROGRAMS, WITH_SPARK, Result, Results, has_path
 
 BENCH = Path(pages.__file__).parent
 CODEC = "100-byte records, {0}, batches of {1}"
@@ -212,7 +214,7 @@ def test_what_a_program_says_besides_its_claims_is_passed_on(
     programs: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs("talks", f"print('a word'); {CLAIM_LINE}")
-    result = Runner(None, is_quick=True, needs_peers=False).run("talks")
+    result = Runner(None, is_quick=True, needs_peers=False).run(["talks"])
     assert result is not None
     assert result.claims == [{"claim": "c"}]
     found = capsys.readouterr()
@@ -224,14 +226,14 @@ def test_a_result_names_the_whole_command_but_for_the_disk(
     programs: Callable[[str, str], None], tmp_path: Path
 ) -> None:
     programs("talks", CLAIM_LINE)
-    result = Runner(tmp_path, is_quick=True, needs_peers=False).run("talks")
+    result = Runner(tmp_path, is_quick=True, needs_peers=False).run(["talks"])
     assert result is not None
     assert result.command == "python -m bench.talks --quick"
 
 
 def test_what_is_written_down_has_its_peers(programs: Callable[[str, str], None]) -> None:
     programs("lonely", f"{CLAIM_LINE}\nimport bench\nbench.leave_out('Kafka', 'no Java')")
-    assert Runner(None, is_quick=True, needs_peers=True).run("lonely") is None
+    assert Runner(None, is_quick=True, needs_peers=True).run(["lonely"]) is None
 
 
 def test_a_quick_program_that_does_not_end_is_ended(
@@ -244,8 +246,42 @@ def test_a_quick_program_that_does_not_end_is_ended(
         f"{CLAIM_LINE}\nimport time\ntry:\n    time.sleep(60)\n"
         f"finally:\n    open({str(mark)!r}, 'w').close()\n",
     )
-    assert Runner(None, is_quick=True, needs_peers=False).run("hangs") is None
+    assert Runner(None, is_quick=True, needs_peers=False).run(["hangs"]) is None
     assert mark.exists()
+
+
+def test_a_quick_run_has_one_spark_for_all_programs_that_can_share_it() -> None:
+    first, *others = grouped(PROGRAMS)
+    assert first == [*WITH_SPARK]
+    assert others == [[name] for name in PROGRAMS if name not in WITH_SPARK]
+    assert grouped(["latency", "codec"]) == [["latency"], ["codec"]]
+    assert grouped(["codec"]) == [["codec"]]
+    for name in PROGRAMS:
+        source = (BENCH / f"{name}.py").read_text()
+        uses_spark = re.search(r"^from bench.spark import .*\bsession\b", source, re.M) is not None
+        assert uses_spark == (name in WITH_SPARK)
+
+
+def test_programs_that_run_together_are_all_run_and_those_that_break_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = []
+
+    def program(name: str, fault: BaseException | None) -> None:
+        def main(arguments: Sequence[str]) -> None:
+            done.append((name, *arguments))
+            if fault is not None:
+                raise fault
+
+        module = types.ModuleType(f"bench.{name}")
+        monkeypatch.setattr(module, "main", main, raising=False)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    program("fails", ValueError("no"))
+    program("exits", SystemExit("wrong"))
+    program("works", None)
+    assert together.run(["fails", "exits", "works"], ["--quick"]) == ["fails", "exits"]
+    assert done == [("fails", "--quick"), ("exits", "--quick"), ("works", "--quick")]
 
 
 def test_sigterm_ends_the_programs_too(

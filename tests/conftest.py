@@ -31,6 +31,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
 )
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+# No JVM of a test runs long enough to gain from the second compiler, which takes half a processor.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 import pytest  # noqa: E402 - the environment comes first
 

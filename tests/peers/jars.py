@@ -44,10 +44,13 @@ class Jars:
 
     def run(self, program: Program, *arguments: str, directory: Path, timeout: float) -> Ended:
         """Run a program to its end."""
+        # A JVM that finds options there says so, in the midst of what the program says.
+        quiet = {name: value for name, value in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
         result = subprocess.run(
             self._command(program, arguments),
             check=False,
             cwd=directory,
+            env=quiet,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -66,7 +66,7 @@ def read_last_cleaning(directory: Path) -> LastCleaning | None:
     """Return the last cleaning of a partition; None for none, or an unknown one."""
     try:
         content = json.loads((directory / layout.LAST_CLEANING).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(content, dict) or content.get("version") != _VERSION:
         return None

@@ -331,7 +331,7 @@ def _read_deaths(directory: Path) -> int:
     """How many cleanings in a row that spilled did not come to an end."""
     try:
         content = json.loads((directory / layout.SPILLING).read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return 0
     deaths = content.get("deaths") if isinstance(content, dict) else None
     return deaths if isinstance(deaths, int) else 0

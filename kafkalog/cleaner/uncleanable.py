@@ -65,7 +65,7 @@ def read_uncleanable(directory: Path) -> Uncleanable | None:
         return None
     except OSError as fault:
         return Uncleanable(f"{path}: {fault.strerror}")
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Uncleanable(f"{path}: expected a mark of the cleaner; remove the file to go on")
     numbers = (mark.failures, mark.since_ms, mark.retry_at_ms)
     is_sound = isinstance(mark.reason, str) and all(isinstance(n, int) for n in numbers)

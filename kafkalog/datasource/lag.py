@@ -97,7 +97,7 @@ def _offsets(source: Any, name: str) -> Offsets | None:
     try:
         nested = json.loads(found) if isinstance(found, str) else found
         return from_json(nested) if isinstance(nested, Mapping) else None
-    except (ValueError, InvalidInputError):
+    except (ValueError, RecursionError, InvalidInputError):
         return None
 
 

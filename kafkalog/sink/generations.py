@@ -79,7 +79,14 @@ class Generations:
             earlier = [str(query_id) for query_id in about.get("query_ids", [])]
             was_emptied = about.get("was_emptied") is True
             return str(about["topic"]), str(about["topic_id"]), earlier, was_emptied
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as fault:
             raise InvalidInputError(
                 f"{path}: it should say which topic the view's checkpoint {number} reads, but "
                 f"cannot be read ({fault!r}); is this the checkpoint of a view?"

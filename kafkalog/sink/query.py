@@ -135,7 +135,7 @@ def _kafka_offsets(text: str) -> EndOffsets:
     """Return the offsets of one source, {} when they are not those of a Kafka log."""
     try:
         offsets = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(offsets, dict):
         return {}
@@ -165,7 +165,7 @@ def checkpoint_query_id(location: str | None) -> str | None:
         return None
     try:
         return str(json.loads((directory / "metadata").read_text())["id"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

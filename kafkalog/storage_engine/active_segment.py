@@ -59,8 +59,9 @@ class ActiveSegment:
         has fewer bytes, and OSError.
         """
         self.base_offset, self.size = base_offset, size
-        self.has_new_name = False
-        """Whether a file has appeared since it was opened, whose name the directory must sync."""
+        self.has_new_name = size == 0
+        """Whether the directory must sync a name: a file has appeared since it was opened, or may
+        have before. An empty segment is made anew after a failure, which may be a failure, too."""
         self._stem = f"{directory}/{layout.segment_file(base_offset, '')}"
         self._config = config
         self._index_slots = config.segment_index_bytes // layout.OFFSET_INDEX_ENTRY.size
@@ -313,6 +314,13 @@ class ActiveSegment:
             if fd >= 0:
                 files.sync_file(fd)
         self.close()
+
+    def reopen(self) -> None:
+        """Open the files once more, after `close`: nobody else has touched them meanwhile."""
+        flags = os.O_RDWR | os.O_CLOEXEC
+        self._log_fd = os.open(self._stem + layout.LOG, flags)
+        self._index_fd = os.open(self._stem + layout.INDEX, flags)
+        self._time_index_fd = os.open(self._stem + layout.TIME_INDEX, flags)
 
     def close(self) -> None:
         """Close the files; nothing is undone."""

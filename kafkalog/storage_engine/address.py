@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine import layout
 
 if TYPE_CHECKING:
@@ -57,7 +57,10 @@ def is_broker_directory(root: Path) -> bool:
 
 def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
     """Return the directories of a broker, if they are; several can only be."""
-    is_broker = [is_broker_directory(root) for root in roots]
+    try:
+        is_broker = [is_broker_directory(root) for root in roots]
+    except PermissionError as fault:
+        raise StorageError(f"{fault.filename}: cannot be looked at: {fault.strerror}") from fault
     if len(roots) > 1 and not all(is_broker):
         raise InvalidInputError(
             f"{roots[is_broker.index(False)]}: no Kafka broker's log directory (it has no "

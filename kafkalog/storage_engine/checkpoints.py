@@ -128,10 +128,12 @@ def write_cleaner_checkpoint(root: Path, state: State) -> None:
 def _write_offsets(
     root: Path, name: str, state: State, entries: Iterable[tuple[str, int, int]]
 ) -> None:
+    # Of a deleted topic there may be directories, also of a creation of its name that has failed.
+    ours = {*state.topics, *(deleted.name for deleted in state.deleting.values())}
     foreign = [
         (topic, number, offset)
         for (topic, number), offset in _readable(root / name).items()
-        if topic not in state.topics and (root / layout.partition_directory(topic, number)).is_dir()
+        if topic not in ours and (root / layout.partition_directory(topic, number)).is_dir()
     ]
     files.write_atomically(root / name, checkpoint([*entries, *foreign]))
 
@@ -210,7 +212,7 @@ def read_topic_id(directory: Path, name: str = layout.PARTITION_METADATA) -> str
     `name` is that of the file. Raises StorageError for one that is there and says no valid id.
     """
     data = _content(directory, name)
-    if not data:
+    if data is None or not data.strip(b"\0"):  # nothing, or zeros: a power cut came before its sync
         return None
     path, text = directory / name, data.decode(errors="replace")
     pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)

@@ -108,6 +108,7 @@ def append_staged(
     now_ms: int,
 ) -> dict[tuple[str, int], tuple[int, int]]:
     """Verify every staged byte, then append run by run in ascending Spark partition."""
+    _check_names(staged)
     ordered = sorted(staged, key=lambda message: message.spark_partition)
     for message in ordered:
         _refuse_gone_topics(transaction, message)
@@ -214,8 +215,23 @@ def staged_paths(root: Path, state: State, matches: Callable[[str], bool]) -> li
     return found
 
 
+def _check_names(staged: Sequence[StagedMessage | None]) -> None:
+    """Refuse messages that name other files than tasks stage: such are read, renamed and removed.
+
+    Raises InvalidInputError.
+    """
+    for message in staged:
+        for file in message.files if message else ():
+            if not layout.is_staged_path(file.name):
+                raise InvalidInputError(
+                    f"{file.name!r} is no staged file below the log's directory: the message was "
+                    "not made by a task of kafkalog"
+                )
+
+
 def remove_staged(root: Path, staged: Sequence[StagedMessage | None]) -> None:
     """Remove the staged files that messages name; large ones with their indexes."""
+    _check_names(staged)
     for message in staged:
         for file in message.files if message else ():
             stem = file.name.removesuffix(layout.STAGED)

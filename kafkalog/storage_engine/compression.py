@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.batch import Buffer
@@ -276,19 +276,20 @@ def _zstd_decompress(data: Buffer, limit: int) -> bytes:
     if not data:
         raise ValueError("expected a zstd stream, found no data")
     # A stream, not one call: frames need not tell their size, and there may be several.
-    parts = []
+    parts: list[Any] = []
     size = 0
     read_size = max(READ_SIZE_MIN, 8 * len(data))
     try:
         with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
-            while part := stream.read(min(read_size, limit - size + 1)):
-                size += len(part)
+            # Not `read`: where that fails, pyarrow never gives back the bytes it was to fill.
+            while (part := stream.read_buffer(min(read_size, limit - size + 1))).size:
+                size += part.size
                 if size > limit:
                     raise _too_large(limit)
                 parts.append(part)
     except OSError as error:
         raise ValueError(f"expected a zstd stream, found {error}") from error
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return bytes(parts[0].to_pybytes()) if len(parts) == 1 else b"".join(parts)
 
 
 _WRITERS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import resource
 
-__all__ = ["raise_descriptor_limit"]
+__all__ = ["descriptor_limit", "raise_descriptor_limit"]
+
+
+def descriptor_limit() -> float:
+    """Return how many files this process may have open as it is."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return float("inf") if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_descriptor_limit() -> bool:

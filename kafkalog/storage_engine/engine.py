@@ -39,7 +39,7 @@ from kafkalog.storage_engine.record_batches import record_batches
 from kafkalog.storage_engine.retention import RetentionStats
 from kafkalog.storage_engine.staging import NewTopic, StagedMessage, StagedWriter
 from kafkalog.storage_engine.state import PartitionState, State, TopicState
-from kafkalog.storage_engine.transaction import Transaction
+from kafkalog.storage_engine.transaction import Transaction, disk_faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -197,14 +197,14 @@ class Engine:
         An OSError becomes a StorageError that says which file it was about.
         """
         self._check_writable()
-        with self._root_lock.shared() as check_lock, self._commit_lock.exclusive():
+        with (
+            disk_faults(self.root),
+            self._root_lock.shared() as check_lock,
+            self._commit_lock.exclusive(),
+        ):
             transaction = Transaction(self.root, self._journal, self._journal.settle(), check_lock)
             try:
                 yield transaction
-            except OSError as fault:
-                transaction.abandon(fault)
-                where = fault.filename or self.root
-                raise StorageError(f"{where}: the disk refused ({fault.strerror})") from fault
             except BaseException as fault:
                 transaction.abandon(fault)
                 raise

@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,6 +23,22 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 _PIECE_SIZE = 1 << 20
 _SIDE_BY_SIDE_MIN, _SIDE_BY_SIDE_MAX = 8, 16
 """Fewer syncs are not worth their threads; more at once are no faster."""
+
+
+@contextlib.contextmanager
+def _named(fd: int) -> Iterator[None]:
+    """Let an OSError say which file it was about: of a descriptor the system does not."""
+    try:
+        yield
+    except OSError as fault:
+        _name(fault, fd)
+        raise
+
+
+def _name(fault: OSError, fd: int) -> None:
+    if fault.filename is None:
+        with contextlib.suppress(OSError):
+            fault.filename = os.readlink(f"/proc/self/fd/{fd}")
 
 
 # --- bytes ---------------------------------------------------------------------------------------
@@ -41,32 +57,39 @@ def open_to_read(path: Path) -> int:
 
 def read_at(fd: int, size: int, position: int) -> bytes:
     """Read `size` bytes at `position`; fewer only at the end of the file."""
-    data = os.pread(fd, size, position)
-    while 0 < len(data) < size:
-        part = os.pread(fd, size - len(data), position + len(data))
-        if not part:
-            break
-        data += part
+    try:
+        data = os.pread(fd, size, position)
+        while 0 < len(data) < size:
+            part = os.pread(fd, size - len(data), position + len(data))
+            if not part:
+                break
+            data += part
+    except OSError as fault:
+        _name(fault, fd)
+        raise
     return data
 
 
 def write_at(fd: int, data: Buffer, position: int) -> None:
     """Write all of `data` at `position`, however the kernel splits it."""
     view = memoryview(data)
-    while view:
-        count = os.pwrite(fd, view, position)
-        view = view[count:]
-        position += count
+    with _named(fd):
+        while view:
+            count = os.pwrite(fd, view, position)
+            view = view[count:]
+            position += count
 
 
 def truncate(fd: int, size: int) -> None:
     """Cut, or extend with zeros, an open file to `size` bytes."""
-    os.ftruncate(fd, size)
+    with _named(fd):
+        os.ftruncate(fd, size)
 
 
 def preallocate(fd: int, size: int) -> None:
     """Give an open file at least `size` bytes of disk, zeros beyond its end; raises OSError."""
-    os.posix_fallocate(fd, 0, size)
+    with _named(fd):
+        os.posix_fallocate(fd, 0, size)
 
 
 def free_space(directory: Path) -> int:
@@ -80,12 +103,14 @@ def free_space(directory: Path) -> int:
 
 def sync_file(fd: int) -> None:
     """Make the content and the size of an open file durable."""
-    os.fsync(fd)
+    with _named(fd):
+        os.fsync(fd)
 
 
 def sync_data(fd: int) -> None:
     """Make the content of an open file durable; for files that do not grow."""
-    os.fdatasync(fd)
+    with _named(fd):
+        os.fdatasync(fd)
 
 
 def sync_path(path: Path) -> None:
@@ -101,7 +126,8 @@ def sync_directory(path: Path) -> None:
     """Make names that appeared in, or vanished from, a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        with _named(fd):
+            os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -167,7 +193,10 @@ def remove(path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory and the files in it."""
+    """Remove a directory and the files in it; of a symbolic link nothing but the link."""
+    if path.is_symlink():
+        remove(path)
+        return
     for entry in sorted(path.iterdir()):
         remove(entry)
     os.rmdir(path)

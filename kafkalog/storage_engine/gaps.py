@@ -197,9 +197,15 @@ class GapFile:
         if self._by_base is None:
             grouped: dict[int, list[list[_Part]]] = {}
             for part in self.parts():
+                sections = grouped.setdefault(part.base_offset, [])
                 if part.number == 0:
-                    grouped.setdefault(part.base_offset, []).append([])
-                grouped[part.base_offset][-1].append(part)
+                    sections.append([])
+                if not sections:
+                    expected = f"the first part of the gaps of offset {part.base_offset}"
+                    raise CorruptLogError(
+                        self.path, layout.GAPS_HEADER.size, expected, f"part {part.number}"
+                    )
+                sections[-1].append(part)
             self._by_base = grouped
         return self._by_base
 

@@ -47,6 +47,16 @@ _READ_TRIES = 200
 _READ_PAUSE_S = 0.001
 _PIECE_SIZE = 256 << 10
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+_NO_CHANGE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What comes of a record that has the right checksum, and says what no commit can say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,8 @@ class Journal:
     def _open(self, flags: int) -> int:
         try:
             return os.open(self.path, flags | os.O_CLOEXEC)
+        except PermissionError as fault:
+            raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
         except FileNotFoundError as fault:
             if not self.path.with_name(layout.COMMIT_RELEASED).exists():
                 raise
@@ -259,12 +271,23 @@ class Journal:
                 raise CorruptJournalError(
                     self.path, end, f"record {number + 1}", "bytes that are no record"
                 )
-            if gathered is None or not merge_change(gathered, found[2]):
-                replay = replay if gathered is None else replay.after(end, number, gathered)
-                gathered = found[2]
+            try:
+                if gathered is None or not merge_change(gathered, found[2]):
+                    replay = replay if gathered is None else replay.after(end, number, gathered)
+                    gathered = found[2]
+            except _NO_CHANGE as fault:
+                raise self._unbelievable(end, fault) from fault
             end, number, _ = found
-        replay = replay if gathered is None else replay.after(end, number, gathered)
+        try:
+            replay = replay if gathered is None else replay.after(end, number, gathered)
+        except _NO_CHANGE as fault:
+            raise self._unbelievable(end, fault) from fault
         return replay.synced() if header.outlived else replay
+
+    def _unbelievable(self, position: int, fault: Exception) -> CorruptJournalError:
+        """Return the error for records up to `position`, or at it, that say what none can say."""
+        found = f"{type(fault).__name__}: {str(fault)[:80]}"
+        return CorruptJournalError(self.path, position, "records of what commits changed", found)
 
     def _next_record(
         self, fd: int, position: int, number_before: int, reader: _Reader | None = None
@@ -284,7 +307,19 @@ class Journal:
         payload = reader.read(length, position + len(head))
         if len(payload) < length or _checksum(number, payload) != checksum:
             return None
-        return position + len(head) + length, number, json.loads(payload.decode("ascii"))
+        try:
+            change = json.loads(payload.decode("ascii"))
+            self._check_topics(change, position)
+        except _NO_CHANGE as fault:
+            raise self._unbelievable(position, fault) from fault
+        return position + len(head) + length, number, change
+
+    def _check_topics(self, change: Mapping[str, Any], position: int) -> None:
+        """Refuse names that Kafka forbids: they are parts of paths, which may lead elsewhere."""
+        deleted = [entry[0] for entry in change.get("deleting", {}).values() if entry]
+        for name in (*change.get("topics", ()), *deleted):
+            if layout.topic_name_fault(name) is not None:
+                raise CorruptJournalError(self.path, position, "a topic's name", repr(name))
 
     # --- writing, under the commit lock ----------------------------------------------------------
 
@@ -311,7 +346,10 @@ class Journal:
                 known = self._read(fd, header)
             replay = known
             while (found := self._next_record(fd, replay.end, replay.state.number)) is not None:
-                replay = replay.after(*found)
+                try:
+                    replay = replay.after(*found)
+                except _NO_CHANGE as fault:
+                    raise self._unbelievable(replay.end, fault) from fault
                 if header.outlived:
                     replay = known  # relaxed records that a power cut has made unbelievable
                     break

@@ -395,6 +395,17 @@ def parse_staged(name: str) -> tuple[str, int, int] | None:
     return fields[0], int(fields[1]), int(fields[3]) & 0xFFFF_FFFF
 
 
+def is_staged_path(name: str) -> bool:
+    """Tell whether a path below the root is one at which a sink task stages a file.
+
+    That is in the root itself, or in a partition's directory, and never outside of it.
+    """
+    directory, slash, file = name.rpartition("/")
+    if slash and parse_partition_directory(directory) is None:
+        return False
+    return file.endswith(STAGED) and parse_staged(file) is not None
+
+
 # --- ours: the `commit` journal ------------------------------------------------------------------
 JOURNAL_HEADER: Final = struct.Struct(
     ">8s"  # magic: JOURNAL_MAGIC

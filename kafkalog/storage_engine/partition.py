@@ -440,15 +440,16 @@ class Appender:
         try:
             size, position, next_offset = os.fstat(fd).st_size, 0, base_offset
             while position < size:
-                header = batch.parse_header(files.read_at(fd, layout.BATCH_OVERHEAD, position))
-                first = base_offset + header.base_offset
-                files.write_at(fd, layout.STAMP_OFFSET.pack(first), position)
-                files.write_at(
-                    fd,
-                    layout.STAMP_EPOCH.pack(self.state.leader_epoch),
-                    position + layout.EPOCH_POSITION,
-                )
-                next_offset = first + header.last_offset_delta + 1
+                head = files.read_at(fd, layout.BATCH_OVERHEAD, position)
+                header = batch.read_header(head, 0, size - position)
+                expected = layout.MAGIC, next_offset - base_offset
+                if header is None or (header.magic, header.base_offset) != expected:
+                    what = f"a staged segment has no next batch at byte {position}"
+                    raise StorageError(f"{self.directory}: {what}; run the batch again")
+                files.write_at(fd, layout.STAMP_OFFSET.pack(next_offset), position)
+                epoch = layout.STAMP_EPOCH.pack(self.state.leader_epoch)
+                files.write_at(fd, epoch, position + layout.EPOCH_POSITION)
+                next_offset += header.last_offset_delta + 1
                 position += header.size
             files.sync_file(fd)
             return next_offset

@@ -12,10 +12,24 @@ from kafkalog.errors import StorageError
 from kafkalog.storage_engine import checkpoints, files, layout
 
 _PIECE_SIZE: Final = 1 << 20
+_MADE: Final = {
+    layout.UNRECORDED,
+    layout.PARTITION_METADATA,
+    layout.SEGMENTS_LOCK,
+    layout.SEGMENTS_TURNSTILE,
+    layout.CLEANER_LOCK,
+    layout.LEADER_EPOCH_CHECKPOINT,
+    layout.segment_file(0, layout.LOG),
+}
+"""What `create_partition` makes, besides the canary."""
+_suspect: set[Path] = set()
+"""Directories whose pages may only pretend to be clean: they could not be written again, yet."""
 
 
 def sync_segments(directory: Path, base_offset: int) -> None:
     """Sync every `.log` of a partition from `base_offset` on, and the directory."""
+    if directory in _suspect:
+        write_segments_again(directory, base_offset)
     for log in _logs(directory, base_offset):
         with contextlib.suppress(FileNotFoundError):  # a cleaner replaced it, by synced files
             files.sync_path(log)
@@ -27,8 +41,9 @@ def write_segments_again(directory: Path, base_offset: int) -> None:
 
     For files that cannot be cut after a failed sync, since readers have been shown what is in them:
     their pages may only pretend to be clean, and the next sync would write nothing and succeed. The
-    caller holds the commit lock. Raises OSError.
+    caller holds the commit lock. Raises OSError: then `sync_segments` of this process tries again.
     """
+    _suspect.add(directory)
     for log in _logs(directory, base_offset):
         try:
             fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
@@ -39,6 +54,7 @@ def write_segments_again(directory: Path, base_offset: int) -> None:
                 files.write_at(fd, files.read_at(fd, _PIECE_SIZE, position), position)
         finally:
             os.close(fd)
+    _suspect.discard(directory)
 
 
 def _logs(directory: Path, base_offset: int) -> Iterator[Path]:
@@ -53,9 +69,9 @@ def create_partition(directory: Path, topic_id: str) -> None:
 
     A directory of that name that an earlier process left before its topic was recorded is removed
     first, with the records of the commit it died in; any other that holds records, or was not made
-    by us, is an error.
+    by us, is an error. So is a symbolic link: nothing is removed where it leads to.
     """
-    if directory.exists():
+    if directory.is_symlink() or directory.exists():
         _remove_leftover(directory)
     files.make_directory(directory)
     files.create(directory / layout.UNRECORDED)
@@ -109,9 +125,12 @@ def check_topic_id(directory: Path, topic_id: str) -> None:
 
 
 def _remove_leftover(directory: Path) -> None:
-    logs = [path for path in directory.iterdir() if path.name.endswith(layout.LOG)]
-    is_ours = (directory / layout.CANARY).exists() or not logs
-    is_unrecorded = (directory / layout.UNRECORDED).exists()
+    is_link = directory.is_symlink()
+    names = set() if is_link else set(os.listdir(directory))
+    logs = [directory / name for name in names if name.endswith(layout.LOG)]
+    # Where the canary is not there, or its name was lost, nothing is but what is made beside it.
+    is_ours = not is_link and (layout.CANARY in names or names <= _MADE)
+    is_unrecorded = layout.UNRECORDED in names
     if not is_ours or (not is_unrecorded and any(path.stat().st_size for path in logs)):
         raise StorageError(
             f"{directory}: the directory exists and is not a partition of this log; "

@@ -13,6 +13,7 @@ Kafka: UnifiedLog.deleteOldSegments, UnifiedLog.maybeIncrementLogStartOffset.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kafkalog.errors import InvalidInputError, LockedByBrokerError, OffsetOutOfRangeError
+from kafkalog.errors import (
+    InvalidInputError,
+    LockedByBrokerError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from kafkalog.storage_engine import checkpoints, layout, locks
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.index import TimeIndex
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["RetentionStats", "apply_retention", "count_expired", "delete_records"]
 
 _logger = logging.getLogger(__name__)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 HIGH_WATERMARK = -1
 """Stands for the high watermark in `delete_records`, as in Kafka's DeleteRecords."""
 
@@ -195,20 +202,38 @@ def retain_partition(
             return None
         with locks.SegmentsLock(directory).exclusive():
             finish_swaps(directory)
+        try:
+            with engine.transaction() as transaction:
+                return _retain(transaction, directory, topic, partition, now_ms)
+        except StorageError as fault:
+            if not (isinstance(fault.__cause__, OSError) and fault.__cause__.errno in _NO_SPACE):
+                raise
+        # To close the active segment takes space, which the others may make.
         with engine.transaction() as transaction:
-            return _retain(transaction, directory, topic, partition, now_ms)
+            return _retain(transaction, directory, topic, partition, now_ms, may_roll=False)
 
 
 def _retain(
-    transaction: Transaction, directory: Path, topic: str, partition: int, now_ms: int
+    transaction: Transaction,
+    directory: Path,
+    topic: str,
+    partition: int,
+    now_ms: int,
+    *,
+    may_roll: bool = True,
 ) -> RetentionStats | None:
-    """Raise the log start, then retire what lies below; under the cleaner and the commit lock."""
+    """Raise the log start, then retire what lies below; under the cleaner and the commit lock.
+
+    Where it may not roll, the active segment stays.
+    """
     known = transaction.topic(topic)
     state = known.partitions[partition]
     segments = _committed(directory, state)
     if not segments:
         return None
     count = count_expired(segments, state, TopicConfig.parse(known.config), now_ms)
+    if not may_roll:
+        count = min(count, len(segments) - 1)
     is_all = count == len(segments)
     first_kept = state.high_watermark if is_all else segments[count].base_offset
     log_start = max(state.log_start_offset, first_kept if count else 0)
@@ -218,7 +243,7 @@ def _retain(
         transaction.raise_log_start(topic, partition, log_start)
     if is_all or log_start > state.log_start_offset:
         transaction.publish(now_ms)
-    checkpoints.trim_leader_epochs(directory, log_start, state.high_watermark)
+    _trim_epochs(directory, log_start, state.high_watermark)
     transaction.check_lock()
     live = [segment.base_offset for segment in segments[count:]]
     with locks.SegmentsLock(directory).exclusive():
@@ -245,11 +270,16 @@ def delete_records(engine: Engine, topic: str, partition: int, before: int, *, n
         offset = _delete_records(transaction, topic, partition, before, now_ms)
         directory = engine.partition_directory(topic, partition)
         state = transaction.topic(topic).partitions[partition]
-        try:
-            checkpoints.trim_leader_epochs(directory, offset, state.high_watermark)
-        except OSError as fault:  # the records are deleted; the next retention trims them too
-            _logger.warning("%s: the leader epochs were not trimmed: %s", directory, fault)
+        _trim_epochs(directory, offset, state.high_watermark)
         return offset
+
+
+def _trim_epochs(directory: Path, log_start: int, high_watermark: int) -> None:
+    """Drop the epochs of records that are deleted; where the disk refuses, the next run does."""
+    try:
+        checkpoints.trim_leader_epochs(directory, log_start, high_watermark)
+    except OSError as fault:
+        _logger.warning("%s: the leader epochs were not trimmed: %s", directory, fault)
 
 
 def _delete_records(

@@ -11,12 +11,14 @@ A journal record is a change; `State.apply` gives the state after it. The invari
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from kafkalog.errors import UnknownTopicError
+from kafkalog.storage_engine import layout
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -53,6 +55,17 @@ class PartitionState:
 
 
 _PARTITION_FIELDS = tuple(f.name for f in dataclasses.fields(PartitionState))
+
+
+def _partition_state(values: Sequence[int]) -> PartitionState:
+    """Return what a record says of a partition; raises ValueError for what is no offset."""
+    fields = [int(value) for value in values[: len(_PARTITION_FIELDS)]]
+    if fields and not -1 <= min(fields) <= max(fields) <= layout.INT64_MAX:
+        raise ValueError(f"{fields}: expected numbers from -1 to {layout.INT64_MAX}")
+    found = PartitionState(*fields)
+    if found.leader_epoch > layout.INT32_MAX:
+        raise ValueError(f"{found.leader_epoch}: expected a leader epoch of 32 bits")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +136,10 @@ class State:
             ) from None
 
     def apply(self, number: int, change: Mapping[str, Any]) -> State:
-        """Return the state after a journal record: see `Change` for its form."""
+        """Return the state after a journal record: see `Change` for its form.
+
+        Raises ValueError, TypeError, KeyError and their like for a record that no commit writes.
+        """
         topics = dict(self.topics)
         deleting = dict(self.deleting) if change.get("deleting") else self.deleting
         for topic_id, deleted in change.get("deleting", EMPTY).items():
@@ -132,25 +148,29 @@ class State:
                 deleting.pop(topic_id, None)
                 continue
             name, count, remove_at_ms = deleted
+            _check_topic(name, topic_id, int(count))
             deleting[topic_id] = DeletedTopic(name, topic_id, int(count), int(remove_at_ms))
             if name in topics and topics[name].topic_id == topic_id:
                 del topics[name]
         for name, entry in change.get("topics", EMPTY).items():
             known = topics.get(name)
             partitions = tuple(known.partitions) if known else ()
+            _check_topic(name, str(entry["id"]), int(entry["partitions"]))
             missing = int(entry["partitions"]) - len(partitions)
             topics[name] = TopicState(
                 name,
                 str(entry["id"]),
                 MappingProxyType(dict(entry["config"])),
                 partitions + (PartitionState(),) * missing,
-                frozenset(entry.get("absent", ())),
+                frozenset(map(int, entry.get("absent", ()))),
             )
         for name, entries in change.get("partitions", EMPTY).items():
             known = topics[name]
             changed = list(known.partitions)
             for partition, values in entries.items():
-                changed[int(partition)] = PartitionState(*values[: len(_PARTITION_FIELDS)])
+                if not 0 <= int(partition) < len(changed):
+                    raise IndexError(f"partition {partition} of {len(changed)} of topic {name!r}")
+                changed[int(partition)] = _partition_state(values)
             topics[name] = TopicState(
                 name, known.topic_id, known.config, tuple(changed), known.absent
             )
@@ -160,7 +180,7 @@ class State:
             if fields is None:
                 writers.pop(writer, None)
             else:
-                writers[writer] = WriterState(*fields)
+                writers[writer] = WriterState(*map(int, fields))
         time_ms = int(change.get("time_ms", self.time_ms))
         if "unsynced" not in change:
             return State(number, time_ms, topics, writers, synced_ms=time_ms, deleting=deleting)
@@ -188,6 +208,15 @@ class State:
         return change.record(self.time_ms)
 
 
+def _check_topic(name: str, topic_id: str, partitions: int) -> None:
+    """Raise ValueError for an id that is no topic's, and for more directories than are made."""
+    if not _TOPIC_ID.fullmatch(topic_id):
+        raise ValueError(f"topic {name!r}: {topic_id!r} is no topic id")
+    if not 0 < partitions <= layout.PARTITIONS_MAX:
+        raise ValueError(f"topic {name!r}: {partitions} partitions")
+
+
+_TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 _MERGED = frozenset({"time_ms", "rows", "partitions", "writers"})
 
 

@@ -4,7 +4,7 @@ The journal record comes first: with it the topic is gone, and its id is remembe
 directory gets Kafka's name for a deleted one (`layout.deleted_directory`), so that a topic of the
 same name can be created; `file.delete.delay.ms` after the deletion they are removed, and the id is
 forgotten. A process may die anywhere: whoever opens the log for writing next, sweeps it, or creates
-a topic of that name, goes on.
+a topic of that name, goes on. Of a directory that is a symbolic link only the link goes.
 
 A directory is moved under its cleaner lock, the commit lock and its segments lock: so no cleaning,
 commit or listing is under way in it. A running cleaning notices that its topic is gone and lets go.
@@ -16,6 +16,7 @@ Kafka: LogManager.asyncDelete, LogManager.deleteLogs.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["finish_deletions", "with_directories_away"]
 
 _Result = TypeVar("_Result")
+_logger = logging.getLogger(__name__)
 
 
 def finish_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None) -> int:
@@ -45,6 +47,10 @@ def finish_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None
             _remove(engine, deleted)
             with engine.transaction() as transaction:
                 if deleted.topic_id in transaction.state.deleting:
+                    # Else they would say of a new topic of that name where the old one ended.
+                    if transaction.state.unsynced:
+                        transaction.publish(now_ms)
+                    checkpoints.write_root_checkpoints(engine.root, transaction.state)
                     transaction.forget_deleted(deleted.topic_id)
                     transaction.publish(now_ms)
             count += 1
@@ -84,9 +90,17 @@ def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
                     is_moved = True
     files.sync_directory(engine.root)
     if is_moved:
-        with engine.transaction() as transaction:
-            checkpoints.write_cleaner_checkpoint(engine.root, transaction.state)
+        _forget_cleaned(engine)
     return is_whole
+
+
+def _forget_cleaned(engine: Engine) -> None:
+    """Take the topic out of the cleaner's checkpoint, which a full disk must not hold up."""
+    with engine.transaction() as transaction:
+        try:
+            checkpoints.write_cleaner_checkpoint(engine.root, transaction.state)
+        except OSError as fault:  # the next one that is written leaves it out, too
+            _logger.warning("%s: the cleaner's checkpoint was not written: %s", engine.root, fault)
 
 
 def _is_of(directory: Path, deleted: DeletedTopic) -> bool:

@@ -8,6 +8,7 @@ record, move `published_end`. An exception before `publish` undoes everything.
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import logging
 import uuid
@@ -18,10 +19,13 @@ from typing import Any
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, StorageError
 from kafkalog.storage_engine import checkpoints, files, layout, partition, partition_directory
 from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.descriptor_limit import descriptor_limit, raise_descriptor_limit
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.state import Change, DeletedTopic, State, TopicState
 
 _logger = logging.getLogger(__name__)
+_FILES_EACH = 3
+"""Open files of a partition that is appended to: the log and two indexes."""
 
 
 class DeletionUnfinishedError(StorageError):
@@ -52,6 +56,8 @@ class Transaction:
         self._change = Change()
         self._created: dict[str, TopicState] = {}
         self._appenders: dict[tuple[str, int], partition.Appender] = {}
+        self._open: set[tuple[str, int]] = set()
+        """Whose files are open."""
         self._touched: set[str] = set()
         self._needs_sync = False
 
@@ -124,6 +130,10 @@ class Transaction:
     def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         """Return the appender of a partition, cut to its recorded state at the first call."""
         appender = self._appenders.get((topic, number))
+        if (topic, number) not in self._open:
+            self._close_if_many()
+            if appender is not None:
+                appender.active.reopen()
         if appender is None:
             known = self.topic(topic)
             self.check_is_here(topic, number)
@@ -135,7 +145,21 @@ class Transaction:
                 now_ms,
             )
             self._appenders[topic, number] = appender
+        self._open.add((topic, number))
         return appender
+
+    def _close_if_many(self) -> None:
+        """Sync and close what was appended to, where more open files may be too many.
+
+        Half of what this process may have open is left to the rest of it.
+        """
+        if _FILES_EACH * len(self._open) < descriptor_limit() // 2 or raise_descriptor_limit():
+            return
+        opened = [self._appenders[key] for key in self._open]
+        files.all_at_once([appender.sync for appender in opened])
+        for appender in opened:
+            appender.close()
+        self._open.clear()
 
     def roll(self, topic: str, number: int, now_ms: int) -> None:
         """Close a partition's active segment and begin a new one at the log end."""
@@ -144,6 +168,7 @@ class Transaction:
     def undo(self, topic: str, number: int, now_ms: int) -> None:
         """Cut off what was appended to a partition; left alone, the next holder would do it."""
         appender = self._appenders.pop((topic, number), None)
+        self._open.discard((topic, number))
         if appender is not None:
             appender.close()
             self.appender(topic, number, now_ms)
@@ -235,6 +260,7 @@ class Transaction:
         for appender in self._appenders.values():
             appender.close()
         self._appenders.clear()
+        self._open.clear()
 
     def abandon(self, fault: BaseException) -> None:
         """Undo what was not published, unless that is in doubt; a second failure is only logged.
@@ -252,6 +278,7 @@ class Transaction:
             except OSError:
                 _logger.exception("%s: could not be cut; the next commit will", appender.directory)
         self._appenders.clear()
+        self._open.clear()
         if isinstance(fault, OSError):
             self._write_unsynced_again()
 
@@ -266,6 +293,16 @@ class Transaction:
         """Yield the directories that relaxed commits wrote to, with their first unsynced bases."""
         for (topic, number), base_offset in self.state.unsynced.items():
             yield self._root / layout.partition_directory(topic, number), base_offset
+
+
+@contextlib.contextmanager
+def disk_faults(root: Path) -> Iterator[None]:
+    """Raise a StorageError for an OSError; it names the file, where that is known."""
+    try:
+        yield
+    except OSError as fault:
+        where = fault.filename or root
+        raise StorageError(f"{where}: the disk refused ({fault.strerror})") from fault
 
 
 def new_topic_id() -> str:

@@ -15,6 +15,7 @@ import pytest
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.storage_engine import layout, locks, log_view
 from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
+from kafkalog.storage_engine.inspection.verify import verify
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.state import DeletedTopic, State
@@ -344,3 +345,22 @@ def test_a_creation_that_died_beside_a_deletion_is_done_again(
         engine.create_topic("t", 2)
     Engine(tmp_path).create_topic("t", 2)
     assert sum(DELETED.match(name) is not None for name in os.listdir(tmp_path)) == 2
+
+
+def test_checkpoints_say_nothing_of_a_new_topic_that_was_true_of_a_deleted_one(
+    tmp_path: Path,
+) -> None:
+    """They are written at `close`: what they say of `t` is beyond the end of its successor."""
+
+    def damage() -> list[str]:
+        return [str(found) for found in verify(tmp_path) if found.is_damage]
+
+    filled(tmp_path).close()
+    with Engine(tmp_path) as engine:
+        engine.delete_topic("t", now_ms=NOW_MS)
+        engine.create_topic("t", 2, {"file.delete.delay.ms": str(DELAY_MS)}, now_ms=NOW_MS)
+        assert damage() == []
+        finish_deletions(engine, now_ms=NOW_MS + 10**9)
+        assert engine.state().deleting == {}
+        assert damage() == []
+    assert damage() == []

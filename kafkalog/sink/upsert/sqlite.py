@@ -21,6 +21,7 @@ from kafkalog.sink.upsert.rows import DELETED, RECORD, UpsertRows, column_of
 from kafkalog.sink.upsert.sqlite_replacement import replace_rows
 from kafkalog.sink.upsert.sqlite_table import SQLiteTable, quoted
 from kafkalog.sink.upsert.upsert import Batch, Upsert
+from kafkalog.storage_engine import files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -196,6 +197,10 @@ class SQLiteUpsert(Upsert):
             return "; its directory must exist, and be writable"
         if "not a database" in text:
             return "; it is a file of something else: give another path"
+        if "disk I/O" in text:  # also where its shared memory finds no room on a full disk
+            with suppress(OSError):
+                free = files.free_space(Path(self.database).absolute().parent)
+                return f"; {free} bytes are free on its disk"
         return ""
 
     def _positions(self, connection: sqlite3.Connection) -> dict[str, Position]:

@@ -205,7 +205,7 @@ def checkpoint_entries(path: Path, width: int) -> Iterator[list[str]]:
         raise CorruptLogError(path, 0, "version 0", _shown(lines[0]))
     position += len(lines[0]) + 1
     announced = lines[1].strip() if len(lines) > 1 else b""
-    if not announced.isdigit():
+    if not re.fullmatch(rb"[0-9]{1,19}", announced):
         raise CorruptLogError(path, position, "a number of entries", _shown(announced))
     position += len(lines[1]) + 1
     found = [line for line in lines[2:] if line]

@@ -123,7 +123,8 @@ def _root(
                 yield Finding(path, 0, "a topic of the journal", "none", is_damage=False)
             else:
                 yield from _partition(files, deep, progress, faults)
-    yield from _compare_checkpoints(root, checkpoints, present, topic)
+    deleted = {known.name for known in state.deleting.values()} if state else set()
+    yield from _compare_checkpoints(root, checkpoints, present, topic, deleted)
     if topic is None:
         yield from _foreign(root, state)
 
@@ -300,15 +301,22 @@ def _read_checkpoint(
 
 
 def _compare_checkpoints(
-    root: Path, checkpoints: _Checkpoints, present: set[tuple[str, int]], topic: str | None
+    root: Path,
+    checkpoints: _Checkpoints,
+    present: set[tuple[str, int]],
+    topic: str | None,
+    deleted: set[str],
 ) -> Iterator[Finding]:
-    """Hold the offsets of the root's checkpoints against the ends of the logs."""
+    """Hold the offsets of the root's checkpoints against the ends of the logs.
+
+    What they say of `deleted` topics, until those are gone for good, may be about the old one.
+    """
     from kafkalog.storage_engine.segments import list_segments, next_offset
 
     ends: dict[tuple[str, int], int | None] = {}
     for name, entries in checkpoints.items():
         for partition, offset in sorted(entries.items()):
-            if topic not in (None, partition[0]):
+            if topic not in (None, partition[0]) or partition[0] in deleted:
                 continue
             path = root / name
             text = layout.partition_directory(*partition)

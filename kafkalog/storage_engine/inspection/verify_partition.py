@@ -199,6 +199,8 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
     # What a broker had not synced when it died is checked by its next start, which rebuilds the
     # indexes and cuts off half a batch.
     is_unsynced = point is not None and (following is None or following > point)
+    # Of deleted segments a power cut may bring some back, and not those that came between.
+    is_deleted = segment.base_offset < opened.first_wanted
     check = SegmentCheck(
         opened.fd,
         segment.log,
@@ -206,7 +208,7 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
         limit=opened.limit,
         end_offset=layout.INT64_MAX if following is None else following,
         following=_end_of(opened),
-        chain=opened.chain,
+        chain=None if is_deleted else opened.chain,
         is_active=opened.is_active or is_unsynced,
         may_be_torn=is_unsynced or (opened.is_active and opened.state is None),
     )

@@ -110,6 +110,9 @@ def test_missing_offsets_are_passed_once(tmp_path: Path, first_dirty: int) -> No
         config={"min.cleanable.dirty.ratio": "0"},
         first_dirty=first_dirty,
     )
+    unforced = clean_filthiest(engine, now_ms=NOW, config=kafkas())
+    assert unforced is not None
+    assert unforced.end_offset == 30  # there is no record in what it had to clean
     stats = forced(engine, config=kafkas())
     assert stats.end_offset == 31
     assert clean(engine, force=True, now_ms=NOW, config=kafkas()) == []
@@ -141,6 +144,7 @@ def test_a_copy_of_a_compacted_log_with_far_offsets_has_sound_indexes(tmp_path: 
     log = Log.create(tmp_path, index_interval_bytes="0")
     for base in (0, 5, MAX + 3, MAX + 9, 3 * MAX):
         log._append(batch(base, [(f"{base % 4}", "v")]))
+    assert sound(tmp_path)
     forced(log.engine)
     assert sound(tmp_path)
     expected = {
@@ -330,9 +334,10 @@ def test_batches_of_a_producer_whose_sequences_begin_anew_do_not_pile_up(tmp_pat
     counts = []
     for i in range(15):
         log.sequences.clear()
-        log.transact(1, 1, time=NOW)
-        log.commit(1, time=NOW)
-        forced(log.engine, NOW + i * (DAY + 1), kafkas())
+        now_ms = NOW + i * (DAY + 1)  # the producer never expires
+        log.transact(1, 1, time=now_ms)
+        log.commit(1, time=now_ms)
+        forced(log.engine, now_ms, kafkas())
         counts.append(len(log.batches()))
     assert max(counts) <= 5
     assert log.keys() == [1]
@@ -360,12 +365,13 @@ def test_an_abort_marker_stays_while_a_later_round_may_need_it(tmp_path: Path) -
     """KAFKA-13727: partial rounds removed a marker, and aborted records came back"""
     log = Log.create(tmp_path)
     for key in range(6):
-        log.transact(1, key)
         log.data(key)
+    for key in range(6):  # it begins where the first rounds have ended
+        log.transact(1, key)
     log.abort(1)
     log.data(9)
     log.roll()
-    expected = {b"%d" % key: 2 * key + 1 for key in range(6)} | {b"9": 13}
+    expected = {b"%d" % key: key for key in range(6)} | {b"9": 13}
     rounds = 0
     while log.first_dirty_offset < log.end:
         log.clean(NOW + rounds * (DAY + 1), config=kafkas(3))

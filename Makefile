@@ -11,7 +11,7 @@ TORTURE ?= 300
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-fast test-kernels damage-test twin-test test-peers kill-test cluster-test torture-cleaner lint bench bench-quick clean
+.PHONY: help setup peers demo test test-fast test-kernels damage-test twin-test test-peers kill-test cluster-test torture-cleaner torture torture-quick lint bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,12 @@ cluster-test: $(READY) ## a stream of 100 micro-batches on a standalone cluster,
 
 torture-cleaner: $(READY) ## a log written, deleted from, followed by Spark and cleaned, TORTURE seconds each (300)
 	KAFKALOG_SECONDS=$(TORTURE) $(BIN)/python -m pytest -s tests/acceptance/test_cleaner_torture.py $(ARGS)
+
+torture: $(READY) ## break the log in every way there is, hours, as root; writes docs/reliability.md (ARGS: names, --seed N)
+	$(BIN)/python -m tests.torture --write $(ARGS)
+
+torture-quick: $(READY) ## a sample of each way, in minutes
+	$(BIN)/python -m tests.torture --quick $(ARGS)
 
 lint: $(READY) ## ruff's format and rules, mypy --strict
 	$(BIN)/ruff format --check .

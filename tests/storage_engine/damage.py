@@ -18,12 +18,15 @@ import pyarrow as pa
 import kafkalog
 from kafkalog.errors import KafkaLogError
 from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.broker.ownership import adopt
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.transaction_markers import known_markers
 from tests.storage_engine.sample_root import NOW_MS, Log, Root, Row, Stored
 
 SCHEMA = changelog_schema(include_headers=True)
+BITS = (0x01, 0x80)
+"""What is flipped in a byte where not every bit is."""
 
 # --- judging a damaged one -----------------------------------------------------------------------
 
@@ -178,6 +181,40 @@ class Damage:
                 position -= len(item.data) if name.parts == (log.name, segment.name) else 0
                 offset, before = item.last + 1, item.base
         return cls(log.start, is_listed=is_listed)
+
+
+def places(judge: Judge, name: Path) -> range:
+    """The bytes of a file that mean something."""
+    data = (judge.root.path / name).read_bytes()
+    if name.name != layout.COMMIT:
+        return range(len(data))
+    return range(min(len(data), len(data.rstrip(b"\0")) + 40))
+
+
+def cases(judge: Judge, writes: int, step: int) -> Iterator[tuple[Path, bytes, int, bool]]:
+    """Yield (file, content, place, whether to write) of every `step`-th place."""
+    number = 0
+    for name in judge.root.files():
+        data = (judge.root.path / name).read_bytes()
+        for place in places(judge, name):
+            number += 1
+            if number % step == 0:
+                yield name, data, place, number // step % writes == 0
+
+
+def flipped(data: bytes, place: int, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[place] ^= bit
+    return bytes(changed)
+
+
+def outcome_lines(outcomes: Counter[tuple[str, str]]) -> Iterator[str]:
+    """A table: by kinds of files, how often each outcome came."""
+    kinds = sorted({kind for kind, _ in outcomes})
+    words = ("WRONG", "whole", "refused", "short", "shifted")
+    yield f"{'damaged':36}" + "".join(f"{word:>10}" for word in words)
+    for kind in kinds:
+        yield f"{kind:36}" + "".join(f"{outcomes[kind, word]:10}" for word in words)
 
 
 def kind_of(name: Path) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage_engine.damage import BrokerJudge
+from tests.storage_engine.damage import BITS, BrokerJudge, cases, flipped
 from tests.storage_engine.sample_root import Root
-from tests.storage_engine.test_damage import BITS, FULL, STRIDE, cases, print_outcomes
+from tests.storage_engine.test_damage import FULL, STRIDE, print_outcomes
 
 STEP = STRIDE if FULL else 5 * STRIDE
 
@@ -51,9 +51,7 @@ def test_a_file_cut_at_any_byte_loses_nothing_below(judge: BrokerJudge) -> None:
 @pytest.mark.parametrize("bit", BITS)
 def test_a_flipped_bit_loses_nothing_below(judge: BrokerJudge, bit: int) -> None:
     for name, data, place, write in cases(judge, 2, STEP):
-        flipped = bytearray(data)
-        flipped[place] ^= bit
-        judge.judge(name, bytes(flipped), place, write=write)
+        judge.judge(name, flipped(data, place, bit), place, write=write)
 
 
 @pytest.mark.parametrize("base", [0, 7])

@@ -1,0 +1,176 @@
+"""Calls of the operating system below a log's root: counted, and one of them fails.
+
+Also what a power cut may leave of what they did, where a sync is among those that failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, Self
+
+from tests.torture.acts import Names, Sync
+from tests.torture.checks import Snapshot, forget, snapshot
+from tests.torture.disk import Disk, State
+from tests.torture.recorder import Recorder
+from tests.torture.recording import booted
+
+__all__ = ["KINDS", "READS", "Calls", "CutReader", "Disturbed"]
+
+STAYS: Final = "+"
+SHORT: Final = "SHORT"
+_FULL: Final = ("ENOSPC", "ENOSPC+", "EDQUOT")
+KINDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "open": ("EIO", "EMFILE", "EINTR"),
+        "create": ("EIO", "EMFILE", "EINTR", *_FULL),
+        "pread": ("EIO", "EINTR", SHORT),
+        "write": ("EIO", "EINTR", SHORT, *_FULL),
+        "pwrite": ("EIO", "EINTR", SHORT, *_FULL),
+        "ftruncate": ("EIO", "EINTR"),
+        "posix_fallocate": ("EIO", "EINTR", *_FULL),
+        "fsync": ("EIO", "EINTR", *_FULL),
+        "fdatasync": ("EIO", "EINTR", *_FULL),
+        "replace": ("EIO", *_FULL),
+        "rename": ("EIO", *_FULL),
+        "link": ("EIO", *_FULL),
+        "mkdir": ("EIO", *_FULL),
+        "unlink": ("EIO",),
+        "remove": ("EIO",),
+        "rmdir": ("EIO",),
+        "utime": ("EIO",),
+    }
+)
+"""How a call may fail; `create` is an `open` that makes a file."""
+READS: Final = ("open", "pread")
+"""Calls that change nothing."""
+
+
+class Calls:
+    """A hook that counts the calls below the root, and lets the n-th fail; 0 for none."""
+
+    def __init__(self, n: int = 0, kind: str = "") -> None:
+        self.names: list[str] = []
+        self.is_armed = False
+        self.failed: list[str] = []
+        """The calls that failed, with what they were about."""
+        self._n = n
+        self._kind = kind.removesuffix(STAYS)
+        self._stays = kind.endswith(STAYS)
+
+    def __call__(self, call: str, arguments: tuple[Any, ...]) -> int | None:
+        """Count a call; raises OSError where it is to fail, returns how much it may write."""
+        if not self.is_armed:
+            return None
+        if call == "open" and arguments[1] & os.O_CREAT and not os.path.exists(arguments[0]):
+            call = "create"
+        self.names.append(call)
+        is_chosen = len(self.names) == self._n
+        is_full = self._stays and len(self.names) > self._n and "ENOSPC" in KINDS[call]
+        if not (is_chosen or is_full):
+            return None
+        self.failed.append(f"{call} {_about(arguments)}")
+        if self._kind == SHORT:
+            size = arguments[1] if call == "pread" else len(memoryview(arguments[1]).cast("B"))
+            return max(1, size // 2)
+        code = getattr(errno, self._kind)
+        name = arguments[0] if isinstance(arguments[0], (str, os.PathLike)) else None
+        raise OSError(code, os.strerror(code), *(() if name is None else (os.fspath(name),)))
+
+
+def _about(arguments: tuple[Any, ...]) -> str:
+    target = arguments[0]
+    if isinstance(target, int):
+        try:
+            target = os.readlink(f"/proc/self/fd/{target}")
+        except OSError:
+            return f"descriptor {target}"
+    return "/".join(Path(target).parts[-2:])
+
+
+class Disturbed:
+    """A recording of a log's directory in which a call fails; reads are calls, too."""
+
+    def __init__(self, root: Path, calls: Calls) -> None:
+        self.recorder = Recorder(root, before=calls)
+        self._calls = calls
+        self._pread = os.pread
+
+    def __enter__(self) -> Self:
+        self.recorder.__enter__()
+        os.pread = self._read
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        os.pread = self._pread
+        self.recorder.__exit__(kind, fault, at)
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Do something else meanwhile, in another directory, that is no part of the recording."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def _read(self, fd: int, size: int, position: int) -> bytes:
+        most = self._calls("pread", (fd, size, position))
+        return self._pread(fd, size if most is None else most, position)
+
+    def cuts(self) -> Iterator[State]:
+        """Yield what a power cut may leave: without anything that no sync has made durable.
+
+        And, after a failed sync, with all but its pages, which later syncs do not write. So it is
+        with files. A directory is metadata: file systems keep what they could not write of it, or
+        refuse everything from then on; a sync of it that succeeds later holds.
+        """
+        disk, trusting = Disk(self.recorder.begin), Disk(self.recorder.begin)
+        has_failed = False
+        directories = set(self.recorder.begin.directories)
+        for act in self.recorder.acts:
+            if isinstance(act, Names) and act.made is not None and act.made[1]:
+                directories.add(act.made[0])
+            if isinstance(act, Sync) and act.failed:
+                if act.of in directories:
+                    continue
+                has_failed = True
+            disk.apply(act)
+            trusting.apply(Sync(act.of) if isinstance(act, Sync) else act)
+        yield disk.state("none", {})
+        if has_failed:
+            kept = {number for number, _ in trusting.unsynced()}
+            numbers = (number for number, _ in disk.unsynced())
+            yield disk.state("limbo", {number: None for number in numbers if number in kept})
+
+
+class CutReader:
+    """Reads what a log shows after a power cut; equal trees are read once."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._root = scratch / "cut"
+        self._known: dict[bytes, Snapshot] = {}
+
+    def read(self, state: State) -> Snapshot:
+        """Return what the tree shows in another boot of this host; raises KafkaLogError."""
+        digest = state.digest()
+        found = self._known.get(digest)
+        if found is None:
+            state.write(self._root)
+            try:
+                forget()
+                with booted("after the cut"):
+                    found = self._known[digest] = snapshot(self._root)
+            finally:
+                shutil.rmtree(self._root)
+        return found

@@ -1,0 +1,255 @@
+"""One workload crashed: at each moment, in each state that the disk may have, judged and gone on.
+
+A case is a workload, a moment (so many acts are done) and a state: "append,roll:37:lost-35". The
+state "died" is that of a process that was killed, the others are those of a power cut. What was
+recorded while such a state was opened can be crashed again: "append:12:died>5:all".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kafkalog.storage_engine.engine import Engine
+from tests.torture.checks import (
+    Snapshot,
+    faults_of,
+    forget,
+    recovered,
+    snapshot,
+    told,
+)
+from tests.torture.disk import Disk, State
+from tests.torture.disk_states import states
+from tests.torture.going_on import GoingOn
+from tests.torture.recorder import scan
+from tests.torture.recording import Recording, Stage, booted, record_recovery, repeatable
+
+__all__ = ["Crash", "Crashes", "Outcome"]
+
+DIED: Final = "died"
+Snapshots = tuple[Snapshot, ...]
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A moment of a recording: what was seen before it, and so must be seen after it."""
+
+    count: int
+    """So many acts are done."""
+    stage: Stage
+    disk: Disk
+    lower: Snapshot
+    """What the log is never taken back from: what a reader saw, where that is synced."""
+    older: Snapshots
+    """Or else these."""
+    faults: Sequence[str]
+    """What is wrong with what the reader saw."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the operation has returned."""
+        return self.count == self.stage.end
+
+    @functools.cached_property
+    def key(self) -> bytes:
+        """Tell expectations apart."""
+        stage = self.stage
+        told = repr((stage.kind, self.lower, stage.after, self.older, self.is_done))
+        return hashlib.blake2b(told.encode(), digest_size=8).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A state that was checked: a key of it and of what was expected, and what was wrong."""
+
+    case: str
+    key: bytes
+    faults: Sequence[str]
+    is_recovery: bool = False
+
+
+class Crashes:
+    """The crashes of one recording.
+
+    `case` names the workload; what is drawn follows from it and the seed. States are made in
+    `scratch`, where nothing else may be. `boots` counts the power cuts before.
+    """
+
+    def __init__(
+        self,
+        case: str,
+        recording: Recording,
+        scratch: Path,
+        seed: int,
+        going_on: GoingOn,
+        *,
+        boots: int = 0,
+    ) -> None:
+        self._case = case
+        self._recording = recording
+        self._scratch = scratch
+        self._seed = seed
+        self._going_on = going_on
+        self._boots = boots
+
+    def moments(self, stages: Sequence[Stage]) -> list[int]:
+        """Return all moments of some stages."""
+        return sorted({n for stage in stages for n in range(stage.first, stage.end + 1)})
+
+    def crashes(self, stages: Sequence[Stage], moments: Sequence[int]) -> Iterator[Crash]:
+        """Yield crashes at some of the moments of stages; each disk is good until the next."""
+        disk = self._recording.begin.copy()
+        wanted, done = {*moments}, 0
+        for stage in stages:
+            # The end of one stage is the beginning of the next.
+            for count in range(stage.first + (stage is not stages[0]), stage.end + 1):
+                if count in wanted:
+                    for act in self._recording.acts[done:count]:
+                        disk.apply(act)
+                    done = max(done, count)
+                    yield self._seen(count, stage, disk)
+
+    def _seen(self, count: int, stage: Stage, disk: Disk) -> Crash:
+        """Look at the log as a reader does at that moment."""
+        is_done = count == stage.end
+        begin = stage.after if is_done else stage.before
+        crash = Crash(count, stage, disk, begin, stage.older, ())
+        older = (*stage.older, stage.before)
+        if stage.kind == "handed":
+            return dataclasses.replace(crash, older=older if stage.older else ())
+        self._write(disk.everything())
+        try:
+            with booted(self._boot(0)):
+                engine = Engine(self._scratch, read_only=True)
+                lower, unsynced = snapshot(engine), engine.state().unsynced
+        except Exception as fault:
+            return dataclasses.replace(crash, faults=[told(fault)])
+        after = stage.after
+        faults = faults_of(lower, begin, after, "none" if is_done else stage.kind)
+        if stage.kind == "partial" and not is_done:
+            lower = _with_superseded(lower, stage.before)
+        return Crash(count, stage, disk, lower, older if unsynced else (), faults)
+
+    def states(self, crash: Crash) -> Iterator[State]:
+        """Yield the states of one crash; equal ones may come more than once."""
+        everything = crash.disk.everything()
+        yield dataclasses.replace(everything, label=DIED)
+        yield from states(crash.disk, random.Random(f"{self._seed} {self._case} {crash.count}"))
+
+    # --- one state -------------------------------------------------------------------------------
+
+    def check(self, crash: Crash, state: State) -> Outcome:
+        """Make the state, look at it, and go on with it."""
+        faults = list(crash.faults)
+        if not faults:
+            self._write(state)
+            try:
+                with booted(self._boot(state.label != DIED)), repeatable("going on"):
+                    faults = self._faults(crash, state)
+            except Exception as fault:
+                faults = [told(fault)]
+        return Outcome(self._name(crash, state), self.key(crash, state), faults)
+
+    def _faults(self, crash: Crash, state: State) -> list[str]:
+        stage = crash.stage
+        if stage.kind == "handed":
+            recovered(self._scratch, stage.moment.now_ms)
+        found = snapshot(self._scratch)
+        faults = self._unexpected(found, crash, state)
+        if faults:
+            return faults
+        if state.label == DIED:
+            # What a dead process has written, and not published, counts for the next one.
+            with Engine(self._scratch, create=False) as engine:
+                found = snapshot(engine)
+            faults = self._unexpected(found, crash, state)
+            if faults:
+                return faults
+        if stage.retry is None or found in crash.older:
+            return self._going_on.faults(self._scratch, found, stage.moment)
+        return self._going_on.faults(
+            self._scratch,
+            found,
+            stage.moment,
+            retry=stage.retry,
+            before=stage.before,
+            after=stage.after,
+        )
+
+    def _unexpected(self, found: Snapshot, crash: Crash, state: State) -> list[str]:
+        if state.label != DIED and found in crash.older:
+            return []
+        kind = "none" if crash.is_done else crash.stage.kind
+        return faults_of(found, crash.lower, crash.stage.after, kind)
+
+    # --- a crash while a crash is recovered from -------------------------------------------------
+
+    def recovery(self, crash: Crash, state: State) -> Crashes:
+        """Open the log in that state and try again, and return the crashes of that."""
+        self._write(state)
+        is_cut = state.label != DIED
+        if is_cut:
+            begin = scan(self._scratch)
+            disk = Disk(begin)
+        else:
+            disk = crash.disk.copy()
+            begin = scan(self._scratch, state.numbers(), disk.numbered)
+        with booted(self._boot(is_cut)):
+            if crash.stage.kind == "handed":
+                found, older = crash.stage.before, crash.older
+            else:
+                engine = Engine(self._scratch, read_only=True)
+                found = snapshot(engine)
+                older = (*crash.older, crash.stage.before) if engine.state().unsynced else ()
+            recording = record_recovery(
+                self._scratch, disk, begin, crash.stage, found, older, has_died=not is_cut
+            )
+        case = self._name(crash, state) + ">"
+        boots = self._boots + is_cut
+        return Crashes(case, recording, self._scratch, self._seed, self._going_on, boots=boots)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """All stages of the recording."""
+        return self._recording.stages
+
+    def _write(self, state: State) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        state.write(self._scratch)
+        forget()
+
+    def _boot(self, cuts: int) -> str:
+        return f"boot {self._boots + cuts}"
+
+    def _name(self, crash: Crash, state: State) -> str:
+        return f"{self._case}{crash.count}:{state.label}"
+
+    def key(self, crash: Crash, state: State) -> bytes:
+        """Tell states apart: by the tree, by what is expected of it, and by who looks at it."""
+        how = b"died" if state.label == DIED else b"cut"
+        return hashlib.blake2b(state.digest() + crash.key + how, digest_size=8).digest()
+
+
+def _with_superseded(seen: Snapshot, before: Snapshot) -> Snapshot:
+    """Return what was seen, with the records that a cleaning had taken: they may come back.
+
+    A cleaning is durable when it is done. Those that were deleted do not come back.
+    """
+    found = {}
+    for name, topic in seen.items():
+        partitions = dict(topic.partitions)
+        if topic.is_compacted:
+            for number, now in topic.partitions.items():
+                rows = before[name].partitions[number].rows
+                kept = tuple(row for row in rows if row[0] >= now.log_start)
+                partitions[number] = dataclasses.replace(now, rows=kept)
+        found[name] = dataclasses.replace(topic, partitions=partitions)
+    return found

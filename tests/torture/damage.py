@@ -1,0 +1,173 @@
+"""Every byte of every file of a log flipped, and every file cut at every byte: read and judged.
+
+    python -m tests.torture.damage [--quick] [--all-bits] [--jobs N] [--only CASE]
+
+Two roots hold every kind of file that a log can have: one of ours, and one of a broker that was
+killed. After each damage everything is read in every way there is, and of some a copy is cleaned
+and appended to, or adopted; the judge is that of tests/storage_engine/damage.py, which says what
+its words mean: *whole*, *refused*, and of a broker's log *short* and *shifted*. A wrong record, one
+lost below the damage, an error without a type and a hang are violations. Two bits of each byte are
+flipped; with --all-bits all eight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from kafkalog.storage_engine import journal
+from tests.storage_engine.damage import (
+    BITS,
+    BrokerJudge,
+    Judge,
+    flipped,
+    outcome_lines,
+    places,
+)
+from tests.storage_engine.sample_root import Root
+from tests.torture import Tally, parser
+
+_OURS: Final = "ours"
+_ROOTS: Final = (_OURS, "brokers")
+_WRITES: Final = {_OURS: 10, "brokers": 2}
+"""Every how many-th damage is also written upon."""
+_QUICK: Final = 160
+"""Cases of a sample."""
+_PORTION: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """One damage: of a root's file, what is done to it and at which byte."""
+
+    root: str
+    change: str
+    """`cut`, `missing`, or `flip-` and the bits."""
+    place: int
+    name: str
+    is_written: bool
+
+    def __str__(self) -> str:
+        write = "write" if self.is_written else "read"
+        return f"{self.root}:{write}:{self.change}:{self.place}:{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Damaged:
+        """Return the case that `--only` names."""
+        root, write, change, place, name = text.split(":", 4)
+        return cls(root, change, int(place), name, write == "write")
+
+    def content(self, data: bytes) -> bytes | None:
+        """Return a file's content with the damage; None where it is missing."""
+        if self.change == "missing":
+            return None
+        if self.change == "cut":
+            return data[: self.place]
+        return flipped(data, self.place, int(self.change.removeprefix("flip-")))
+
+
+def damages(judge: Judge, root: str, bits: Sequence[int]) -> Iterator[Damaged]:
+    """Yield everything that is done to a root."""
+    number = 0
+    for name in judge.root.files():
+        yield Damaged(root, "missing", 0, str(name), is_written=True)
+        for place in places(judge, name):
+            for change in ("cut", *(f"flip-{bit}" for bit in bits)):
+                number += 1
+                # Not always the same change: the number of changes and this one have no factor.
+                is_written = number % (3 * _WRITES[root] + 1) < 3
+                yield Damaged(root, change, place, str(name), is_written)
+
+
+@cache
+def judge_of(root: str, scratch: str) -> Judge:
+    """Make a root and its judge, in a directory of this process."""
+    logging.disable()
+    journal._READ_PAUSE_S = 0
+    directory = Path(scratch) / f"{os.getpid()}-{root}"
+    made = Root(directory / "root")
+    if root == _OURS:
+        return Judge(made, directory / "copy")
+    made.give_to_a_broker()
+    return BrokerJudge(made, directory / "copy")
+
+
+def judged(
+    portion: Sequence[Damaged], scratch: str
+) -> tuple[Counter[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the outcomes of some cases, and the (case, fault) of those that are violations."""
+    outcomes: Counter[tuple[str, str]] = Counter()
+    faults = []
+    for case in portion:
+        judge = judge_of(case.root, scratch)
+        judge.outcomes.clear()
+        judge.faults.clear()
+        data = (judge.root.path / case.name).read_bytes()
+        judge.judge(Path(case.name), case.content(data), case.place, write=case.is_written)
+        outcomes += judge.outcomes
+        faults += [(str(case), fault) for fault in judge.faults]
+    return outcomes, faults
+
+
+def chosen(options: argparse.Namespace, scratch: str) -> list[Damaged]:
+    """Return the cases to be judged: all, a sample by the seed, or one."""
+    if options.only:
+        return [Damaged.parse(options.only)]
+    bits = [1 << place for place in range(8)] if options.all_bits else BITS
+    found = [case for root in _ROOTS for case in damages(judge_of(root, scratch), root, bits)]
+    if not options.quick:
+        return found
+    step = len(found) // _QUICK
+    return found[options.seed % step :: step]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Damage, judge and report."""
+    made = parser("damage", __doc__)
+    made.add_argument("--all-bits", action="store_true", help="flip each bit of every byte")
+    made.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
+    options = made.parse_args(arguments)
+    tally = Tally("damage", "bytes damaged", options)
+    outcomes: Counter[tuple[str, str]] = Counter()
+    disk = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(prefix="damage-", dir=disk) as scratch:
+        cases = chosen(options, scratch)
+        portions = [cases[start : start + _PORTION] for start in range(0, len(cases), _PORTION)]
+        for found, faults in _all(portions, scratch, options.jobs):
+            outcomes += found
+            tally.tried(found.total())
+            for case, told in faults:
+                tally.violated(case, told)
+    for line in outcome_lines(outcomes):
+        print(f"damage: {line}", file=sys.stderr)
+    tally.more["kinds_of_files"] = len({kind for kind, _ in outcomes})
+    for word in ("whole", "refused", "short", "shifted"):
+        tally.more[word] = sum(n for (_, outcome), n in outcomes.items() if outcome == word)
+    tally.report()
+
+
+def _all(
+    portions: Sequence[Sequence[Damaged]], scratch: str, jobs: int
+) -> Iterator[tuple[Counter[tuple[str, str]], list[tuple[str, str]]]]:
+    if jobs == 1:
+        yield from (judged(portion, scratch) for portion in portions)
+        return
+    # Not forked: each process has threads of Arrow's and locks of its own.
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        tasks = [pool.apply_async(judged, (portion, scratch)) for portion in portions]
+        for task in tasks:
+            yield task.get()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Fuzzing of bytes: every decoder gets inputs that nobody would write, and may only refuse them.
+
+    python -m tests.torture.fuzz [--quick] [--seconds S] [--target NAME] [--engine NAME] [--jobs N]
+    python -m tests.torture.fuzz --only FILE
+
+A decoder returns a value or raises what it documents; anything else, a death of the interpreter,
+more than 2 s of the processor or more memory than its bound is a violation. Three engines share the
+seconds: `coverage` (atheris, where it is installed: inputs that reach new lines, with the kernels
+as plain Python), then `mutation` with compiled kernels and `bounds`, the same with numba's bounds
+checks; both begin with the seeds and with what the first one has found. Checksums of most changed
+inputs are made valid again.
+
+What is drawn follows from the seed; how far a run gets in its seconds is the machine's. The input
+of a violation is kept in tests/torture/findings/TARGET/, where a test replays it from then on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.torture import Tally, parser
+from tests.torture.fuzz_children import KEPT, Finding, Piece, run_piece
+from tests.torture.fuzz_targets import targets
+
+_QUICK_SECONDS: Final = 17.0
+"""For all targets; the rest of half a minute is for the start of a process or two."""
+_FULL_SECONDS: Final = 3600.0
+_SHARES: Final = {"coverage": 0.5, "mutation": 0.25, "bounds": 0.25}
+_CORPUS_MAX: Final = 300
+"""Inputs of the coverage engine that the others begin with, the newest ones."""
+
+
+@dataclass
+class Run:
+    """What came of a run so far."""
+
+    tally: Tally
+    findings: Path
+    executions: dict[str, dict[str, int]] = field(default_factory=dict)
+    only_plain: int = 0
+
+    def count(self, engine: str, executions: dict[str, int]) -> None:
+        """Count executions, by target and engine."""
+        for name, number in executions.items():
+            of_target = self.executions.setdefault(name, {})
+            of_target[engine] = of_target.get(engine, 0) + number
+            self.tally.tried(number)
+
+    def keep(self, finding: Finding) -> None:
+        """Keep the input of a finding for good, and tell it."""
+        place = self.findings / finding.target
+        place.mkdir(parents=True, exist_ok=True)
+        kept = place / finding.path.name
+        if finding.path.resolve() != kept.resolve():
+            shutil.copyfile(finding.path, kept)
+        shown = kept.relative_to(Path.cwd()) if kept.is_relative_to(Path.cwd()) else kept
+        self.tally.violated(str(shown), f"{finding.target}: {finding.told} [{finding.place}]")
+
+
+def fuzz(options: argparse.Namespace, run: Run) -> None:
+    """Run all engines over the targets."""
+    names = options.target or list(targets())
+    engines = options.engine or _engines(quick=options.quick)
+    seconds = options.seconds or (_QUICK_SECONDS if options.quick else _FULL_SECONDS)
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory_disk()) as scratch:
+        corpus: dict[str, list[str]] = {}
+        for engine in engines:
+            weights = sum(targets()[name].weight for name in names)
+            share = seconds * _SHARES[engine] / sum(_SHARES[each] for each in engines)
+            groups = [names] if options.quick else [[name] for name in names]
+            pieces = [
+                Piece(
+                    engine=engine,
+                    targets=group,
+                    seconds=share / weights * options.jobs,
+                    seed=options.seed,
+                    directory=Path(scratch) / f"{engine}-{group[0]}",
+                    inputs={name: corpus[name] for name in group if name in corpus},
+                    plant=options.plant,
+                )
+                for group in groups
+            ]
+            with ThreadPoolExecutor(options.jobs) as pool:
+                for piece, (executions, found) in zip(
+                    pieces, pool.map(run_piece, pieces), strict=True
+                ):
+                    run.count(engine, executions)
+                    for finding in found:
+                        if engine != "coverage" or _is_confirmed(finding, options):
+                            run.keep(finding)
+                        else:
+                            run.only_plain += 1
+                    if engine == "coverage":
+                        corpus.update(_corpus(piece))
+
+
+def replay(path: Path, options: argparse.Namespace, run: Run) -> None:
+    """Decode one kept input, with and without bounds checks."""
+    name = options.target[0] if options.target else path.resolve().parent.name
+    for engine in ("replay", "replay-bounds"):
+        executions, found = _replayed(name, path, engine, options)
+        run.count(engine, executions)
+        for finding in found:
+            run.keep(finding)
+
+
+def _is_confirmed(finding: Finding, options: argparse.Namespace) -> bool:
+    """Tell whether compiled kernels do it too: as plain Python they overflow elsewhere."""
+    return bool(_replayed(finding.target, finding.path, "replay", options)[1])
+
+
+def _replayed(
+    name: str, path: Path, engine: str, options: argparse.Namespace
+) -> tuple[dict[str, int], list[Finding]]:
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory_disk()) as scratch:
+        piece = Piece(
+            engine=engine,
+            targets=[name],
+            directory=Path(scratch),
+            inputs={name: [str(path.resolve())]},
+            plant=options.plant,
+        )
+        return run_piece(piece)
+
+
+def _corpus(piece: Piece) -> dict[str, list[str]]:
+    found = {}
+    for name in piece.targets:
+        files = [
+            path for path in (piece.directory / "corpus" / name).glob("*") if path.stat().st_size
+        ]
+        files.sort(key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+        found[name] = [str(path) for path in files[:_CORPUS_MAX]]
+    return found
+
+
+def _engines(*, quick: bool) -> list[str]:
+    """Return the engines that can run here; what cannot is said, with the reason."""
+    if quick:
+        return ["mutation"]
+    if importlib.util.find_spec("atheris") is None:
+        print("fuzz: no engine `coverage`: atheris is not installed", file=sys.stderr, flush=True)
+        return ["mutation", "bounds"]
+    return ["coverage", "mutation", "bounds"]
+
+
+def _memory_disk() -> str | None:
+    return "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+
+def _show(run: Run) -> None:
+    """Print the executions of every target, by engine."""
+    width = max(map(len, run.executions), default=0)
+    for name, by_engine in run.executions.items():
+        told = ", ".join(f"{engine} {number:,}" for engine, number in by_engine.items())
+        print(f"fuzz: {name:{width}} {sum(by_engine.values()):>12,}  ({told})", file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Fuzz, or replay, and report."""
+    made = parser("fuzz", __doc__)
+    made.add_argument("--seconds", type=float, help="for all targets and engines together")
+    made.add_argument("--target", action="append", metavar="NAME", help="only this decoder")
+    made.add_argument("--engine", action="append", choices=_SHARES, help="only this one")
+    made.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
+    made.add_argument("--findings", type=Path, default=KEPT, help="where inputs are kept")
+    made.add_argument("--plant", default="", help=argparse.SUPPRESS)
+    options = made.parse_args(arguments)
+    for name in options.target or ():
+        if name not in targets():
+            made.error(f"--target: expected one of {', '.join(targets())}, found {name}")
+    run = Run(Tally("fuzz", "inputs decoded", options), options.findings)
+    if options.only:
+        replay(Path(options.only), options, run)
+    else:
+        fuzz(options, run)
+        _show(run)
+    run.tally.more["decoders"] = len(run.executions)
+    run.tally.more["fewest_of_one"] = min(
+        (sum(by_engine.values()) for by_engine in run.executions.values()), default=0
+    )
+    if run.only_plain:
+        run.tally.more["findings_of_kernels_as_plain_Python_alone"] = run.only_plain
+    run.tally.report()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Faults put into decoders, one of each kind, to see that the fuzzer finds them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from kafkalog.cleaner import delete_horizon, last_cleaning, uncleanable
+from kafkalog.storage_engine import checkpoints, layout, producer_snapshot
+
+FOUND: Final = {
+    "producer_snapshot": "MemoryError",
+    "delete_horizon": "KeyError",
+    "last_cleaning": "OvertimeError",
+    "uncleanable": "the interpreter died of SIGSEGV",
+    "leader_epoch_checkpoint": "leak",
+}
+"""By decoder: what a finding begins with."""
+_kept: list[bytearray] = []
+
+
+def plant() -> None:
+    """Put a fault into each of them; before the targets are imported."""
+    parse = producer_snapshot.parse_snapshot
+
+    def allocating(data: Any, path: Path | str) -> Any:
+        if len(data) >= layout.SNAPSHOT_HEADER.size:
+            bytearray(max(0, layout.SNAPSHOT_HEADER.unpack_from(data)[2]) * 4)  # a stranger's count
+        return parse(data, path)
+
+    producer_snapshot.parse_snapshot = allocating
+    _before(delete_horizon, "read_delete_horizon", layout.DELETE_HORIZON, _look_up)
+    _before(last_cleaning, "read_last_cleaning", layout.LAST_CLEANING, _never_end)
+    _before(uncleanable, "read_uncleanable", layout.UNCLEANABLE, _die)
+    _before(checkpoints, "read_leader_epochs", layout.LEADER_EPOCH_CHECKPOINT, _keep)
+
+
+def _before(module: Any, name: str, file: str, fault: Callable[[bytes], None]) -> None:
+    decode = getattr(module, name)
+
+    def planted(directory: Path, *more: Any) -> Any:
+        fault((directory / file).read_bytes())
+        return decode(directory, *more)
+
+    setattr(module, name, planted)
+
+
+def _look_up(data: bytes) -> None:
+    if b"null" in data:
+        raise KeyError("null")
+
+
+def _never_end(data: bytes) -> None:
+    while data.startswith(b"{") and b"-1" in data:
+        pass
+
+
+def _die(data: bytes) -> None:
+    if b"\xff" in data:
+        ctypes.string_at(0)
+
+
+def _keep(data: bytes) -> None:
+    if len(data) > 20:
+        _kept.append(bytearray(8 << 20))

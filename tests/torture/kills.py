@@ -1,0 +1,336 @@
+"""Processes around one log are killed, again and again, and what was acknowledged is still there.
+
+A writer, a cleaner and a reader (`roles`) work on a log. One of them, mostly the writer or the
+cleaner, is killed by SIGKILL 0 to 50 ms after the last one, and sometimes all are; then the log is
+compared with the notes of what was sent and acknowledged (`oracle`), which lie outside of it. The
+process that starts in place of a killed writer sends the step that was in flight once more, by the
+same writer and batch id: it lands exactly once.
+
+Some writers leave a child behind, forked at a durable act while its locks are held, and are killed
+at once: the child lives on and must hold none of them. Now and then everything is killed, and all
+bytes are verified. After 50 kills a log is closed, cleaned and verified, and a new one begins.
+
+    python -m tests.torture.kills [--quick] [--seed N] [--only LIFE] [--jobs N]
+
+`--only` repeats what is drawn for one log: what is written, who is killed and when. A moment is one
+of real time, so a process may be at another place then: a fault that needs a certain one comes
+back after some repetitions, not at once. The log of a violation is kept, and named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.pool import Pool
+from pathlib import Path
+from typing import Final
+
+from kafkalog.errors import KafkaLogError
+from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.inspection.verify import verify
+from tests.torture import Tally, parser, roles
+from tests.torture.oracle import Model, Notes, Progress, Wrong
+
+TARGET: Final = 1_000
+QUICK: Final = 80
+KILLS: Final = 50
+"""Of one log."""
+STUCK_S: Final = 20.0
+"""Who has not committed anything for so long waits for something that will not come."""
+CHILDREN: Final = 0.05
+"""Share of the writers that leave a child behind."""
+_DELAYS: Final = ((0.0, 0.003), (0.0, 0.012), (0.0, 0.05))
+_VICTIMS: Final = (("write",), ("clean",), ("read",), ("write", "clean", "read"))
+
+
+@dataclass
+class Outcome:
+    """What came of one log's life."""
+
+    life: int
+    kills: int = 0
+    steps: int = 0
+    children_left: int = 0
+    verifications: int = 0
+    violation: str | None = None
+    kept: str = ""
+    """Where the log of a violation is."""
+    mid_step: int = 0
+    """Writers that were killed between the sending and the acknowledgement of a step."""
+    by_role: Counter[str] = field(default_factory=Counter)
+
+
+class Life:
+    """One log, the processes around it, and what is known of it."""
+
+    def __init__(self, scratch: Path, seed: int, life: int) -> None:
+        self.outcome = Outcome(life)
+        self._seed = f"{seed} {life}"
+        self._draw = random.Random(self._seed)
+        self._root = scratch / "log"
+        self._scratch = scratch
+        self._notes = Notes(scratch / "notes")
+        self._progress = Progress()
+        self._model = Model(self._seed)
+        self._steps = 0
+        self._running: dict[str, int] = {}
+        self._starts = self._checks = 0
+
+    def run(self, kills: int) -> Outcome:
+        """Live for so many kills; a violation ends it."""
+        try:
+            roles.create(self._root, is_relaxed=self._draw.random() < 0.3)
+            for _ in range(kills):
+                for role in ("write", "clean", "read"):
+                    self._start(role)
+                self._kill()
+                self._check()
+                if self.outcome.kills % 10 == 0:
+                    self._wait_for_progress()
+                if self.outcome.kills % 25 == 0:
+                    self._stop()
+                    self._verify()
+            self._stop()
+            self._end()
+        except (Wrong, KafkaLogError, AssertionError) as fault:
+            self.outcome.violation = f"{type(fault).__name__}: {fault}"
+        finally:
+            self._stop()
+            self._notes.close()
+        self.outcome.steps = self._progress.acknowledged
+        return self.outcome
+
+    # --- processes -------------------------------------------------------------------------------
+
+    def _start(self, role: str) -> None:
+        if role in self._running:
+            return
+        self._starts += 1
+        work: dict[str, Callable[[], None]] = {
+            "write": partial(
+                self._write, self._draw.random() < CHILDREN, self._draw.randrange(1, 60)
+            ),
+            "clean": partial(roles.clean, self._root, f"{self._seed} {self._starts}"),
+            "read": partial(roles.read, self._root, self._seed),
+        }
+        self._running[role] = roles.spawn(work[role], self._faults(role))
+
+    def _write(self, leaves_a_child: bool, acts: int) -> None:
+        if leaves_a_child:
+            roles.leave_a_child_behind(self._notes, acts)
+        roles.Writer(self._root, self._seed, self._notes, model=self._model).run(
+            self._progress.acknowledged
+        )
+
+    def _faults(self, role: str) -> Path:
+        return self._scratch / f"{role}.fault"
+
+    def _kill(self) -> None:
+        """Kill somebody at a moment; who is dead already has left a child, or found a fault."""
+        time.sleep(self._draw.uniform(*self._draw.choice(_DELAYS)))
+        (victims,) = self._draw.choices(_VICTIMS, (11, 6, 1, 2))
+        for role in victims:
+            roles.kill(self._running.pop(role))
+            self.outcome.kills += 1
+            self.outcome.by_role[f"of who {role}s"] += 1
+        self._progress.take(self._notes.read())
+        if "write" in victims and self._progress.sent > self._progress.acknowledged:
+            self.outcome.mid_step += 1
+        for role, pid in list(self._running.items()):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                del self._running[role]
+        self._raise_faults()
+
+    def _raise_faults(self) -> None:
+        for role in ("write", "clean", "read"):
+            if (path := self._faults(role)).exists():
+                raise Wrong(f"the process that should {role} ended: {path.read_text()}")
+
+    def _stop(self) -> None:
+        """Kill all that run, and the children that were left behind: they have had their time."""
+        for role in list(self._running):
+            roles.kill(self._running.pop(role))
+        self._progress.take(self._notes.read())
+        self.outcome.children_left += len(self._progress.forked)
+        while self._progress.forked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._progress.forked.pop(), 9)
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Compare what is published with what was acknowledged before, and sent by now.
+
+        Two partitions are read each time, and all of them every fifth time.
+        """
+        self._checks += 1
+        partitions = list(self._model.records)
+        self._progress.take(self._notes.read())
+        before = self._progress.acknowledged
+        with KafkaLog(self._root, read_only=True) as log:
+            state = log.state()
+            self._progress.take(self._notes.read())
+            # What was acknowledged is published; what is published was acknowledged, or sent.
+            self._steps = self._model.steps_in(state, max(self._steps, before), self._progress.sent)
+            is_all = self._checks % 5 == 0
+            self._model.check(log, partitions if is_all else self._draw.sample(partitions, 2))
+
+    def _wait_for_progress(self) -> None:
+        """See that the writer, started anew if need be, gets a step through."""
+        self._progress.take(self._notes.read())
+        before = self._progress.acknowledged
+        deadline = time.monotonic() + STUCK_S
+        while self._progress.acknowledged == before:
+            for role, pid in list(self._running.items()):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    del self._running[role]
+            self._raise_faults()
+            for role in ("write", "clean", "read"):
+                self._start(role)
+            time.sleep(0.002)
+            self._progress.take(self._notes.read())
+            if time.monotonic() > deadline:
+                raise Wrong(f"nothing was committed for {STUCK_S} s")
+
+    def _verify(self) -> None:
+        """Compare all files with each other; nobody is at work."""
+        self.outcome.verifications += 1
+        damage = [str(each) for each in verify(self._root, deep=True) if each.is_damage]
+        if damage:
+            raise Wrong(f"verify found: {damage}")
+
+    def _end(self) -> None:
+        """Settle, clean and close the log; what it holds is the same."""
+        with KafkaLog(self._root) as log:
+            with log.transaction() as transaction:
+                sent = self._progress.sent
+                self._steps = self._model.steps_in(transaction.state, self._steps, sent)
+            if errors := [stats.error for stats in log.clean(force=True) if stats.error]:
+                raise Wrong(f"cleaning failed: {errors}")
+        with KafkaLog(self._root, read_only=True) as log:
+            self._model.steps_in(log.state(), self._steps, self._steps)
+            self._model.check(log)
+        self._verify()
+
+
+# --- many lives ----------------------------------------------------------------------------------
+
+
+def live(scratch: Path, seed: int, life: int, kills: int) -> Outcome:
+    """Live one life; the log of a violation stays where it says."""
+    be_quiet()
+    warm()
+    place = scratch / str(life)
+    place.mkdir()
+    outcome = Life(place, seed, life).run(kills)
+    if outcome.violation is None:
+        shutil.rmtree(place)
+    else:
+        outcome.kept = tempfile.mkdtemp(prefix="kills-")
+        shutil.move(place, outcome.kept)
+        outcome.violation += f" (life {life}, after {outcome.kills} kills; {outcome.kept})"
+    return outcome
+
+
+def be_quiet() -> None:
+    """Let the log not warn of every retry."""
+    logging.getLogger("kafkalog").setLevel(logging.ERROR)
+
+
+def scratch_parent() -> Path | None:
+    """Return where memory is the disk, if that is known: nothing here needs more to be durable."""
+    shared = Path("/dev/shm")
+    return shared if shared.is_dir() else None
+
+
+@functools.cache
+def warm() -> None:
+    """Compile and import what children of this process need, without threads that a fork loses."""
+    with tempfile.TemporaryDirectory(dir=scratch_parent()) as directory:
+        root, notes = Path(directory) / "log", Notes(Path(directory) / "notes")
+        roles.create(root)
+        writer = roles.Writer(root, "warm", notes)
+        writer.resume(0)
+        for number in range(2, 60):
+            writer.take(number)
+        draw = random.Random(1)
+        with KafkaLog(root) as log:
+            for _ in range(20):
+                roles.clean_once(log, draw)
+            writer.model.check(log)
+            log.lookup("table", "key-1")
+        list(verify(root, deep=True))
+        notes.close()
+    gc.collect()
+    gc.freeze()
+
+
+def outcomes(seed: int, lives: Iterable[int], kills: int, jobs: int) -> Iterator[Outcome]:
+    """Yield what came of one life after the other, `jobs` at a time."""
+    with pool_of(jobs, "kills-") as (pool, scratch):
+        yield from pool.imap_unordered(partial(live, scratch, seed, kills=kills), lives)
+
+
+@contextlib.contextmanager
+def pool_of(jobs: int, prefix: str) -> Iterator[tuple[Pool, Path]]:
+    """Have processes, and a directory for them; neither is left, also when this one is to end."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=scratch_parent()))
+    pool = multiprocessing.get_context("fork").Pool(jobs, _begin)
+    try:
+        yield pool, scratch
+    finally:
+        pool.terminate()
+        pool.join()
+        deadline = time.monotonic() + STUCK_S
+        while scratch.exists() and time.monotonic() < deadline:  # their children are ending, too
+            shutil.rmtree(scratch, ignore_errors=True)
+            time.sleep(0.01)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _begin() -> None:
+    """Of a process of the pool: it ends when it is told to, at once, and with its parent."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    roles.die_with_parent()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    made = parser("kills", __doc__)
+    made.add_argument("--jobs", type=int, default=1, help="logs at a time (1)")
+    options = made.parse_args(arguments)
+    tally = Tally("kills", "SIGKILLs", options, 0 if options.quick or options.only else TARGET)
+    kills = 40 if options.quick else KILLS
+    wanted = QUICK if options.quick else TARGET
+    lives = [int(options.only)] if options.only else list(range(-(-wanted // kills)))
+    totals: Counter[str] = Counter({"logs": len(lives)})
+    for outcome in outcomes(options.seed, lives, kills, options.jobs):
+        tally.tried(outcome.kills)
+        totals.update(outcome.by_role)
+        totals["steps"] += outcome.steps
+        totals["within a step"] += outcome.mid_step
+        totals["children left behind"] += outcome.children_left
+        totals["verifications"] += outcome.verifications
+        if outcome.violation is not None:
+            tally.violated(str(outcome.life), outcome.violation)
+    tally.more |= {**totals, "kills a second": round(tally.count / tally.seconds, 1)}
+    tally.report()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

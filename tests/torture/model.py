@@ -1,0 +1,74 @@
+"""The model test: any steps in any order, and after each of them a log that is as a model says.
+
+    python -m tests.torture.model [--seconds S] [--only SEED]
+
+Draws logs of all codecs, segment sizes, timestamp types and budgets, and up to 50 steps of each:
+topics that come, change and go, appends, transactions, reads, cleanings, retention, deletions,
+deaths, other processes. Examples are drawn in groups, each from a seed of its own, by which one is
+repeated. A violation is printed as the shortest script that shows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+from typing import Final
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+from hypothesis.stateful import get_state_machine_test
+
+from tests.torture import Tally, parser
+from tests.torture.model_machine import LogMachine
+
+__all__ = ["STEPS", "examples"]
+
+SECONDS: Final = 300
+GROUP: Final = 20
+STEPS: Final = 50
+PHASES: Final = (Phase.generate, Phase.shrink)
+
+
+def examples(seed: int, count: int, *, phases: Sequence[Phase] = PHASES) -> None:
+    """Run as many examples from a seed; raises what the first one that fails does."""
+    chosen = hypothesis.settings(
+        max_examples=count,
+        stateful_step_count=STEPS,
+        phases=phases,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    hypothesis.seed(seed)(get_state_machine_test(LogMachine, settings=chosen))()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run groups of examples until the time is over."""
+    made = parser("model", __doc__)
+    made.add_argument("--seconds", type=float, metavar="S", help=f"for so long ({SECONDS})")
+    options = made.parse_args(arguments)
+    seconds = options.seconds or (20 if options.quick else SECONDS)
+    logging.disable(logging.WARNING)  # a batch that came again, a partition that was put right
+    tally = Tally("model", "steps held against a model", options)
+    try:
+        for number in range(1 << 30):
+            seed = int(options.only or options.seed * 1_000_000 + number)
+            before = LogMachine.counts["steps"]
+            try:
+                examples(seed, GROUP)
+            except Exception as fault:
+                tally.violated(str(seed), "".join(traceback.format_exception(fault)))
+            tally.tried(LogMachine.counts["steps"] - before)
+            if options.only or tally.seconds > seconds:
+                break
+    finally:
+        LogMachine.end()
+    for name in ("examples", "partitions_cleaned", "deaths"):
+        tally.more[name] = LogMachine.counts[name]
+    tally.report()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The page of what was broken, and how often: docs/reliability.md.
+
+The counts are kept in docs/reliability.json; the page is made of them, of what the programs say of
+themselves, and of found.toml, which lists what they found and what became of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import tempfile
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench import page as benchmarks
+
+__all__ = ["PROGRAMS", "Result", "Results", "machine"]
+
+PROGRAMS: Final = (
+    "crash_states",
+    "failed_calls",
+    "power_cuts",
+    "kills",
+    "damage",
+    "fuzz",
+    "model",
+    "old_bugs",
+)
+_HERE: Final = Path(__file__).resolve().parent
+_DOCS: Final = _HERE.parent.parent / "docs"
+COUNTS: Final = _DOCS / "reliability.json"
+PAGE: Final = _DOCS / "reliability.md"
+FOUND: Final = _HERE / "found.toml"
+_PLACE: Final = ("processor", "memory", "system")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a program counted, and where that was."""
+
+    program: str
+    counts: Sequence[Mapping[str, Any]]
+    machine: Mapping[str, str]
+
+
+class Results:
+    """What all programs counted."""
+
+    def __init__(self, results: Sequence[Result] = ()) -> None:
+        self._by_program = {result.program: result for result in results}
+
+    @classmethod
+    def load(cls) -> Results:
+        """Read what was kept."""
+        if not COUNTS.exists():
+            return cls()
+        return cls([Result(**one) for one in json.loads(COUNTS.read_text())])
+
+    def __iter__(self) -> Iterator[Result]:
+        return (self._by_program[name] for name in PROGRAMS if name in self._by_program)
+
+    def add(
+        self, program: str, counts: Sequence[Mapping[str, Any]], machine: Mapping[str, str]
+    ) -> None:
+        """Take what a program counted in place of what it counted before."""
+        self._by_program[program] = Result(program, counts, machine)
+
+    def save(self) -> None:
+        """Keep it."""
+        COUNTS.write_text(json.dumps([asdict(result) for result in self], indent=1) + "\n")
+
+    def render(self) -> None:
+        """Write the page."""
+        PAGE.write_text(self.page())
+
+    def page(self) -> str:
+        """Return the page."""
+        rows = [row for result in self for row in _rows(result)]
+        sections = [_section(name) for name in PROGRAMS]
+        return "\n".join([_HEAD, *rows, "", *sections, *_found()])
+
+
+def machine() -> dict[str, str]:
+    """Say when, where and with what a program ran."""
+    seen = benchmarks.machine(Path(tempfile.gettempdir()))
+    return {name: seen[name] for name in ("date", "commit", *_PLACE)}
+
+
+def _rows(result: Result) -> Iterator[str]:
+    for count in result.counts:
+        least = f"{count['target']:,}" if count["target"] else ""
+        more = "; ".join(f"{name.replace('_', ' ')} {told}" for name, told in count["more"].items())
+        cells = (
+            count["what"],
+            f"{count['count']:,}",
+            least,
+            f"{count['violations']:,}",
+            str(count["seed"]),
+            f"{round(count['seconds']):,} s",
+            more,
+            f"`{result.program}`, {result.machine['date']}, {result.machine['commit']}",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _section(program: str) -> str:
+    text = ast.get_docstring(ast.parse((_HERE / f"{program}.py").read_text()))
+    assert text is not None
+    title, _, rest = text.partition("\n")
+    told = "\n".join(line if line.startswith("    ") else line.strip() for line in rest.split("\n"))
+    return f"## {program}\n\n{title}\n{told}\n"
+
+
+def _found() -> Iterator[str]:
+    found = tomllib.loads(FOUND.read_text())["found"]
+    yield "## What was found and mended on the way\n"
+    for one in found:
+        yield textwrap.fill(f"- **{one['by']}**: {one['what']}", 118, subsequent_indent="  ")
+    yield ""
+
+
+_HEAD: Final = """# Reliability
+
+What is promised: what was acknowledged is there after any crash, what was not is there whole or not
+at all, and bad bytes are an error and never a wrong record. This page says how that was tried, and
+how often; `make torture` runs it all (hours; as root, for the power cuts), `make torture-quick` a
+sample of it, in minutes. A seed and a program repeat what was tried, and a violation names the
+command that repeats it alone. The tests of the suite, of which many kill, cut and flip as well, are
+not counted here.
+
+| what | tried | at least | violations | seed | took | of which | program, date, commit |
+|---|---|---|---|---|---|---|---|"""

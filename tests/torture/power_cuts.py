@@ -1,0 +1,312 @@
+"""The power goes while a log on a real ext4 is written and cleaned; what was acknowledged is there.
+
+A writer and a cleaner work on a log in an ext4 file system, whose disk notes every write and every
+flush that the kernel sends it (`block_device`), between the writer's own notes of what was sent and
+acknowledged. Nothing of the kernel's page cache is on that disk. Then both are killed, and for
+moments drawn from all those that were noted the disk is made as it was then: all that was flushed,
+and of what was written since, which a disk may still have in its own cache, nothing, all, the first
+part, any part, or any sectors. So a cut is an exact moment between two writes of the device (also
+in the middle of an fsync, or of the file system's own commit), nobody has to be stopped for it, and
+the notes up to there say what was acknowledged.
+
+The disk is then mounted, which replays the file system's journal, and the log is opened as after a
+new boot of the host and compared with the `oracle`. After every third cut it also goes on: the last
+batch comes once more and is known, further steps land, it is cleaned, and sometimes each byte is
+verified. From one of the cuts of a round the next round goes on.
+
+The options of ext4 change from disk to disk: how data are ordered, when they are allocated, how
+often it commits by itself. (Not fast commits: of some cuts ext4 says then that its own journal is
+corrupted, and is not mounted.) Three logs in ten are relaxed (`flush.messages`): there a step
+counts as acknowledged when it was synced, and a cut goes back to a whole number of steps. Now and
+then the kernel is told to write back some of what nobody has synced, in any order, as it does by
+itself after some seconds.
+
+    python -m tests.torture.power_cuts [--quick] [--seed N] [--jobs N] [--only CASE]
+
+Needs root, loop devices and FUSE; elsewhere it says so, and ends. A violation's disk is kept in a
+directory: `--only` with that checks exactly this disk again. What led to it is a matter of real
+time, and is not repeated by the seed, which draws steps, options, moments and fates; `--only` with
+the number of a disk repeats what the seed draws for that one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from tests.torture import Tally, block_device, kills, parser, roles
+from tests.torture.block_device import FATES, CutDisk
+from tests.torture.cut_disk import Cut, boot, check_disk
+from tests.torture.oracle import Model, Note, Notes, Progress, Wrong
+
+TARGET: Final = 10_000
+MINUTES: Final = 30
+QUICK: Final = 90
+CUTS: Final = 25
+"""Of one round."""
+ROUNDS: Final = 6
+"""Of one disk; it is small."""
+_WORK_S: Final = 3.0
+"""How long a round works at most."""
+_START: Final = b"b"
+"""A note: from here on the log is there, and may be cut."""
+_STOP: Final = b"e"
+MOUNTS: Final = (
+    "data=ordered",
+    "data=ordered,noauto_da_alloc",
+    "data=ordered,nodelalloc",
+    "data=ordered,commit=1",
+    "data=writeback",
+    "data=writeback,noauto_da_alloc",
+    "data=journal",
+)
+
+
+@dataclass
+class Outcome:
+    """What came of one disk."""
+
+    disk: int
+    cuts: int = 0
+    steps: int = 0
+    mid_step: int = 0
+    """Cuts between the sending and the acknowledgement of a step."""
+    cached: int = 0
+    """Cuts where the disk's cache held something."""
+    violations: tuple[str, ...] = ()
+    kept: str = ""
+
+
+class Disk:
+    """One file system with a log, through rounds of work and of cuts."""
+
+    def __init__(self, scratch: Path, seed: int, number: int) -> None:
+        self.outcome = Outcome(number)
+        self._scratch = scratch
+        self._seed = f"{seed} {number}"
+        self._draw = random.Random(self._seed)
+        self._model = Model(self._seed)
+        self._options = self._draw.choice(MOUNTS)
+        self._is_relaxed = self._draw.random() < 0.3
+        self._image = block_device.make_file_system(scratch / "empty")
+        self._steps = 0
+        self._is_new = True
+
+    def run(self, rounds: int, cuts: int) -> Outcome:
+        """Work and cut by turns; a violation ends it."""
+        try:
+            for number in range(rounds):
+                notes = self._work(number)
+                self._cut(notes, cuts)
+        except Wrong as fault:
+            self.outcome.violations = (f"{fault} ({self._options})",)
+        return self.outcome
+
+    def _work(self, number: int) -> list[Note]:
+        """Let the log be written and cleaned for a while; returns what was noted."""
+        boot()
+        path = self._scratch / f"{number}.notes"
+        notes = Notes(path)
+        target = self._scratch / "mounted"
+        target.mkdir(exist_ok=True)
+        disk = self._scratch / "disk"
+        with (
+            block_device.recorded_disk(self._image, disk, notes),
+            block_device.mounted(disk, target, self._options),
+        ):
+            root = target / "log"
+            if self._is_new:
+                roles.create(root, is_relaxed=self._is_relaxed)
+                self._is_new = False
+            notes.write(_START, 0)
+            found = self._run_processes(root, notes)
+            notes.write(_STOP, 0)
+        found += notes.read()
+        notes.close()
+        path.unlink()
+        kinds = [note.kind for note in found]
+        start, stop = kinds.index(_START), kinds.index(_STOP)
+        before = [note for note in found[:start] if note.kind in b"wc"]
+        return [*before, *found[start:stop]]
+
+    def _run_processes(self, root: Path, notes: Notes) -> list[Note]:
+        faults = {role: self._scratch / f"{role}.fault" for role in ("write", "clean")}
+        seed, steps, model = self._seed, self._steps, self._model
+        running = [
+            roles.spawn(
+                lambda: roles.Writer(root, seed, notes, model=model, needs_sync=True).run(
+                    steps, pause_s=0.004
+                ),
+                faults["write"],
+            ),
+            roles.spawn(
+                partial(roles.clean, root, f"{seed} {steps}", pause_s=0.02), faults["clean"]
+            ),
+        ]
+        found: list[Note] = []
+        progress, enough = Progress(steps, steps), steps + self._draw.randrange(10, 50)
+        deadline = time.monotonic() + _WORK_S
+        try:
+            while progress.acknowledged < enough and time.monotonic() < deadline:
+                time.sleep(self._draw.uniform(0.01, 0.05))
+                if self._draw.random() < 0.3:
+                    block_device.write_back_some(root, self._draw)
+                news = list(notes.read())
+                progress.take(news)
+                found += news
+        finally:
+            for pid in running:
+                roles.kill(pid)
+        for role, path in faults.items():
+            if path.exists():
+                raise Wrong(f"the process that should {role} ended: {path.read_text()}")
+        return found
+
+    def _cut(self, notes: Sequence[Note], count: int) -> None:
+        """Cut the power at moments drawn from the notes, in their order."""
+        start = next(n for n, note in enumerate(notes) if note.kind == _START)
+        moments = sorted(self._draw.randint(start, len(notes)) for _ in range(count))
+        last = self._draw.randrange(count)
+        disk, progress = CutDisk(self._image), Progress(self._steps, self._steps)
+        position, image = 0, self._scratch / "cut"
+        for number, moment in enumerate(moments):
+            disk.take(notes[position:moment])
+            progress.take(notes[position:moment])
+            position = moment
+            cut = self._draw_cut(progress)
+            survivors = disk.survivors(cut.fate, self._draw)
+            disk.write_image(image, survivors)
+            next_image = image.read_bytes() if number == last else b""
+            self.outcome.cuts += 1
+            try:
+                steps = check_disk(image, cut, self._model)
+            except Wrong:
+                disk.write_image(image, survivors)
+                self._keep(image, cut)
+                raise
+            self.outcome.mid_step += progress.sent > progress.acknowledged
+            self.outcome.cached += disk.is_cached
+            if next_image:
+                self._image, next_steps = next_image, steps
+        self.outcome.steps += progress.acknowledged - self._steps
+        self._steps = next_steps
+
+    def _draw_cut(self, progress: Progress) -> Cut:
+        return Cut(
+            self._seed,
+            progress.acknowledged,
+            progress.sent,
+            self._options,
+            self._draw.choice(FATES),
+            goes_on=self._draw.random() < 0.35,
+            is_verified=self._draw.random() < 0.3,
+        )
+
+    def _keep(self, image: Path, cut: Cut) -> None:
+        kept = Path(tempfile.mkdtemp(prefix="power_cut-"))
+        shutil.copy(image, kept / "image")
+        told = {name: getattr(cut, name) for name in cut.__slots__}
+        (kept / "cut.json").write_text(json.dumps(told))
+        self.outcome.kept = str(kept)
+
+
+@functools.cache
+def prepare() -> None:
+    """Let this process mount for itself alone, and have all compiled that its children need."""
+    block_device.keep_mounts_private()
+    kills.be_quiet()
+    kills.warm()
+
+
+def live(scratch: Path, seed: int, disk: int, rounds: int, cuts: int) -> Outcome:
+    """Work on one disk, from its making on."""
+    prepare()
+    place = scratch / str(disk)
+    place.mkdir()
+    outcome = Disk(place, seed, disk).run(rounds, cuts)
+    shutil.rmtree(place)
+    return outcome
+
+
+def check_again(scratch: Path, directory: Path) -> str | None:
+    """Check the disk of a violation once more; returns what is wrong."""
+    prepare()
+    told: dict[str, Any] = json.loads((directory / "cut.json").read_text())
+    cut = Cut(**told)
+    image = Path(shutil.copy(directory / "image", scratch / directory.name))
+    try:
+        check_disk(image, cut, Model(cut.seed))
+    except Wrong as fault:
+        return str(fault)
+    return None
+
+
+def checked_again(directories: Sequence[Path]) -> Iterator[str | None]:
+    """The same of several, in a process that mounts for itself alone."""
+    with kills.pool_of(1, "power_cuts-") as (pool, scratch):
+        yield from pool.imap(partial(check_again, scratch), directories)
+
+
+def outcomes(
+    seed: int, disks: Sequence[int], rounds: int, cuts: int, jobs: int
+) -> Iterator[Outcome]:
+    """Yield what came of one disk after the other, `jobs` at a time."""
+    with kills.pool_of(jobs, "power_cuts-") as (pool, scratch):
+        work = partial(live, scratch, seed, rounds=rounds, cuts=cuts)
+        yield from pool.imap_unordered(work, disks)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    made = parser("power_cuts", __doc__)
+    made.add_argument("--jobs", type=int, default=1, help="disks at a time (1)")
+    options = made.parse_args(arguments)
+    refusal = block_device.refusal()
+    is_full = not (options.quick or options.only or refusal)
+    tally = Tally("power_cuts", "power cuts", options, TARGET if is_full else 0)
+    if refusal is not None:
+        print(f"power_cuts: skipped: {refusal}", file=sys.stderr)
+        tally.more["skipped"] = refusal
+        tally.report()
+        return
+    if options.only and not options.only.isdecimal():
+        (fault,) = checked_again([Path(options.only)])
+        tally.tried()
+        if fault is not None:
+            tally.violated(options.only, fault)
+        tally.report()
+        return
+    rounds, cuts = (3, QUICK // 3) if options.quick else (ROUNDS, CUTS)
+    wanted = QUICK if options.quick else TARGET
+    disks = range(-(-wanted // (rounds * cuts)))
+    if options.only:
+        disks = range(int(options.only), int(options.only) + 1)
+    totals: dict[str, int] = dict.fromkeys(("steps", "mid_step", "cached"), 0)
+    for outcome in outcomes(options.seed, disks, rounds, cuts, options.jobs):
+        tally.tried(outcome.cuts)
+        for name in totals:
+            totals[name] += getattr(outcome, name)
+        for told in outcome.violations:
+            tally.violated(outcome.kept or str(outcome.disk), told)
+        if tally.seconds > MINUTES * 60:
+            break
+    tally.more |= {
+        "steps": totals["steps"],
+        "cuts within a step": totals["mid_step"],
+        "cuts with writes in the disk's cache": totals["cached"],
+        "cuts a second": round(tally.count / tally.seconds, 1),
+    }
+    tally.report()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,189 @@
+"""A workload with all its acts, and what the log showed before and after each operation."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from kafkalog.cleaner import partition_cleaner
+from kafkalog.storage_engine import clock, host
+from kafkalog.storage_engine.engine import Engine
+from tests.torture.acts import Act
+from tests.torture.checks import Snapshot, recovered, snapshot
+from tests.torture.disk import Disk, check_recorded
+from tests.torture.recorder import Recorder, Scan
+from tests.torture.workloads import OPERATIONS, Moment, Opened
+
+__all__ = ["OPENING", "Recording", "Stage", "booted", "record", "record_recovery", "repeatable"]
+
+OPENING = "open"
+RECOVERING = "recover"
+_NOW_MS: Final = 1_800_000_000_000
+"""Later than all workloads: what waits for the real time is due."""
+Snapshots = tuple[Snapshot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One operation of a recording: its acts are those of [first, end).
+
+    A power cut may take the log back to `older` ones, as relaxed commits are not synced.
+    """
+
+    name: str
+    kind: str
+    first: int
+    end: int
+    before: Snapshot
+    after: Snapshot
+    older: Snapshots
+    moment: Moment
+
+    @property
+    def retry(self) -> str | None:
+        """The operation to do again if it is broken off."""
+        return self.name if self.name in OPERATIONS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The disk as it was, all that was done to it, and the operations that did it."""
+
+    begin: Disk
+    acts: list[Act]
+    stages: list[Stage]
+
+
+@contextlib.contextmanager
+def booted(boot: str) -> Iterator[None]:
+    """Let this host run in a boot of that name: another one tells of a power cut."""
+    known = host.boot_id
+    setattr(host, "boot_id", lambda: boot)  # noqa: B010  (a function but for this)
+    try:
+        yield
+    finally:
+        setattr(host, "boot_id", known)  # noqa: B010
+
+
+@contextlib.contextmanager
+def repeatable(seed: str) -> Iterator[None]:
+    """Let the same work make the same files: ids and secrets are drawn, and time stands still."""
+    dice = random.Random(seed)
+    still = SimpleNamespace(perf_counter=lambda: 0.0, monotonic=lambda: 0.0)
+    stands: list[tuple[Any, str, Any]] = [
+        (uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4)),
+        (secrets, "token_bytes", dice.randbytes),
+        (clock, "now_ms", lambda: _NOW_MS),
+        (import_module("kafkalog.cleaner.clean"), "time", still),  # the room has a function `clean`
+        (partition_cleaner, "time", still),
+    ]
+    known = [(where, name, getattr(where, name)) for where, name, _ in stands]
+    try:
+        for where, name, stand in stands:
+            setattr(where, name, stand)
+        yield
+    finally:
+        for where, name, real in known:
+            setattr(where, name, real)
+
+
+class _Stages:
+    """Gathers stages while a recorder runs."""
+
+    def __init__(self, recorder: Recorder, older: Snapshots = ()) -> None:
+        self.found: list[Stage] = []
+        self.older = older
+        self._recorder = recorder
+
+    def add(
+        self,
+        name: str,
+        before: Snapshot,
+        moment: Callable[[], Moment],
+        work: Callable[[], Engine],
+        *,
+        kind: str = "none",
+    ) -> Snapshot:
+        """Do the work of a stage; return what the log shows then."""
+        first = len(self._recorder.acts)
+        engine = work()
+        end = len(self._recorder.acts)
+        after = snapshot(engine)
+        self.found.append(Stage(name, kind, first, end, before, after, self.older, moment()))
+        self.older = (*self.older, before) if engine.state().unsynced else ()
+        return after
+
+
+def record(root: Path, names: Sequence[str]) -> Recording:
+    """Perform operations on a log, and record each of them; all that is there is durable."""
+    recorder = Recorder(root)
+    with recorder, repeatable(",".join(names)):
+        log = Opened(root)
+        now = snapshot(log.engine)
+        stages = _Stages(recorder)
+        for name in names:
+
+            def work(name: str = name) -> Engine:
+                log.perform(name)
+                return log.engine
+
+            kind = OPERATIONS[name].kind
+            now = stages.add(name, now, lambda: log.moment, work, kind=kind)
+        log.engine.close()
+    check_recorded(recorder)
+    return Recording(Disk(recorder.begin), recorder.acts, stages.found)
+
+
+def record_recovery(
+    root: Path,
+    disk: Disk,
+    begin: Scan,
+    broken: Stage,
+    found: Snapshot,
+    older: Snapshots,
+    *,
+    has_died: bool,
+) -> Recording:
+    """Record how a log is opened after a crash in a stage, and that operation is tried again.
+
+    `disk` has what is in `root`, and may lose some of it; the log shows `found`, and may go back
+    to `older` ones. What a process that `has_died` has written may count from then on.
+    """
+    recorder = Recorder(root, begin=begin)
+    with recorder, repeatable("recovery"):
+        stages = _Stages(recorder, older)
+        moment = broken.moment
+        if broken.kind == "handed":
+
+            def recover() -> Engine:
+                recovered(root, moment.now_ms)
+                return Engine(root, read_only=True)
+
+            found = stages.add(RECOVERING, found, lambda: moment, recover, kind="handed")
+        opened: list[Opened] = []
+
+        def open_log() -> Engine:
+            opened.append(Opened(root, moment))
+            return opened[0].engine
+
+        kind = broken.kind if has_died and broken.kind != "handed" else "none"
+        found = stages.add(OPENING, found, lambda: moment, open_log, kind=kind)
+        retry = OPERATIONS[broken.retry or "append"]
+        if found != broken.before and (not retry.repeatable or retry.kind == "topic"):
+            retry = OPERATIONS["alter"]  # it was done, and would be seen to be done again
+
+        def try_again() -> Engine:
+            opened[0].perform_again(retry.name)
+            return opened[0].engine
+
+        stages.add(retry.name, found, lambda: moment, try_again, kind=retry.kind)
+        opened[0].engine.close()
+    return Recording(disk, recorder.acts, stages.found)

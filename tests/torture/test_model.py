@@ -1,0 +1,100 @@
+"""The model test on a few examples, the same ones each time; and that it finds what is planted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import Phase
+
+from kafkalog.storage_engine import commit
+from kafkalog.storage_engine.transaction import Transaction
+from tests.torture.model import examples
+from tests.torture.model_log import Part, Row
+from tests.torture.model_machine import LogMachine
+from tests.torture.old_bugs import BUGS
+
+pytestmark = pytest.mark.slow
+GENERATE = (Phase.generate,)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def other_process() -> Iterator[None]:
+    """One process serves all examples, and does not outlive them."""
+    yield
+    LogMachine.end()
+
+
+def test_any_steps_in_any_order_leave_what_the_model_says() -> None:
+    examples(1, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("KAFKA-3894", "not even one segment fits"),
+        ("KAFKA-8522", "had to go at"),
+    ],
+)
+def test_the_model_finds_an_old_bug(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bug,) = (bug for bug in BUGS if bug.name == name)
+    bug.patch(monkeypatch)
+    with pytest.raises(AssertionError, match=told):
+        examples(1, 100, phases=GENERATE)
+
+
+def test_the_model_finds_a_batch_that_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "is_committed", lambda *_: False)
+    with pytest.raises(AssertionError, match="skipped"):
+        examples(1, 100, phases=GENERATE)
+
+
+def test_the_model_finds_a_commit_of_which_a_death_leaves_a_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    append_staged = commit.append_staged
+
+    def publish_each(transaction: Transaction, *arguments: Any) -> Any:
+        """Commit one partition after the other, as somebody who has no journal would."""
+        message = arguments[1][0]
+        offsets: dict[Any, Any] = {}
+        for run in message.runs:
+            part = replace(message, runs=(run,), rows=run.rows)
+            offsets |= append_staged(transaction, arguments[0], [part], *arguments[2:])
+            transaction.publish(arguments[-1])
+        return offsets
+
+    monkeypatch.setattr(commit, "append_staged", publish_each)
+    with pytest.raises(AssertionError, match=r"\[.*\], \[.*\]: \["):
+        examples(1, 200, phases=GENERATE)
+
+
+ROWS = [Row(0, 5, b"a", b"1"), Row(1, 5, b"b", b"1"), Row(2, 5, b"a", None), Row(3, 5, b"c", b"1")]
+
+
+@pytest.mark.parametrize(
+    ("left", "clean_to", "told"),
+    [
+        ([1, 2, 3], 3, None),
+        ([0, 1, 2, 3], 0, None),
+        ([2, 3], 3, "the newest of its key"),
+        ([0, 1, 2, 3], 3, "is not the newest of its key"),
+        ([1, 2], 3, "is gone, and nothing is cleaned there"),
+        ([1, 3], 3, "may go from 110 on"),
+        ([2, 1, 3], 3, "do not rise"),
+    ],
+)
+def test_a_log_that_is_not_as_it_must_be_is_told(
+    left: list[int], clean_to: int, told: str | None
+) -> None:
+    part = Part()
+    part.append(ROWS)
+    part.clean(100, 10)
+    found = [ROWS[offset] for offset in left]
+    if told is None:
+        part.check_rows(found, clean_to, clean_to)
+        return
+    with pytest.raises(AssertionError, match=told):
+        part.check_rows(found, clean_to, clean_to)

@@ -37,5 +37,5 @@ def test_a_portion_that_was_used_is_not_kept(spark: Any, tmp_path: Path) -> None
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
     )
     assert sorted(rows) == list(range(PARTS))
-    # All of them would be PARTS rows, each of which Spark holds more than once on its way.
-    assert min(used[-3:]) - min(used[:3]) < PARTS * ROW_SIZE / 2, used
+    # Kept, they would be PARTS rows and more; what else the JVM holds grows by half of that.
+    assert min(used[-3:]) - min(used[:3]) < PARTS * ROW_SIZE * 3 / 4, used

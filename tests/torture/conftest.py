@@ -9,10 +9,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
-    """Let what a program silences be heard again by the tests after it."""
-    logger = logging.getLogger("kafkalog")
-    level = logger.level
+def heard() -> Iterator[None]:
+    """Let what a program silences, here or in a fixture of a whole file, be heard again."""
     yield
     logging.disable(logging.NOTSET)
-    logger.setLevel(level)
+    logging.getLogger("kafkalog").setLevel(logging.NOTSET)

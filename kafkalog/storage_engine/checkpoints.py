@@ -168,9 +168,12 @@ def _leader_epochs(directory: str, data: bytes) -> tuple[tuple[int, int], ...]:
     epochs = []
     for number, (epoch, start) in _parsed(path, data, names):
         try:
-            epochs.append((_number(epoch), _number(start)))
+            entry = _number(epoch), _number(start)
         except ValueError:
-            raise _malformed(path, number, " and ".join(names)) from None
+            entry = -1, -1
+        if not 0 <= entry[0] <= layout.INT32_MAX:
+            raise _malformed(path, number, " and ".join(names))
+        epochs.append(entry)
     return tuple(epochs)
 
 

@@ -385,14 +385,14 @@ class Journal:
         record = _record(number, content)
         if known.end + len(record) > self.path.stat().st_size:
             known = self.rewrite()  # the caller has synced all data: see `is_full`
-        end = known.end + len(record)
+        # Before it is written: what `State.apply` refuses could never be read again.
+        replay = known.after(known.end + len(record), number, content)
         fd = self._open(os.O_RDWR)
         try:
             try:
                 files.write_at(fd, record, known.end)
                 if sync:
                     files.sync_data(fd)
-                replay = known.after(end, number, content)
                 header = self._publish(fd, replay)
             except OSError as fault:
                 self._in_doubt = True

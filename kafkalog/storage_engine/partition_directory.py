@@ -128,9 +128,9 @@ def _remove_leftover(directory: Path) -> None:
     is_link = directory.is_symlink()
     names = set() if is_link else set(os.listdir(directory))
     logs = [directory / name for name in names if name.endswith(layout.LOG)]
-    # Where the canary is not there, or its name was lost, nothing is but what is made beside it.
-    is_ours = not is_link and (layout.CANARY in names or names <= _MADE)
     is_unrecorded = layout.UNRECORDED in names
+    # The names of both were lost, or never were: then there is but what is made beside them.
+    is_ours = not is_link and (layout.CANARY in names or is_unrecorded or names <= _MADE)
     if not is_ours or (not is_unrecorded and any(path.stat().st_size for path in logs)):
         raise StorageError(
             f"{directory}: the directory exists and is not a partition of this log; "

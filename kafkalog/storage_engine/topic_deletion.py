@@ -40,21 +40,33 @@ def finish_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None
     A directory that a cleaner works in stays for the next call, unless it is of topic `wait_for`.
     Returns how many topics are gone for good. Raises OSError, LockedByBrokerError.
     """
-    count = 0
+    removed = []
     for deleted in list(engine.state().deleting.values()):
         is_moved = _move(engine, deleted, wait=deleted.name == wait_for)
         if is_moved and now_ms >= deleted.remove_at_ms:
             _remove(engine, deleted)
-            with engine.transaction() as transaction:
-                if deleted.topic_id in transaction.state.deleting:
-                    # Else they would say of a new topic of that name where the old one ended.
-                    if transaction.state.unsynced:
-                        transaction.publish(now_ms)
-                    checkpoints.write_root_checkpoints(engine.root, transaction.state)
-                    transaction.forget_deleted(deleted.topic_id)
-                    transaction.publish(now_ms)
-            count += 1
-    return count
+            removed.append(deleted.topic_id)
+    if removed:
+        _forget(engine, removed, now_ms)
+    return len(removed)
+
+
+def _forget(engine: Engine, topic_ids: list[str], now_ms: int) -> None:
+    """Forget topics whose files are gone; all at once, and not before all are.
+
+    The root's checkpoints go first: what they have of such a topic would be taken for what they say
+    of a new one of its name.
+    """
+    with engine.transaction() as transaction:
+        left = [topic_id for topic_id in topic_ids if topic_id in transaction.state.deleting]
+        if not left:
+            return
+        if transaction.state.unsynced:
+            transaction.publish(now_ms)
+        checkpoints.write_root_checkpoints(engine.root, transaction.state)
+        for topic_id in left:
+            transaction.forget_deleted(topic_id)
+        transaction.publish(now_ms)
 
 
 def with_directories_away(engine: Engine, work: Callable[[], _Result], *, now_ms: int) -> _Result:

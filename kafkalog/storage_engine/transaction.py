@@ -226,7 +226,7 @@ class Transaction:
             self._sync()
         self.check_lock()
         self.state = self._journal.append(change, sync=sync)
-        self.close()
+        self._let_go()
         for created in self._created.values():
             for number in range(len(created.partitions)):
                 name = layout.partition_directory(created.name, number)
@@ -261,6 +261,16 @@ class Transaction:
             appender.close()
         self._appenders.clear()
         self._open.clear()
+
+    def _let_go(self) -> None:
+        """Close the files of what was published: whatever happens now, nothing of it is undone."""
+        published, self._appenders = self._appenders, {}
+        self._open.clear()
+        for appender in published.values():
+            try:
+                appender.close()
+            except OSError:
+                _logger.exception("%s: a file could not be closed", appender.directory)
 
     def abandon(self, fault: BaseException) -> None:
         """Undo what was not published, unless that is in doubt; a second failure is only logged.

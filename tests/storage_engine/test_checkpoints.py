@@ -72,9 +72,10 @@ def test_leader_epochs_come_back(tmp_path: Path) -> None:
     checkpoints.write_leader_epochs(tmp_path, [(0, 0), (5, 40)])
     assert (tmp_path / "leader-epoch-checkpoint").read_text() == "0\n2\n0 0\n5 40\n"
     assert checkpoints.read_leader_epochs(tmp_path) == [(0, 0), (5, 40)]
-    (tmp_path / "leader-epoch-checkpoint").write_text("0\n1\n5 x\n")
-    with pytest.raises(StorageError, match="line 3"):
-        checkpoints.read_leader_epochs(tmp_path)
+    for entry in ("5 x", f"{2**31} 0", "-1 0"):
+        (tmp_path / "leader-epoch-checkpoint").write_text(f"0\n1\n{entry}\n")
+        with pytest.raises(StorageError, match="line 3"):
+            checkpoints.read_leader_epochs(tmp_path)
 
 
 @pytest.mark.parametrize(

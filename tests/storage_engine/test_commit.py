@@ -20,6 +20,7 @@ from kafkalog.errors import (
     UnknownTopicError,
 )
 from kafkalog.storage_engine import files, layout, staging
+from kafkalog.storage_engine.active_segment import ActiveSegment
 from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
 from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
 from tests.storage_engine.faults import Died, LyingPages, each_act
@@ -399,6 +400,23 @@ def test_a_large_run_is_renamed_into_place_with_its_indexes(engine: Engine) -> N
     assert indexed
     engine.append("t", rows(("last", "1")))
     assert offsets_are_dense(engine)
+
+
+def test_what_is_published_stays_where_a_file_cannot_be_closed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = ActiveSegment.close
+
+    def fail(segment: ActiveSegment) -> None:
+        close(segment)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ActiveSegment, "close", fail)
+        engine.append("t", [("k", "v")])
+    assert [value for _, value in read_all(engine)] == [b"v"]
+    engine.append("t", [("k", "w")])
+    assert [value for _, value in read_all(engine)] == [b"v", b"w"]
 
 
 # --- dying and failing at every step -------------------------------------------------------------

@@ -150,6 +150,14 @@ def test_a_directory_with_records_is_never_replaced(tmp_path: Path) -> None:
         engine.create_topic("t")
 
 
+def test_a_creation_that_died_and_whose_removal_died_too_is_done_again(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    (tmp_path / "t-0").mkdir()
+    for name in (layout.UNRECORDED, "leader-epoch-checkpoint.tmp"):
+        (tmp_path / "t-0" / name).touch()
+    assert engine.create_topic("t")
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250, "ä"])
 def test_a_name_that_kafka_forbids_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInputError, match="is not allowed"):

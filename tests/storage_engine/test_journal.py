@@ -56,6 +56,18 @@ def test_a_new_journal_is_empty(path: Path) -> None:
     assert Journal(path).is_settled()
 
 
+def test_what_could_not_be_read_again_is_not_written(path: Path) -> None:
+    journal = filled(path)
+    before = path.read_bytes()
+    change = Change()
+    change.partition("t", 0, PartitionState(high_watermark=2**63))
+    with pytest.raises(ValueError, match="expected numbers"):
+        journal.append(change.record(1))
+    assert path.read_bytes() == before
+    journal.append(partition_change(7))
+    assert high_watermark(Journal(path)) == 7
+
+
 def test_another_process_sees_what_was_appended(path: Path) -> None:
     filled(path)
     reader = Journal(path)

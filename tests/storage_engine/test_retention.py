@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.retention import count_expired
 from kafkalog.storage_engine.segments import list_segments
+from kafkalog.storage_engine.transaction import Transaction
 from tests.storage_engine.faults import Died, each_act
 
 START_MS = 1_700_000_000_000
@@ -214,6 +216,25 @@ def test_a_fault_of_one_partition_is_not_one_of_the_others(tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "s-0")
     found = engine.apply_retention(now_ms=at(10**6))
     assert [(stats.topic, stats.error is None) for stats in found] == [("s", False), ("t", True)]
+
+
+def test_a_disk_too_full_to_roll_takes_the_other_segments_and_else_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = filled(tmp_path, retention_ms=str(HOUR))
+
+    def roll(self: Transaction, topic: str, number: int, now_ms: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "5.log")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "roll", roll)
+        (stats,) = engine.apply_retention(now_ms=at(100))
+        assert (stats.log_start_offset, stats.segments, stats.error) == (5, 5, None)
+        (stats,) = engine.apply_retention(now_ms=at(100))
+        assert stats.error is not None
+        assert "5.log: the disk refused (No space left" in stats.error
+    (stats,) = engine.apply_retention(now_ms=at(100))
+    assert (stats.log_start_offset, stats.error) == (6, None)
 
 
 def test_a_log_opened_read_only_is_not_retained(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
-from kafkalog.storage_engine import layout, locks, log_view
+from kafkalog.storage_engine import checkpoints, layout, locks, log_view
 from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
 from kafkalog.storage_engine.inspection.verify import verify
 from kafkalog.storage_engine.journal import Journal
@@ -260,6 +261,26 @@ def test_a_deletion_waits_for_the_cleaner_lock_and_the_topic_is_gone_meanwhile(
     creator.join(10)
     assert engine.topics() == ["other", "t"]
     assert engine.offsets("t") == {0: (0, 0)}
+
+
+def test_all_files_go_before_anything_is_written_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk what is to be written fails, and they are what makes space."""
+    engine = filled(tmp_path)
+
+    def refuse(root: Path, state: State) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_root_checkpoints", refuse)
+        for name in ("t", "other"):
+            engine.delete_topic(name, now_ms=NOW_MS)
+        with pytest.raises(StorageError, match="No space left"):
+            finish_deletions(engine, now_ms=NOW_MS + DELAY_MS)
+        assert directories(tmp_path) == []
+    assert finish_deletions(engine, now_ms=NOW_MS + DELAY_MS) == 2
+    assert engine.state().deleting == {}
 
 
 # --- dying and failing at every step -------------------------------------------------------------

@@ -208,13 +208,10 @@ def retain_partition(
         except StorageError as fault:
             if not (isinstance(fault.__cause__, OSError) and fault.__cause__.errno in _NO_SPACE):
                 raise
-            # To close the active segment takes space, which the others may make.
-            with engine.transaction() as transaction:
-                stats = _retain(transaction, directory, topic, partition, now_ms, may_roll=False)
-            if stats is None:
-                raise
             _logger.warning("%s-%d: the active segment stays: %s", topic, partition, fault)
-            return stats
+        # To close it takes space, which the others may make.
+        with engine.transaction() as transaction:
+            return _retain(transaction, directory, topic, partition, now_ms, may_roll=False)
 
 
 def _retain(

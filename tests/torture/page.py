@@ -30,6 +30,8 @@ PROGRAMS: Final = (
     "model",
     "old_bugs",
 )
+MOUNTING: Final = ("power_cuts",)
+"""Those that mount file systems, which nobody expects of a quick run."""
 _HERE: Final = Path(__file__).resolve().parent
 _DOCS: Final = _HERE.parent.parent / "docs"
 COUNTS: Final = _DOCS / "reliability.json"

@@ -3,10 +3,10 @@
     python -m tests.torture [PROGRAM ...] [--quick] [--write] [--seed N]
 
 Without a name, all of them. --quick takes a sample of each, in minutes for all, and power cuts only
-by their name: they mount file systems. With --write what
-was counted is kept in docs/reliability.json, in place of what the programs counted before, and the
-page is made from that file. A program that finds a violation, or breaks, is named in the end, and
-the others are run nevertheless.
+by their name: they mount file systems. With --write what was counted is kept in
+docs/reliability.json, in place of what the programs counted before, and the page is made from that
+file. A program that finds a violation, or breaks, is named in the end, and the others are run
+nevertheless.
 """
 
 from __future__ import annotations

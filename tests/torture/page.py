@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from bench import page as benchmarks
 
-__all__ = ["PROGRAMS", "Result", "Results", "machine"]
+__all__ = ["MOUNTING", "PROGRAMS", "Result", "Results", "machine"]
 
 PROGRAMS: Final = (
     "crash_states",

@@ -15,7 +15,7 @@ from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.inspection.verify import verify
 from kafkalog.storage_engine.transaction_markers import known_markers
-from tests.torture.workloads import OPERATIONS, Moment, Opened
+from tests.torture.workloads import OPERATIONS, Opened
 
 __all__ = [
     "PartitionRows",
@@ -23,10 +23,11 @@ __all__ = [
     "TopicRows",
     "faults_of",
     "forget",
-    "goes_on",
+    "is_repeatable",
     "recovered",
     "snapshot",
     "told",
+    "works",
 ]
 
 Row = tuple[int, bytes | None, bytes | None]
@@ -235,44 +236,6 @@ def _shown(rows: set[Row]) -> list[Row]:
 
 
 # --- whether work goes on ------------------------------------------------------------------------
-
-
-def goes_on(
-    root: Path,
-    found: Snapshot | None,
-    moment: Moment,
-    *,
-    retry: str | None = None,
-    before: Snapshot | None = None,
-    after: Snapshot | None = None,
-) -> list[str]:
-    """Work on with a log that shows `found`, and return what is wrong then.
-
-    `moment` is that of the operation `retry` that was broken off between `before` and `after`. It
-    is done again, unless it was done and must not be twice; then all is as `after`. Then comes what
-    has to work with every log (`works`). Without `found` it is not looked whether opening the log
-    to write changes what it shows.
-    """
-    forget()
-    try:
-        log = Opened(root, moment)
-        shown = found
-        if found is None or not is_repeatable(retry):
-            shown = snapshot(log.engine)
-            faults = [] if found is None else list(_unlike(shown, found))
-            if faults:
-                return [f"opened to write: {fault}" for fault in faults]
-        if retry is not None and (is_repeatable(retry) or shown == before):
-            log.perform_again(retry)
-            shown = snapshot(log.engine)
-            if after is not None:
-                faults = [f"after the retry: {fault}" for fault in _unlike(shown, after)]
-                if faults:
-                    return faults
-        assert shown is not None
-        return works(log, shown)
-    except Exception as fault:
-        return [told(fault)]
 
 
 def is_repeatable(name: str | None) -> bool:

@@ -11,7 +11,15 @@ import os
 from pathlib import Path
 
 from kafkalog.storage_engine import layout
-from tests.torture.checks import Snapshot, faults_of, forget, snapshot, told, works
+from tests.torture.checks import (
+    Snapshot,
+    faults_of,
+    forget,
+    is_repeatable,
+    snapshot,
+    told,
+    works,
+)
 from tests.torture.workloads import OPERATIONS, Moment, Opened
 
 __all__ = ["GoingOn"]
@@ -26,7 +34,7 @@ _LOCKS = (
 
 
 class GoingOn:
-    """Like `checks.goes_on`; remembers which logs were worked on."""
+    """Opens logs, and does what has to work with every log (`works`), once with each."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -52,10 +60,9 @@ class GoingOn:
                 return faults
             expected = found
             if retry is not None:
-                operation = OPERATIONS[retry]
-                if operation.repeatable or found == before:
+                if is_repeatable(retry) or found == before:
                     log.perform_again(retry)
-                if after is not None and operation.kind != "none":
+                if after is not None and OPERATIONS[retry].kind != "none":
                     expected = after
             known = _digest(root) + hashlib.blake2b(repr(expected).encode()).digest()
             if known in self._known:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.checks import PartitionRows, Snapshot, TopicRows, faults_of, goes_on, snapshot
+from tests.torture.checks import PartitionRows, Snapshot, TopicRows, faults_of, snapshot
+from tests.torture.going_on import GoingOn
 from tests.torture.workloads import (
     OPERATIONS,
     Moment,
@@ -106,7 +107,9 @@ def test_work_goes_on_after_every_operation(tmp_path: Path) -> None:
             after = snapshot(log.engine)
             assert faults_of(after, before, after, OPERATIONS[name].kind) == [], name
             assert snapshot(tmp_path) == after
-        faults = goes_on(tmp_path, after, log.moment, retry=name, before=before, after=after)
+        faults = GoingOn().faults(
+            tmp_path, after, log.moment, retry=name, before=before, after=after
+        )
     assert faults == []
 
 
@@ -118,7 +121,7 @@ def test_damage_keeps_work_from_going_on(tmp_path: Path) -> None:
         data = bytearray(path.read_bytes())
         data[80] ^= 1
         path.write_bytes(data)
-        (fault,) = goes_on(tmp_path, found, Moment(), retry="alter")
+        (fault,) = GoingOn().faults(tmp_path, found, Moment(), retry="alter")
         assert "CorruptBatchError" in fault
 
 

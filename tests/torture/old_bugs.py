@@ -134,8 +134,11 @@ def _run(names: Sequence[str]) -> None:
     runs = _Runs(bugs)
     files = sorted({node_id.split("::")[0] for bug in bugs for node_id in bug.node_ids})
     with contextlib.redirect_stdout(sys.stderr):
+        # A thread that a test has left behind may fail when no test runs any more, to which the
+        # failure could belong: that would end the run itself, after it has found out everything.
+        plugins = ("no:cacheprovider", "no:threadexception", "no:unraisableexception")
         status = pytest.main(
-            ["-q", "-p", "no:cacheprovider", *files], plugins=[runs, _Eventually()]
+            ["-q", *(f"-p{name}" for name in plugins), *files], plugins=[runs, _Eventually()]
         )
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise SystemExit(f"pytest ended with {status}")

@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PEERS := .peers/.ready
+FUZZ := .venv/.fuzz
 KILLS ?= 20
 UPSERT_KILLS ?= 40
 WORKER_KILLS ?= 100
@@ -56,7 +57,7 @@ cluster-test: $(READY) ## a stream of 100 micro-batches on a standalone cluster,
 torture-cleaner: $(READY) ## a log written, deleted from, followed by Spark and cleaned, TORTURE seconds each (300)
 	KAFKALOG_SECONDS=$(TORTURE) $(BIN)/python -m pytest -s tests/acceptance/test_cleaner_torture.py $(ARGS)
 
-torture: $(READY) ## break the log in every way there is, hours, as root; writes docs/reliability.md (ARGS: names, --seed N)
+torture: $(READY) $(FUZZ) ## break the log in every way there is, hours, as root; writes docs/reliability.md (ARGS: names, --seed N)
 	$(BIN)/python -m tests.torture --write $(ARGS)
 
 torture-quick: $(READY) ## a sample of each way, in minutes
@@ -84,6 +85,10 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@
+
+# Coverage-guided fuzzing, which nothing else needs; where it cannot be had, `fuzz` says so.
+$(FUZZ): $(READY)
+	@$(BIN)/python -m pip install --quiet -e '.[fuzz]' && touch $@ || echo "atheris cannot be installed here"
 
 $(PEERS): tests/peers/pom.xml .ci/peers
 	@sh ./.ci/peers

@@ -157,11 +157,10 @@ class CleanedSegment:
         for suffix, content in contents.items():
             self._in_room(suffix, partial(files.create, self.path(suffix), content))
         for suffix in (layout.LOG, *contents):
-            with _naming(self.path(suffix)):
-                if suffix != layout.TRANSACTION_INDEX:
-                    files.set_times(self.path(suffix), mtime_ns)
-                # Never tried again: after a failed sync the pages only pretend to be clean.
-                files.sync_path(self.path(suffix))
+            if suffix != layout.TRANSACTION_INDEX:
+                files.set_times(self.path(suffix), mtime_ns)
+            # Never tried again: after a failed sync the pages only pretend to be clean.
+            files.sync_path(self.path(suffix))
 
     def finish_keys(self, *, is_settled: bool = False) -> None:
         """Write the key index of the finished segment, unless the disk has no room for it.
@@ -196,19 +195,17 @@ class CleanedSegment:
     def _close(self) -> None:
         fd, self._fd = self._fd, -1  # first: also a close that fails has closed
         if fd >= 0:
-            with _naming(self.path(layout.LOG)):
-                os.close(fd)
+            os.close(fd)
 
     def _in_room(self, suffix: str, act: Callable[[], None]) -> None:
         """Write one of the files; where the disk is full the key index makes room for it."""
-        with _naming(self.path(suffix)):
-            try:
-                act()
-            except OSError as fault:
-                if self.keys is None or fault.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                self._give_keys_up(fault)
-                act()
+        try:
+            act()
+        except OSError as fault:
+            if self.keys is None or fault.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._give_keys_up(fault)
+            act()
 
     @contextlib.contextmanager
     def _dispensable_keys(self) -> Iterator[None]:
@@ -236,14 +233,3 @@ class CleanedSegment:
         entry = time_entry(self.base_offset, timestamp, offset)
         self._time_entries.append(entry)
         self._last_timestamp = timestamp
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Let an error of a descriptor's, which names no file, name this one: the disk may be full."""
-    try:
-        yield
-    except OSError as fault:
-        if fault.filename is None:
-            fault.filename = str(path)
-        raise

@@ -155,7 +155,7 @@ class KeyIndexWriter:
 
     def _header(self, log: Path, size: int, positions: Sequence[int]) -> bytes:
         chosen = sorted({positions[place] for place in _spread(len(positions))})
-        fd = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_to_read(log)
         try:
             samples = b""
             for position in chosen:

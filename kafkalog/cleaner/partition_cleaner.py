@@ -32,7 +32,7 @@ from kafkalog.errors import (
     StorageError,
     UnknownTopicError,
 )
-from kafkalog.storage_engine import layout, locks
+from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.segments import finish_swaps, sweep_deleted
 
@@ -171,6 +171,9 @@ class PartitionCleaner:
         if any(path.name.endswith(leftovers) for path in directory.iterdir()):
             with locks.SegmentsLock(directory).exclusive():
                 finish_swaps(directory)
+        # Or the last names of a swap that is done may be lost, and a .cleaned file of ours be there
+        # and call the .swap dead that came back.
+        files.sync_directory(directory)
         sweep_spill_files(directory)
         config = TopicConfig.parse(self.engine.describe(topic).config)
         sweep_deleted(directory, older_than_ms=config.file_delete_delay_ms, now_ms=self.now_ms)

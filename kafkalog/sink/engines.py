@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kafkalog.storage_engine import layout
+from kafkalog.storage_engine import address, layout
 from kafkalog.storage_engine.engine import Engine
 
 __all__ = ["engine_of"]
@@ -41,9 +41,10 @@ def engine_of(root: Path, *, read_only: bool = False) -> Engine:
 
 
 def _journal(root: Path) -> tuple[int, int] | None:
-    """Tell which file is the journal now; None for no log."""
+    """Tell which file is the journal now; None for no log. Raises StorageError."""
     try:
-        found = (root / layout.COMMIT).stat()
+        with address.looking():
+            found = (root / layout.COMMIT).stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino

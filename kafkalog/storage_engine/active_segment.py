@@ -6,6 +6,8 @@ Invariants
   `preallocate`, room for what comes.
 - An index entry is decided by the distance to the entry before it, not by bytes since the file was
   opened, so that many small commits get the index one large one would get.
+- What is cut off an index is cut off durably: nobody syncs the entries that come in its place, and
+  what a power cut brought back would be believed of the batches that have those offsets by then.
 - A `.txnindex` file exists only where a transaction was aborted.
 
 Kafka: LogSegment.append, LogSegment.shouldRoll, LogSegment.onBecomeInactiveSegment.
@@ -60,8 +62,8 @@ class ActiveSegment:
         """
         self.base_offset, self.size = base_offset, size
         self.has_new_name = size == 0
-        """Whether the directory must sync a name: a file has appeared since it was opened, or may
-        have before. An empty segment is made anew after a failure, which may be a failure, too."""
+        """Whether names in the directory wait for its sync: one has come or gone since this was
+        opened. Or, of an empty segment, before: whoever made its file may have died, or failed."""
         self._stem = f"{directory}/{layout.segment_file(base_offset, '')}"
         self._config = config
         self._index_slots = config.segment_index_bytes // layout.OFFSET_INDEX_ENTRY.size
@@ -146,10 +148,11 @@ class ActiveSegment:
         if found > self._transactions_size:
             if self._transactions_size == 0:
                 files.remove(path)
+                self.has_new_name = True
                 return
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                files.truncate(fd, self._transactions_size)
+                _cut_durably(fd, self._transactions_size)
             finally:
                 os.close(fd)
 
@@ -313,10 +316,14 @@ class ActiveSegment:
         for fd in (self._log_fd, self._index_fd, self._time_index_fd, self._transaction_fd):
             if fd >= 0:
                 files.sync_file(fd)
+        self._is_dirty = False
         self.close()
 
     def reopen(self) -> None:
-        """Open the files once more, after `close`: nobody else has touched them meanwhile."""
+        """Open the files once more after `close`, in the same commit: so they are as they were.
+
+        A `.txnindex` is opened when it is written to.
+        """
         flags = os.O_RDWR | os.O_CLOEXEC
         self._log_fd = os.open(self._stem + layout.LOG, flags)
         self._index_fd = os.open(self._stem + layout.INDEX, flags)
@@ -362,5 +369,10 @@ def _cut_entries(
             count -= 1
         block = _BLOCK
     if count * entry_size != size:
-        files.truncate(fd, count * entry_size)
+        _cut_durably(fd, count * entry_size)
     return count, last
+
+
+def _cut_durably(fd: int, size: int) -> None:
+    files.truncate(fd, size)
+    files.sync_file(fd)

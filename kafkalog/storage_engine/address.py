@@ -9,7 +9,8 @@ two places. Only an absolute path or a `file:` URI is an address.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
@@ -20,16 +21,33 @@ from kafkalog.storage_engine import layout
 if TYPE_CHECKING:
     from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 
-__all__ = ["directories", "is_broker_directory", "log_directories", "log_directory", "open_broker"]
+__all__ = [
+    "directories",
+    "is_broker_directory",
+    "log_directories",
+    "log_directory",
+    "looking",
+    "open_broker",
+]
 
 PATH: Final = "path"
 _LOCAL_HOSTS: Final = ("", "localhost")
 
 
+@contextlib.contextmanager
+def looking() -> Iterator[None]:
+    """Raise a StorageError where even what a file is called may not be asked."""
+    try:
+        yield
+    except PermissionError as fault:
+        raise StorageError(f"{fault.filename}: cannot be looked at: {fault.strerror}") from fault
+
+
+@looking()
 def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
     """Return the directories that an address names, absolute; they need not exist.
 
-    Raises InvalidInputError for one that is a file, or is named twice, and for none.
+    Raises InvalidInputError for one that is a file, or is named twice, and for none; StorageError.
     """
     if isinstance(given, str):
         paths = _split(given)
@@ -57,10 +75,8 @@ def is_broker_directory(root: Path) -> bool:
 
 def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
     """Return the directories of a broker, if they are; several can only be."""
-    try:
+    with looking():
         is_broker = [is_broker_directory(root) for root in roots]
-    except PermissionError as fault:
-        raise StorageError(f"{fault.filename}: cannot be looked at: {fault.strerror}") from fault
     if len(roots) > 1 and not all(is_broker):
         raise InvalidInputError(
             f"{roots[is_broker.index(False)]}: no Kafka broker's log directory (it has no "
@@ -125,11 +141,12 @@ def log_directory(options: Mapping[str, str]) -> Path:
     return first
 
 
+@looking()
 def log_directories(options: Mapping[str, str]) -> list[Path]:
     """Return the log directories that the option `path` names; the key's letter case is ignored.
 
     They need not exist. Raises InvalidInputError when the option is missing, relative, not local,
-    or names a file.
+    or names a file; StorageError.
     """
     given = next((value for key, value in options.items() if key.lower() == PATH), None)
     if given is None or not given.strip():

@@ -48,7 +48,7 @@ def sections(
         found = decompress_frames(buffer, starts, filled, run_size=run_size, limit=limit)
         if found is not None:
             return found[0], np.append(0, found[1][:-1]), found[1]
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     total = 0
     counts = table.counts[selection].tolist()
     with memoryview(buffer) as view:

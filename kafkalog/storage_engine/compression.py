@@ -58,7 +58,7 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
 
 def decompress(
     codec: int, data: Buffer, *, limit: int, is_lz4_header_checked: bool = True
-) -> bytes:
+) -> bytes | memoryview:
     """Return what `data` holds, which may be no more than `limit` bytes.
 
     Raises ValueError, with a message that says expected and found, for an unknown codec, a stream
@@ -270,7 +270,7 @@ def _zstd_compress(data: Buffer, level: int | None) -> bytes:
     return compressed
 
 
-def _zstd_decompress(data: Buffer, limit: int) -> bytes:
+def _zstd_decompress(data: Buffer, limit: int) -> bytes | memoryview:
     import pyarrow as pa
 
     if not data:
@@ -289,7 +289,9 @@ def _zstd_decompress(data: Buffer, limit: int) -> bytes:
                 parts.append(part)
     except OSError as error:
         raise ValueError(f"expected a zstd stream, found {error}") from error
-    return bytes(parts[0].to_pybytes()) if len(parts) == 1 else b"".join(parts)
+    if len(parts) != 1:
+        return b"".join(parts)
+    return memoryview(parts[0]).cast("B").toreadonly()  # as bytes are, but no copy
 
 
 _WRITERS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {
@@ -298,7 +300,7 @@ _WRITERS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {
     layout.CODEC_LZ4: _lz4_compress,
     layout.CODEC_ZSTD: _zstd_compress,
 }
-_READERS: Final[dict[int, Callable[[Buffer, int], bytes]]] = {
+_READERS: Final[dict[int, Callable[[Buffer, int], bytes | memoryview]]] = {
     layout.CODEC_GZIP: _gzip_decompress,
     layout.CODEC_SNAPPY: _snappy_decompress,
     layout.CODEC_LZ4: _lz4_decompress,

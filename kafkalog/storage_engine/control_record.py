@@ -72,7 +72,7 @@ def read_control_record(
             _fail("a count of records", header.records_count)
         with memoryview(batch) as view:
             section = view[position + layout.BATCH_OVERHEAD : position + header.size]
-            data = compression.decompress(header.codec, section, limit=_DECOMPRESSED_MAX)
+            data = bytes(compression.decompress(header.codec, section, limit=_DECOMPRESSED_MAX))
         timestamp_delta, key, value = _first_record(data, is_only=header.records_count == 1)
         timestamp = header.base_timestamp + timestamp_delta
         if header.timestamp_type == layout.LOG_APPEND_TIME:

@@ -24,6 +24,7 @@ from kafkalog.storage_engine import (
     checkpoints,
     clock,
     commit,
+    files,
     layout,
     locks,
     new_log,
@@ -39,7 +40,7 @@ from kafkalog.storage_engine.record_batches import record_batches
 from kafkalog.storage_engine.retention import RetentionStats
 from kafkalog.storage_engine.staging import NewTopic, StagedMessage, StagedWriter
 from kafkalog.storage_engine.state import PartitionState, State, TopicState
-from kafkalog.storage_engine.transaction import Transaction, disk_faults
+from kafkalog.storage_engine.transaction import Transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,21 +91,29 @@ class Engine:
                 )
             new_log.create_log(self.root)
         elif not read_only and not self._journal.is_settled():
-            with contextlib.suppress(LockedByBrokerError), self._root_lock.shared():
+            with files.disk_faults(self.root):
                 self._settle_if_free()
         if not read_only and self.state().deleting:
-            self._finish_deletions(None)
+            topic_deletion.try_deletions(self, now_ms=_now(None))
 
     def _settle_if_free(self) -> None:
-        with self._commit_lock.exclusive(wait=False) as is_free:
-            if is_free:
-                self._journal.settle()
+        """Settle the journal, unless somebody is at work here, or we may only read: so we can."""
+        try:
+            with self._root_lock.shared(), self._commit_lock.exclusive(wait=False) as is_free:
+                if is_free:
+                    self._journal.settle()
+        except LockedByBrokerError:
+            pass
+        except OSError as fault:
+            if fault.errno not in files.NOT_WRITABLE:
+                raise
 
     # --- topics ----------------------------------------------------------------------------------
 
     def state(self) -> State:
         """Return the published state; costs one small read when nothing has changed."""
-        return (self._brokers or self._journal).published()
+        with files.reading_faults(self.root):
+            return (self._brokers or self._journal).published()
 
     def create_topic(
         self,
@@ -127,7 +136,8 @@ class Engine:
             with self.transaction() as transaction:
                 if exist_ok and name in transaction.state.topics:
                     return transaction.state.topics[name]
-                transaction.create_topic(name, partitions, with_default_policy(config or {}))
+                with_policy = {"cleanup.policy": "compact", **(config or {})}
+                transaction.create_topic(name, partitions, with_policy)
                 return transaction.publish(_now(now_ms)).topics[name]
 
         return topic_deletion.with_directories_away(self, create, now_ms=_now(now_ms))
@@ -158,13 +168,7 @@ class Engine:
         with self.transaction() as transaction:
             transaction.delete_topic(name, _now(now_ms))
             transaction.publish(_now(now_ms))
-        self._finish_deletions(now_ms, wait_for=name)
-
-    def _finish_deletions(self, now_ms: int | None, *, wait_for: str | None = None) -> None:
-        try:
-            topic_deletion.finish_deletions(self, now_ms=_now(now_ms), wait_for=wait_for)
-        except (OSError, StorageError, LockedByBrokerError) as fault:
-            _logger.warning("%s: directories of deleted topics remain: %s", self.root, fault)
+        topic_deletion.try_deletions(self, now_ms=_now(now_ms), wait_for=name)
 
     def has_topic(self, name: str, topic_id: str) -> bool:
         """Tell whether the topic of that name is (still) the one of that id."""
@@ -198,7 +202,7 @@ class Engine:
         """
         self._check_writable()
         with (
-            disk_faults(self.root),
+            files.disk_faults(self.root),
             self._root_lock.shared() as check_lock,
             self._commit_lock.exclusive(),
         ):
@@ -489,11 +493,6 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def with_default_policy(config: Mapping[str, str]) -> dict[str, str]:
-    """Return the config of a new topic: compacted unless it says otherwise."""
-    return {"cleanup.policy": "compact", **config}
 
 
 def _now(now_ms: int | None) -> int:

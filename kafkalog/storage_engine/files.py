@@ -13,16 +13,49 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
+from kafkalog.errors import StorageError
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.descriptor_limit import raise_descriptor_limit
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+_Opened = TypeVar("_Opened")
 
+NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+"""What the system says to who may only read."""
+MORE_FILES: Final = "raise the limit of open files (ulimit -n)"
+_MODE = 0o644
 _PIECE_SIZE = 1 << 20
 _SIDE_BY_SIDE_MIN, _SIDE_BY_SIDE_MAX = 8, 16
 """Fewer syncs are not worth their threads; more at once are no faster."""
+
+
+@contextlib.contextmanager
+def disk_faults(place: Path) -> Iterator[None]:
+    """Raise a StorageError for an OSError; it names the file, where that is known."""
+    try:
+        yield
+    except OSError as fault:
+        raise _storage_error(fault, place) from fault
+
+
+@contextlib.contextmanager
+def reading_faults(place: Path) -> Iterator[None]:
+    """Do the same, but for a missing file: it may only have been replaced."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as fault:
+        raise _storage_error(fault, place) from fault
+
+
+def _storage_error(fault: OSError, place: Path) -> StorageError:
+    where = fault.filename or place
+    if fault.errno == errno.EMFILE:
+        return StorageError(f"{where}: cannot be opened: {fault.strerror}; {MORE_FILES}")
+    return StorageError(f"{where}: the disk refused ({fault.strerror})")
 
 
 @contextlib.contextmanager
@@ -44,15 +77,32 @@ def _name(fault: OSError, fd: int) -> None:
 # --- bytes ---------------------------------------------------------------------------------------
 
 
-def open_to_read(path: Path) -> int:
-    """Open a file; raises OSError. Where descriptors run out, their soft limit is raised first."""
-    flags = os.O_RDONLY | os.O_CLOEXEC
+def open_to_read(path: str | Path) -> int:
+    """Open a file; raises OSError."""
+    return open_file(path, os.O_RDONLY)
+
+
+def open_file(path: str | Path, flags: int) -> int:
+    """Open a file, for this process and none that it starts; raises OSError."""
+    return _with_descriptors(lambda: os.open(path, flags | os.O_CLOEXEC, _MODE))
+
+
+def scan(directory: Path) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:
+    """Open a directory, to go through its entries; raises OSError."""
+    return _with_descriptors(lambda: os.scandir(directory))
+
+
+def _with_descriptors(open_: Callable[[], _Opened]) -> _Opened:
+    """Open something; where descriptors run out the soft limit is raised first.
+
+    That is the whole process's: but who reads needs the files at once, and has none to close.
+    """
     try:
-        return os.open(path, flags)
+        return open_()
     except OSError as fault:
         if fault.errno != errno.EMFILE or not raise_descriptor_limit():
             raise
-        return os.open(path, flags)
+        return open_()
 
 
 def read_at(fd: int, size: int, position: int) -> bytes:
@@ -115,7 +165,7 @@ def sync_data(fd: int) -> None:
 
 def sync_path(path: Path) -> None:
     """Make the content of a closed file durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_to_read(path)
     try:
         sync_file(fd)
     finally:
@@ -124,7 +174,7 @@ def sync_path(path: Path) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make names that appeared in, or vanished from, a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_file(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with _named(fd):
             os.fsync(fd)
@@ -209,7 +259,7 @@ def make_directory(path: Path) -> None:
 
 def create(path: Path, data: Buffer = b"") -> None:
     """Write a new file, content synced; its name is durable after `sync_directory`."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
         if data:
             write_at(fd, data, 0)

@@ -95,7 +95,7 @@ class _IndexFile(ABC):
         file that is missing, or that this user may not read: entries are hints.
         """
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = files.open_to_read(self.path)
         except (FileNotFoundError, PermissionError):
             return
         try:

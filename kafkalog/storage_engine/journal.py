@@ -138,7 +138,7 @@ class Journal:
 
     def _open(self, flags: int) -> int:
         try:
-            return os.open(self.path, flags | os.O_CLOEXEC)
+            return files.open_file(self.path, flags)
         except PermissionError as fault:
             raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
         except FileNotFoundError as fault:
@@ -393,7 +393,7 @@ class Journal:
                 files.write_at(fd, record, known.end)
                 if sync:
                     files.sync_data(fd)
-                header = self._publish(fd, replay)
+                header = self._publish(fd, replay, ends_syncs=True)
             except OSError as fault:
                 self._in_doubt = True
                 raise CommitInDoubtError(
@@ -403,6 +403,21 @@ class Journal:
                 ) from fault
             self._settled = self._replay = dataclasses.replace(replay, header=header)
             return replay.state
+        finally:
+            os.close(fd)
+
+    def begin_syncs(self) -> bool:
+        """Note here that data are about to be synced; the next record that is appended ends that.
+
+        False where it is noted already: the sync of an earlier holder has failed, or the process
+        was killed over it. So whoever comes next knows, and the one that failed need not live.
+        """
+        fd = self._open(os.O_RDWR)
+        try:
+            if files.read_at(fd, 1, layout.JOURNAL_SYNCING_POSITION) != b"\0":
+                return False
+            files.write_at(fd, b"\1", layout.JOURNAL_SYNCING_POSITION)
+            return True
         finally:
             os.close(fd)
 
@@ -426,9 +441,12 @@ class Journal:
         self._settled = replay = self._load()
         return replay
 
-    def _publish(self, fd: int, replay: _Replay) -> _Header:
+    def _publish(self, fd: int, replay: _Replay, *, ends_syncs: bool = False) -> _Header:
         synced_end = replay.synced_end
-        files.write_at(fd, _published(replay.end, synced_end), layout.JOURNAL_PUBLISHED_POSITION)
+        published = _published(replay.end, synced_end)
+        if ends_syncs:
+            published += b"\0"  # of `begin_syncs`
+        files.write_at(fd, published, layout.JOURNAL_PUBLISHED_POSITION)
         return _Header(
             replay.header.generation, replay.end, synced_end, is_other_boot=False, outlived=False
         )

@@ -428,6 +428,8 @@ JOURNAL_NUMBER: Final = struct.Struct(">Q")
 JOURNAL_MAGIC: Final = b"kafkalog"
 JOURNAL_VERSION: Final = 1
 JOURNAL_PUBLISHED_POSITION: Final = 64
+JOURNAL_SYNCING_POSITION: Final = 100
+"""A byte behind that and its checksum: 1 while somebody syncs what relaxed commits have left."""
 JOURNAL_RECORDS_POSITION: Final = 512
 """Records begin in a disk sector of their own: a torn one cannot reach the header."""
 JOURNAL_SIZE: Final = 1 << 20

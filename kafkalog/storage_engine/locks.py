@@ -14,7 +14,6 @@ shared to exclusive, and none is held across a yield or code of the user.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import functools
 import os
@@ -26,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kafkalog.errors import LockedByBrokerError, StorageError
-from kafkalog.storage_engine import layout
+from kafkalog.storage_engine import files, layout
 
 __all__ = ["FileLock", "RootLock", "SegmentsLock", "lock_fault"]
 
@@ -86,15 +85,14 @@ class _Descriptor:
         with _guard:
             try:
                 # To write, even if only asked: where fcntl emulates `flock`, as on NFS, it has to.
-                mode = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-                self.fd = os.open(path, mode, 0o644)
+                self.fd = files.open_file(path, os.O_RDWR | (os.O_CREAT if create else 0))
             except OSError as fault:
                 if not create and isinstance(fault, FileNotFoundError):
                     self.fd = None
-                elif writable or fault.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                elif writable or fault.errno not in files.NOT_WRITABLE:
                     raise
                 try:
-                    self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    self.fd = files.open_to_read(path)
                 except FileNotFoundError:
                     self.fd = None
             if self.fd is not None:

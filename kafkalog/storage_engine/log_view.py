@@ -42,7 +42,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
-from kafkalog.storage_engine import layout, locks
+from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.offset_chain import GapLists
 from kafkalog.storage_engine.open_segment import Chunk, OpenSegment
 from kafkalog.storage_engine.segments import (
@@ -477,7 +477,8 @@ def _open_moment(
     if not directory.is_dir():
         raise StorageError(f"{directory}: the directory of the partition is missing")
     for _ in range(_LISTINGS):
-        with locks.SegmentsLock(directory).shared() if locked else contextlib.nullcontext():
+        lock = locks.SegmentsLock(directory).shared() if locked else contextlib.nullcontext()
+        with files.reading_faults(directory), lock:
             names = file_names(directory)
             state = load_state()
             try:

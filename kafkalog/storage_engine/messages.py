@@ -172,7 +172,7 @@ def _arena(
     copied = np.maximum.accumulate(np.where(is_wrapper, 0, bounds[1] - start))
     room = layout.INT64_MAX if run_size is None else run_size
     stop = int(copied.searchsorted(room)) + 1
-    unwrapped: dict[int, bytes] = {}
+    unwrapped: dict[int, bytes | memoryview] = {}
     with memoryview(buffer) as view:
         for section in np.flatnonzero(is_wrapper).tolist():
             if section >= stop:
@@ -198,7 +198,7 @@ def _arena(
 
 def _unwrap(
     view: memoryview, rows: BatchTable, section: int, limit: int, fault: ChunkFault
-) -> bytes:
+) -> bytes | memoryview:
     """Return the decompressed value of a wrapper."""
     start = int(rows.positions[section])
     end = start + int(rows.sizes[section])

@@ -8,7 +8,6 @@ from kafkalog.errors import StorageError
 from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.broker import directory_signs
 from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.transaction import disk_faults
 
 __all__ = ["create_log"]
 
@@ -30,6 +29,6 @@ def create_log(root: Path) -> None:
             f"{root}: the log's directory cannot be created: {fault.strerror}"
         ) from fault
     commit_lock = locks.FileLock(root / layout.COMMIT_LOCK)
-    with disk_faults(root), locks.RootLock(root).shared(), commit_lock.exclusive():
+    with files.disk_faults(root), locks.RootLock(root).shared(), commit_lock.exclusive():
         if not (root / layout.COMMIT).exists():
             Journal.create(root / layout.COMMIT)

@@ -42,6 +42,8 @@ RUN_SIZE = 2 << 20
 """Decompressed bytes held at once; the batch that makes it so many ends a run of batches."""
 _READ_AHEAD_MAX = 16 << 20
 """Bytes up to which a read grows past the large batch it is for; only a batch alone is larger."""
+_CHECKED_AT_ONCE = 1 << 20
+"""Bytes passed over after which their checksums are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class OpenSegment:
         except OSError as fault:
             advice = ""
             if fault.errno == errno.EMFILE:
-                advice = "; raise the limit of open files (ulimit -n), or clean the topic first"
+                advice = f"; {files.MORE_FILES}, or clean the topic first"
             raise StorageError(
                 f"{segment.log}: cannot be opened: {fault.strerror}{advice}"
             ) from fault
@@ -208,15 +210,11 @@ class OpenSegment:
         Its offsets lie within the segment; that they follow those of the batch before is not
         looked at. Raises CorruptBatchError, StorageError.
         """
-        from kafkalog.storage_engine import records
-
         header = self.header_at(position)
         if header is None or header.magic != layout.MAGIC:
             return None
-        buffer = self._read(header.size, position)
-        table, _, _ = records.scan_batches(buffer)
+        buffer, table = self._check(position, position + header.size)
         path, base = self.files.log, self.files.base_offset
-        records.check_crcs(buffer, table, path=path, file_position=position)
         if not base <= header.base_offset <= header.last_offset < self._following:
             expected = f"offsets of [{base}, {self._following})"
             found = f"{header.base_offset} to {header.last_offset}"
@@ -235,15 +233,26 @@ class OpenSegment:
         """Yield (position, header) of each batch that may have a record as young as `timestamp`.
 
         In ms. Every compressed message v0 or v1 is one: its own timestamp is what its producer
-        wrote, whatever those of the records in it are.
+        wrote, whatever those of the records in it are. The checksums of what is passed over are
+        compared, lest a damaged time hide records. Raises CorruptBatchError, StorageError.
         """
         index = OffsetIndex(self.files.index, self.files.base_offset)
         times = TimeIndex(self.files.time_index, self.files.base_offset)
         start = locate_time(self._fd, self.limit, index, times, timestamp)
+        passed = start
         for position, header in self._headers(start):
+            end = position + header.size
             is_wrapper = header.magic != layout.MAGIC and header.codec != layout.CODEC_NONE
             if header.max_timestamp >= timestamp or is_wrapper:
+                if passed < position:
+                    self._check(passed, position)
+                passed = end
                 yield position, header
+            elif end - passed >= _CHECKED_AT_ONCE:
+                self._check(passed, end)
+                passed = end
+        if passed < self.limit:
+            self._check(passed, self.limit)
 
     def batches_since_largest(self) -> Iterator[tuple[int, BatchHeader]]:
         """Yield (position, header) of the batches from the last entry of the time index on.
@@ -290,11 +299,17 @@ class OpenSegment:
         """Read one batch, its checksum compared."""
         from kafkalog.storage_engine import records
 
-        buffer = self._read(header.size, position)
+        buffer, table = self._check(position, position + header.size)
+        return records.index_records(buffer, table, path=self.files.log, file_position=position)
+
+    def _check(self, position: int, end: int) -> tuple[bytes, BatchTable]:
+        """Read the whole batches of some bytes, their checksums compared."""
+        from kafkalog.storage_engine import records
+
+        buffer = self._read(end - position, position)
         table, _, _ = records.scan_batches(buffer)
-        path = self.files.log
-        records.check_crcs(buffer, table, path=path, file_position=position)
-        return records.index_records(buffer, table, path=path, file_position=position)
+        records.check_crcs(buffer, table, path=self.files.log, file_position=position)
+        return buffer, table
 
     def _locate(self, offset: int) -> int:
         index = OffsetIndex(self.files.index, self.files.base_offset)
@@ -316,6 +331,7 @@ class OpenSegment:
         if position < self.limit:
             expected, found = "a whole record batch", f"{self.limit - position} other bytes"
             raise CorruptBatchError(self.files.log, position, expected, found)
+        self._check_end(chain)
 
     def _check_whole(self) -> None:
         """Raise StorageError if the file ends before what is committed of it."""

@@ -6,11 +6,13 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine import checkpoints, files, layout
 
+Place: TypeAlias = tuple[int, int]
+"""The base offset of a segment, and a byte of its `.log`."""
 _PIECE_SIZE: Final = 1 << 20
 _MADE: Final = {
     layout.UNRECORDED,
@@ -22,46 +24,44 @@ _MADE: Final = {
     layout.segment_file(0, layout.LOG),
 }
 """What `create_partition` makes, besides the canary."""
-_suspect: set[Path] = set()
-"""Directories whose pages may only pretend to be clean: they could not be written again, yet."""
 
 
-def sync_segments(directory: Path, base_offset: int) -> None:
-    """Sync every `.log` of a partition from `base_offset` on, and the directory."""
-    if directory in _suspect:
-        write_segments_again(directory, base_offset)
-    for log in _logs(directory, base_offset):
+def sync_segments(directory: Path, start: Place) -> None:
+    """Sync every `.log` of a partition from the segment of `start` on, and the directory."""
+    for _, log in _logs(directory, start):
         with contextlib.suppress(FileNotFoundError):  # a cleaner replaced it, by synced files
             files.sync_path(log)
     files.sync_directory(directory)
 
 
-def write_segments_again(directory: Path, base_offset: int) -> None:
-    """Write every `.log` of a partition from `base_offset` on once more, the same bytes in place.
+def write_again(directory: Path, start: Place, end: Place) -> None:
+    """Write what the logs of a partition hold between two places once more, the same bytes.
 
-    For files that cannot be cut after a failed sync, since readers have been shown what is in them:
-    their pages may only pretend to be clean, and the next sync would write nothing and succeed. The
-    caller holds the commit lock. Raises OSError: then `sync_segments` of this process tries again.
+    For what cannot be cut after a failed sync, since readers have been shown it. The caller holds
+    the commit lock.
     """
-    _suspect.add(directory)
-    for log in _logs(directory, base_offset):
+    for base_offset, log in _logs(directory, start):
+        if base_offset > end[0]:
+            continue
         try:
             fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             continue  # a cleaner replaced it, by synced files
         try:
-            for position in range(0, os.fstat(fd).st_size, _PIECE_SIZE):
-                files.write_at(fd, files.read_at(fd, _PIECE_SIZE, position), position)
+            position = start[1] if base_offset == start[0] else 0
+            stop = end[1] if base_offset == end[0] else os.fstat(fd).st_size
+            for place in range(position, stop, _PIECE_SIZE):
+                size = min(_PIECE_SIZE, stop - place)
+                files.write_at(fd, files.read_at(fd, size, place), place)
         finally:
             os.close(fd)
-    _suspect.discard(directory)
 
 
-def _logs(directory: Path, base_offset: int) -> Iterator[Path]:
+def _logs(directory: Path, start: Place) -> Iterator[tuple[int, Path]]:
     for name in os.listdir(directory):
         parsed = layout.parse_segment_file(name)
-        if parsed and parsed[1:] == (layout.LOG, "") and parsed[0] >= base_offset:
-            yield directory / name
+        if parsed and parsed[1:] == (layout.LOG, "") and parsed[0] >= start[0]:
+            yield parsed[0], directory / name
 
 
 def create_partition(directory: Path, topic_id: str) -> None:
@@ -129,7 +129,7 @@ def _remove_leftover(directory: Path) -> None:
     names = set() if is_link else set(os.listdir(directory))
     logs = [directory / name for name in names if name.endswith(layout.LOG)]
     is_unrecorded = layout.UNRECORDED in names
-    # The names of both were lost, or never were: then there is but what is made beside them.
+    # A power cut may have kept neither mark: then it is ours if only what we make is in it.
     is_ours = not is_link and (layout.CANARY in names or is_unrecorded or names <= _MADE)
     if not is_ours or (not is_unrecorded and any(path.stat().st_size for path in logs)):
         raise StorageError(

@@ -42,6 +42,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.state import PartitionState, State
@@ -73,9 +75,7 @@ _ASK_PAUSE_S = 0.003
 _LISTINGS = 10
 """Attempts to list a root between two changes of it."""
 _VERSION = 1
-_NOT_WRITABLE = frozenset(
-    {errno.EROFS, errno.EACCES, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
-)
+_NOT_WRITABLE = files.NOT_WRITABLE | {errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 """Also what file systems without hard links say."""
 _NAME = re.compile(rf"^{layout.PIN}([0-9a-f]{{16}})-([0-9]+|x)-[0-9a-f]{{16}}(\.[0-9a-f]+)?$")
 
@@ -378,7 +378,11 @@ def _encoded(state: State) -> bytes:
         for topic in state.topics.values()
     }
     content = {"version": _VERSION, "number": state.number, "topics": topics}
-    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+    return _json({**content, "crc": crc32c(_json(content))}) + b"\n"
+
+
+def _json(content: Mapping[str, object]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def _pinned(held: PartitionState) -> PinnedPartition:
@@ -419,6 +423,8 @@ def _decoded(path: Path, data: bytes) -> Pin | None:
         content = json.loads(data)
         if content["version"] != _VERSION:
             return None
+        if content.pop("crc") != crc32c(_json(content)):
+            raise ValueError("wrong checksum")
         topics = {
             str(name): (str(topic_id), tuple(PinnedPartition(*map(int, held)) for held in rows))
             for name, (topic_id, rows) in content["topics"].items()

@@ -4,7 +4,7 @@ The oldest segments go first, whole ones only, and nothing at or above the high 
 journal comes first: it says where the log begins now, and from then on no reader sees what lies
 before. Then the files become `.deleted`, under the exclusive segments lock, and are removed
 `file.delete.delay.ms` later. A process that dies in between leaves segments that lie wholly below
-the log start, which the next run retires, whatever the topic's policy.
+the log start: every later retention retires those, whatever the topic's policy.
 
 A run holds the partition's cleaner lock, so no cleaning puts back what it takes away.
 
@@ -248,7 +248,8 @@ def _retain(
     transaction.check_lock()
     live = [segment.base_offset for segment in segments[count:]]
     with locks.SegmentsLock(directory).exclusive():
-        # First, since it is for the segments that the next run comes again if this one dies.
+        # First: if this process dies in between, segments are left below the log start, and for
+        # those the next retention comes here again; for snapshots alone it would not.
         sweep_snapshots(directory, {*live, first_kept, state.producer_snapshot})
         # What a dead run left of a segment, its indexes, goes with the others.
         retire(directory, bases_below(directory, first_kept))
@@ -276,7 +277,11 @@ def delete_records(engine: Engine, topic: str, partition: int, before: int, *, n
 
 
 def _trim_epochs(directory: Path, log_start: int, high_watermark: int) -> None:
-    """Drop the epochs of records that are deleted; where the disk refuses, the next run does."""
+    """Drop the epochs of records that are deleted.
+
+    Where the disk refuses they stay until the next retention of the partition: epochs below the log
+    start are harmless, and what makes room on a full disk must not end here.
+    """
     try:
         checkpoints.trim_leader_epochs(directory, log_start, high_watermark)
     except OSError as fault:

@@ -100,7 +100,7 @@ def file_names(directory: Path) -> frozenset[str]:
 
 def _scan(directory: Path) -> Iterator[tuple[str, int, str, str]]:
     """Yield (name, base offset, suffix, stage) of every segment file; a directory is none."""
-    with os.scandir(directory) as entries:
+    with files.scan(directory) as entries:
         for entry in entries:
             parsed = layout.parse_segment_file(entry.name)
             if parsed is not None and not entry.is_dir(follow_symlinks=False):
@@ -146,7 +146,7 @@ def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
             sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
             fault = CorruptLogError(segment.log, segment.size, f"{sizes} bytes", segment.size)
         end = base
-        fd = os.open(segment.log, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_to_read(segment.log)
         try:
             for position, header in headers(fd, 0, segment.size):
                 if not chain.follows(header.base_offset, header.last_offset):
@@ -216,8 +216,8 @@ def finish_swaps(directory: Path) -> None:
 
 
 def _remove(directory: Path, found: dict[int, set[str]], stage: str) -> None:
-    for base, suffixes in found.items():
-        for suffix in suffixes:
+    for base, suffixes in sorted(found.items()):
+        for suffix in sorted(suffixes):
             files.remove(directory / layout.segment_file(base, suffix, stage))
     if found:
         files.sync_directory(directory)
@@ -283,7 +283,7 @@ def sweep_deleted(directory: Path, *, older_than_ms: int, now_ms: int) -> int:
     """
     count = 0
     retired = [name for name, _, _, stage in _scan(directory) if stage == layout.DELETED]
-    for path in (directory / name for name in retired):
+    for path in (directory / name for name in sorted(retired)):
         try:
             # Renaming a file changes its ctime, and nothing changes that of a retired file.
             changed_ms = path.stat().st_ctime_ns // 1_000_000
@@ -368,7 +368,7 @@ def next_offset(segment: SegmentFiles) -> int:
 
     Kafka: LogSegment.readNextOffset.
     """
-    fd = os.open(segment.log, os.O_RDONLY | os.O_CLOEXEC)
+    fd = files.open_to_read(segment.log)
     try:
         limit = os.fstat(fd).st_size
         index = OffsetIndex(segment.index, segment.base_offset)
@@ -387,7 +387,7 @@ def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
     the result must not take a hint for it. Where the batches have no timestamps, or not all of them
     can be told, the time of the file's last change counts too. Kafka: LogSegment.largestTimestamp.
     """
-    fd = os.open(segment.log, os.O_RDONLY | os.O_CLOEXEC)
+    fd = files.open_to_read(segment.log)
     try:
         index = OffsetIndex(segment.index, segment.base_offset)
         times = TimeIndex(segment.time_index, segment.base_offset)

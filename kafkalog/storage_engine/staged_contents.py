@@ -53,7 +53,7 @@ class StagedContents:
         """Verify a file, and note the checksums of `runs`; None keeps it."""
         path = self._root / file.name
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = files.open_to_read(path)
         except FileNotFoundError:
             raise StorageError(
                 f"{path}: the staged file is missing; is the log's directory shared by driver and "
@@ -105,7 +105,7 @@ class StagedContents:
 
     def _read(self, name: str, run: Run) -> Iterator[batch.Buffer]:
         crc = 0
-        fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_to_read(self._root / name)
         try:
             for piece in _read_batches(fd, run.position, run.position + run.size):
                 crc = crc32c(piece, crc)

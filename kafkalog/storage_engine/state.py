@@ -116,9 +116,9 @@ class State:
     """When that record was written."""
     topics: Mapping[str, TopicState] = field(default_factory=dict)
     writers: Mapping[str, WriterState] = field(default_factory=dict)
-    unsynced: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """Partitions with bytes that a power cut could take (relaxed `flush.messages`), each with the
-    base offset of the first segment to sync."""
+    unsynced: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """Partitions with bytes that a power cut could take (relaxed `flush.messages`), each with where
+    these begin: the base offset of the segment, and the byte."""
     unsynced_rows: int = 0
     synced_ms: int = 0
     """When the last synced record was written."""
@@ -187,8 +187,9 @@ class State:
         unsynced = dict(self.unsynced)
         for name, entries in change.get("partitions", EMPTY).items():
             for partition in map(int, entries):
-                before = self.topics[name].partitions[partition].active_base
-                unsynced.setdefault((name, partition), before)
+                before = self.topics[name].partitions[partition]
+                start = before.active_base, before.active_size
+                unsynced.setdefault((name, partition), start)
         rows = self.unsynced_rows + int(change.get("rows", 0))
         return State(number, time_ms, topics, writers, unsynced, rows, self.synced_ms, deleting)
 

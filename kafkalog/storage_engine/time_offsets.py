@@ -122,8 +122,8 @@ def first_since(view: LogView, timestamp: int) -> TimeOffset | None:
         for position, header in segment.batches_since(timestamp):
             if header.base_offset >= end:
                 return None
-            if not _may_hold(header, start, end):
-                continue
+            if header.last_offset < start:
+                continue  # how many records it has is not asked: only its checksum vouches for that
             found = segment.first_since(position, header, timestamp, start=start, end=end)
             if found is not None:
                 return TimeOffset(*found, header.leader_epoch)

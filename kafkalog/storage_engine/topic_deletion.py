@@ -17,18 +17,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine import checkpoints, files, layout, locks
-from kafkalog.storage_engine.state import DeletedTopic
+from kafkalog.storage_engine.state import DeletedTopic, State
 from kafkalog.storage_engine.transaction import DeletionUnfinishedError
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["finish_deletions", "with_directories_away"]
+__all__ = ["finish_deletions", "try_deletions", "with_directories_away"]
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
@@ -37,8 +39,9 @@ _logger = logging.getLogger(__name__)
 def finish_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None) -> int:
     """Move away the directories of deleted topics, and remove those whose time has come.
 
-    A directory that a cleaner works in stays for the next call, unless it is of topic `wait_for`.
-    Returns how many topics are gone for good. Raises OSError, LockedByBrokerError.
+    A directory that a cleaner works in stays for the next call, unless it is of topic `wait_for`;
+    so does one that does not say any more whose it is. Returns how many topics are gone for good.
+    Raises OSError, StorageError, LockedByBrokerError.
     """
     removed = []
     for deleted in list(engine.state().deleting.values()):
@@ -49,6 +52,14 @@ def finish_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None
     if removed:
         _forget(engine, removed, now_ms)
     return len(removed)
+
+
+def try_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None) -> None:
+    """Do the same, where a failure only says that the next one has to go on."""
+    try:
+        finish_deletions(engine, now_ms=now_ms, wait_for=wait_for)
+    except (OSError, StorageError, LockedByBrokerError) as fault:
+        _logger.warning("%s: directories of deleted topics remain: %s", engine.root, fault)
 
 
 def _forget(engine: Engine, topic_ids: list[str], now_ms: int) -> None:
@@ -79,11 +90,18 @@ def with_directories_away(engine: Engine, work: Callable[[], _Result], *, now_ms
 
 
 def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
-    """Rename the directories that still have their names; False when a cleaner is in one."""
+    """Rename the directories that still have their names; False when one has to stay for now."""
     is_whole, is_moved = True, False
+    state = engine.state()
     for number in range(deleted.partitions):
         directory = engine.partition_directory(deleted.name, number)
-        if not _is_of(directory, deleted):
+        try:
+            is_to_move = _is_of(directory, number, deleted, state)
+        except StorageError as fault:
+            _logger.warning("topic %r is not gone until this is mended: %s", deleted.name, fault)
+            is_whole = False
+            continue
+        if not is_to_move:
             continue
         target = engine.root / layout.deleted_directory(deleted.name, number, deleted.topic_id)
         cleaner_lock = locks.FileLock(directory / layout.CLEANER_LOCK)
@@ -96,7 +114,7 @@ def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
                 is_whole = False
                 continue
             with engine.transaction() as transaction, locks.SegmentsLock(directory).exclusive():
-                if _is_of(directory, deleted):
+                if _is_of(directory, number, deleted, transaction.state):
                     transaction.check_lock()
                     files.rename(directory, target)
                     is_moved = True
@@ -111,16 +129,37 @@ def _forget_cleaned(engine: Engine) -> None:
     with engine.transaction() as transaction:
         try:
             checkpoints.write_cleaner_checkpoint(engine.root, transaction.state)
-        except OSError as fault:  # the next one that is written leaves it out, too
+        except OSError as fault:  # stale, but harmless: every later checkpoint leaves it out, too
             _logger.warning("%s: the cleaner's checkpoint was not written: %s", engine.root, fault)
 
 
-def _is_of(directory: Path, deleted: DeletedTopic) -> bool:
-    """Tell whether a directory is the deleted topic's, and not of a new one of its name."""
-    if not directory.is_dir():
+def _is_of(directory: Path, number: int, deleted: DeletedTopic, state: State) -> bool:
+    """Tell whether a directory is the deleted topic's, and not of a new one of its name.
+
+    Raises StorageError where it does not say so any more.
+    """
+    new = state.topics.get(deleted.name)
+    if (new is not None and number < len(new.partitions)) or not directory.is_dir():
         return False
-    # Without an id it was left by who died creating the topic anew: that is for the next creation.
-    return checkpoints.read_topic_id(directory) == deleted.topic_id
+    topic_id = checkpoints.read_topic_id(directory)
+    if topic_id is None and _holds_records(directory):
+        raise StorageError(
+            f"{directory / layout.PARTITION_METADATA}: expected the id of a topic, found none; put "
+            "the file back from a copy, or move the directory away"
+        )
+    return topic_id == deleted.topic_id
+
+
+def _holds_records(directory: Path) -> bool:
+    """Tell whether a directory without an id is more than what is left of a creation.
+
+    Of that the next creation of the topic takes care.
+    """
+    with contextlib.suppress(FileNotFoundError):  # another process has moved it
+        logs = [name for name in os.listdir(directory) if name.endswith(layout.LOG)]
+        is_recorded = not (directory / layout.UNRECORDED).exists()
+        return is_recorded and any((directory / name).stat().st_size for name in logs)
+    return False
 
 
 def _remove(engine: Engine, deleted: DeletedTopic) -> None:

@@ -8,8 +8,8 @@ record, move `published_end`. An exception before `publish` undoes everything.
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
+import errno
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -57,9 +57,11 @@ class Transaction:
         self._created: dict[str, TopicState] = {}
         self._appenders: dict[tuple[str, int], partition.Appender] = {}
         self._open: set[tuple[str, int]] = set()
-        """Whose files are open."""
+        """Partitions whose appenders have their files open; the others closed them on the way."""
         self._touched: set[str] = set()
         self._needs_sync = False
+        self._may_sync = False
+        """Whether what relaxed commits have left may be synced: see `_begin_syncs`."""
 
     def topic(self, name: str) -> TopicState:
         """Return a topic, also one created in this transaction."""
@@ -129,37 +131,53 @@ class Transaction:
 
     def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         """Return the appender of a partition, cut to its recorded state at the first call."""
+        key = topic, number
+        if key not in self._open:
+            if _FILES_EACH * len(self._open) >= descriptor_limit() // 2:
+                self._close_opened()  # half of what the process may have open is left to the rest
+            try:
+                self._appenders[key] = self._opened(topic, number, now_ms)
+            except OSError as fault:
+                if fault.errno != errno.EMFILE:
+                    raise
+                if not self._close_opened() and not raise_descriptor_limit():
+                    raise
+                self._appenders[key] = self._opened(topic, number, now_ms)
+            self._open.add(key)
+        return self._appenders[key]
+
+    def _opened(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         appender = self._appenders.get((topic, number))
-        if (topic, number) not in self._open:
-            self._close_if_many()
-            if appender is not None:
-                appender.active.reopen()
         if appender is None:
+            self._begin_syncs()
             known = self.topic(topic)
             self.check_is_here(topic, number)
-            appender = partition.Appender(
+            return partition.Appender(
                 self._root / layout.partition_directory(topic, number),
                 known.topic_id,
                 known.partitions[number],
                 TopicConfig.parse(known.config),
                 now_ms,
             )
-            self._appenders[topic, number] = appender
-        self._open.add((topic, number))
+        try:
+            appender.active.reopen()
+        except OSError:
+            appender.active.close()
+            raise
         return appender
 
-    def _close_if_many(self) -> None:
-        """Sync and close what was appended to, where more open files may be too many.
+    def _close_opened(self) -> bool:
+        """Sync and close what was appended to; False where nothing is open.
 
-        Half of what this process may have open is left to the rest of it.
+        So a commit of any number of partitions leaves the limit of open files, which is the whole
+        process's, as it is: it is raised only where not even one partition can be opened.
         """
-        if _FILES_EACH * len(self._open) < descriptor_limit() // 2 or raise_descriptor_limit():
-            return
         opened = [self._appenders[key] for key in self._open]
         files.all_at_once([appender.sync for appender in opened])
         for appender in opened:
             appender.close()
         self._open.clear()
+        return bool(opened)
 
     def roll(self, topic: str, number: int, now_ms: int) -> None:
         """Close a partition's active segment and begin a new one at the log end."""
@@ -234,7 +252,7 @@ class Transaction:
         self._change = Change()
         self._created.clear()
         self._touched.clear()
-        self._needs_sync = False
+        self._needs_sync = self._may_sync = False
         return self.state
 
     def _must_sync(self, change: Mapping[str, Any], rows: int, now_ms: int) -> bool:
@@ -251,9 +269,21 @@ class Transaction:
         )
 
     def _sync(self) -> None:
+        self._begin_syncs()
         files.all_at_once([appender.sync for appender in self._appenders.values()])
-        for directory, base_offset in self._unsynced():
-            partition_directory.sync_segments(directory, base_offset)
+        for directory, start, _ in self._unsynced():
+            partition_directory.sync_segments(directory, start)
+
+    def _begin_syncs(self) -> None:
+        """Before a file is synced that relaxed commits wrote to: mend what a failed sync has left.
+
+        Its pages only pretend to be clean: the next sync would write nothing, and succeed.
+        """
+        if self._may_sync or not self.state.unsynced:
+            return
+        if not self._journal.begin_syncs():
+            self._write_unsynced_again()
+        self._may_sync = True
 
     def close(self) -> None:
         """Close the partitions' files; what was not published stays for the next holder to cut."""
@@ -275,8 +305,8 @@ class Transaction:
     def abandon(self, fault: BaseException) -> None:
         """Undo what was not published, unless that is in doubt; a second failure is only logged.
 
-        What relaxed commits have published is not undone, and written again: see
-        `partition_directory.write_segments_again`.
+        What relaxed commits have published is not undone. It is written again at once, while the
+        pages are in memory; if not, then before the next sync.
         """
         in_doubt = isinstance(fault, CommitInDoubtError)
         for appender in self._appenders.values():
@@ -290,29 +320,23 @@ class Transaction:
         self._appenders.clear()
         self._open.clear()
         if isinstance(fault, OSError):
-            self._write_unsynced_again()
+            try:
+                self._write_unsynced_again()
+            except OSError:
+                _logger.exception("%s: relaxed commits are not written again yet", self._root)
 
     def _write_unsynced_again(self) -> None:
-        for directory, base_offset in self._unsynced():
-            try:
-                partition_directory.write_segments_again(directory, base_offset)
-            except OSError:
-                _logger.exception("%s: relaxed commits may not outlive a power cut", directory)
+        for directory, start, end in self._unsynced():
+            partition_directory.write_again(directory, start, end)
 
-    def _unsynced(self) -> Iterator[tuple[Path, int]]:
-        """Yield the directories that relaxed commits wrote to, with their first unsynced bases."""
-        for (topic, number), base_offset in self.state.unsynced.items():
-            yield self._root / layout.partition_directory(topic, number), base_offset
-
-
-@contextlib.contextmanager
-def disk_faults(root: Path) -> Iterator[None]:
-    """Raise a StorageError for an OSError; it names the file, where that is known."""
-    try:
-        yield
-    except OSError as fault:
-        where = fault.filename or root
-        raise StorageError(f"{where}: the disk refused ({fault.strerror})") from fault
+    def _unsynced(
+        self,
+    ) -> Iterator[tuple[Path, partition_directory.Place, partition_directory.Place]]:
+        """Yield the directories that relaxed commits wrote to, from where, and to where."""
+        for (topic, number), start in self.state.unsynced.items():
+            directory = self._root / layout.partition_directory(topic, number)
+            state = self.state.topic(topic).partitions[number]
+            yield directory, start, (state.active_base, state.active_size)
 
 
 def new_topic_id() -> str:

@@ -7,7 +7,6 @@ them, where the tests run as root, a user who may not write.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ from kafkalog.storage_engine.engine import Engine
 from tests.acceptance.killed_cleaning import Row, Zygote, newest_rows, rows_of
 from tests.cleaner.naive import batch, foreign_log
 from tests.cleaner.transactional_log import Log
+from tests.torture.scratch import memory_disk
 
 pytestmark = pytest.mark.slow
 NOW = 1_000
@@ -33,8 +33,7 @@ def scratch() -> Iterator[Path]:
     """A directory that every user may read, unlike pytest's own; in memory, since nothing is to
     outlive the machine.
     """
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="kafkalog-kills-", dir=memory) as directory:
+    with tempfile.TemporaryDirectory(prefix="kafkalog-kills-", dir=memory_disk()) as directory:
         path = Path(directory)
         path.chmod(0o755)
         yield path

@@ -259,6 +259,7 @@ def test_a_query_killed_at_random_moments_writes_every_record_exactly_once(
         f"{feed.records.total()} records fed, {found.total()} in the topic, "
         f"{doubled} doubled, {missing} missing",
         *(f"  {count:3d} {phase}" for phase, count in killer.landed.most_common()),
+        json.dumps({"kills": {"of whole queries": killer.landed.total()}}),
         sep="\n",
         flush=True,
     )

@@ -27,7 +27,8 @@ def deaths(program: str, directory: Path, *arguments: str) -> list[Any]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-8000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    print(f"{program}: {len(found)} deaths", flush=True)
+    beside = {"deaths within a commit or an upsert": len(found)}
+    print(f"\n{program}: {len(found)} deaths", json.dumps({"beside": beside}), sep="\n", flush=True)
     return found
 
 

@@ -355,6 +355,15 @@ def test_whatever_is_killed_log_and_tables_have_every_record_exactly_once(
             f"{max(seconds):.1f} s at most"
             for what, seconds in sorted(killer.spent.items())
         ),
+        json.dumps(
+            {
+                "kills": {
+                    "of queries and upserts": killer.drivers,
+                    "of one process of theirs": killer.workers,
+                },
+                "beside": {"PostgreSQL ended": killer.servers},
+            }
+        ),
         sep="\n",
         flush=True,
     )

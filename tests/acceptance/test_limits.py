@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +17,7 @@ import kafkalog
 from kafkalog.cleaner.manager import sweep
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import clock, pins
+from kafkalog.storage_engine import clock, files, pins
 from kafkalog.storage_engine.commit import Writer
 from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
 from tests.acceptance.log_contents import damage, newest, records
@@ -80,8 +82,60 @@ def test_a_thousand_partitions_are_written_cleaned_and_read_with_256_descriptors
 
 
 @pytest.mark.slow
-def test_where_it_may_a_commit_of_many_partitions_raises_the_soft_limit(tmp_path: Path) -> None:
-    assert limited(tmp_path / "log", 64, 1024, 40) == 1024
+def test_many_partitions_leave_the_limit_of_the_process_as_it_is(tmp_path: Path) -> None:
+    assert limited(tmp_path / "log", 64, 1024, 40) == 64
+
+
+@contextlib.contextmanager
+def descriptors(free: int, *, can_be_raised: bool) -> Iterator[None]:
+    """Leave this process so many descriptors below its soft limit, and below the hard one."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(100)]
+    soft = held[-1] + 1
+    for fd in held[:free]:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    with pytest.MonkeyPatch.context() as patch:
+        if not can_be_raised:
+            patch.setattr(files, "raise_descriptor_limit", lambda: False)
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for fd in held[free:]:
+                os.close(fd)
+
+
+def test_a_commit_closes_its_own_files_where_others_have_nearly_all(tmp_path: Path) -> None:
+    log = kafkalog.open(tmp_path / "log")
+    log.create_topic("t", 20)
+    rows = pa.table({
+        "key": [b"k"] * 20, "value": [b"v"] * 20, "partition": pa.array(range(20), pa.int32())
+    })  # fmt: skip
+    log.append("t", rows)
+    with descriptors(20, can_be_raised=False):
+        assert log.append("t", rows).rows == 20
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert len(os.listdir("/proc/self/fd")) <= soft
+    assert set(log.offsets("t").values()) == {(0, 2)}
+
+
+@pytest.mark.parametrize("can_be_raised", [True, False])
+def test_views_that_take_all_descriptors_raise_the_limit_or_say_how(
+    tmp_path: Path, can_be_raised: bool
+) -> None:
+    """Whatever the file is that meets the limit: a lock's, the journal's, a segment's."""
+    log = kafkalog.open(tmp_path / "log")
+    log.create_topic("t", 1)
+    log.append("t", [("k", "v")])
+    for free in range(6):
+        with descriptors(free + 1, can_be_raised=can_be_raised), contextlib.ExitStack() as opened:
+            advice = r"/log/.*cannot be opened: Too many open files; raise .*\(ulimit -n\)"
+            expected = contextlib.nullcontext() if can_be_raised else None
+            with expected or pytest.raises(StorageError, match=advice):
+                for _ in range(10):
+                    opened.enter_context(log.view("t", 0))
+    assert [value for *_, value in records(log, "t")] == [b"v"]
 
 
 def test_a_commit_that_closed_files_on_its_way_fails_and_succeeds_as_a_whole(
@@ -91,7 +145,6 @@ def test_a_commit_that_closed_files_on_its_way_fails_and_succeeds_as_a_whole(
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 10)
     monkeypatch.setattr("kafkalog.storage_engine.transaction.descriptor_limit", lambda: 12)
-    monkeypatch.setattr("kafkalog.storage_engine.transaction.raise_descriptor_limit", bool)
 
     def rows(value: bytes) -> pa.Table:
         numbers = pa.array(range(10), pa.int32())
@@ -239,6 +292,21 @@ def test_a_retry_is_a_retry_though_the_clock_has_jumped(tmp_path: Path, jump: in
     assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS).rows == 1
     assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + jump).skipped
     assert len(records(log, "t")) == 1
+
+
+def test_a_clock_that_skips_the_time_writers_are_remembered_forgets_them_until_it_is_back(
+    tmp_path: Path,
+) -> None:
+    """As a broker forgets its producers; what no jump of the clock does is to lose rows."""
+    log = kafkalog.open(tmp_path / "log")
+    log.create_topic("t", 1)
+    first, second = Writer("first", "t", 3), Writer("second", "t", 3)
+    for writer in (first, second):
+        log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS)
+    assert not log.commit([stage(log, 3)], writer=first, now_ms=NOW_MS + A_YEAR_MS).skipped
+    assert log.commit([stage(log, 3)], writer=second, now_ms=NOW_MS + 1).skipped
+    assert log.commit([stage(log, 3)], writer=first, now_ms=NOW_MS + 1).skipped
+    assert len(records(log, "t")) == 3
 
 
 def test_rows_of_a_clock_ahead_are_refused_and_those_of_one_behind_kept(tmp_path: Path) -> None:

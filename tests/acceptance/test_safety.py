@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -16,7 +17,8 @@ import pytest
 import kafkalog
 from kafkalog.errors import CorruptJournalError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import clock, layout, pins, staging
+from kafkalog.sink.engines import engine_of
+from kafkalog.storage_engine import address, clock, host, layout, pins, staging
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.staging import Run, StagedMessage, StagedWriter
 from kafkalog.storage_engine.state import DeletedTopic, PartitionState, State, TopicState
@@ -126,6 +128,35 @@ def test_another_user_reads_a_log_and_is_told_why_it_cannot_write(shared: Path) 
         refuse_to_write(log, "Permission denied")
 
 
+def test_after_a_new_boot_who_may_only_read_a_log_still_reads_it(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal is to be settled then, by who may write it: a reader can do without."""
+    with umask(0o022):
+        log = fill(shared / "log")
+        expected = records(log, "t")
+        log.close()
+    monkeypatch.setattr(host, "boot_id", lambda: "another boot")
+    with as_nobody():
+        log = kafkalog.open(shared / "log")
+        assert records(log, "t") == expected
+        refuse_to_write(log, "Permission denied")
+
+
+def test_a_disk_that_fails_while_a_log_is_opened_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "log").close()
+    monkeypatch.setattr(host, "boot_id", lambda: "another boot")
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(StorageError, match=r"/commit: the disk refused \(Input/output error\)"):
+        kafkalog.open(tmp_path / "log")
+
+
 def refuse_to_write(log: KafkaLog, reason: str) -> None:
     """Whatever writes ends with one typed error, which names a file of the log and the reason."""
     now_ms = clock.now_ms()
@@ -160,6 +191,25 @@ def test_who_may_not_read_a_log_is_told_so(shared: Path) -> None:
             kafkalog.open(shared / "journal")
         with pytest.raises(StorageError, match=r"\.log: cannot be opened: Permission denied"):
             records(kafkalog.open(shared / "segment"), "t")
+
+
+def test_a_place_that_may_not_be_looked_into_is_named_to_whoever_asks(shared: Path) -> None:
+    with umask(0o077):
+        fill(shared / "whole" / "log").close()
+    path = shared / "whole" / "log"
+    asked: list[Callable[[], object]] = [
+        lambda: kafkalog.open(path),
+        lambda: kafkalog.open(path, read_only=True),
+        lambda: kafkalog.open(f"{path},{path}2"),
+        lambda: kafkalog.open(shared / "whole" / "new"),
+        lambda: address.log_directories({"path": str(path)}),
+        lambda: engine_of(path),
+        lambda: engine_of(path, read_only=True),
+    ]
+    with as_nobody():
+        for ask in asked:
+            with pytest.raises(StorageError, match=r"/whole/.* cannot be looked at: Permission"):
+                ask()
 
 
 # --- a file system that is only read -------------------------------------------------------------

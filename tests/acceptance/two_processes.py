@@ -1,10 +1,13 @@
-"""Two processes that do the same at the same time, which was meant for one of them."""
+"""Two processes that do the same at the same time, which was meant for one of them.
+
+Each says when it is ready, waits for the other, and tells what it counted, and from when to when it
+was at work: if one began after the other's end, nothing was shown, and that is an error.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 __all__ = ["CLEANER", "ZOMBIE", "two"]
@@ -20,9 +23,10 @@ from kafkalog.storage_engine.staging import StagedWriter, writer_slug
 
 root, number, gate = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 log = kafkalog.open(root)
+print("ready", flush=True)
 while not gate.exists():
     time.sleep(0.001)
-landed = 0
+began, landed = time.monotonic(), 0
 for batch_id in range(25):
     writer = StagedWriter(Path(root), log.state(), now_ms=lambda: int(time.time() * 1000),
                           writer_slug=writer_slug("query", "t"), batch_id=batch_id, attempt=number)
@@ -35,7 +39,7 @@ for batch_id in range(25):
         pass  # the other one is ahead
     except StorageError as fault:
         assert "missing" in str(fault) or "was removed" in str(fault), fault
-print(landed)
+print(landed, began, time.monotonic())
 """
 
 CLEANER = """
@@ -45,14 +49,15 @@ import kafkalog
 
 log = kafkalog.open(sys.argv[1])
 gate = Path(sys.argv[3])
+print("ready", flush=True)
 while not gate.exists():
     time.sleep(0.001)
-removed = 0
+began, removed = time.monotonic(), 0
 for _ in range(10):
     for stats in log.clean("t", force=True):
         assert stats.error is None, stats.error
         removed += stats.records_removed
-print(removed)
+print(removed, began, time.monotonic())
 """
 
 
@@ -66,8 +71,13 @@ def two(program: str, root: Path, gate: Path) -> list[int]:
         )
         for number in range(2)
     ]
-    time.sleep(0.5)  # most of what they import; which of them is first does not matter
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
     gate.touch()
-    counted = [process.communicate()[0] for process in processes]
+    told = [process.communicate()[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    return [*map(int, counted)]
+    last_begin = max(float(began) for _, began, _ in told)
+    first_end = min(float(ended) for _, _, ended in told)
+    assert last_begin < first_end, f"one after the other, which shows nothing: {told}"
+    return [int(count) for count, _, _ in told]

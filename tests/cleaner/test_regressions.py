@@ -139,10 +139,14 @@ def test_a_segment_whose_offsets_no_index_can_tell_is_cleaned(
     assert offsets(dump(engine)) == [10, MAX + 7, 2 * MAX, end, end + 1]
 
 
-def test_a_copy_of_a_compacted_log_with_far_offsets_has_sound_indexes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [(), (0, 5)], ids=["empty", "begun"])
+def test_a_copy_of_a_compacted_log_with_far_offsets_has_sound_indexes(
+    tmp_path: Path, first: tuple[int, ...]
+) -> None:
     """KAFKA-4451: negative entries in the index of an empty follower that takes far offsets"""
-    log = Log.create(tmp_path, index_interval_bytes="0")
-    for base in (0, 5, MAX + 3, MAX + 9, 3 * MAX):
+    # Times are as far apart as offsets are, and are not to begin a segment in their place.
+    log = Log.create(tmp_path, index_interval_bytes="0", segment_ms=str(2**63 - 1))
+    for base in (*first, MAX + 3, MAX + 9, 3 * MAX):
         log._append(batch(base, [(f"{base % 4}", "v")]))
     assert sound(tmp_path)
     forced(log.engine)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kafkalog.cleaner import clean, latest
+from kafkalog.cleaner import clean, latest, manager
 from kafkalog.cleaner.cleaned_segment import CleanedSegment
 from kafkalog.cleaner.swap import replace_segments
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import locks
+from kafkalog.storage_engine import files, locks
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.segments import list_segments
@@ -156,3 +157,25 @@ def test_replaced_files_go_after_the_delay_and_the_canary_never(tmp_path: Path) 
     # Only what this very cleaning replaced is left.
     assert len(list(directory.glob("*.log.deleted"))) <= 2
     assert (directory / "kl-canary.deleted").exists()
+
+
+def test_names_of_the_last_swap_are_durable_before_a_cleaning_makes_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who swapped may have died before that: a .swap that comes back is dead beside a .cleaned."""
+    engine, done = dirty_log(tmp_path), list[str]()
+    directory = engine.partition_directory("t", 0)
+    sync, begin = files.sync_directory, CleanedSegment.__init__
+
+    def sync_noted(path: Path) -> None:
+        done.append("sync" if path == directory else "other")
+        sync(path)
+
+    def begin_noted(self: CleanedSegment, *args: Any, **kwargs: Any) -> None:
+        done.append("begin")
+        begin(self, *args, **kwargs)
+
+    monkeypatch.setattr(files, "sync_directory", sync_noted)
+    monkeypatch.setattr(CleanedSegment, "__init__", begin_noted)
+    manager.clean(engine, now_ms=0)
+    assert "sync" in done[: done.index("begin")]

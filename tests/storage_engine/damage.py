@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 import kafkalog
+from kafkalog.cleaner.key_lookup import KeyLookup, Record
 from kafkalog.errors import KafkaLogError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine import layout
@@ -51,6 +52,10 @@ class Judge:
     is_listed: bool = True
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+
+    def files(self) -> list[Path]:
+        """The files to be damaged."""
+        return self.root.files()
 
     def judge(self, name: Path, data: bytes | None, position: int, *, write: bool) -> str:
         """Judge one file with other content (None: missing), damaged from byte `position` on."""
@@ -182,11 +187,23 @@ class Damage:
                 offset, before = item.last + 1, item.base
         return cls(log.start, is_listed=is_listed)
 
+    @property
+    def may_be_short(self) -> bool:
+        """Whether the log may read as if it ended, or had a gap, at the damage."""
+        return self.is_in_log and not self.is_listed
+
+    def times(self, log: Log, timestamp: int) -> set[int | None]:
+        """What may be told of a time: where half a swap is damaged, also what it replaces."""
+        shadow = log.shadow if self.is_in_log else ()
+        older = (row for segment in shadow for item in segment.batches for row in item.rows)
+        offsets = {row.offset for row in older if row.timestamp >= timestamp}
+        return {log.offset_for_time(timestamp), *offsets}
+
 
 def places(judge: Judge, name: Path) -> range:
     """The bytes of a file that mean something."""
     data = (judge.root.path / name).read_bytes()
-    if name.name != layout.COMMIT:
+    if name.name not in {layout.COMMIT, layout.COMMIT_RELEASED}:
         return range(len(data))
     return range(min(len(data), len(data.rstrip(b"\0")) + 40))
 
@@ -194,7 +211,7 @@ def places(judge: Judge, name: Path) -> range:
 def cases(judge: Judge, writes: int, step: int) -> Iterator[tuple[Path, bytes, int, bool]]:
     """Yield (file, content, place, whether to write) of every `step`-th place."""
     number = 0
-    for name in judge.root.files():
+    for name in judge.files():
         data = (judge.root.path / name).read_bytes()
         for place in places(judge, name):
             number += 1
@@ -218,9 +235,13 @@ def outcome_lines(outcomes: Counter[tuple[str, str]]) -> Iterator[str]:
 
 
 def kind_of(name: Path) -> str:
-    """`.log`, `.index.swap`, `commit`: what kind of file a name is of."""
+    """`.log`, `.index.swap`, `commit`, `kl-pin-`: what kind of file a name is of."""
     stem, dot, rest = name.name.partition(".")
-    return dot + rest if stem.isdigit() else name.name
+    if name.parts[0] == layout.METADATA_DIRECTORY:
+        return f"{layout.METADATA_DIRECTORY} {dot}{rest}"
+    if stem.isdigit() or layout.parse_staged(name.name) or dot + rest == layout.KEYS:
+        return dot + rest
+    return layout.PIN if stem.startswith(layout.PIN) else name.name
 
 
 def replace(path: Path, data: bytes | None) -> None:
@@ -276,21 +297,47 @@ def check_read(engine: Engine, log: Log, damage: Damage, *, committed: bool) -> 
 
 
 def check_lookups(engine: Engine, log: Log, damage: Damage) -> str:
-    """Offsets and times are found where they are, as long as the log is sound."""
+    """Times and keys are found where they are; positions too, as long as the log is sound."""
+    found = {"whole"}
     try:
         with engine.view(log.topic, log.partition) as view:
             for item in (item for segment in log.segments for item in segment.batches):
-                found = view.position_of(item.last)
-                at = None if found is None else (found[0].base_offset, found[1])
+                place = view.position_of(item.last)
+                at = None if place is None else (place[0].base_offset, place[1])
                 assert damage.is_in_log or at == log.position_of(item.last), f"{item.last} at {at}"
                 if item.rows:
                     time = item.rows[-1].timestamp
                     offset = view.offset_for_time(time)
-                    expected = log.offset_for_time(time)
-                    assert damage.is_in_log or offset == expected, f"time {time} at {offset}"
+                    is_right = damage.may_be_short or offset in damage.times(log, time)
+                    assert is_right, f"time {time} at {offset}"
     except KafkaLogError:
-        return "refused"
-    return "whole"
+        found.add("refused")
+    found.update(check_keys(engine, log, damage))
+    return "refused" if "refused" in found else "whole"
+
+
+def check_keys(engine: Engine, log: Log, damage: Damage) -> Iterator[str]:
+    """Each key has its newest record, or an error; only where gaps are unlisted an older one."""
+    rows = log.rows(committed=True)
+    newest = {row.key: row for row in rows if row.key is not None}
+    contents = {row[1:] for row in rows}
+    with KeyLookup(engine, log.topic) as lookup:
+        for key in (*newest, b"nobody's"):
+            try:
+                record = lookup.get(key, partition=log.partition)
+            except KafkaLogError:
+                yield "refused"
+                continue
+            found = None if record is None else _row_of(record)
+            wanted = newest.get(key)
+            if found == (wanted if wanted is not None and wanted.value is not None else None):
+                continue
+            assert damage.may_be_short, f"key {key!r}: {found}, not {wanted}"
+            assert found is None or found[1:] in contents, f"key {key!r}: wrong record {found}"
+
+
+def _row_of(record: Record) -> Row:
+    return Row(record.offset, record.timestamp_ms, record.key, record.value, record.headers)
 
 
 def check_kept(engine: Engine, log: Log, damage: Damage, kept: list[Row]) -> None:

@@ -93,10 +93,19 @@ class LyingPages:
     """
 
     def __init__(
-        self, patch: pytest.MonkeyPatch, code: int, is_refused: Callable[[str], bool]
+        self,
+        patch: pytest.MonkeyPatch,
+        code: int,
+        is_refused: Callable[[str], bool],
+        *,
+        kills: bool = False,
     ) -> None:
-        """`is_refused` is asked with the name of each file that is synced, until it says yes."""
+        """`is_refused` is asked with the name of each file that is synced, until it says yes.
+
+        `kills`: who waits for that sync is killed then, and nobody gets to know of the failure.
+        """
         self.failures: list[str] = []
+        self._kills = kills
         self._unwritten: dict[int, list[tuple[int, bytes]]] = {}
         self._disk: dict[int, bytearray] = {}
         self._code, self._is_refused = code, is_refused
@@ -132,12 +141,14 @@ class LyingPages:
             self._create(path, data)
 
     def _sync(self, fd: int) -> None:
-        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
         inode = os.fstat(fd).st_ino
         unwritten = self._unwritten.pop(inode, [])
-        if not self.failures and self._is_refused(name):
-            self.failures.append(name)
-            raise OSError(self._code, os.strerror(self._code))
+        if not self.failures and self._is_refused(path.name):
+            self.failures.append(path.name)
+            if self._kills:
+                raise Died
+            raise OSError(self._code, os.strerror(self._code), str(path))  # as `files` names it
         disk = self._disk.setdefault(inode, bytearray())
         for position, data in unwritten:
             disk.extend(bytes(max(0, position - len(disk))))

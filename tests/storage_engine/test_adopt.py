@@ -197,6 +197,33 @@ def test_a_checkpoint_with_what_is_no_offset_is_refused(tmp_path: Path, offset: 
     assert can_broker_start(root)
 
 
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("base_offset", ["9" * 20, f"{2**63 - 1:020d}"])
+def test_a_stray_segment_above_all_offsets_is_named_and_nothing_is_changed(
+    tmp_path: Path, base_offset: str, is_clean: bool
+) -> None:
+    root = broker_root(tmp_path, is_clean=is_clean)
+    stray = root / "t-0" / f"{base_offset}.log"
+    stray.touch()
+    before = content(root)
+    with pytest.raises(StorageError, match=rf"{stray}: .*move the file away"):
+        take(root)
+    assert content(root) == before
+    assert can_broker_start(root)
+    stray.unlink()
+    assert take(root).partitions == 2
+
+
+def test_what_no_journal_takes_is_said_before_anything_is_changed(tmp_path: Path) -> None:
+    root = broker_root(tmp_path)
+    metadata_log(root, partitions=100_001)
+    before = content(root)
+    with pytest.raises(StorageError, match=rf"{root}: .*topic 't': 100001 partitions"):
+        take(root)
+    assert content(root) == before
+    assert can_broker_start(root)
+
+
 def test_what_is_appended_at_the_largest_log_start_is_read(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     largest = 2**63 - 1 - 2**31
@@ -282,14 +309,14 @@ def test_two_topics_of_one_name_are_refused(tmp_path: Path) -> None:
 # --- configs -------------------------------------------------------------------------------------
 
 
-def metadata_log(root: Path, topic_id: str = TOPIC_ID) -> None:
+def metadata_log(root: Path, topic_id: str = TOPIC_ID, *, partitions: int = 4) -> None:
     import base64
 
     data = base64.urlsafe_b64decode(topic_id + "==")
     topic = metadata_frame(2, text("t") + data + b"\0")
     records = [
         topic,
-        *(partition(number, data) for number in range(4)),
+        *(partition(number, data) for number in range(partitions - 4, partitions)),
         config("t", "cleanup.policy", "compact,delete"),
         config("t", "min.insync.replicas", "1"),
         config("t", "segment.bytes", "5000"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 import struct
+import tracemalloc
 import zlib
 
 import lz4.frame
@@ -194,6 +195,18 @@ def test_zstd_without_its_size_is_read() -> None:
     assert packed[4] & 0xE0 == 0, "the frame tells no size"
     assert decompress(ZSTD, packed, limit=len(TEXT)) == TEXT
     assert decompress(ZSTD, packed * 2, limit=2 * len(TEXT)) == TEXT * 2
+
+
+def test_what_a_zstd_stream_holds_is_not_copied_once_more() -> None:
+    data = random.Random(1).randbytes(8 << 20)
+    packed = compress(ZSTD, data)
+    assert decompress(ZSTD, packed, limit=8 << 20) == data
+    tracemalloc.start()
+    try:
+        assert len(decompress(ZSTD, packed, limit=8 << 20)) == 8 << 20
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_zstd_levels_are_read() -> None:

@@ -263,7 +263,7 @@ class TestRelaxed:
         journal = filled(path)
         journal.append(partition_change(9), sync=False)
         assert high_watermark(Journal(path)) == 9
-        assert Journal(path).published().unsynced == {("t", 0): 0}
+        assert Journal(path).published().unsynced == {("t", 0): (0, 9)}
 
     def test_a_power_cut_takes_the_log_back_to_the_last_synced_record(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
@@ -308,6 +308,21 @@ class TestRelaxed:
         monkeypatch.setattr(host, "boot_id", lambda: "another boot")
         monkeypatch.setattr(host, "host_id", lambda: "another host")
         assert high_watermark(Journal(path)) == 9
+
+    def test_syncs_that_were_begun_and_not_followed_by_a_record_are_known_to_all(
+        self, path: Path
+    ) -> None:
+        ours, theirs = filled(path), Journal(path)
+        ours.append(partition_change(8), sync=False)
+        assert ours.begin_syncs()
+        theirs.settle()
+        assert not theirs.begin_syncs()
+        assert not ours.begin_syncs()
+        theirs.append(partition_change(9), sync=False)
+        ours.settle()
+        assert ours.begin_syncs()
+        ours.append(partition_change(10))
+        assert ours.begin_syncs()
 
 
 def test_after_a_power_cut_synced_records_past_the_published_end_count(

@@ -13,6 +13,7 @@ import pytest
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine import files, layout, partition_directory
 from kafkalog.storage_engine.engine import Engine
+from tests.storage_engine.raw_log import RawBatch
 
 NOW_MS = 1_700_000_000_000
 OTHER_ID = "fHq_kc1HQBmiynnrtAlnIQ"
@@ -183,6 +184,17 @@ def test_the_segment_that_a_failed_sync_closes_is_cut_and_synced_before_the_next
     assert bases(engine) == [0, 1]
     assert time_entries(engine) == [(NOW_MS, 0)]
     assert sum(b.num_rows for b in engine.read("t", 0)) == 2
+
+
+def test_a_partition_may_be_finished_before_its_commit_is_published(tmp_path: Path) -> None:
+    engine = topic(tmp_path)
+    with engine.transaction() as transaction:
+        appender = transaction.appender("t", 0, NOW_MS)
+        appender.append([(1, [RawBatch(0, (NOW_MS,)).data()])])
+        appender.finish()
+        transaction.publish(NOW_MS, rows=1)
+    assert time_entries(engine) == [(NOW_MS, 0)]
+    assert sum(b.num_rows for b in engine.read("t", 0)) == 1
 
 
 def test_opening_never_cuts(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import time_offsets
+from kafkalog.errors import CorruptBatchError, InvalidInputError
+from kafkalog.storage_engine import layout, time_offsets
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.log_view import LogView, open_view
 from kafkalog.storage_engine.state import PartitionState
@@ -24,7 +24,10 @@ LOG_APPEND_TIME = 0x08
 Segments = dict[int, list[Batch]]
 
 
-def opened(directory: Path, segments: Segments, *, log_start: int = 0) -> LogView:
+def opened(
+    directory: Path, segments: Segments, *, log_start: int = 0, is_adopted: bool = True
+) -> LogView:
+    """An adopted log may have gaps that nobody has listed."""
     for base, batches in segments.items():
         write_segment(directory, base, batches)
     active = max(segments)
@@ -35,6 +38,7 @@ def opened(directory: Path, segments: Segments, *, log_start: int = 0) -> LogVie
         active_base=active,
         active_size=(directory / name(active, ".log")).stat().st_size,
         log_start_offset=log_start,
+        listed_from=last if is_adopted else 0,
     )
     return open_view(directory, "t", 0, lambda: state)
 
@@ -166,6 +170,21 @@ def test_an_emptied_batch_still_carries_a_time_but_no_record(tmp_path: Path) -> 
     with opened(tmp_path, segments) as view:
         assert plain(time_offsets.first_since(view, 6)) == (10, 7)
         assert plain(time_offsets.newest(view)) == (10, 7)
+
+
+@pytest.mark.parametrize(
+    "place", [layout.MAX_TIMESTAMP_POSITION + 7, layout.RECORDS_COUNT_POSITION + 3]
+)
+def test_a_header_that_was_damaged_hides_no_record(tmp_path: Path, place: int) -> None:
+    """Its batch was passed over once, and a later record was the answer."""
+    segments = {0: [at_times(0, [5]), at_times(1, [8])], 2: [at_times(2, [8])]}
+    with opened(tmp_path, segments) as view:
+        assert plain(time_offsets.first_since(view, 7)) == (1, 8)
+        with (tmp_path / name(0, ".log")).open("r+b") as log:
+            log.seek(len(log.read()) // 2 + place)
+            log.write(b"\0")
+        with pytest.raises(CorruptBatchError, match="checksum"):
+            time_offsets.first_since(view, 7)
 
 
 def test_records_without_timestamps_have_no_newest(tmp_path: Path) -> None:

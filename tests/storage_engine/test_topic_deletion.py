@@ -83,6 +83,39 @@ def test_a_creation_that_died_does_not_stop_the_removal_of_others(tmp_path: Path
     assert values(engine) == {b"new"}
 
 
+@pytest.mark.parametrize("content", [b"\0" * 42, b"", b"version: 0\ntopic_id: damaged"])
+def test_a_directory_that_lost_its_id_keeps_the_deletion_until_it_has_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    """And keeps nobody else's: also not that of the same topic's other directories."""
+    engine = filled(tmp_path)
+    metadata = tmp_path / "t-0" / layout.PARTITION_METADATA
+    written = metadata.read_bytes()
+    metadata.write_bytes(content)
+    engine.delete_topic("t", now_ms=NOW_MS)
+    engine.delete_topic("other", now_ms=NOW_MS)
+    assert finish_deletions(engine, now_ms=NOW_MS + DELAY_MS) == 1
+    assert [name.split(".")[0] for name in directories(tmp_path)] == ["t-0", "t-1"]
+    assert [deleted.name for deleted in engine.state().deleting.values()] == ["t"]
+    assert "topic 't' is not gone until this is mended" in caplog.text and "t-0/" in caplog.text
+    with pytest.raises(StorageError, match="t-0"):
+        engine.create_topic("t", 2, now_ms=NOW_MS)
+    metadata.write_bytes(written)
+    assert finish_deletions(engine, now_ms=NOW_MS + DELAY_MS) == 1
+    assert (directories(tmp_path), engine.state().deleting) == ([], {})
+
+
+def test_a_new_topics_directory_that_lost_its_id_is_not_a_deleted_ones(tmp_path: Path) -> None:
+    engine = filled(tmp_path)
+    engine.delete_topic("t", now_ms=NOW_MS)
+    engine.create_topic("t", 2, now_ms=NOW_MS)
+    engine.append("t", [(f"k{n}", "new") for n in range(20)], now_ms=NOW_MS)
+    (tmp_path / "t-0" / layout.PARTITION_METADATA).write_bytes(bytes(42))
+    assert finish_deletions(engine, now_ms=NOW_MS + DELAY_MS) == 1
+    assert directories(tmp_path) == ["other-0", "t-0", "t-1"]
+    assert values(engine) == {b"new"}
+
+
 def test_a_deleted_topic_is_gone_for_every_process(tmp_path: Path) -> None:
     engine = filled(tmp_path)
     other = Engine(tmp_path)

@@ -491,6 +491,26 @@ def test_foreign_files_and_leftovers_are_notices(root: Path) -> None:
     }
 
 
+def test_what_is_left_of_a_deleted_topic_is_a_notice_until_it_has_its_own_name(root: Path) -> None:
+    before = notices(root)
+    with Engine(root).transaction() as transaction:  # of a process that dies then
+        transaction.delete_topic("table", 10**14)
+        transaction.publish(10**14)
+    (left,) = set(notices(root)) - set(before)
+    assert (left.path, left.found) == (root / "table-0", "what is left of one that was deleted")
+    assert damage(root) == []
+    Engine(root)  # moves it away, to be removed later
+    assert list(root.glob("table-0.*-delete"))
+    assert notices(root) == before
+
+
+def test_a_deleted_partition_that_nobody_will_remove_is_a_notice(root: Path) -> None:
+    stray = root / f"old-0.{'a' * 32}-delete"
+    stray.mkdir()
+    (found,) = [finding for finding in notices(root) if finding.path == stray]
+    assert "set aside" in found.found
+
+
 def test_a_broker_that_has_loaded_a_log_of_ours_is_noticed(root: Path) -> None:
     (root / "table-0" / "kl-canary.deleted").unlink()
     assert damage(root) == []
@@ -523,7 +543,7 @@ def broker(tmp_path: Path, *, clean: bool) -> Path:
     write_segment(directory, 0, [batch(0, 4), batch(4, 4)], interval=50)
     write_segment(directory, 8, [batch(8, 4), empty(12, 13), batch(14, 4)], interval=50)
     (directory / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
-    (directory / "partition.metadata").write_text("version: 0\ntopic_id: " + "A" * 22)
+    (directory / "partition.metadata").write_text("version: 0\ntopic_id: " + "A" * 21 + "Q")
     (root / "meta.properties").write_text("version=1\n")
     for checkpoint, offset in (("recovery-point", 8), ("replication", 17)):
         (root / f"{checkpoint}-offset-checkpoint").write_text(f"0\n1\nt 0 {offset}\n")
@@ -539,6 +559,13 @@ def test_a_brokers_directory_is_verified(tmp_path: Path, clean: bool) -> None:
     assert not list(root.rglob("kl-*")), "nothing is written into it"
     change(root / "t-0" / name(0, ".log"), 70)
     assert len(damage(root)) == 1
+
+
+@pytest.mark.parametrize("topic_id", ["A" * 22, "short", "+" * 22, "A" * 21 + "R"])
+def test_an_id_that_kafka_gives_no_topic_is_damage(tmp_path: Path, topic_id: str) -> None:
+    root = broker(tmp_path, clean=True)
+    (root / "t-0" / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
+    assert [found.found for found in damage(root)] == [topic_id]
 
 
 def test_what_the_next_start_of_a_killed_broker_mends_is_a_notice(tmp_path: Path) -> None:

@@ -7,18 +7,22 @@ Each program breaks the log in one way as often as it can, and checks after each
 that was acknowledged is lost, nothing that was not is half there, and work goes on. What it tries
 follows from its seed alone, which it prints; a violation comes with the command that repeats it,
 and nothing else (`--only`). Programs end with 1 if there was a violation, and then name the first
-ones. `python -m tests.torture --write` keeps the counts in docs/reliability.md.
+ones, and if a full run has tried less often than its target says. `python -m tests.torture --write`
+keeps the counts in docs/reliability.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
+
+from tests.torture.workers import WorkerDied
 
 __all__ = ["Count", "Tally", "parser"]
 
@@ -32,30 +36,51 @@ class Count:
     """What was tried, how often, and how often it went wrong.
 
     `what` is a plural, "crash states"; `target` is the least that has to be tried by a full run, 0
-    where none is named; `more` tells what is worth knowing besides, by words.
+    where none is named; `or_minutes` is how long a run may try as often as it can instead; `more`
+    tells what is worth knowing besides, by words; `skipped` why nothing could be tried here.
     """
 
     what: str
     count: int
     violations: int
     target: int = 0
+    or_minutes: int = 0
     seed: int = SEED
     seconds: float = 0.0
     more: Mapping[str, int | float | str] = field(default_factory=dict)
+    skipped: str = ""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it was tried as often as a full run has to, or could not be tried at all."""
+        is_over = bool(self.or_minutes) and self.seconds >= self.or_minutes * 60
+        return self.count >= self.target or is_over or bool(self.skipped)
 
 
 class Tally:
-    """Counts what a program tries, shows how far it is, and reports in the end."""
+    """Counts what a program tries, shows how far it is, and reports in the end.
+
+    `target` is that of a full run; one that is asked for less (--quick, --only) has none.
+    """
 
     def __init__(
-        self, program: str, what: str, options: argparse.Namespace, target: int = 0
+        self,
+        program: str,
+        what: str,
+        options: argparse.Namespace,
+        target: int = 0,
+        or_minutes: int = 0,
     ) -> None:
         self.count = 0
         self.violations = 0
         self.more: dict[str, int | float | str] = {}
+        self.skipped = ""
+        """Why nothing can be tried here."""
+        is_full = not (options.quick or options.only)
         self._program = program
         self._what = what
-        self._target = target
+        self._target = target if is_full else 0
+        self._or_minutes = or_minutes if is_full else 0
         self._options = options
         self._started = time.monotonic()
         self._told = self._started
@@ -78,22 +103,37 @@ class Tally:
                 f"replay: python -m tests.torture.{self._program} --seed {seed} --only '{case}'"
             )
 
+    @contextlib.contextmanager
+    def deaths(self) -> Iterator[None]:
+        """Count a process that dies in the middle of its work as a violation, and go on behind."""
+        try:
+            yield
+        except WorkerDied as death:
+            self.violated(str(death.tasks[0]), str(death))
+
     @property
     def seconds(self) -> float:
         """Return the seconds since the program began."""
         return time.monotonic() - self._started
 
     def report(self) -> None:
-        """Print the count, as a line to read or as JSON; exit with 1 if there was a violation."""
+        """Print the count, as a line to read or as JSON.
+
+        Exits with 1 if there was a violation, or if it was not tried often enough.
+        """
         found = Count(
             what=self._what,
             count=self.count,
             violations=self.violations,
             target=self._target,
+            or_minutes=self._or_minutes,
             seed=self._options.seed,
             seconds=round(self.seconds, 1),
             more=self.more,
+            skipped=self.skipped,
         )
+        if self.skipped:
+            self._say(f"skipped: {self.skipped}")
         if self._options.json:
             print(json.dumps(asdict(found)), flush=True)
         else:
@@ -105,7 +145,9 @@ class Tally:
                 f"{found.seconds:,} s{more}",
                 flush=True,
             )
-        if self.violations:
+        if not found.is_enough:
+            self._say(f"BELOW ITS TARGET: {self.count:,} of {self._target:,} {self._what}")
+        if self.violations or not found.is_enough:
             raise SystemExit(1)
 
     def _say(self, line: str) -> None:

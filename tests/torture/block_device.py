@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import hashlib
 import os
 import random
 import shutil
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.torture.oracle import FLUSHED, WRITTEN, Note, Notes
-from tests.torture.roles import spawn
+from tests.torture.roles import Process
 
 SIZE: Final = 32 << 20
 SECTOR: Final = 512
@@ -34,6 +35,7 @@ FATES: Final = ("none", "all", "prefix", "some", "torn")
 """What becomes of writes that were not flushed."""
 _BLOCK: Final = 4096
 _CHUNK: Final = 64 << 10
+_NOTHING: Final = bytes(_CHUNK)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _CAP_SYS_ADMIN: Final = 21
@@ -148,14 +150,16 @@ def recorded_disk(image: bytes, path: Path, notes: Notes) -> Iterator[None]:
     options = f"fd={device},rootmode=100600,user_id=0,group_id=0,max_read={_WRITE_MAX}"
     mount("kafkalog-torture", path, "fuse", options)
     try:
-        server = spawn(lambda: _serve(device, bytearray(image), notes), path.with_suffix(".fault"))
+        server = Process(
+            lambda: _serve(device, bytearray(image), notes), path.with_suffix(".fault")
+        )
     finally:
         os.close(device)
     try:
         yield
     finally:
         unmount(path)  # which ends the server
-        os.waitpid(server, 0)
+        server.wait()
 
 
 def _serve(device: int, image: bytearray, notes: Notes) -> None:
@@ -205,8 +209,7 @@ class CutDisk:
     def __init__(self, image: bytes) -> None:
         self._durable = bytearray(image)
         self._cached: list[tuple[int, bytes]] = []
-        zeros = bytes(_CHUNK)
-        self._chunks = {p for p in range(0, SIZE, _CHUNK) if image[p : p + _CHUNK] != zeros}
+        self._chunks = {p for p in range(0, SIZE, _CHUNK) if image[p : p + _CHUNK] != _NOTHING}
 
     def take(self, notes: Sequence[Note]) -> None:
         """Go on to a later moment."""
@@ -245,14 +248,21 @@ class CutDisk:
             for start in range(first, len(data), SECTOR):
                 yield position + start, data[start : start + SECTOR]
 
-    def write_image(self, path: Path, survivors: Sequence[tuple[int, bytes]]) -> None:
-        """Write the disk's content, holes where it is empty."""
-        with path.open("wb") as file, memoryview(self._durable) as durable:
+    def write_image(self, path: Path, survivors: Sequence[tuple[int, bytes]]) -> bytes:
+        """Write the disk's content, holes where it is empty; returns its digest."""
+        found = hashlib.sha1(usedforsecurity=False)
+        with path.open("wb+") as file, memoryview(self._durable) as durable:
             os.truncate(file.fileno(), SIZE)
             for position in sorted(self._chunks):
                 os.pwrite(file.fileno(), durable[position : position + _CHUNK], position)
             for position, data in survivors:
                 os.pwrite(file.fileno(), data, position)
+                self._note_chunks(position, data)
+            for position in sorted(self._chunks):
+                if (data := os.pread(file.fileno(), _CHUNK, position)) != _NOTHING:
+                    found.update(b"%d " % position)
+                    found.update(data)
+        return found.digest()
 
     def _note_chunks(self, position: int, data: bytes) -> None:
         first = position // _CHUNK * _CHUNK

@@ -15,8 +15,9 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 from tests.torture.acts import Names, Sync
-from tests.torture.checks import Snapshot, forget, snapshot
+from tests.torture.checks import Snapshot, snapshot
 from tests.torture.disk import Disk, State
+from tests.torture.memory import elsewhere
 from tests.torture.recorder import Recorder
 from tests.torture.recording import booted
 
@@ -25,17 +26,18 @@ __all__ = ["KINDS", "READS", "Calls", "CutReader", "Disturbed"]
 STAYS: Final = "+"
 SHORT: Final = "SHORT"
 _FULL: Final = ("ENOSPC", "ENOSPC+", "EDQUOT")
+_BROKEN: Final = ("EIO", "EIO+")
 KINDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "open": ("EIO", "EMFILE", "EINTR"),
         "create": ("EIO", "EMFILE", "EINTR", *_FULL),
         "pread": ("EIO", "EINTR", SHORT),
-        "write": ("EIO", "EINTR", SHORT, *_FULL),
-        "pwrite": ("EIO", "EINTR", SHORT, *_FULL),
+        "write": (*_BROKEN, "EINTR", SHORT, *_FULL),
+        "pwrite": (*_BROKEN, "EINTR", SHORT, *_FULL),
         "ftruncate": ("EIO", "EINTR"),
         "posix_fallocate": ("EIO", "EINTR", *_FULL),
-        "fsync": ("EIO", "EINTR", *_FULL),
-        "fdatasync": ("EIO", "EINTR", *_FULL),
+        "fsync": (*_BROKEN, "EINTR", *_FULL),
+        "fdatasync": (*_BROKEN, "EINTR", *_FULL),
         "replace": ("EIO", *_FULL),
         "rename": ("EIO", *_FULL),
         "link": ("EIO", *_FULL),
@@ -46,7 +48,11 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "utime": ("EIO",),
     }
 )
-"""How a call may fail; `create` is an `open` that makes a file."""
+"""How a call may fail; `create` is an `open` that makes a file.
+
+With a `+` so do all later ones that may fail like it: `ENOSPC+` is a full disk, `EIO+` one that
+takes no data any more.
+"""
 READS: Final = ("open", "pread")
 """Calls that change nothing."""
 
@@ -71,8 +77,8 @@ class Calls:
             call = "create"
         self.names.append(call)
         is_chosen = len(self.names) == self._n
-        is_full = self._stays and len(self.names) > self._n and "ENOSPC" in KINDS[call]
-        if not (is_chosen or is_full):
+        goes_on = self._stays and len(self.names) > self._n and self._kind + STAYS in KINDS[call]
+        if not (is_chosen or goes_on):
             return None
         self.failed.append(f"{call} {_about(arguments)}")
         if self._kind == SHORT:
@@ -100,6 +106,11 @@ class Disturbed:
         self.recorder = Recorder(root, before=calls)
         self._calls = calls
         self._pread = os.pread
+        begin = self.recorder.begin
+        self._disk, self._trusting = Disk(begin), Disk(begin)
+        self._directories = set(begin.directories)
+        self._has_failed = False
+        self._followed = 0
 
     def __enter__(self) -> Self:
         self.recorder.__enter__()
@@ -135,23 +146,30 @@ class Disturbed:
         with files. A directory is metadata: file systems keep what they could not write of it, or
         refuse everything from then on; a sync of it that succeeds later holds.
         """
-        disk, trusting = Disk(self.recorder.begin), Disk(self.recorder.begin)
-        has_failed = False
-        directories = set(self.recorder.begin.directories)
-        for act in self.recorder.acts:
+        self._follow()
+        yield self._disk.state("none", {})
+        if self._has_failed:
+            kept = {number for number, _ in self._trusting.unsynced()}
+            numbers = (number for number, _ in self._disk.unsynced())
+            yield self._disk.state("limbo", {number: None for number in numbers if number in kept})
+
+    def _follow(self) -> None:
+        """Do to the disks what was done since they were looked at."""
+        new, self._followed = self.recorder.acts[self._followed :], len(self.recorder.acts)
+        for act in new:
             if isinstance(act, Names) and act.made is not None and act.made[1]:
-                directories.add(act.made[0])
+                self._directories.add(act.made[0])
             if isinstance(act, Sync) and act.failed:
-                if act.of in directories:
+                if act.of in self._directories:
                     continue
-                has_failed = True
-            disk.apply(act)
-            trusting.apply(Sync(act.of) if isinstance(act, Sync) else act)
-        yield disk.state("none", {})
-        if has_failed:
-            kept = {number for number, _ in trusting.unsynced()}
-            numbers = (number for number, _ in disk.unsynced())
-            yield disk.state("limbo", {number: None for number in numbers if number in kept})
+                self._has_failed = True
+            self._disk.apply(act)
+            self._trusting.apply(Sync(act.of) if isinstance(act, Sync) else act)
+
+    def digest(self) -> bytes:
+        """Tell directories apart by what is there, and what a power cut may leave of it."""
+        states = [*self.cuts(), self._disk.everything()]
+        return b"".join(state.digest() for state in states)
 
 
 class CutReader:
@@ -168,8 +186,7 @@ class CutReader:
         if found is None:
             state.write(self._root)
             try:
-                forget()
-                with booted("after the cut"):
+                with elsewhere(), booted("after the cut"):
                     found = self._known[digest] = snapshot(self._root)
             finally:
                 shutil.rmtree(self._root)

@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kafkalog.cleaner import manager, uncleanable
-from kafkalog.storage_engine import partition_directory
+import pyarrow as pa
+
+from kafkalog.cleaner import manager
 from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.inspection.verify import verify
-from kafkalog.storage_engine.transaction_markers import known_markers
+from kafkalog.storage_engine.state import PartitionState, TopicState
+from tests.torture.complaints import Complaints
+from tests.torture.memory import forget
 from tests.torture.workloads import OPERATIONS, Opened
 
 __all__ = [
     "PartitionRows",
     "Snapshot",
     "TopicRows",
+    "cleaning_faults",
     "faults_of",
     "forget",
     "is_repeatable",
+    "later",
+    "read_partition",
     "recovered",
     "snapshot",
     "told",
+    "with_superseded",
     "works",
 ]
 
-Row = tuple[int, bytes | None, bytes | None]
+Row = tuple[int, bytes | None, bytes | None, int]
 _SHOWN: Final = 6
-_READ_COLUMNS: Final = ("offset", "key", "value")
+_READ_COLUMNS: Final = ("offset", "key", "value", "timestamp")
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRows:
-    """What a partition shows: its range, and its records as (offset, key, value)."""
+    """What a partition shows: its range, and its records as (offset, key, value, epoch ms)."""
 
     log_start: int
     high_watermark: int
@@ -68,29 +76,67 @@ Snapshot = Mapping[str, TopicRows]
 # --- what a log shows ----------------------------------------------------------------------------
 
 
-def snapshot(log: Engine | Path) -> Snapshot:
+def read_partition(
+    engine: Engine, topic: TopicState, partition: int, state: PartitionState
+) -> PartitionRows:
+    """Read what a partition shows."""
+    rows = tuple(_rows(engine, topic.name, partition, None)) if state.high_watermark else ()
+    return PartitionRows(state.log_start_offset, state.high_watermark, rows)
+
+
+Reading = Callable[[Engine, TopicState, int, PartitionState], PartitionRows]
+Looking = Callable[[Engine], Snapshot]
+
+
+def snapshot(log: Engine | Path, read: Reading = read_partition) -> Snapshot:
     """Read all that a log shows; of a path without changing anything."""
     engine = Engine(log, read_only=True) if isinstance(log, Path) else log
     found = {}
     for name, topic in engine.state().topics.items():
-        partitions = {}
-        for number, state in topic.present():
-            rows = tuple(_rows(engine, name, number, None)) if state.high_watermark else ()
-            partitions[number] = PartitionRows(state.log_start_offset, state.high_watermark, rows)
+        partitions = {
+            number: read(engine, topic, number, state) for number, state in topic.present()
+        }
         found[name] = TopicRows(tuple(sorted(topic.config.items())), partitions)
     return found
 
 
 def _rows(engine: Engine, topic: str, partition: int, start: int | None) -> Iterator[Row]:
     for batch in engine.read(topic, partition, start, columns=_READ_COLUMNS):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        *columns, times = batch.columns
+        shown = [column.to_pylist() for column in columns]
+        stamps = [us // 1_000 for us in times.cast(pa.int64()).to_pylist()]
+        yield from zip(*shown, stamps, strict=True)
 
 
-def forget() -> None:
-    """Forget what this process remembers of directories: another state is at their paths now."""
-    uncleanable._unwritten.clear()
-    known_markers.clear()
-    partition_directory._suspect.clear()
+def later(after: Snapshot, before: Snapshot, ms: int) -> Snapshot:
+    """Return what a log shows if what came between two moments had come so much later."""
+    found = {}
+    for name, topic in after.items():
+        was = before[name].partitions if name in before else {}
+        partitions = {}
+        for number, now in topic.partitions.items():
+            old = set(was[number].rows) if number in was else set()
+            rows = tuple(row if row in old else (*row[:3], row[3] + ms) for row in now.rows)
+            partitions[number] = dataclasses.replace(now, rows=rows)
+        found[name] = dataclasses.replace(topic, partitions=partitions)
+    return found
+
+
+def with_superseded(seen: Snapshot, before: Snapshot) -> Snapshot:
+    """Return what was seen, with the records that a cleaning had taken: they may come back.
+
+    A cleaning is durable when it is done. Those that were deleted do not come back.
+    """
+    found = {}
+    for name, topic in seen.items():
+        partitions = dict(topic.partitions)
+        if topic.is_compacted:
+            for number, now in topic.partitions.items():
+                rows = before[name].partitions[number].rows
+                kept = tuple(row for row in rows if row[0] >= now.log_start)
+                partitions[number] = dataclasses.replace(now, rows=kept)
+        found[name] = dataclasses.replace(topic, partitions=partitions)
+    return found
 
 
 def recovered(root: Path, now_ms: int) -> None:
@@ -243,28 +289,70 @@ def is_repeatable(name: str | None) -> bool:
     return name is not None and OPERATIONS[name].repeatable
 
 
-def works(log: Opened, before: Snapshot) -> list[str]:
-    """Append, read, clean, verify, close and open a log that shows `before`; say what is wrong."""
+def works(log: Opened, before: Snapshot, look: Looking = snapshot) -> list[str]:
+    """Verify, append, read, clean, close and open a log that shows `before`; say what is wrong.
+
+    `look` takes snapshots of it.
+    """
+    with Complaints() as complaints:
+        return [*_works(log, before, look), *complaints.faults]
+
+
+def _works(log: Opened, before: Snapshot, look: Looking) -> Iterator[str]:
     engine, now_ms = log.engine, log.moment.now_ms + 1
+    yield from _damage(log.root)  # before a cleaning makes indexes anew
     value = b"probe %d" % log.moment.turn
     result = engine.append("t", [(b"probe", value)], now_ms=now_ms)
     ((_, partition), (offset, _)) = next(iter(result.offsets.items()))
-    row = (offset, b"probe", value)
+    row = (offset, b"probe", value, now_ms)
     read = list(_rows(engine, "t", partition, offset))
-    faults = [] if read == [row] else [f"appended {row}, read {read}"]
+    if read != [row]:
+        yield f"appended {row}, read {read}"
     probed = _with_row(before, partition, row)
     for stats in manager.clean(engine, "t", force=True, now_ms=now_ms):
         if stats.error is not None:
-            faults.append(f"{stats.topic}-{stats.partition}: not cleaned: {stats.error}")
-    cleaned = snapshot(engine)
-    faults += [f"after a cleaning: {f}" for f in faults_of(cleaned, probed, None, "partial")]
-    found = [str(each) for each in verify(log.root, deep=True) if each.is_damage]
-    faults += [f"verify: {finding}" for finding in found]
+            yield f"{stats.topic}-{stats.partition}: not cleaned: {stats.error}"
+    cleaned = look(engine)
+    for fault in cleaning_faults(cleaned, probed, "t", now_ms):
+        yield f"after a cleaning: {fault}"
+    yield from _damage(log.root, "t")
     topics = engine.state().topics
     log.reopen()
     if log.engine.state().topics != topics:
-        faults.append(f"after close and open: {log.engine.state().topics}, before: {topics}")
-    return faults
+        yield f"after close and open: {log.engine.state().topics}, before: {topics}"
+    for fault in _unlike(look(log.engine), cleaned):
+        yield f"after close and open: {fault}"
+
+
+def _damage(root: Path, topic: str | None = None) -> Iterator[str]:
+    for finding in verify(root, topic, deep=True):
+        if finding.is_damage:
+            yield f"verify: {finding}"
+
+
+def cleaning_faults(found: Snapshot, before: Snapshot, topic: str, now_ms: int) -> Iterator[str]:
+    """Yield what a forced cleaning of a topic, which nothing held back, has done wrong.
+
+    All that is superseded is gone, and nothing else but tombstones that had their time.
+    """
+    others = ({name: each[name] for name in each if name != topic} for each in (found, before))
+    yield from _unlike(*others)
+    now, was = found[topic], before[topic]
+    if now.config != was.config or set(now.partitions) != set(was.partitions):
+        yield f"{topic}: another topic than before"
+        return
+    kept_ms = int(dict(was.config)["delete.retention.ms"])
+    for number, old in was.partitions.items():
+        newest = old.newest()
+        wanted = tuple(row for row in old.rows if newest[row[1]] == row)
+        # Its time begins with the first cleaning, so not before it was written.
+        may_go = {row for row in wanted if row[2] is None and row[3] <= now_ms - kept_ms}
+        partition = now.partitions[number]
+        there = set(partition.rows)
+        wanted = tuple(row for row in wanted if row in there or row not in may_go)
+        yield from _unlike_partition(
+            f"{topic}-{number}", partition, dataclasses.replace(old, rows=wanted)
+        )
 
 
 def _with_row(before: Snapshot, partition: int, row: Row) -> Snapshot:

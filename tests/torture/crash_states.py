@@ -7,28 +7,30 @@ A workload is run once, and all that it does to the disk is recorded. For each m
 operation, and for each way in which the disk may have the acts that are not synced by then, the
 directory is made as it would be found, and opened: what was acknowledged, or could be read, is
 there, what was not is all there or not at all, the operation can be tried again, and the log be
-read, appended to, cleaned, verified and opened. Some of those recoveries are recorded, and crashed
-in the same way.
+read, appended to, cleaned, verified and opened. Some of those recoveries, in which a process with
+another clock tries again, are recorded, and crashed in the same way: then what neither of the two
+has synced may be lost.
 
 Workloads are all sequences of one, two and three operations (the moments before the last one are
-those of a shorter sequence), and long ones that are drawn. `--states` says how many states are
-checked, about; those of a workload that are not checked by then are drawn by the seed. Equal trees
-of which the same is expected count once.
+those of a shorter sequence), and long ones that are drawn. Of single operations all states are
+checked that are listed; of the others those of moments drawn by the seed: what a dead process
+leaves, all of the unsynced acts, none, all but one, and some of the rest. `--states` draws some
+workloads, for about so many states. Equal trees of which the same is expected count once.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import itertools
 import logging
-import multiprocessing
 import os
 import random
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -38,56 +40,80 @@ from tests.torture.crashes import Crash, Crashes, Outcome
 from tests.torture.disk import State
 from tests.torture.going_on import GoingOn
 from tests.torture.recording import Stage, booted, record, repeatable
+from tests.torture.scratch import scratch
+from tests.torture.workers import Workers
 from tests.torture.workloads import OPERATIONS, VARIANTS, prepare, random_sequences, sequences
 
 TARGET: Final = 100_000
-_QUICK: Final = 450
-_MARGIN: Final = 1.1
-"""Equal states are met in several workloads, and counted once."""
+_QUICK: Final = 900
 _LONG: Final = range(8, 21)
-_LEAST: Final = 6
-"""To run a workload costs as much as some states of it: so many are checked of each at least."""
-_RECOVERED_ONE_IN: Final = 12
-_RECOVERY_STATES: Final = 8
+_LONGS: Final = 20
+"""Workloads of each of those lengths."""
+_DRAWN: Final = 4
+"""States of a moment that are drawn besides those that are always checked."""
+_RECOVERED_ONE_IN: Final = 16
+_OF_ONE: Final = 14
+"""States of one moment, with those of recoveries, on average."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One workload, and about how many of its states are checked."""
+    """One workload, and at how many moments of its last operation it is crashed; None: at all."""
 
     variant: str
     names: tuple[str, ...]
-    most: int
+    moments: int | None = None
 
-    @property
-    def case(self) -> str:
+    def __str__(self) -> str:
         """Name the workload, for people and for `--only`."""
         prefix = "" if self.variant == VARIANTS[0] else f"{self.variant}/"
         return prefix + ",".join(self.names) + ":"
 
+    @classmethod
+    def parse(cls, text: str) -> Task:
+        """Read what `str` has written."""
+        variant, _, names = text.removesuffix(":").rpartition("/")
+        return cls(variant or VARIANTS[0], tuple(names.split(",")))
 
-def tasks(states: int, seed: int) -> list[Task]:
-    """Share out so many states: to single operations most, then to pairs, triples, long ones."""
+
+def tasks(seed: int, states: int | None = None) -> list[Task]:
+    """Return all workloads, or some of each kind, for about so many states."""
     dice = random.Random(f"tasks {seed}")
-    ones = [(variant, (name,)) for variant in VARIANTS for name in OPERATIONS]
-    twos = [
-        (variant, pair) for variant in VARIANTS for pair in itertools.product(OPERATIONS, repeat=2)
-    ]
-    threes = [(VARIANTS[0], names) for names in sequences(3, least=3)]
+    ones = [Task(variant, (name,)) for variant in VARIANTS for name in OPERATIONS]
+    pairs = itertools.product(VARIANTS, itertools.product(OPERATIONS, repeat=2))
+    twos = [Task(variant, names, 1) for variant, names in pairs]
+    threes = [Task(dice.choice(VARIANTS), names, 1) for names in sequences(3, least=3)]
     longs = [
-        (dice.choice(VARIANTS), names)
+        Task(dice.choice(VARIANTS), names, 2)
         for length in _LONG
-        for names in random_sequences(seed, length, 40)
+        for names in random_sequences(seed, length, _LONGS)
     ]
-    found: list[Task] = []
-    for kind, share in ((ones, 0.25), (twos, 0.3), (threes, 0.3), (longs, 0.15)):
-        room = max(1, round(states * share))
-        least = 1 if kind is ones else _LEAST
-        chosen = dice.sample(kind, min(len(kind), max(1, room // least)))
-        most = -(-room // len(chosen))
-        found += [Task(variant, names, most) for variant, names in chosen]
+    kinds = [ones, twos, threes, longs]
+    if states is not None:
+        shares = zip(kinds, (0.5, 0.2, 0.2, 0.1), strict=True)
+        kinds = [_some(kind, round(states * share / _OF_ONE), dice) for kind, share in shares]
+    found = list(itertools.chain(*kinds))
     dice.shuffle(found)
     return found
+
+
+def _some(kind: list[Task], count: int, dice: random.Random) -> list[Task]:
+    """Draw workloads, of which one moment is looked at."""
+    drawn = dice.sample(kind, max(1, min(len(kind), count)))
+    return [dataclasses.replace(task, moments=1) for task in drawn]
+
+
+@dataclass
+class Checked:
+    """What came of a task."""
+
+    task: Task
+    outcomes: list[Outcome] = field(default_factory=list)
+    trees: int = 0
+    """How many of the trees that there may be after a crash of the workload were checked."""
+    all_trees: int = 0
+    fault: str = ""
+    """Why it could not be run."""
 
 
 class Worker:
@@ -97,13 +123,72 @@ class Worker:
         self._directory = directory
         self._seed = seed
         self.going_on = GoingOn()
-        self._seen: set[bytes] = set()
+        self._passed: set[bytes] = set()
         logging.getLogger("kafkalog").setLevel(logging.CRITICAL)
 
     def run(self, task: Task) -> Iterator[Outcome]:
-        """Check as many states of a workload as the task says, up to one that is wrong."""
-        crashes = self.crashes(task)
-        return self._checked(crashes, crashes.stages[-1:], task.most, task.case)
+        """Check states of a workload, up to one that is wrong."""
+        return self._run(task, self.crashes(task))
+
+    def check(self, task: Task) -> Checked:
+        """Check states of a workload, and count which there are."""
+        checked = Checked(task)
+        try:
+            crashes = self.crashes(task)
+            checked.outcomes += self._run(task, crashes)
+            first = {outcome.tree for outcome in checked.outcomes if not outcome.is_recovery}
+            checked.trees = len(first)
+            checked.all_trees = crashes.count(crashes.stages[-1:]) if task.moments else len(first)
+        except Exception as fault:
+            checked.fault = told(fault)
+        return checked
+
+    def _run(self, task: Task, crashes: Crashes) -> Iterator[Outcome]:
+        dice = random.Random(f"states {self._seed} {task}")
+        stages = crashes.stages[-1:]
+        moments = crashes.moments(stages)
+        if task.moments is not None:
+            moments = sorted(dice.sample(moments, min(len(moments), task.moments)))
+        most = None if task.moments is None else _DRAWN
+        for crash, state, outcome in self._checked(crashes, stages, moments, most, dice):
+            yield outcome
+            if outcome.faults:
+                return
+            if dice.randrange(_RECOVERED_ONE_IN) == 0:
+                yield from self._recovered(crashes, crash, state, dice)
+
+    def _recovered(
+        self, crashes: Crashes, crash: Crash, state: State, dice: random.Random
+    ) -> Iterator[Outcome]:
+        """Check states after a recovery: where it is done, and of a moment before."""
+        below = crashes.recovery(crash, state)
+        *before, end = below.moments(below.stages)
+        moments = [*dice.sample(before, min(1, len(before))), end]
+        for _, _, outcome in self._checked(below, below.stages, moments, _DRAWN, dice):
+            yield dataclasses.replace(outcome, is_recovery=True)
+
+    def _checked(
+        self,
+        crashes: Crashes,
+        stages: Sequence[Stage],
+        moments: Sequence[int],
+        most: int | None,
+        dice: random.Random,
+    ) -> Iterator[tuple[Crash, State, Outcome]]:
+        """Check states at some moments: `most` besides those that are always checked; None: all."""
+        seen: set[bytes] = set()
+        for crash in crashes.crashes(stages, moments):
+            found = {crashes.key(crash, state): state for state in crashes.states(crash)}
+            keys = [key for key in found if key not in seen]
+            if most is not None:
+                keys = _chosen(keys, found, most, dice)
+            seen.update(keys)
+            for key in keys:
+                state = found[key]
+                outcome = crashes.check(crash, state, is_known=key in self._passed)
+                if not outcome.faults:
+                    self._passed.add(key)
+                yield crash, state, outcome
 
     def crashes(self, task: Task) -> Crashes:
         """Run a workload, and return its crashes."""
@@ -116,55 +201,31 @@ class Worker:
             shutil.rmtree(root, ignore_errors=True)
             shutil.copytree(template, root)
             recording = record(root, task.names)
-        return Crashes(task.case, recording, self._directory / "state", self._seed, self.going_on)
+        return Crashes(str(task), recording, self._directory / "state", self._seed, self.going_on)
 
-    def _checked(
-        self,
-        crashes: Crashes,
-        stages: Sequence[Stage],
-        most: int,
-        case: str,
-        *,
-        is_recovery: bool = False,
-    ) -> Iterator[Outcome]:
-        dice = random.Random(f"states {self._seed} {case}")
-        moments = crashes.moments(stages)
-        chosen = dice.sample(moments, min(len(moments), most))
-        quota = -(-most // len(chosen))
-        for crash in crashes.crashes(stages, chosen):
-            for state in self._new(crashes, crash, dice, quota):
-                outcome = crashes.check(crash, state)
-                yield dataclasses.replace(outcome, is_recovery=is_recovery)
-                if outcome.faults:
-                    return
-                if not is_recovery and dice.randrange(_RECOVERED_ONE_IN) == 0:
-                    below = crashes.recovery(crash, state)
-                    name = f"{case}{crash.count}:{state.label}>"
-                    yield from self._checked(
-                        below, below.stages, _RECOVERY_STATES, name, is_recovery=True
-                    )
-
-    def _new(self, crashes: Crashes, crash: Crash, dice: random.Random, quota: int) -> list[State]:
-        """Draw states of a crash that were not checked before."""
-        found = {crashes.key(crash, state): state for state in crashes.states(crash)}
-        new = [key for key in found if key not in self._seen]
-        chosen = dice.sample(new, min(len(new), quota))
-        self._seen.update(chosen)
-        return [found[key] for key in chosen]
-
-    def replay(self, case: str) -> Outcome:
-        """Check the one state that a violation names."""
+    def replay(self, case: str) -> Iterator[Outcome]:
+        """Check the one state that a violation names, or all of a workload."""
+        if case.endswith(":"):
+            yield from self.run(Task.parse(case))
+            return
         workload, *rest = case.split(">")
         name, moment, label = workload.rsplit(":", 2)
-        variant, _, names = name.rpartition("/")
-        task = Task(variant or VARIANTS[0], tuple(names.split(",")), 1)
-        crashes = self.crashes(task)
+        crashes = self.crashes(Task.parse(name))
         crash, state = _found(crashes, crashes.stages[-1:], int(moment), label)
         for below in rest:
             crashes = crashes.recovery(crash, state)
             moment, label = below.split(":")
             crash, state = _found(crashes, crashes.stages, int(moment), label)
-        return crashes.check(crash, state)
+        yield crashes.check(crash, state)
+
+
+def _chosen(
+    keys: list[bytes], states: dict[bytes, State], most: int, dice: random.Random
+) -> list[bytes]:
+    """Return the states that are always checked, and some of the others."""
+    always = [key for key in keys if states[key].is_simple]
+    others = [key for key in keys if not states[key].is_simple]
+    return always + dice.sample(others, min(len(others), most))
 
 
 def _found(
@@ -187,33 +248,37 @@ def _begin(directory: Path, seed: int) -> None:
     own = directory / str(os.getpid())
     own.mkdir()
     _worker = Worker(own, seed)
+    gc.freeze()  # what is imported stays, and need not be looked at again and again
 
 
-def _run(task: Task) -> tuple[Task, list[Outcome] | str]:
+def _check(task: Task) -> Checked:
     assert _worker is not None
-    try:
-        return task, list(_worker.run(task))
-    except Exception as fault:
-        return task, told(fault)
+    return _worker.check(task)
 
 
 def run(planned: Sequence[Task], tally: Tally, directory: Path, seed: int, jobs: int) -> None:
     """Do all tasks, in so many processes, and count."""
     keys: set[bytes] = set()
+    trees, all_trees = [0, 0], [0, 0]
     recoveries = 0
-    with multiprocessing.get_context("spawn").Pool(jobs, _begin, (directory, seed)) as pool:
-        for task, outcomes in pool.imap_unordered(_run, planned):
-            if isinstance(outcomes, str):
-                tally.violated(task.case, f"{task.case} could not be run: {outcomes}")
-                continue
-            for outcome in outcomes:
+    with tally.deaths(), Workers(jobs, partial(_begin, directory, seed), kind="spawn") as workers:
+        for checked in workers.results(_check, planned):
+            if checked.fault:
+                case = str(checked.task)
+                tally.violated(case, f"{case} could not be run: {checked.fault}")
+            for outcome in checked.outcomes:
                 if outcome.key not in keys:
                     keys.add(outcome.key)
                     recoveries += outcome.is_recovery
                     tally.tried()
                 if outcome.faults:
                     tally.violated(outcome.case, f"{outcome.case}: {'; '.join(outcome.faults[:4])}")
+            several = len(checked.task.names) > 1
+            trees[several] += checked.trees
+            all_trees[several] += checked.all_trees
     tally.more["workloads"] = len(planned)
+    tally.more["trees_after_one_operation"] = f"{trees[0]:,} of {all_trees[0]:,}"
+    tally.more["trees_after_several"] = f"{trees[1]:,} of {all_trees[1]:,}"
     tally.more["crashes_of_recoveries"] = recoveries
     tally.more["states_per_second"] = round(tally.count / tally.seconds, 1)
 
@@ -221,29 +286,26 @@ def run(planned: Sequence[Task], tally: Tally, directory: Path, seed: int, jobs:
 def main() -> None:
     """Run what is asked for, and report."""
     options = _options()
-    tally = Tally("crash_states", "crash states", options, target=TARGET)
-    shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="kafkalog-crash-states-", dir=shm if shm.is_dir() else None
-    ) as name:
+    target = 0 if options.states else TARGET
+    tally = Tally("crash_states", "crash states", options, target)
+    with scratch("crash-states") as directory:
         if options.only:
-            outcome = Worker(Path(name), options.seed).replay(options.only)
-            tally.tried()
-            for fault in outcome.faults:
-                print(fault)
-            if outcome.faults:
-                tally.violated(outcome.case, "; ".join(outcome.faults[:4]))
+            for outcome in Worker(directory, options.seed).replay(options.only):
+                tally.tried()
+                for fault in outcome.faults:
+                    print(fault)
+                if outcome.faults:
+                    tally.violated(outcome.case, "; ".join(outcome.faults[:4]))
         else:
-            states = options.states or (_QUICK if options.quick else round(TARGET * _MARGIN))
-            planned = tasks(states, options.seed)
-            run(planned, tally, Path(name), options.seed, options.jobs)
+            planned = tasks(options.seed, options.states or (_QUICK if options.quick else None))
+            run(planned, tally, directory, options.seed, options.jobs)
     tally.report()
 
 
 def _options() -> argparse.Namespace:
     made = parser("crash_states", __doc__)
     made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (all cores)")
-    made.add_argument("--states", type=int, help=f"about so many ({TARGET * _MARGIN:,.0f})")
+    made.add_argument("--states", type=int, help="only about so many (all)")
     return made.parse_args()
 
 

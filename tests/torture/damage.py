@@ -2,26 +2,29 @@
 
     python -m tests.torture.damage [--quick] [--all-bits] [--jobs N] [--only CASE]
 
-Two roots hold every kind of file that a log can have: one of ours, and one of a broker that was
-killed. After each damage everything is read in every way there is, and of some a copy is cleaned
-and appended to, or adopted; the judge is that of tests/storage_engine/damage.py, which says what
-its words mean: *whole*, *refused*, and of a broker's log *short* and *shifted*. A wrong record, one
-lost below the damage, an error without a type and a hang are violations. Two bits of each byte are
-flipped; with --all-bits all eight.
+Two roots hold every kind of file that a log has: one of ours, and one of a broker that was killed.
+After each damage everything is read in every way there is, keys and times are looked up, and of
+some a copy is cleaned and appended to, or adopted; the judge is that of
+tests/storage_engine/damage.py, which says what its words mean: *whole*, *refused*, and of a
+broker's log *short* and *shifted*. Four more roots have what lies beside the logs: key indexes,
+pins, staged files, the old journal of a log that was released, a controller's metadata, and what
+waits for the broker's return. What such a file is there for is done, and what is harmless there is
+told in tests/storage_engine/damage_beside.py.
+
+A wrong record or answer, a record lost below the damage, an error without a type and a hang are
+violations. Two bits of each byte are flipped; with --all-bits all eight.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import multiprocessing
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -34,16 +37,19 @@ from tests.storage_engine.damage import (
     outcome_lines,
     places,
 )
+from tests.storage_engine.damage_beside import JUDGES
 from tests.storage_engine.sample_root import Root
 from tests.torture import Tally, parser
+from tests.torture.scratch import scratch
+from tests.torture.workers import Workers
 
 _OURS: Final = "ours"
-_ROOTS: Final = (_OURS, "brokers")
-_WRITES: Final = {_OURS: 10, "brokers": 2}
-"""Every how many-th damage is also written upon."""
-_QUICK: Final = 160
+_ROOTS: Final = (_OURS, "brokers", *JUDGES)
+_WRITES: Final = {"brokers": 2}
+"""Every how many-th damage is also written upon, where it is not every tenth."""
+_QUICK: Final = 200
 """Cases of a sample."""
-_PORTION: Final = 100
+_PORTION: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +82,29 @@ class Damaged:
         return flipped(data, self.place, int(self.change.removeprefix("flip-")))
 
 
+class Portion(tuple[Damaged, ...]):
+    """Cases that one process judges; told, of one that died, by its first case."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return str(self[0])
+
+    def __repr__(self) -> str:
+        return f"{len(self)} cases from {self} on"
+
+
 def damages(judge: Judge, root: str, bits: Sequence[int]) -> Iterator[Damaged]:
     """Yield everything that is done to a root."""
     number = 0
-    for name in judge.root.files():
+    every = _WRITES.get(root, 10)
+    for name in judge.files():
         yield Damaged(root, "missing", 0, str(name), is_written=True)
         for place in places(judge, name):
             for change in ("cut", *(f"flip-{bit}" for bit in bits)):
                 number += 1
                 # Not always the same change: the number of changes and this one have no factor.
-                is_written = number % (3 * _WRITES[root] + 1) < 3
+                is_written = number % (3 * every + 1) < 3
                 yield Damaged(root, change, place, str(name), is_written)
 
 
@@ -95,6 +114,8 @@ def judge_of(root: str, scratch: str) -> Judge:
     logging.disable()
     journal._READ_PAUSE_S = 0
     directory = Path(scratch) / f"{os.getpid()}-{root}"
+    if root in JUDGES:
+        return JUDGES[root].of(directory)
     made = Root(directory / "root")
     if root == _OURS:
         return Judge(made, directory / "copy")
@@ -103,7 +124,7 @@ def judge_of(root: str, scratch: str) -> Judge:
 
 
 def judged(
-    portion: Sequence[Damaged], scratch: str
+    portion: Portion, scratch: str
 ) -> tuple[Counter[tuple[str, str]], list[tuple[str, str]]]:
     """Return the outcomes of some cases, and the (case, fault) of those that are violations."""
     outcomes: Counter[tuple[str, str]] = Counter()
@@ -135,38 +156,29 @@ def main(arguments: list[str] | None = None) -> None:
     """Damage, judge and report."""
     made = parser("damage", __doc__)
     made.add_argument("--all-bits", action="store_true", help="flip each bit of every byte")
-    made.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
+    made.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     options = made.parse_args(arguments)
     tally = Tally("damage", "bytes damaged", options)
     outcomes: Counter[tuple[str, str]] = Counter()
-    disk = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.TemporaryDirectory(prefix="damage-", dir=disk) as scratch:
-        cases = chosen(options, scratch)
-        portions = [cases[start : start + _PORTION] for start in range(0, len(cases), _PORTION)]
-        for found, faults in _all(portions, scratch, options.jobs):
-            outcomes += found
-            tally.tried(found.total())
-            for case, told in faults:
-                tally.violated(case, told)
+    with scratch("damage") as directory:
+        cases = chosen(options, str(directory))
+        portions = [Portion(cases[at : at + _PORTION]) for at in range(0, len(cases), _PORTION)]
+        work = partial(judged, scratch=str(directory))
+        # Not forked: each process has threads of Arrow's and locks of its own.
+        with tally.deaths(), Workers(options.jobs, kind="spawn") as workers:
+            is_alone = options.jobs == 1 or len(portions) == 1
+            results = map(work, portions) if is_alone else workers.results(work, portions)
+            for found, faults in results:
+                outcomes += found
+                tally.tried(found.total())
+                for case, told in faults:
+                    tally.violated(case, told)
     for line in outcome_lines(outcomes):
         print(f"damage: {line}", file=sys.stderr)
     tally.more["kinds_of_files"] = len({kind for kind, _ in outcomes})
     for word in ("whole", "refused", "short", "shifted"):
         tally.more[word] = sum(n for (_, outcome), n in outcomes.items() if outcome == word)
     tally.report()
-
-
-def _all(
-    portions: Sequence[Sequence[Damaged]], scratch: str, jobs: int
-) -> Iterator[tuple[Counter[tuple[str, str]], list[tuple[str, str]]]]:
-    if jobs == 1:
-        yield from (judged(portion, scratch) for portion in portions)
-        return
-    # Not forked: each process has threads of Arrow's and locks of its own.
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        tasks = [pool.apply_async(judged, (portion, scratch)) for portion in portions]
-        for task in tasks:
-            yield task.get()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ of a file makes its content and its size durable, not its name; that of a direct
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -63,12 +64,18 @@ class _Content:
         return cls(data, size, digest)
 
 
-@dataclass(slots=True)
+@dataclass
 class _Shape:
     """The names of a tree: what leads to which directory, and to which file."""
 
     directories: list[tuple[str, int]] = field(default_factory=list)
     files: list[tuple[str, int]] = field(default_factory=list)
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Tell names apart, and directories from files."""
+        names = ("\0".join(path for path, _ in each) for each in (self.directories, self.files))
+        return hashlib.blake2b("\0\0".join(names).encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +86,16 @@ class State:
     _shape: _Shape
     _contents: Mapping[int, _Content]
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether the disk has all of the unsynced acts, all but one, or none."""
+        return self.label in ("died", "all", "none") or self.label.startswith("lost-")
+
     def digest(self) -> bytes:
         """Tell trees apart: by their names, and what is in their files."""
-        directories = "\0".join(path for path, _ in self._shape.directories)
-        found = hashlib.blake2b(directories.encode(), digest_size=16)
-        for path, number in self._shape.files:
-            found.update(path.encode())
-            found.update(self._contents[number].digest)
-        return found.digest()
+        contents = self._contents
+        inside = b"".join([contents[number].digest for _, number in self._shape.files])
+        return hashlib.blake2b(self._shape.digest + inside, digest_size=16).digest()
 
     def write(self, directory: str | Path) -> None:
         """Make the tree; the directory must not exist."""
@@ -132,6 +141,7 @@ class Disk:
         self._directories = {number: dict(names) for number, names in begin.directories.items()}
         self._written: dict[int, list[_Entry]] = {}
         self._named: list[_Entry] = []
+        self._synced: dict[int, _Content] = {}
         self._contents: dict[int, dict[tuple[_Part, ...], _Content]] = {}
         self._shapes: dict[tuple[int, ...], _Shape] = {}
 
@@ -140,6 +150,7 @@ class Disk:
         made = Disk(Scan())
         made.count = self.count
         made._files = dict(self._files)
+        made._synced = dict(self._synced)
         made._directories = {number: dict(names) for number, names in self._directories.items()}
         made._written = {
             number: [replace(entry) for entry in entries]
@@ -183,7 +194,10 @@ class Disk:
             for entry in done:
                 _do(content, entry.act, None)
             self._files[act.of] = bytes(content)
+            self._synced.pop(act.of, None)
             del entries[: len(done)]
+            if not entries:
+                del self._written[act.of]
         self._contents.pop(act.of, None)
 
     def _sync_names(self, act: Sync) -> None:
@@ -226,12 +240,19 @@ class Disk:
         shape = self._shapes.get(names)
         if shape is None:
             shape = self._shapes[names] = self._shape(set(names))
-        contents = {number: self._content(number, kept) for _, number in shape.files}
-        return State(label, shape, contents)
+        return State(label, shape, self._all_contents(kept))
 
     def everything(self) -> State:
         """Return the tree that whoever looks at the directory sees, while the power is on."""
         return self.state("all", {number: None for number, _ in self.unsynced()})
+
+    def _all_contents(self, kept: Kept) -> dict[int, _Content]:
+        """Return what is in the files: mostly what was synced, of which there is one way only."""
+        if len(self._synced) < len(self._files):
+            for number in self._files.keys() - self._synced.keys():
+                self._synced[number] = _Content.of(self._files[number])
+        written = {number: self._content(number, kept) for number in self._written}
+        return {**self._synced, **written}
 
     def _content(self, number: int, kept: Kept) -> _Content:
         parts = tuple(

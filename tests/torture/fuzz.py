@@ -4,11 +4,13 @@
     python -m tests.torture.fuzz --only FILE
 
 A decoder returns a value or raises what it documents; anything else, a death of the interpreter,
-more than 2 s of the processor or more memory than its bound is a violation. Three engines share the
-seconds: `coverage` (atheris, where it is installed: inputs that reach new lines, with the kernels
-as plain Python), then `mutation` with compiled kernels and `bounds`, the same with numba's bounds
-checks; both begin with the seeds and with what the first one has found. Checksums of most changed
-inputs are made valid again.
+more than 2 s of the processor or more memory than its bound is a violation. Four engines share the
+seconds, which are the processor's, of all jobs and all decoders together (an hour in a full run):
+`coverage` (atheris: inputs that reach new lines, with the kernels as plain Python), `hypothesis`
+(seeds with numbers and pieces put in) and `mutation`, both with compiled kernels, and `bounds`, the
+same as `mutation` with numba's bounds checks. The others begin with the seeds and with what
+`coverage` has found, and go on from what ends at a new place. Checksums of most changed inputs are
+made valid again. Without atheris a full run is not complete, and ends with 1.
 
 What is drawn follows from the seed; how far a run gets in its seconds is the machine's. The input
 of a violation is kept in tests/torture/findings/TARGET/, where a test replays it from then on.
@@ -17,11 +19,14 @@ of a violation is kept in tests/torture/findings/TARGET/, where a test replays i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
+import resource
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +35,13 @@ from typing import Final
 from tests.torture import Tally, parser
 from tests.torture.fuzz_children import KEPT, Finding, Piece, run_piece
 from tests.torture.fuzz_targets import targets
+from tests.torture.scratch import memory_disk, scratch
 
 _QUICK_SECONDS: Final = 17.0
 """For all targets; the rest of half a minute is for the start of a process or two."""
 _FULL_SECONDS: Final = 3600.0
-_SHARES: Final = {"coverage": 0.5, "mutation": 0.25, "bounds": 0.25}
+_SHARES: Final = {"coverage": 0.4, "hypothesis": 0.15, "mutation": 0.2, "bounds": 0.25}
+_REPLAYS: Final = ("replay", "replay-bounds")
 _CORPUS_MAX: Final = 300
 """Inputs of the coverage engine that the others begin with, the newest ones."""
 
@@ -46,6 +53,8 @@ class Run:
     tally: Tally
     findings: Path
     executions: dict[str, dict[str, int]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of the processor, by engine."""
     only_plain: int = 0
 
     def count(self, engine: str, executions: dict[str, int]) -> None:
@@ -55,6 +64,15 @@ class Run:
             of_target[engine] = of_target.get(engine, 0) + number
             self.tally.tried(number)
 
+    @contextlib.contextmanager
+    def timed(self, engine: str) -> Iterator[None]:
+        """Count the seconds of the processor that an engine's processes take."""
+        before = _seconds_of_children()
+        try:
+            yield
+        finally:
+            self.seconds[engine] = _seconds_of_children() - before
+
     def keep(self, finding: Finding) -> None:
         """Keep the input of a finding for good, and tell it."""
         place = self.findings / finding.target
@@ -63,6 +81,7 @@ class Run:
         if finding.path.resolve() != kept.resolve():
             shutil.copyfile(finding.path, kept)
         shown = kept.relative_to(Path.cwd()) if kept.is_relative_to(Path.cwd()) else kept
+        self.tally.more["inputs_kept_in"] = str(place.parent)
         self.tally.violated(str(shown), f"{finding.target}: {finding.told} [{finding.place}]")
 
 
@@ -71,7 +90,7 @@ def fuzz(options: argparse.Namespace, run: Run) -> None:
     names = options.target or list(targets())
     engines = options.engine or _engines(quick=options.quick)
     seconds = options.seconds or (_QUICK_SECONDS if options.quick else _FULL_SECONDS)
-    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory_disk()) as scratch:
+    with scratch("fuzz") as place:
         corpus: dict[str, list[str]] = {}
         for engine in engines:
             weights = sum(targets()[name].weight for name in names)
@@ -81,15 +100,15 @@ def fuzz(options: argparse.Namespace, run: Run) -> None:
                 Piece(
                     engine=engine,
                     targets=group,
-                    seconds=share / weights * options.jobs,
+                    seconds=share / weights,
                     seed=options.seed,
-                    directory=Path(scratch) / f"{engine}-{group[0]}",
+                    directory=Path(place) / f"{engine}-{group[0]}",
                     inputs={name: corpus[name] for name in group if name in corpus},
                     plant=options.plant,
                 )
                 for group in groups
             ]
-            with ThreadPoolExecutor(options.jobs) as pool:
+            with run.timed(engine), ThreadPoolExecutor(options.jobs) as pool:
                 for piece, (executions, found) in zip(
                     pieces, pool.map(run_piece, pieces), strict=True
                 ):
@@ -106,7 +125,7 @@ def fuzz(options: argparse.Namespace, run: Run) -> None:
 def replay(path: Path, options: argparse.Namespace, run: Run) -> None:
     """Decode one kept input, with and without bounds checks."""
     name = options.target[0] if options.target else path.resolve().parent.name
-    for engine in ("replay", "replay-bounds"):
+    for engine in _REPLAYS:
         executions, found = _replayed(name, path, engine, options)
         run.count(engine, executions)
         for finding in found:
@@ -115,17 +134,17 @@ def replay(path: Path, options: argparse.Namespace, run: Run) -> None:
 
 def _is_confirmed(finding: Finding, options: argparse.Namespace) -> bool:
     """Tell whether compiled kernels do it too: as plain Python they overflow elsewhere."""
-    return bool(_replayed(finding.target, finding.path, "replay", options)[1])
+    return any(_replayed(finding.target, finding.path, engine, options)[1] for engine in _REPLAYS)
 
 
 def _replayed(
     name: str, path: Path, engine: str, options: argparse.Namespace
 ) -> tuple[dict[str, int], list[Finding]]:
-    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory_disk()) as scratch:
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory_disk()) as place:
         piece = Piece(
             engine=engine,
             targets=[name],
-            directory=Path(scratch),
+            directory=Path(place),
             inputs={name: [str(path.resolve())]},
             plant=options.plant,
         )
@@ -144,17 +163,19 @@ def _corpus(piece: Piece) -> dict[str, list[str]]:
 
 
 def _engines(*, quick: bool) -> list[str]:
-    """Return the engines that can run here; what cannot is said, with the reason."""
+    """Return the engines that can run here."""
     if quick:
-        return ["mutation"]
-    if importlib.util.find_spec("atheris") is None:
-        print("fuzz: no engine `coverage`: atheris is not installed", file=sys.stderr, flush=True)
-        return ["mutation", "bounds"]
-    return ["coverage", "mutation", "bounds"]
+        return ["hypothesis", "mutation"]
+    return [engine for engine in _SHARES if engine != "coverage" or _has_atheris()]
 
 
-def _memory_disk() -> str | None:
-    return "/dev/shm" if os.path.isdir("/dev/shm") else None
+def _has_atheris() -> bool:
+    return importlib.util.find_spec("atheris") is not None
+
+
+def _seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _show(run: Run) -> None:
@@ -168,10 +189,10 @@ def _show(run: Run) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Fuzz, or replay, and report."""
     made = parser("fuzz", __doc__)
-    made.add_argument("--seconds", type=float, help="for all targets and engines together")
+    made.add_argument("--seconds", type=float, help="of the processor, for all targets together")
     made.add_argument("--target", action="append", metavar="NAME", help="only this decoder")
     made.add_argument("--engine", action="append", choices=_SHARES, help="only this one")
-    made.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
+    made.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     made.add_argument("--findings", type=Path, default=KEPT, help="where inputs are kept")
     made.add_argument("--plant", default="", help=argparse.SUPPRESS)
     options = made.parse_args(arguments)
@@ -190,7 +211,17 @@ def main(arguments: list[str] | None = None) -> None:
     )
     if run.only_plain:
         run.tally.more["findings_of_kernels_as_plain_Python_alone"] = run.only_plain
+    for engine, seconds in run.seconds.items():
+        run.tally.more[f"processor_seconds_of_{engine}"] = round(seconds)
+    is_complete = bool(options.quick or options.only or options.engine) or _has_atheris()
+    if not is_complete:
+        run.tally.more["missing"] = "the engine coverage: atheris is not installed"
     run.tally.report()
+    if not is_complete:
+        raise SystemExit(
+            "fuzz: NOT COMPLETE: without the engine `coverage`, since atheris is not installed; "
+            "pip install -e '.[fuzz]'"
+        )
 
 
 if __name__ == "__main__":

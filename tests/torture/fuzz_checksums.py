@@ -6,6 +6,7 @@ own lengths and counts ask for; where these lead nowhere, the rest stays as it i
 
 from __future__ import annotations
 
+import json
 import zlib
 
 from crc32c import crc32c
@@ -96,6 +97,21 @@ def blocks(data: bytes) -> bytes:
         crc = crc32c(memoryview(mended)[start : start + covered])
         layout.CHECKSUM.pack_into(mended, start + covered, crc)
     return bytes(mended)
+
+
+def pin(data: bytes) -> bytes:
+    """Set that of a pin."""
+    try:
+        content = json.loads(data)
+        content.pop("crc")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return data
+    content["crc"] = crc32c(_json(content))
+    return _json(content) + b"\n"
+
+
+def _json(content: object) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def _int(data: bytearray, position: int) -> int:

@@ -19,11 +19,14 @@ KEPT: Final = Path(__file__).with_name("findings")
 """Inputs that were findings once; a directory for each decoder."""
 _ROOT: Final = Path(__file__).parents[2]
 _STUCK_SECONDS: Final = 120.0
-"""Above what was ordered; a kernel that does not come back hears no signal."""
+"""Above what was ordered."""
+_BUSY: Final = 10
+"""Times the seconds of the processor that were ordered: others may want it as well."""
 _START_SECONDS: Final = 240.0
 """For kernels that nobody has compiled yet."""
 _SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "mutation": {},
+    "hypothesis": {},
     "bounds": {"NUMBA_BOUNDSCHECK": "1"},
     "coverage": {"NUMBA_DISABLE_JIT": "1"},
     "replay": {},
@@ -106,7 +109,7 @@ def _run_child(piece: Piece, names: list[str]) -> tuple[int, list[dict[str, Any]
             stderr=stderr,
         )
         try:
-            limit = _START_SECONDS + _STUCK_SECONDS + 4 * len(names) * piece.seconds
+            limit = _START_SECONDS + _STUCK_SECONDS + _BUSY * len(names) * piece.seconds
             output, _ = child.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             child.kill()
@@ -127,7 +130,9 @@ def _death(piece: Piece, status: int, complaint: str) -> tuple[Finding, int]:
     path = piece.directory / "found" / name / f"{word}-{hashlib.sha256(data).hexdigest()[:8]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    told = "no end: killed" if word == "SIGKILL" else f"the interpreter died of {word}"
+    told = (
+        "no end: killed" if word in {"SIGKILL", "SIGVTALRM"} else f"the interpreter died of {word}"
+    )
     return Finding(name, path, told, word), executions
 
 

@@ -234,7 +234,7 @@ def _texts() -> list[Target]:
     last = {"version": 1, **dict.fromkeys(names, 7)}
     mark = {"version": 1, "reason": "why", "failures": 1, "since_ms": 1, "retry_at_ms": 2,
             "config": {"a": "b"}}  # fmt: skip
-    pin = {"version": 1, "number": 3, "topics": {"t": [_ID, [[0, 10, 10], [5, 6, 6]]]}}
+    pin = {"version": 1, "number": 3, "topics": {"t": [_ID, [[0, 10, 10], [5, 6, 6]]]}, "crc": 0}
     view = {"topic": "t", "topic_id": _ID, "query_ids": ["a", "b"], "was_emptied": False}
     checkpoint = b'v1\n{"batchWatermarkMs":0}\n{"t":{"0":10,"1":20}}\n-\n'
     named = b'v2\n{"batchWatermarkMs":0}\n0:{"t":{"0":10}}\n1:-\n'
@@ -271,7 +271,10 @@ def _texts() -> list[Target]:
             lambda path: adopted_topics._read(path.parent),
             [f"t {_ID}\nu {_ID}\n".encode()],
         ),
-        layout.PIN + "0" * 16 + "-1-" + "0" * 16: (pins._read, [_json(pin)]),
+        layout.PIN + "0" * 16 + "-1-" + "0" * 16: (
+            pins._read,
+            [fuzz_checksums.pin(_json(pin))],
+        ),
         "1.json": (_view, [_json(view)]),
         "offsets/3": (lambda path: read_checkpoint(str(path.parents[1])), [checkpoint, named]),
         "metadata": (_query_id, [_json({"id": "0b0c"})]),
@@ -288,6 +291,7 @@ def _texts() -> list[Target]:
             path,
             decode,
             lambda _, seeds=seeds: seeds,  # type: ignore[misc]
+            mend=fuzz_checksums.pin if path.startswith(layout.PIN) else None,
             is_text=True,
         )
         for path, (decode, seeds) in found.items()

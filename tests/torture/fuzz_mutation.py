@@ -14,7 +14,7 @@ from typing import Final
 SIZE_MAX: Final = 1 << 17
 _EDGES: Final = (0, 1, 2, 3, 4, 7, 8, 11, 12, 16, 60, 61, 62, 127, 128, 255, 256, 4095, 4096)
 _WIDTHS: Final = (1, 2, 4, 8)
-_TOKENS: Final[tuple[bytes, ...]] = (
+TOKENS: Final[tuple[bytes, ...]] = (
     b"null", b"true", b"-1", b"-2", b"0", b"1", b"1.5", b"1e400", b"-1e400", b"NaN", b"Infinity",
     b"9223372036854775807", b"9223372036854775808", b"-9223372036854775809", b"2147483648",
     b"99999999999999999999", b"9" * 5000, b"100000", b"100001", b"1000000000", b'""', b'"x"',
@@ -127,7 +127,7 @@ def _swap(draw: random.Random, data: bytearray) -> None:
 
 def _token(draw: random.Random, data: bytearray) -> None:
     at = _place(draw, data)
-    data[at:at] = draw.choice(_TOKENS)
+    data[at:at] = draw.choice(TOKENS)
 
 
 def _token_over(draw: random.Random, data: bytearray) -> None:
@@ -135,7 +135,7 @@ def _token_over(draw: random.Random, data: bytearray) -> None:
     marks = [place for place, byte in enumerate(data[:4000]) if byte in b'[]{},:="\n ']
     if len(marks) > 1:
         place = draw.randrange(len(marks) - 1)
-        data[marks[place] + 1 : marks[place + 1]] = draw.choice(_TOKENS)
+        data[marks[place] + 1 : marks[place + 1]] = draw.choice(TOKENS)
 
 
 def _number_in_text(draw: random.Random, data: bytearray) -> None:
@@ -146,4 +146,4 @@ def _number_in_text(draw: random.Random, data: bytearray) -> None:
     end = start
     while end < len(data) and 0x30 <= data[end] <= 0x39:
         end += 1
-    data[start:end] = draw.choice(_TOKENS)
+    data[start:end] = draw.choice(TOKENS)

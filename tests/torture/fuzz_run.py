@@ -14,14 +14,13 @@ import resource
 import signal
 import struct
 import tempfile
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from tests.torture.fuzz_target import Case, Target
+from tests.torture.fuzz_target import Case, Target, place_of, places
 
 SECONDS: Final = 2.0
 """Of the processor, for one input."""
@@ -29,6 +28,8 @@ _HEAD: Final = struct.Struct(">64sQQ")  # target, executions so far, size of the
 _ROOM: Final = 4 << 20
 _MINIMISING_RUNS: Final = 150
 _LEAK: Final = "leak:"
+_LAST_CALL: Final = 3
+"""Times that many seconds the process is ended that did not hear of its overtime."""
 
 
 class OvertimeError(BaseException):
@@ -76,8 +77,6 @@ class Runner:
         self, target: Target, case: Case, in_flight: InFlight, *, seconds: float = SECONDS
     ) -> None:
         self.executions = 0
-        self.outcomes: set[str] = set()
-        """Places where decoding has ended so far; a new one makes an input worth keeping."""
         self._target = target
         self._case = case
         self._in_flight = in_flight
@@ -88,18 +87,20 @@ class Runner:
         self.executions += 1
         self._in_flight.note(self._target.name, self.executions, data)
         signal.setitimer(signal.ITIMER_PROF, self._seconds)
+        # A compiled kernel hears no signal that Python handles; this one ends the process.
+        signal.setitimer(signal.ITIMER_VIRTUAL, _LAST_CALL * self._seconds)
         try:
             self._case.decode(data)
         except self._target.errors as fault:
-            self.outcomes.add(_place(fault))
+            places.add(_place(fault))
         except MemoryError as fault:
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            _disarm()
             return self._memory_finding(data, fault)
         except (Exception, OvertimeError) as fault:
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            _disarm()
             return Finding(_place(fault), f"{type(fault).__name__}: {str(fault)[:200]}")
         finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            _disarm()
         return None
 
     def _memory_finding(self, data: bytes, fault: MemoryError) -> Finding:
@@ -118,8 +119,8 @@ class Runner:
 
     def is_new(self, data: bytes) -> tuple[Finding | None, bool]:
         """Decode an input; also tell whether it has ended where none has before."""
-        before = len(self.outcomes)
-        return self.run(data), len(self.outcomes) > before
+        before = len(places)
+        return self.run(data), len(places) > before
 
     def minimised(self, data: bytes, finding: Finding) -> bytes:
         """Return a shorter input that does the same, if a few tries find one."""
@@ -164,16 +165,25 @@ def limit_memory(memory: int) -> None:
 
 @contextlib.contextmanager
 def begun(
-    target: Target, in_flight: InFlight, directory: Path, *, seconds: float = SECONDS
+    target: Target,
+    in_flight: InFlight,
+    directory: Path,
+    *,
+    seconds: float = SECONDS,
+    spare: int = 0,
 ) -> Iterator[tuple[Runner, list[bytes]]]:
-    """Yield the runner of a target and its seeds; it works in a new directory below this one."""
+    """Yield the runner of a target and its seeds; it works in a new directory below this one.
+
+    `spare` bytes are for who draws the inputs, and no decoder's.
+    """
+    places.clear()
     with tempfile.TemporaryDirectory(prefix=f"{target.name}-", dir=directory) as scratch:
         case = target.begin(Path(scratch))
         runner = Runner(target, case, in_flight, seconds=seconds)
         for seed in case.seeds:  # everything is imported and compiled before it is measured
             with contextlib.suppress(*target.errors):
                 case.decode(seed)
-        with bounded(target.memory):
+        with bounded(target.memory + spare):
             yield runner, case.seeds
 
 
@@ -184,12 +194,13 @@ def file_name(finding: Finding) -> str:
 
 
 def _place(fault: BaseException) -> str:
-    """Return the type of an exception and the innermost lines of ours that it came through."""
-    frames = traceback.extract_tb(fault.__traceback__)
-    ours = [f for f in frames if "/kafkalog/" in f.filename] or frames[-1:]
-    # Of a deep recursion, and of an alarm, the innermost line is chance.
-    last = ours[-1] if not isinstance(fault, RecursionError | OvertimeError) else ours[0]
-    return f"{type(fault).__name__} {Path(last.filename).name}:{last.lineno}"
+    """Return where it was; of a deep recursion, and of an alarm, the innermost line is chance."""
+    return place_of(fault, innermost=not isinstance(fault, RecursionError | OvertimeError))
+
+
+def _disarm() -> None:
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def _stop(_: int, __: FrameType | None) -> None:

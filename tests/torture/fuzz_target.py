@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,9 @@ from kafkalog.storage_engine.inspection.dump import DumpOptions, dump_file
 
 MEMORY: Final = 512 << 20
 Decode = Callable[[bytes], object]
+_Errors = type[Exception] | tuple[type[Exception], ...]
+places: Final[set[str]] = set()
+"""Where decoders have ended in an error: an input that ends at a new one is worth keeping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,25 @@ class Target:
     """Its part of the time, where others have 1: a slow one, which much depends on, has more."""
 
 
+@contextlib.contextmanager
+def refusing(errors: _Errors = KafkaLogError) -> Iterator[None]:
+    """Suppress what a decoder documents, and note where that was."""
+    try:
+        yield
+    except errors as fault:
+        places.add(place_of(fault))
+
+
+def place_of(fault: BaseException, *, innermost: bool = True) -> str:
+    """Return the type of an exception and the last line of ours that it came through."""
+    frames = [
+        (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(fault.__traceback__)
+    ]
+    ours = [found for found in frames if "/kafkalog/" in found[0]] or frames[-1:]
+    name, line = ours[-1 if innermost else 0]
+    return f"{type(fault).__name__} {Path(name).name}:{line}"
+
+
 def file_target(
     name: str,
     path: str,
@@ -63,7 +86,7 @@ def file_target(
 
         def run(data: bytes) -> None:
             file.write_bytes(data)
-            with contextlib.suppress(*errors):
+            with refusing(errors):
                 decode(file)
             dump(file)
 
@@ -75,7 +98,7 @@ def file_target(
 def dump(path: Path) -> None:
     """Show a file, as far as its name says that it can be: nothing in one may stop that."""
     for options in (DumpOptions(print_data_log=True), DumpOptions(index_sanity_check=True)):
-        with contextlib.suppress(KafkaLogError):
+        with refusing():
             for entry in dump_file(path, options):
                 if entry["type"] == "finding":
                     dump_text.heading(entry)
@@ -85,6 +108,6 @@ def dump(path: Path) -> None:
 def exhaust(*many: Iterable[object]) -> None:
     """Take everything out of iterators, each of which may end in a typed error."""
     for one in many:
-        with contextlib.suppress(KafkaLogError):
+        with refusing():
             for _ in one:
                 pass

@@ -7,30 +7,25 @@ which a disk may have been. What comes then follows from those files, so it is d
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
+from typing import Final
 
-from kafkalog.storage_engine import layout
 from tests.torture.checks import (
     Snapshot,
     faults_of,
     forget,
     is_repeatable,
-    snapshot,
+    later,
     told,
     works,
 )
+from tests.torture.shown import Shown, Tree, tree
 from tests.torture.workloads import OPERATIONS, Moment, Opened
 
-__all__ = ["GoingOn"]
+__all__ = ["LATER_MS", "GoingOn"]
 
-_LOCKS = (
-    layout.CLEANER_LOCK,
-    layout.COMMIT_LOCK,
-    layout.ROOT_LOCK,
-    layout.SEGMENTS_LOCK,
-    layout.SEGMENTS_TURNSTILE,
-)
+LATER_MS: Final = 1_700
+"""Who tries again has another time than who was broken off."""
 
 
 class GoingOn:
@@ -39,6 +34,7 @@ class GoingOn:
     def __init__(self) -> None:
         self.count = 0
         """How many different logs were worked on."""
+        self.shown = Shown()
         self._known: set[bytes] = set()
 
     def faults(
@@ -55,23 +51,21 @@ class GoingOn:
         forget()
         try:
             log = Opened(root, moment)
-            faults = faults_of(snapshot(log.engine), found, None, "none")
+            faults = faults_of(self.shown.snapshot(log.engine), found, None, "none")
             if faults:
                 return faults
             expected = found
             if retry is not None:
-                if is_repeatable(retry) or found == before:
-                    log.perform_again(retry)
-                if after is not None and OPERATIONS[retry].kind != "none":
-                    expected = after
-            known = _digest(root) + hashlib.blake2b(repr(expected).encode()).digest()
+                expected = self._tried_again(log, retry, found, before, after)
+            directories = tree(root)
+            known = _digest(directories, expected)
             if known in self._known:
                 return []
-            shown = snapshot(log.engine)
+            shown = self.shown.snapshot(log.engine, directories)
             faults = faults_of(shown, expected, None, "none")
             if faults:
                 return [f"after the retry: {fault}" for fault in faults]
-            faults = works(log, shown)
+            faults = works(log, shown, self.shown.snapshot)
             if not faults:
                 self._known.add(known)
                 self.count += 1
@@ -79,25 +73,26 @@ class GoingOn:
         except Exception as fault:
             return [told(fault)]
 
+    def _tried_again(
+        self,
+        log: Opened,
+        retry: str,
+        found: Snapshot,
+        before: Snapshot | None,
+        after: Snapshot | None,
+    ) -> Snapshot:
+        """Do an operation again that was broken off; return what the log is to show then."""
+        if not is_repeatable(retry) and found != before:
+            return found if after is None else after
+        log.perform_again(retry, later_ms=LATER_MS)
+        if after is None or OPERATIONS[retry].kind == "none":
+            return found
+        return after if found == after else later(after, found, LATER_MS)
 
-def _digest(root: Path) -> bytes:
-    """Tell directories apart by all that is in them but locks, which are made where they miss."""
-    found = hashlib.blake2b()
-    waiting = [str(root)]
-    while waiting:
-        directory = waiting.pop()
-        with os.scandir(directory) as entries:
-            inside = sorted(entries, key=lambda entry: entry.name)
-        for entry in inside:
-            if entry.name in _LOCKS:
-                continue
-            found.update(entry.path[len(str(root)) :].encode() + b"\0")
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(entry.path)
-                continue
-            fd = os.open(entry.path, os.O_RDONLY)
-            data = os.read(fd, os.fstat(fd).st_size)
-            os.close(fd)
-            found.update(len(data).to_bytes(8, "big"))
-            found.update(data)
+
+def _digest(directories: Tree, expected: Snapshot) -> bytes:
+    """Tell logs apart by all that is in them but locks, which are made where they miss."""
+    found = hashlib.blake2b(repr(expected).encode(), digest_size=16)
+    for path, (digest, _) in sorted(directories.items()):
+        found.update(path.encode() + b"\0" + digest)
     return found.digest()

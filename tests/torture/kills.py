@@ -23,7 +23,6 @@ import contextlib
 import functools
 import gc
 import logging
-import multiprocessing
 import os
 import random
 import shutil
@@ -32,18 +31,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Final
 
-from kafkalog.errors import KafkaLogError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.inspection.verify import verify
 from tests.torture import Tally, parser, roles
 from tests.torture.oracle import Model, Notes, Progress, Wrong
+from tests.torture.scratch import scratch
+from tests.torture.workers import Workers
 
 TARGET: Final = 1_000
 QUICK: Final = 80
@@ -51,10 +50,11 @@ KILLS: Final = 50
 """Of one log."""
 STUCK_S: Final = 20.0
 """Who has not committed anything for so long waits for something that will not come."""
-CHILDREN: Final = 0.05
+CHILDREN: Final = 0.15
 """Share of the writers that leave a child behind."""
 _DELAYS: Final = ((0.0, 0.003), (0.0, 0.012), (0.0, 0.05))
-_VICTIMS: Final = (("write",), ("clean",), ("read",), ("write", "clean", "read"))
+ROLES: Final = ("write", "clean", "read")
+_VICTIMS: Final = (("write",), ("clean",), ("read",), ROLES)
 
 
 @dataclass
@@ -87,32 +87,36 @@ class Life:
         self._progress = Progress()
         self._model = Model(self._seed)
         self._steps = 0
-        self._running: dict[str, int] = {}
+        self._running: dict[str, roles.Process] = {}
         self._starts = self._checks = 0
 
     def run(self, kills: int) -> Outcome:
         """Live for so many kills; a violation ends it."""
         try:
-            roles.create(self._root, is_relaxed=self._draw.random() < 0.3)
-            for _ in range(kills):
-                for role in ("write", "clean", "read"):
-                    self._start(role)
-                self._kill()
-                self._check()
-                if self.outcome.kills % 10 == 0:
-                    self._wait_for_progress()
-                if self.outcome.kills % 25 == 0:
-                    self._stop()
-                    self._verify()
-            self._stop()
-            self._end()
-        except (Wrong, KafkaLogError, AssertionError) as fault:
+            self._live(kills)
+        except Exception as fault:  # whatever it is: a log that was killed must not fail
             self.outcome.violation = f"{type(fault).__name__}: {fault}"
         finally:
-            self._stop()
+            with contextlib.suppress(Wrong):  # where a fault ended it, there is one already
+                self._stop()
             self._notes.close()
         self.outcome.steps = self._progress.acknowledged
         return self.outcome
+
+    def _live(self, kills: int) -> None:
+        roles.create(self._root, is_relaxed=self._draw.random() < 0.3)
+        while (before := self.outcome.kills) < kills:
+            for role in ROLES:
+                self._start(role)
+            self._kill()
+            self._check()
+            if self.outcome.kills // 10 > before // 10:
+                self._wait_for_progress()
+            if self.outcome.kills // 25 > before // 25:
+                self._stop()
+                self._verify()
+        self._stop()
+        self._end()
 
     # --- processes -------------------------------------------------------------------------------
 
@@ -120,14 +124,17 @@ class Life:
         if role in self._running:
             return
         self._starts += 1
+        leaves_a_child = self._draw.random() < CHILDREN
         work: dict[str, Callable[[], None]] = {
-            "write": partial(
-                self._write, self._draw.random() < CHILDREN, self._draw.randrange(1, 60)
-            ),
+            "write": partial(self._write, leaves_a_child, self._draw.randrange(1, 60)),
             "clean": partial(roles.clean, self._root, f"{self._seed} {self._starts}"),
             "read": partial(roles.read, self._root, self._seed),
         }
-        self._running[role] = roles.spawn(work[role], self._faults(role))
+        self._running[role] = roles.Process(
+            work[role],
+            self._scratch / f"{role}.fault",
+            may_kill_itself=leaves_a_child and role == "write",
+        )
 
     def _write(self, leaves_a_child: bool, acts: int) -> None:
         if leaves_a_child:
@@ -136,39 +143,43 @@ class Life:
             self._progress.acknowledged
         )
 
-    def _faults(self, role: str) -> Path:
-        return self._scratch / f"{role}.fault"
-
     def _kill(self) -> None:
         """Kill somebody at a moment; who is dead already has left a child, or found a fault."""
         time.sleep(self._draw.uniform(*self._draw.choice(_DELAYS)))
-        (victims,) = self._draw.choices(_VICTIMS, (11, 6, 1, 2))
-        for role in victims:
-            roles.kill(self._running.pop(role))
-            self.outcome.kills += 1
-            self.outcome.by_role[f"of who {role}s"] += 1
+        (roles_hit,) = self._draw.choices(_VICTIMS, (11, 6, 1, 2))
+        victims = {role: self._running.pop(role) for role in roles_hit}
+        hit = [role for role, victim in victims.items() if victim.kill()]
+        self.outcome.kills += len(hit)
+        self.outcome.by_role.update(f"of who {role}s" for role in hit)
         self._progress.take(self._notes.read())
-        if "write" in victims and self._progress.sent > self._progress.acknowledged:
+        if "write" in hit and self._progress.sent > self._progress.acknowledged:
             self.outcome.mid_step += 1
-        for role, pid in list(self._running.items()):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                del self._running[role]
-        self._raise_faults()
+        for victim in victims.values():
+            victim.check()
+        self._reap()
 
-    def _raise_faults(self) -> None:
-        for role in ("write", "clean", "read"):
-            if (path := self._faults(role)).exists():
-                raise Wrong(f"the process that should {role} ended: {path.read_text()}")
+    def _reap(self) -> None:
+        """Forget who has left a child and is dead; raises Wrong for any other end."""
+        for role, process in list(self._running.items()):
+            if process.has_ended():
+                del self._running[role]
 
     def _stop(self) -> None:
         """Kill all that run, and the children that were left behind: they have had their time."""
-        for role in list(self._running):
-            roles.kill(self._running.pop(role))
+        ended, self._running = [*self._running.values()], {}
+        for process in ended:
+            process.kill()
         self._progress.take(self._notes.read())
-        self.outcome.children_left += len(self._progress.forked)
-        while self._progress.forked:
+        children, self._progress.forked = self._progress.forked, []
+        self.outcome.children_left += len(children)
+        held = {name for pid in children for name in roles.locks_of(pid)}
+        for pid in children:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._progress.forked.pop(), 9)
+                os.kill(pid, signal.SIGKILL)
+        for process in ended:
+            process.check()
+        if held:
+            raise Wrong(f"children that dead writers have left behind hold {sorted(held)}")
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -195,11 +206,8 @@ class Life:
         before = self._progress.acknowledged
         deadline = time.monotonic() + STUCK_S
         while self._progress.acknowledged == before:
-            for role, pid in list(self._running.items()):
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    del self._running[role]
-            self._raise_faults()
-            for role in ("write", "clean", "read"):
+            self._reap()
+            for role in ROLES:
                 self._start(role)
             time.sleep(0.002)
             self._progress.take(self._notes.read())
@@ -230,11 +238,9 @@ class Life:
 # --- many lives ----------------------------------------------------------------------------------
 
 
-def live(scratch: Path, seed: int, life: int, kills: int) -> Outcome:
+def live(directory: Path, seed: int, kills: int, life: int) -> Outcome:
     """Live one life; the log of a violation stays where it says."""
-    be_quiet()
-    warm()
-    place = scratch / str(life)
+    place = directory / str(life)
     place.mkdir()
     outcome = Life(place, seed, life).run(kills)
     if outcome.violation is None:
@@ -251,17 +257,12 @@ def be_quiet() -> None:
     logging.getLogger("kafkalog").setLevel(logging.ERROR)
 
 
-def scratch_parent() -> Path | None:
-    """Return where memory is the disk, if that is known: nothing here needs more to be durable."""
-    shared = Path("/dev/shm")
-    return shared if shared.is_dir() else None
-
-
 @functools.cache
 def warm() -> None:
     """Compile and import what children of this process need, without threads that a fork loses."""
-    with tempfile.TemporaryDirectory(dir=scratch_parent()) as directory:
-        root, notes = Path(directory) / "log", Notes(Path(directory) / "notes")
+    be_quiet()
+    with scratch("warm") as directory:
+        root, notes = directory / "log", Notes(directory / "notes")
         roles.create(root)
         writer = roles.Writer(root, "warm", notes)
         writer.resume(0)
@@ -279,55 +280,35 @@ def warm() -> None:
     gc.freeze()
 
 
-def outcomes(seed: int, lives: Iterable[int], kills: int, jobs: int) -> Iterator[Outcome]:
-    """Yield what came of one life after the other, `jobs` at a time."""
-    with pool_of(jobs, "kills-") as (pool, scratch):
-        yield from pool.imap_unordered(partial(live, scratch, seed, kills=kills), lives)
-
-
-@contextlib.contextmanager
-def pool_of(jobs: int, prefix: str) -> Iterator[tuple[Pool, Path]]:
-    """Have processes, and a directory for them; neither is left, also when this one is to end."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=scratch_parent()))
-    pool = multiprocessing.get_context("fork").Pool(jobs, _begin)
-    try:
-        yield pool, scratch
-    finally:
-        pool.terminate()
-        pool.join()
-        deadline = time.monotonic() + STUCK_S
-        while scratch.exists() and time.monotonic() < deadline:  # their children are ending, too
-            shutil.rmtree(scratch, ignore_errors=True)
-            time.sleep(0.01)
-        signal.signal(signal.SIGTERM, before)
-
-
-def _begin() -> None:
-    """Of a process of the pool: it ends when it is told to, at once, and with its parent."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    roles.die_with_parent()
+def outcomes(seed: int, lives: Iterable[int], kills: int, jobs: int) -> Generator[Outcome]:
+    """Yield what came of one life after the other, `jobs` at a time. Raises WorkerDied."""
+    warm()
+    with scratch("kills") as directory, Workers(jobs, be_quiet) as workers:
+        yield from workers.results(partial(live, directory, seed, kills), lives)
 
 
 def main(arguments: list[str] | None = None) -> None:
     made = parser("kills", __doc__)
     made.add_argument("--jobs", type=int, default=1, help="logs at a time (1)")
     options = made.parse_args(arguments)
-    tally = Tally("kills", "SIGKILLs", options, 0 if options.quick or options.only else TARGET)
-    kills = 40 if options.quick else KILLS
-    wanted = QUICK if options.quick else TARGET
-    lives = [int(options.only)] if options.only else list(range(-(-wanted // kills)))
-    totals: Counter[str] = Counter({"logs": len(lives)})
-    for outcome in outcomes(options.seed, lives, kills, options.jobs):
-        tally.tried(outcome.kills)
-        totals.update(outcome.by_role)
-        totals["steps"] += outcome.steps
-        totals["within a step"] += outcome.mid_step
-        totals["children left behind"] += outcome.children_left
-        totals["verifications"] += outcome.verifications
-        if outcome.violation is not None:
-            tally.violated(str(outcome.life), outcome.violation)
+    tally = Tally("kills", "SIGKILLs", options, TARGET)
+    wanted, kills = (QUICK, 40) if options.quick else (TARGET, KILLS)
+    lives = [int(options.only)] if options.only else range(2 * wanted // kills)
+    totals: Counter[str] = Counter()
+    found = outcomes(options.seed, lives, kills, options.jobs)
+    with tally.deaths(), contextlib.closing(found):
+        for outcome in found:
+            tally.tried(outcome.kills)
+            totals["logs"] += 1
+            totals.update(outcome.by_role)
+            totals["steps"] += outcome.steps
+            totals["within a step"] += outcome.mid_step
+            totals["children left behind"] += outcome.children_left
+            totals["verifications"] += outcome.verifications
+            if outcome.violation is not None:
+                tally.violated(str(outcome.life), outcome.violation)
+            if tally.count >= wanted:
+                break
     tally.more |= {**totals, "kills a second": round(tally.count / tally.seconds, 1)}
     tally.report()
 

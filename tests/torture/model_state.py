@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
@@ -23,11 +23,9 @@ from tests.storage_engine.faults import Died, each_act
 from tests.torture.model_draws import Death, Rows
 from tests.torture.model_hands import Hands, OtherProcess, Wanted
 from tests.torture.model_log import Row, Topic
+from tests.torture.scratch import memory_disk
 
 __all__ = ["LogAndModel", "key_of"]
-
-SCRATCH: Final = next((path for path in ("/dev/shm",) if Path(path).is_dir()), None)
-"""In memory, where there is such a place: the logs are small, and there are many."""
 
 
 class LogAndModel(RuleBasedStateMachine):
@@ -41,7 +39,7 @@ class LogAndModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.counts["examples"] += 1
-        self.root = Path(tempfile.mkdtemp(prefix="kafkalog-model-", dir=SCRATCH))
+        self.root = Path(tempfile.mkdtemp(prefix="kafkalog-model-", dir=memory_disk()))
         self.hands: list[Any] = [Hands(self.root), Hands(self.root)]
         if type(self).other is None:
             type(self).other = OtherProcess()

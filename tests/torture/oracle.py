@@ -32,6 +32,8 @@ from kafkalog.storage_engine.murmur2 import partition_of
 from kafkalog.storage_engine.state import State
 
 TABLE, EVENTS = "table", "events"
+RETAINED: Final = 6_000
+"""Bytes of `EVENTS` that retention leaves, at least, once it has taken something."""
 PARTITIONS: Final[Mapping[str, int]] = {TABLE: 3, EVENTS: 2}
 CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
     TABLE: {
@@ -44,8 +46,8 @@ CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     EVENTS: {
         "cleanup.policy": "delete",
-        "segment.bytes": "9000",
-        "retention.bytes": "40000",
+        "segment.bytes": "2500",
+        "retention.bytes": str(RETAINED),
         "retention.ms": "-1",
         "file.delete.delay.ms": "100",
     },
@@ -313,13 +315,15 @@ class Model:
                 expected = records[offset]
                 raise Wrong(f"{partition}: expected {expected} at offset {offset}, found {record}")
         whole_from = max(start, state.first_dirty_offset, state.cleaning_offset)
+        if view.topic == EVENTS:
+            whole_from = start
         missing = set(range(whole_from, end)) - set(offsets)
         if missing:
             raise Wrong(f"{partition}: lost of [{whole_from}, {end}): {sorted(missing)}")
+        if start:
+            _check_start(view)
         if view.topic == TABLE:
             self._check_newest(view, dict(found))
-        elif end and start == end:
-            raise Wrong(f"{partition}: retention left nothing of [0, {end})")
 
     def _check_newest(self, view: LogView, found: Mapping[int, Record]) -> None:
         """Nothing that is the newest of its key is gone, and a cleaned part has keys once."""
@@ -337,6 +341,21 @@ class Model:
         clean = [records[o][0] for o in found if o < view.state.first_dirty_offset]
         if len(clean) != len(set(clean)):
             raise Wrong(f"{partition}: keys twice below {view.state.first_dirty_offset}: {clean}")
+
+
+def _check_start(view: LogView) -> None:
+    """Only retention moves a log's start, by whole segments, and it leaves what it has to."""
+    start, partition = view.state.log_start_offset, (view.topic, view.partition)
+    if view.topic != EVENTS:
+        raise Wrong(f"{partition}: begins at {start}, and nothing may take away what was before")
+    active = view.state.active_base, view.state.active_size
+    sizes = {segment.base_offset: segment.size for segment in view.segments} | dict([active])
+    left = sum(size for base, size in sizes.items() if base >= start)
+    if start not in sizes or left < RETAINED:
+        raise Wrong(
+            f"{partition}: begins at {start} with {left} bytes, which is not what retention leaves:"
+            f" whole segments of {sizes}, and no less than {RETAINED} bytes"
+        )
 
 
 def rows_of(batches: Iterable[Any]) -> list[tuple[int, Record]]:

@@ -12,26 +12,27 @@ import tempfile
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from bench import page as benchmarks
 
-__all__ = ["MOUNTING", "PROGRAMS", "Result", "Results", "machine"]
+__all__ = ["PROGRAMS", "UNASKED", "Result", "Results", "machine"]
 
 PROGRAMS: Final = (
     "crash_states",
     "failed_calls",
     "power_cuts",
     "kills",
+    "spark_kills",
     "damage",
     "fuzz",
     "model",
     "old_bugs",
 )
-MOUNTING: Final = ("power_cuts",)
-"""Those that mount file systems, which nobody expects of a quick run."""
+UNASKED: Final = ("power_cuts", "spark_kills")
+"""What nobody expects of a quick run: to mount file systems, and to start Spark for minutes."""
 _HERE: Final = Path(__file__).resolve().parent
 _DOCS: Final = _HERE.parent.parent / "docs"
 COUNTS: Final = _DOCS / "reliability.json"
@@ -47,6 +48,8 @@ class Result:
     program: str
     counts: Sequence[Mapping[str, Any]]
     machine: Mapping[str, str]
+    skipped: str = ""
+    """When a later run could not try it again, and why."""
 
 
 class Results:
@@ -68,8 +71,17 @@ class Results:
     def add(
         self, program: str, counts: Sequence[Mapping[str, Any]], machine: Mapping[str, str]
     ) -> None:
-        """Take what a program counted in place of what it counted before."""
-        self._by_program[program] = Result(program, counts, machine)
+        """Take what a program counted in place of what it counted before.
+
+        What could not be tried leaves what was counted before, and is said beside it.
+        """
+        reasons = [count["skipped"] for count in counts if count.get("skipped")]
+        if not reasons:
+            self._by_program[program] = Result(program, counts, machine)
+            return
+        before = self._by_program.get(program, Result(program, counts, machine))
+        told = f"skipped on {machine['date']} ({machine['commit']}): {'; '.join(reasons)}"
+        self._by_program[program] = replace(before, skipped=told)
 
     def save(self) -> None:
         """Keep it."""
@@ -94,19 +106,25 @@ def machine() -> dict[str, str]:
 
 def _rows(result: Result) -> Iterator[str]:
     for count in result.counts:
-        least = f"{count['target']:,}" if count["target"] else ""
-        more = "; ".join(f"{name.replace('_', ' ')} {told}" for name, told in count["more"].items())
+        more = [f"{name.replace('_', ' ')} {told}" for name, told in count["more"].items()]
+        more += [f"**{result.skipped}**"] if result.skipped else []
         cells = (
             count["what"],
             f"{count['count']:,}",
-            least,
+            _least(count),
             f"{count['violations']:,}",
             str(count["seed"]),
             f"{round(count['seconds']):,} s",
-            more,
+            "; ".join(more),
             f"`{result.program}`, {result.machine['date']}, {result.machine['commit']}",
         )
         yield f"| {' | '.join(cells)} |"
+
+
+def _least(count: Mapping[str, Any]) -> str:
+    least = f"{count['target']:,}" if count["target"] else ""
+    minutes = count.get("or_minutes", 0)
+    return f"{least}, or {minutes} min" if minutes else least
 
 
 def _section(program: str) -> str:
@@ -130,9 +148,9 @@ _HEAD: Final = """# Reliability
 What is promised: what was acknowledged is there after any crash, what was not is there whole or not
 at all, and bad bytes are an error and never a wrong record. This page says how that was tried, and
 how often; `make torture` runs it all (hours; as root, for the power cuts), `make torture-quick` a
-sample of it, in minutes. A seed and a program repeat what was tried, and a violation names the
-command that repeats it alone. The tests of the suite, of which many kill, cut and flip as well, are
-not counted here.
+sample of it, in minutes. A full run that tries less than the least that is named fails. A seed and
+a program repeat what was tried, and a violation names the command that repeats it alone. The tests
+of the suite, of which many kill, cut and flip as well, are not counted here.
 
 | what | tried | at least | violations | seed | took | of which | program, date, commit |
 |---|---|---|---|---|---|---|---|"""

@@ -5,9 +5,10 @@ flush that the kernel sends it (`block_device`), between the writer's own notes 
 acknowledged. Nothing of the kernel's page cache is on that disk. Then both are killed, and for
 moments drawn from all those that were noted the disk is made as it was then: all that was flushed,
 and of what was written since, which a disk may still have in its own cache, nothing, all, the first
-part, any part, or any sectors. So a cut is an exact moment between two writes of the device (also
-in the middle of an fsync, or of the file system's own commit), nobody has to be stopped for it, and
-the notes up to there say what was acknowledged.
+part, any part, or any sectors. Equal disks of which as much was acknowledged count once. So a cut
+is an exact moment between two writes of the device (also in the middle of an fsync, or of the file
+system's own commit), nobody has to be stopped for it, and the notes up to there say what was
+acknowledged.
 
 The disk is then mounted, which replays the file system's journal, and the log is opened as after a
 new boot of the host and compared with the `oracle`. After every third cut it also goes on: the last
@@ -31,14 +32,16 @@ the number of a disk repeats what the seed draws for that one.
 
 from __future__ import annotations
 
-import functools
+import argparse
+import contextlib
 import json
 import random
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,15 +51,17 @@ from tests.torture import Tally, block_device, kills, parser, roles
 from tests.torture.block_device import FATES, CutDisk
 from tests.torture.cut_disk import Cut, boot, check_disk
 from tests.torture.oracle import Model, Note, Notes, Progress, Wrong
+from tests.torture.scratch import scratch
+from tests.torture.workers import Workers
 
 TARGET: Final = 10_000
 MINUTES: Final = 30
-QUICK: Final = 90
+QUICK: Final = 80
 CUTS: Final = 25
 """Of one round."""
 ROUNDS: Final = 6
 """Of one disk; it is small."""
-_WORK_S: Final = 3.0
+WORK_S: Final = 3.0
 """How long a round works at most."""
 _START: Final = b"b"
 """A note: from here on the log is there, and may be cut."""
@@ -77,7 +82,11 @@ class Outcome:
     """What came of one disk."""
 
     disk: int
+    data: str = ""
+    """How its file system orders data: the option of that name."""
     cuts: int = 0
+    repeated: int = 0
+    """Cuts that left what an earlier one had left; they are none of `cuts`."""
     steps: int = 0
     mid_step: int = 0
     """Cuts between the sending and the acknowledgement of a step."""
@@ -97,10 +106,13 @@ class Disk:
         self._draw = random.Random(self._seed)
         self._model = Model(self._seed)
         self._options = self._draw.choice(MOUNTS)
+        self.outcome.data = self._options.partition(",")[0]
         self._is_relaxed = self._draw.random() < 0.3
         self._image = block_device.make_file_system(scratch / "empty")
         self._steps = 0
         self._is_new = True
+        self._found: dict[tuple[bytes, int], int] = {}
+        """Steps that were found where a cut left this, after so many were acknowledged."""
 
     def run(self, rounds: int, cuts: int) -> Outcome:
         """Work and cut by turns; a violation ends it."""
@@ -140,22 +152,16 @@ class Disk:
         return [*before, *found[start:stop]]
 
     def _run_processes(self, root: Path, notes: Notes) -> list[Note]:
-        faults = {role: self._scratch / f"{role}.fault" for role in ("write", "clean")}
         seed, steps, model = self._seed, self._steps, self._model
+        writing = partial(_write, root, seed, notes, model, steps)
+        cleaning = partial(roles.clean, root, f"{seed} {steps}", pause_s=0.02)
         running = [
-            roles.spawn(
-                lambda: roles.Writer(root, seed, notes, model=model, needs_sync=True).run(
-                    steps, pause_s=0.004
-                ),
-                faults["write"],
-            ),
-            roles.spawn(
-                partial(roles.clean, root, f"{seed} {steps}", pause_s=0.02), faults["clean"]
-            ),
+            roles.Process(writing, self._scratch / "write.fault"),
+            roles.Process(cleaning, self._scratch / "clean.fault"),
         ]
         found: list[Note] = []
         progress, enough = Progress(steps, steps), steps + self._draw.randrange(10, 50)
-        deadline = time.monotonic() + _WORK_S
+        deadline = time.monotonic() + WORK_S
         try:
             while progress.acknowledged < enough and time.monotonic() < deadline:
                 time.sleep(self._draw.uniform(0.01, 0.05))
@@ -165,11 +171,10 @@ class Disk:
                 progress.take(news)
                 found += news
         finally:
-            for pid in running:
-                roles.kill(pid)
-        for role, path in faults.items():
-            if path.exists():
-                raise Wrong(f"the process that should {role} ended: {path.read_text()}")
+            for process in running:
+                process.kill()
+        for process in running:
+            process.check()
         return found
 
     def _cut(self, notes: Sequence[Note], count: int) -> None:
@@ -185,19 +190,22 @@ class Disk:
             position = moment
             cut = self._draw_cut(progress)
             survivors = disk.survivors(cut.fate, self._draw)
-            disk.write_image(image, survivors)
+            left = disk.write_image(image, survivors), progress.acknowledged
             next_image = image.read_bytes() if number == last else b""
-            self.outcome.cuts += 1
-            try:
-                steps = check_disk(image, cut, self._model)
-            except Wrong:
-                disk.write_image(image, survivors)
-                self._keep(image, cut)
-                raise
-            self.outcome.mid_step += progress.sent > progress.acknowledged
-            self.outcome.cached += disk.is_cached
+            if left in self._found:
+                self.outcome.repeated += 1
+            else:
+                self.outcome.cuts += 1
+                try:
+                    self._found[left] = check_disk(image, cut, self._model)
+                except Wrong:
+                    disk.write_image(image, survivors)
+                    self._keep(image, cut)
+                    raise
+                self.outcome.mid_step += progress.sent > progress.acknowledged
+                self.outcome.cached += disk.is_cached
             if next_image:
-                self._image, next_steps = next_image, steps
+                self._image, next_steps = next_image, self._found[left]
         self.outcome.steps += progress.acknowledged - self._steps
         self._steps = next_steps
 
@@ -220,30 +228,25 @@ class Disk:
         self.outcome.kept = str(kept)
 
 
-@functools.cache
-def prepare() -> None:
-    """Let this process mount for itself alone, and have all compiled that its children need."""
-    block_device.keep_mounts_private()
-    kills.be_quiet()
-    kills.warm()
+def _write(root: Path, seed: str, notes: Notes, model: Model, steps: int) -> None:
+    writer = roles.Writer(root, seed, notes, model=model, needs_sync=True)
+    writer.run(steps, pause_s=0.004)
 
 
-def live(scratch: Path, seed: int, disk: int, rounds: int, cuts: int) -> Outcome:
+def live(directory: Path, seed: int, rounds: int, cuts: int, disk: int) -> Outcome:
     """Work on one disk, from its making on."""
-    prepare()
-    place = scratch / str(disk)
+    place = directory / str(disk)
     place.mkdir()
     outcome = Disk(place, seed, disk).run(rounds, cuts)
     shutil.rmtree(place)
     return outcome
 
 
-def check_again(scratch: Path, directory: Path) -> str | None:
+def check_again(directory: Path, kept: Path) -> str | None:
     """Check the disk of a violation once more; returns what is wrong."""
-    prepare()
-    told: dict[str, Any] = json.loads((directory / "cut.json").read_text())
+    told: dict[str, Any] = json.loads((kept / "cut.json").read_text())
     cut = Cut(**told)
-    image = Path(shutil.copy(directory / "image", scratch / directory.name))
+    image = Path(shutil.copy(kept / "image", directory / kept.name))
     try:
         check_disk(image, cut, Model(cut.seed))
     except Wrong as fault:
@@ -251,61 +254,67 @@ def check_again(scratch: Path, directory: Path) -> str | None:
     return None
 
 
-def checked_again(directories: Sequence[Path]) -> Iterator[str | None]:
+def checked_again(kept: Sequence[Path]) -> Iterator[str | None]:
     """The same of several, in a process that mounts for itself alone."""
-    with kills.pool_of(1, "power_cuts-") as (pool, scratch):
-        yield from pool.imap(partial(check_again, scratch), directories)
+    with scratch("power_cuts") as directory, _workers(1) as workers:
+        yield from workers.results(partial(check_again, directory), kept)
+
+
+def _workers(jobs: int) -> Workers:
+    """Have processes that mount for themselves alone, with all compiled that they need."""
+    kills.warm()
+    return Workers(jobs, _begin)
+
+
+def _begin() -> None:
+    block_device.keep_mounts_private()
+    kills.be_quiet()
 
 
 def outcomes(
-    seed: int, disks: Sequence[int], rounds: int, cuts: int, jobs: int
-) -> Iterator[Outcome]:
-    """Yield what came of one disk after the other, `jobs` at a time."""
-    with kills.pool_of(jobs, "power_cuts-") as (pool, scratch):
-        work = partial(live, scratch, seed, rounds=rounds, cuts=cuts)
-        yield from pool.imap_unordered(work, disks)
+    seed: int, disks: Iterable[int], rounds: int, cuts: int, jobs: int
+) -> Generator[Outcome]:
+    """Yield what came of one disk after the other, `jobs` at a time. Raises WorkerDied."""
+    with scratch("power_cuts") as directory, _workers(jobs) as workers:
+        yield from workers.results(partial(live, directory, seed, rounds, cuts), disks)
 
 
 def main(arguments: list[str] | None = None) -> None:
     made = parser("power_cuts", __doc__)
     made.add_argument("--jobs", type=int, default=1, help="disks at a time (1)")
     options = made.parse_args(arguments)
-    refusal = block_device.refusal()
-    is_full = not (options.quick or options.only or refusal)
-    tally = Tally("power_cuts", "power cuts", options, TARGET if is_full else 0)
-    if refusal is not None:
-        print(f"power_cuts: skipped: {refusal}", file=sys.stderr)
-        tally.more["skipped"] = refusal
-        tally.report()
-        return
-    if options.only and not options.only.isdecimal():
+    tally = Tally("power_cuts", "power cuts", options, TARGET, MINUTES)
+    tally.skipped = block_device.refusal() or ""
+    if options.only and not options.only.isdecimal() and not tally.skipped:
         (fault,) = checked_again([Path(options.only)])
         tally.tried()
         if fault is not None:
             tally.violated(options.only, fault)
-        tally.report()
-        return
-    rounds, cuts = (3, QUICK // 3) if options.quick else (ROUNDS, CUTS)
-    wanted = QUICK if options.quick else TARGET
-    disks = range(-(-wanted // (rounds * cuts)))
-    if options.only:
-        disks = range(int(options.only), int(options.only) + 1)
-    totals: dict[str, int] = dict.fromkeys(("steps", "mid_step", "cached"), 0)
-    for outcome in outcomes(options.seed, disks, rounds, cuts, options.jobs):
-        tally.tried(outcome.cuts)
-        for name in totals:
-            totals[name] += getattr(outcome, name)
-        for told in outcome.violations:
-            tally.violated(outcome.kept or str(outcome.disk), told)
-        if tally.seconds > MINUTES * 60:
-            break
-    tally.more |= {
-        "steps": totals["steps"],
-        "cuts within a step": totals["mid_step"],
-        "cuts with writes in the disk's cache": totals["cached"],
-        "cuts a second": round(tally.count / tally.seconds, 1),
-    }
+    elif not tally.skipped:
+        _cut(options, tally)
     tally.report()
+
+
+def _cut(options: argparse.Namespace, tally: Tally) -> None:
+    """Cut as often as is asked for, or as there is time for."""
+    rounds, cuts, wanted = (3, 30, QUICK) if options.quick else (ROUNDS, CUTS, TARGET)
+    disks = [int(options.only)] if options.only else range(3 * wanted // (rounds * cuts))
+    totals: Counter[str] = Counter()
+    by_data: Counter[str] = Counter()
+    found = outcomes(options.seed, disks, rounds, cuts, options.jobs)
+    with tally.deaths(), contextlib.closing(found):
+        for outcome in found:
+            tally.tried(outcome.cuts)
+            by_data[outcome.data] += outcome.cuts
+            totals["steps"] += outcome.steps
+            totals["cuts within a step"] += outcome.mid_step
+            totals["cuts with writes in the disk's cache"] += outcome.cached
+            totals["cuts that left the same, not counted"] += outcome.repeated
+            for told in outcome.violations:
+                tally.violated(outcome.kept or str(outcome.disk), told)
+            if tally.count >= wanted or tally.seconds > MINUTES * 60:
+                break
+    tally.more |= {**totals, **by_data, "cuts a second": round(tally.count / tally.seconds, 1)}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import random
 import secrets
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from kafkalog.cleaner import partition_cleaner
 from kafkalog.storage_engine import clock, host
 from kafkalog.storage_engine.engine import Engine
 from tests.torture.acts import Act
-from tests.torture.checks import Snapshot, recovered, snapshot
+from tests.torture.checks import Snapshot, forget, recovered, snapshot
 from tests.torture.disk import Disk, check_recorded
 from tests.torture.recorder import Recorder, Scan
 from tests.torture.workloads import OPERATIONS, Moment, Opened
@@ -124,6 +124,7 @@ class _Stages:
 
 def record(root: Path, names: Sequence[str]) -> Recording:
     """Perform operations on a log, and record each of them; all that is there is durable."""
+    forget()
     recorder = Recorder(root)
     with recorder, repeatable(",".join(names)):
         log = Opened(root)
@@ -151,16 +152,18 @@ def record_recovery(
     older: Snapshots,
     *,
     has_died: bool,
+    later_ms: int,
 ) -> Recording:
     """Record how a log is opened after a crash in a stage, and that operation is tried again.
 
     `disk` has what is in `root`, and may lose some of it; the log shows `found`, and may go back
-    to `older` ones. What a process that `has_died` has written may count from then on.
+    to `older` ones. What a process that `has_died` has written may count from then on. The clock of
+    the one that tries again differs from its clock by `later_ms`.
     """
     recorder = Recorder(root, begin=begin)
     with recorder, repeatable("recovery"):
         stages = _Stages(recorder, older)
-        moment = broken.moment
+        moment = replace(broken.moment, now_ms=broken.moment.now_ms + later_ms)
         if broken.kind == "handed":
 
             def recover() -> Engine:

@@ -6,7 +6,6 @@ be found, is the `oracle`'s.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import random
@@ -44,42 +43,82 @@ from tests.torture.oracle import (
     Wrong,
     step_of,
 )
+from tests.torture.workers import die_with_parent
 
 SEGMENT_RUN_SIZE: Final = 12 << 10
 """A task's run of so many bytes becomes a segment here, so that it happens to small ones."""
 TINY: Final = 24 * 40
 """Bytes for 36 keys: a cleaning has more, and spills or goes in rounds."""
 _IDLE_S: Final = 20
-_DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
 
 
 # --- processes -----------------------------------------------------------------------------------
 
 
-def spawn(work: Callable[[], None], faults: Path) -> int:
-    """Fork a process that does some work, and dies with this one; what it raises is in `faults`."""
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        die_with_parent()
-        if os.getppid() == parent:
-            work()
-    except BaseException:
-        faults.write_text(traceback.format_exc())
-    os._exit(1)
+class Process:
+    """A child that works until it is killed; whatever else ends it is wrong.
 
+    One that `may_kill_itself` leaves a child behind, perhaps (`leave_a_child_behind`).
+    """
 
-def die_with_parent() -> None:
-    """Let this process be killed when the one that forked it ends, however that does."""
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    def __init__(
+        self, work: Callable[[], None], faults: Path, *, may_kill_itself: bool = False
+    ) -> None:
+        """Fork it; it dies with this process. What it raises is in `faults`."""
+        self._faults = faults
+        self._may_be_killed = may_kill_itself
+        self._status: int | None = None
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid:
+            return
+        try:
+            die_with_parent()
+            if os.getppid() == parent:
+                work()
+        except BaseException:
+            faults.write_text(traceback.format_exc())
+        os._exit(1)
 
+    def has_ended(self) -> bool:
+        """Tell whether it has ended by itself; raises Wrong if it was not to."""
+        if self._reap(os.WNOHANG):
+            self.check()
+            return True
+        return False
 
-def kill(pid: int) -> None:
-    """Kill a child, whatever it is doing, and wait for its end."""
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    def kill(self) -> bool:
+        """Kill it, whatever it is doing, and wait for its end; tells whether it was alive."""
+        if self._reap(os.WNOHANG):
+            return False
+        os.kill(self.pid, signal.SIGKILL)
+        self._reap(0)
+        self._may_be_killed = True
+        return self._status == signal.SIGKILL
+
+    def wait(self) -> None:
+        """Wait for an end that is to be expected: without a fault, and with status 0."""
+        self._reap(0)
+        if self._status:
+            raise Wrong(self._told())
+
+    def check(self) -> None:
+        """Raise Wrong where it has ended otherwise than by being killed."""
+        if self._faults.exists() or not (self._may_be_killed and self._status == signal.SIGKILL):
+            raise Wrong(self._told())
+
+    def _reap(self, options: int) -> bool:
+        if self._status is None:
+            ended, status = os.waitpid(self.pid, options)
+            self._status = status if ended else None
+        return self._status is not None
+
+    def _told(self) -> str:
+        assert self._status is not None
+        code = os.waitstatus_to_exitcode(self._status)
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        told = self._faults.read_text() if self._faults.exists() else "it raised nothing"
+        return f"{self._faults.stem}: a process ended {how}: {told}"
 
 
 def create(root: Path, *, is_relaxed: bool = False) -> None:
@@ -99,11 +138,13 @@ def leave_a_child_behind(notes: Notes, acts: int) -> None:
             nonlocal left
             left -= 1
             if left == 0:
-                pid = os.fork()
-                if pid == 0:
+                heard, told = os.pipe()
+                if os.fork() == 0:
+                    notes.write(FORKED, os.getpid())  # what a fork does by itself is done by now
+                    os.write(told, b".")
                     signal.alarm(_IDLE_S)
                     signal.pause()
-                notes.write(FORKED, pid)
+                os.read(heard, 1)
                 os.kill(os.getpid(), signal.SIGKILL)
             return act(*args, **kwargs)
 
@@ -111,6 +152,15 @@ def leave_a_child_behind(notes: Notes, acts: int) -> None:
 
     for name in ACTS:
         setattr(files, name, wrapped(getattr(files, name)))
+
+
+def locks_of(pid: int) -> list[str]:
+    """Return the names of the lock files that a process has open; none if it is no more."""
+    try:
+        links = [link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()]
+    except FileNotFoundError:
+        return []
+    return sorted({link.name for link in links if link.name.endswith((".lock", ".turnstile"))})
 
 
 # --- writing -------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from kafkalog.storage_engine import records
 from tests.storage_engine.damage import places
+from tests.storage_engine.damage_beside import JUDGES
 from tests.torture import damage
 
 
@@ -20,11 +21,11 @@ def forgotten() -> Iterator[None]:
     damage.judge_of.cache_clear()
 
 
-@pytest.mark.parametrize("root", ["ours", "brokers"])
+@pytest.mark.parametrize("root", ["ours", "brokers", *JUDGES])
 def test_every_byte_of_every_file_is_cut_at_and_flipped(root: str, tmp_path: Path) -> None:
     judge = damage.judge_of(root, str(tmp_path))
     found = Counter((case.name, case.change) for case in damage.damages(judge, root, (1, 128)))
-    for name in judge.root.files():
+    for name in judge.files():
         for change in ("cut", "flip-1", "flip-128"):
             assert found[str(name), change] == len(places(judge, name))
         assert found[str(name), "missing"] == 1

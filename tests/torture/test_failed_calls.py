@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,21 +11,24 @@ from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine import files, partition_directory
+from kafkalog.storage_engine import files
 from kafkalog.storage_engine.active_segment import ActiveSegment
+from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.transaction import Transaction
-from tests.torture.failed_calls import Bench, Plan, Workload, cases
+from tests.torture import memory
+from tests.torture.calls import Calls, Disturbed
+from tests.torture.failed_calls import Plan, cases
+from tests.torture.trial import NEW, SAME, Bench, Case, Workload
 from tests.torture.workloads import small_files
 
 SYNCS = ("fsync", "fdatasync")
+BOTH = (SAME, NEW)
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
+def small() -> Iterator[None]:
     with small_files():
         yield
-    logging.disable(logging.NOTSET)
 
 
 def faults(
@@ -35,16 +37,18 @@ def faults(
     plant: Callable[[], None],
     names: tuple[str, ...] = SYNCS,
     kind: str = "EIO",
+    who: tuple[str, ...] = (SAME,),
 ) -> list[str]:
-    """Let each call of those names fail once; return what was wrong."""
+    """Let each call of those names fail once, up to a case in which something is wrong."""
     chosen, bench = Workload.parse(workload), Bench(scratch)
-    calls, after = bench.calls_of(chosen)
+    course = bench.course(chosen)
     plant()
-    found: list[str] = []
-    for n, name in enumerate(calls, 1):
-        if name in names:
-            found += bench.try_case(chosen, n, kind, after).faults
-    return found
+    for n, name in enumerate(course.calls, 1):
+        for process in who if name in names else ():
+            tried = bench.try_case(Case(chosen, n, kind, process), course)
+            if tried.faults:
+                return tried.faults
+    return []
 
 
 def nothing() -> None:
@@ -53,7 +57,7 @@ def nothing() -> None:
 
 @pytest.mark.parametrize("workload", ["append@plain", "alter@lz4", "close@full"])
 def test_a_sync_that_fails_is_survived(tmp_path: Path, workload: str) -> None:
-    assert faults(tmp_path, workload, nothing) == []
+    assert faults(tmp_path, workload, nothing, who=BOTH) == []
 
 
 def test_a_sync_whose_failure_nobody_is_told_of_is_found(
@@ -98,24 +102,21 @@ def test_relaxed_commits_whose_pages_are_not_written_again_are_found(
 
 
 @pytest.mark.parametrize("planted", [False, True], ids=["mended", "old"])
+@pytest.mark.parametrize("workload", ["relaxed+alter@plain", "relaxed+append@plain"])
+@pytest.mark.parametrize("kind", ["ENOSPC+", "EIO+"])
 def test_relaxed_commits_that_could_not_be_written_again_are_so_before_the_next_sync(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool, workload: str, kind: str
 ) -> None:
-    """Found by this program: a full disk refused that, and the retry trusted the pages."""
+    """Found by this program: the disk refused that, and another process trusted the pages."""
+
+    begin = Journal.begin_syncs
 
     def plant() -> None:
         if planted:
-            monkeypatch.setattr(partition_directory, "_suspect", NeverIn())
+            monkeypatch.setattr(Journal, "begin_syncs", lambda self: begin(self) or True)
 
-    found = faults(tmp_path, "relaxed+alter@plain", plant, ("fsync",), "ENOSPC+")
+    found = faults(tmp_path, workload, plant, ("fsync",), kind, BOTH)
     assert planted == any("power cut" in fault for fault in found), found
-
-
-class NeverIn(set[Path]):
-    """Forgets what it is told."""
-
-    def add(self, item: Path) -> None:
-        """Forget it."""
 
 
 def test_an_error_that_is_not_of_those_that_are_promised_is_found(
@@ -136,16 +137,92 @@ def test_an_error_that_is_not_of_those_that_are_promised_is_found(
     assert any("raised KeyError" in fault for fault in found), found
 
 
+@pytest.mark.parametrize("workload", ["checkpoint+clean@plain", "retain@plain"])
+def test_an_error_without_a_type_that_is_only_logged_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workload: str
+) -> None:
+    """A cleaner and retention go on with the next partition, and what they tell is a text."""
+
+    def plant() -> None:
+        rename = files.rename
+
+        def unkind(source: Path, target: Path) -> None:
+            try:
+                rename(source, target)
+            except OSError as fault:
+                raise KeyError("name") from fault
+
+        monkeypatch.setattr(files, "rename", unkind)
+
+    found = faults(tmp_path, workload, plant, ("replace",))
+    assert any("logged KeyError" in fault for fault in found), found
+
+
+def test_what_a_process_remembers_of_a_failure_helps_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed sync that is noted in memory alone is mended by that process alone."""
+    noted: set[Path] = set()
+    monkeypatch.setattr(memory, "_memories", lambda: [noted])
+    begin = Journal.begin_syncs
+
+    def begin_syncs(self: Journal) -> bool:
+        is_first = begin(self) is not None and self.path not in noted
+        noted.add(self.path)
+        return is_first
+
+    def plant() -> None:
+        monkeypatch.setattr(Journal, "begin_syncs", begin_syncs)
+
+    workload = "relaxed+alter@plain"
+    assert faults(tmp_path, workload, plant, ("fsync",), "ENOSPC+", (SAME,)) == []
+    assert faults(tmp_path, workload, plant, ("fsync",), "ENOSPC+", (NEW,)) != []
+
+
+def test_unsynced_commits_may_go_back_as_a_whole_and_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut may take is a matter of the log's state, not of the operation's name."""
+    workload = "alter+relaxed+relaxed@plain"
+    assert faults(tmp_path, workload, nothing, ("pwrite", "pread")) == []
+    monkeypatch.setattr(Journal, "append", unsynced(Journal.append))
+    found = faults(tmp_path, workload, nothing, ("pwrite", "pread"))
+    assert any("power cut" in fault for fault in found), found
+
+
+def unsynced(append: Callable[..., Any]) -> Callable[..., Any]:
+    """Believe that a record was synced, whatever was done."""
+    return lambda self, change, *, sync: append(self, change, sync=True)
+
+
+def test_a_broken_disk_takes_no_data_any_more_and_gives_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"data")
+    calls = Calls(2, "EIO+")
+    with Disturbed(tmp_path, calls):
+        calls.is_armed = True
+        fd = os.open(tmp_path / "a", os.O_RDWR)
+        for refused in (os.fsync, os.fsync, lambda fd: os.pwrite(fd, b"more", 0)):
+            with pytest.raises(OSError, match="Input/output error"):
+                refused(fd)
+        assert os.pread(fd, 4, 0) == b"data"
+        calls.is_armed = False
+        os.pwrite(fd, b"more", 0)
+        os.close(fd)
+    assert calls.names == ["open", "fsync", "fsync", "pwrite", "pread"]
+
+
 def test_cases_name_each_call_and_fit_it() -> None:
     names = ["open", "fsync", "pwrite"]
     plan = Plan(Workload.parse("clean+topic@lz4"))
     everything = cases(plan, names, 1)
-    assert (1, "EMFILE") in everything and (3, "SHORT") in everything
-    assert (2, "SHORT") not in everything
-    assert [n for n, _ in cases(replace(plan, kinds=1), names, 1)] == [1, 2, 3]
-    assert {n for n, _ in cases(replace(plan, reads=10**9), names, 1)} == {2, 3}
+    tried = {(case.n, case.kind) for case in everything}
+    assert tried >= {(1, "EMFILE"), (2, "EIO+"), (3, "SHORT")} and (2, "SHORT") not in tried
+    assert {case.who for case in everything} == {SAME, NEW}
+    assert [case.n for case in cases(replace(plan, kinds=1), names, 1)] == [1, 2, 3]
+    assert {case.n for case in cases(replace(plan, reads=10**9), names, 1)} == {2, 3}
     assert len(cases(replace(plan, most=2), names, 1)) == 2
-    assert str(plan.workload) == "clean+topic@lz4"
+    assert str(everything[0]) == "clean+topic@lz4:1:EIO:" + everything[0].who
+    assert Case.parse(str(everything[0])) == everything[0]
 
 
 @pytest.mark.parametrize("planted", [False, True], ids=["mended", "old"])
@@ -165,3 +242,8 @@ def test_an_emptied_segment_whose_name_is_not_synced_is_found(
 
     found = faults(tmp_path, "roll+append@lz4", plant, ("pwrite",), "ENOSPC+")
     assert planted == any("committed records are lost" in fault for fault in found), found
+
+
+def test_an_empty_segment_that_could_not_be_made_anew_is_no_damage(tmp_path: Path) -> None:
+    """Found by this program: `verify` said of no bytes at all that they were lost."""
+    assert faults(tmp_path, "roll+refuse@plain", nothing, ("create",), "EINTR") == []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kafkalog.storage_engine import compression, layout
 from tests.torture import fuzz
-from tests.torture.fuzz_children import KEPT, Piece, run_piece
-from tests.torture.fuzz_plants import FOUND
+from tests.torture.fuzz_children import KEPT, Finding, Piece, run_piece
+from tests.torture.fuzz_plants import FOUND, FOUND_BY_BOUNDS
+from tests.torture.fuzz_run import InFlight, begun
 from tests.torture.fuzz_targets import targets
 
 INPUTS = {
@@ -33,21 +36,82 @@ def test_what_was_found_once_is_refused_or_harmless(engine: str, tmp_path: Path)
     assert not findings
 
 
-@pytest.mark.slow
-def test_planted_faults_are_found_one_of_each_kind(tmp_path: Path) -> None:
-    """Too much memory, a wrong exception, a hang, the interpreter's death, and a leak."""
+def told_of(tmp_path: Path, engine: str, names: Iterable[str], **more: Any) -> dict[str, str]:
+    """What an engine finds of the planted faults, by decoder."""
     piece = Piece(
-        engine="mutation",
-        targets=list(FOUND),
-        directory=tmp_path,
-        seconds=2.5,
+        engine=engine,
+        targets=list(names),
+        directory=tmp_path / engine,
+        seconds=more.pop("seconds", 2.5),
         seed=1,
         plant="tests.torture.fuzz_plants:plant",
+        **more,
     )
-    _, findings = run_piece(piece)
-    told = {finding.target: finding.told for finding in findings}
+    return {finding.target: finding.told for finding in run_piece(piece)[1]}
+
+
+@pytest.mark.slow
+def test_planted_faults_are_found_one_of_each_kind(tmp_path: Path) -> None:
+    """Too much memory, a wrong exception, two hangs, the interpreter's death, and a leak."""
+    told = told_of(tmp_path, "mutation", [*FOUND, *FOUND_BY_BOUNDS])
     assert told.keys() == FOUND.keys()
     assert all(told[name].startswith(word) for name, word in FOUND.items()), told
+
+
+@pytest.mark.slow
+def test_a_read_beyond_a_buffer_is_found_with_bounds_checks(tmp_path: Path) -> None:
+    told = told_of(tmp_path, "bounds", FOUND_BY_BOUNDS)
+    assert told.keys() == FOUND_BY_BOUNDS.keys()
+    assert all(told[name].startswith(word) for name, word in FOUND_BY_BOUNDS.items()), told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "name"), [("hypothesis", "delete_horizon"), ("coverage", "uncleanable")]
+)
+def test_the_other_engines_find_them_too(engine: str, name: str, tmp_path: Path) -> None:
+    if engine == "coverage":
+        pytest.importorskip("atheris")
+    told = told_of(tmp_path, engine, [name], seconds=6)
+    assert told[name].startswith(FOUND[name]), told
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_seconds_are_of_all_decoders_whatever_the_jobs(
+    jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ordered = []
+
+    def run(piece: Piece) -> tuple[dict[str, int], list[Finding]]:
+        ordered.append(sum(targets()[name].weight for name in piece.targets) * piece.seconds)
+        return dict.fromkeys(piece.targets, 1), []
+
+    monkeypatch.setattr(fuzz, "run_piece", run)
+    monkeypatch.setattr(fuzz, "_has_atheris", lambda: True)
+    fuzz.main(["--seconds", "3600", "--jobs", str(jobs)])
+    assert sum(ordered) == pytest.approx(3600)
+
+
+def test_without_atheris_a_full_run_is_not_complete(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fuzz, "_has_atheris", lambda: False)
+    monkeypatch.setattr(fuzz, "fuzz", lambda options, run: run.count("mutation", {"gaps": 1}))
+    with pytest.raises(SystemExit, match=r"NOT COMPLETE.*atheris is not installed"):
+        fuzz.main([])
+    assert "missing the engine coverage" in capsys.readouterr().out
+    fuzz.main(["--quick"])
+
+
+def test_decoding_that_ends_at_a_new_place_is_noticed_though_the_error_is_suppressed(
+    tmp_path: Path,
+) -> None:
+    in_flight = InFlight(tmp_path / "in-flight")
+    with begun(targets()["batches_none"], in_flight, tmp_path) as (runner, seeds):
+        runner.is_new(seeds[0])
+        cut = seeds[0][:-1]
+        assert runner.is_new(cut) == (None, True)
+        assert runner.is_new(cut) == (None, False)
 
 
 @pytest.mark.slow

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import shutil
+import signal
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine import commit, locks, staging
+from kafkalog.storage_engine import commit, locks, retention, staging
 from tests.torture import kills, roles
 from tests.torture.kills import Outcome
-from tests.torture.oracle import ACKNOWLEDGED
+from tests.torture.oracle import ACKNOWLEDGED, Wrong
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # it forks
 
@@ -68,8 +73,58 @@ def test_a_child_that_keeps_the_locks_of_its_parent_is_found_out(
 
     monkeypatch.setattr(locks, "_descriptors", Forgetful())
     monkeypatch.setattr(kills, "CHILDREN", 1.0)
-    monkeypatch.setattr(kills, "STUCK_S", 2.0)
-    assert "nothing was committed for 2.0 s" in violation_of(outcomes([0, 1], 25))
+    # Without waiting for what will not come: that they have them is seen.
+    monkeypatch.setattr(kills.Life, "_wait_for_progress", lambda _: None)
+    assert "have left behind hold ['" in violation_of(outcomes([0, 1], 25))
+
+
+def test_a_log_that_stands_still_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roles.Writer, "run", lambda *_: time.sleep(600))
+    monkeypatch.setattr(kills, "STUCK_S", 0.5)
+    assert "nothing was committed for 0.5 s" in violation_of(outcomes([0], 25))
+
+
+def test_retention_that_takes_too_much_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = retention.count_expired
+
+    def one_more(segments: Any, state: Any, config: Any, now_ms: int) -> int:
+        found = count(segments, state, config, now_ms)
+        return min(found + 1, len(segments) - 1) if config.is_deleted else found
+
+    monkeypatch.setattr(retention, "count_expired", one_more)
+    assert "not what retention leaves" in violation_of(outcomes([0, 1], 25))
+
+
+@pytest.mark.parametrize("role", kills.ROLES)
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_a_process_that_dies_by_itself_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, role: str, number: signal.Signals
+) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        faulthandler.disable()
+        os.kill(os.getpid(), number)
+
+    owner, name = (roles.Writer, "run") if role == "write" else (roles, role)
+    monkeypatch.setattr(owner, name, die)
+    monkeypatch.setattr(kills, "CHILDREN", 0.0)
+    expected = f"{role}: a process ended by {number.name}: it raised nothing"
+    assert expected in violation_of(outcomes([0], 25))
+
+
+def test_a_process_that_ends_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roles, "read", lambda *_: os._exit(0))
+    assert "read: a process ended with status 0" in violation_of(outcomes([0], 25))
+
+
+def test_only_the_kill_of_a_living_process_counts(tmp_path: Path) -> None:
+    alive = roles.Process(lambda: time.sleep(600), tmp_path / "alive.fault")
+    assert alive.kill()
+    alive.check()
+    dead = roles.Process(lambda: os._exit(0), tmp_path / "dead.fault")
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    assert not dead.kill()
+    with pytest.raises(Wrong, match="dead: a process ended with status 0"):
+        dead.check()
 
 
 def violation_of(found: list[Outcome]) -> str:

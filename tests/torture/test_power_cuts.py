@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import os
 import random
 import shutil
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kafkalog.storage_engine import files, staging
-from tests.torture import block_device, kills, power_cuts
+from tests.torture import block_device, kills, power_cuts, roles
 from tests.torture.block_device import SECTOR, SIZE, CutDisk
 from tests.torture.oracle import FLUSHED, WRITTEN, Note
 from tests.torture.power_cuts import Outcome
@@ -37,15 +41,46 @@ def _warmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", staging.SEGMENT_RUN_SIZE)  # it is set there
     kills.warm()
 
+    monkeypatch.setattr(power_cuts, "WORK_S", 60.0)  # so many steps, however long they take
+
+
+def cut_until(is_enough: Callable[[], object], kept: list[Outcome]) -> None:
+    """Cut one disk after the other, until it is enough or has been tried often enough."""
+    with contextlib.closing(power_cuts.outcomes(1, range(10), rounds=1, cuts=20, jobs=1)) as found:
+        for outcome in found:
+            kept.append(outcome)
+            if is_enough():
+                return
+
 
 @needs_disks
 @pytest.mark.usefixtures("_warmed")
 def test_a_log_outlives_power_cuts(kept: list[Outcome]) -> None:
-    kept += power_cuts.outcomes(1, range(2), rounds=1, cuts=10, jobs=1)
-    assert [outcome.violations for outcome in kept] == [(), ()]
-    assert sum(outcome.cuts for outcome in kept) == 20
-    assert sum(outcome.mid_step for outcome in kept) > 0
-    assert sum(outcome.cached for outcome in kept) > 0
+    def met(name: str) -> bool:
+        return any(getattr(outcome, name) for outcome in kept)
+
+    cut_until(lambda: met("mid_step") and met("cached"), kept)
+    assert not met("violations")
+    assert met("mid_step") and met("cached")
+    assert all(outcome.cuts + outcome.repeated == 20 for outcome in kept)
+
+
+@needs_disks
+@pytest.mark.usefixtures("_warmed")
+@pytest.mark.parametrize("role", ["write", "clean"])
+def test_a_process_that_dies_by_itself_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, kept: list[Outcome], role: str
+) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        faulthandler.disable()
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    owner, name = (roles.Writer, "run") if role == "write" else (roles, role)
+    monkeypatch.setattr(owner, name, die)
+    monkeypatch.setattr(power_cuts, "WORK_S", 1.0)
+    cut_until(lambda: True, kept)
+    ((told,),) = [outcome.violations for outcome in kept]
+    assert f"{role}: a process ended by SIGSEGV" in told
 
 
 @needs_disks
@@ -69,7 +104,7 @@ def test_a_sync_that_is_left_out_is_found_out(
         monkeypatch.setattr(files, name, nothing)
     # Not where ext4 writes all data into its own journal, and so syncs it with any other file.
     monkeypatch.setattr(power_cuts, "MOUNTS", ("data=ordered",))
-    kept += power_cuts.outcomes(1, range(2), rounds=1, cuts=20, jobs=1)
+    cut_until(lambda: kept[-1].violations, kept)
     found = [outcome for outcome in kept if outcome.violations]
     assert found
     monkeypatch.undo()
@@ -111,6 +146,18 @@ def test_writes_are_torn_at_sectors() -> None:
     found = survivors("torn", *WRITES)
     assert len(found) == 8
     assert {len(data) for parts in found for _, data in parts} == {SECTOR}
+
+
+def test_equal_disks_have_the_same_digest_and_others_another(tmp_path: Path) -> None:
+    def left(*survivors: tuple[int, bytes], flushed: tuple[Note, ...] = ()) -> bytes:
+        disk = CutDisk(bytes(SIZE))
+        disk.take([*flushed, Note(FLUSHED, 0, b"")])
+        return disk.write_image(tmp_path / "image", survivors)
+
+    assert left(FIRST, SECOND) == left(SECOND, FIRST) == left(flushed=(*WRITES,))
+    assert left() == left((8192, bytes(512))) == left(flushed=(Note(WRITTEN, 1 << 20, b"\0"),))
+    moved = (FIRST[0] + (1 << 20), FIRST[1])
+    assert len({left(), left(FIRST), left(SECOND), left(FIRST, SECOND), left(moved)}) == 5
 
 
 def test_what_was_lost_does_not_come_with_a_later_flush(tmp_path: Path) -> None:

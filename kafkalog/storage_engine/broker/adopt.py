@@ -241,6 +241,7 @@ class _Adopting:
         for topic in topics:
             self._ids[topic] = self._topic_id(topic)
             self._configs[topic] = self._config(topic, given)
+        self._found()
 
     def _note_gone(self) -> None:
         for topic in self._before.topics.values():
@@ -366,8 +367,8 @@ class _Adopting:
 
     # --- ours ------------------------------------------------------------------------------------
 
-    def record(self) -> AdoptReport:
-        """Put `commit` in place."""
+    def _found(self) -> State:
+        """Return what was found as the journal takes it; raises StorageError where it does not."""
         change = Change()
         for topic, topic_id in self._ids.items():
             here = self._of(topic)
@@ -386,7 +387,17 @@ class _Adopting:
         for writer, entry in self._before.writers.items():
             if self._is_still_true(writer):
                 change.writers[writer] = [entry.batch_id, entry.rows, entry.time_ms]
-        state = State().apply(1, change.record(self._now_ms))
+        try:
+            return State().apply(1, change.record(self._now_ms))
+        except ValueError as fault:
+            raise StorageError(
+                f"{self.root}: this cannot be a log of ours, look for what does not belong here: "
+                f"{fault}"
+            ) from fault
+
+    def record(self) -> AdoptReport:
+        """Put `commit` in place."""
+        state = self._found()
         checkpoints.write_root_checkpoints(self.root, state)
         write_adopted_topics(self.root, self._broker_ids())
         Journal.create(self.root / layout.COMMIT, state)

@@ -31,7 +31,7 @@ def partitions_to_adopt(root: Path) -> list[tuple[str, int]]:
 
     Where nothing else says that the directory is a broker's or was ours, one that is called like a
     partition is one only if it has a segment, or our canary. Raises InvalidInputError where there
-    is nothing to adopt, StorageError for a link or a number that no partition has.
+    is nothing to adopt, StorageError for a link, and for a number that no partition or segment has.
     """
     names = set(os.listdir(root))
     is_owned = not names.isdisjoint(_OWNED)
@@ -74,6 +74,13 @@ def _check_can_be_taken(directory: Path, partition: int) -> None:
             f"{directory}: the name is that of a partition above {layout.PARTITIONS_MAX}: if it is "
             "none, move the directory away"
         )
+    for name in os.listdir(directory):
+        parsed = layout.parse_segment_file(name)
+        if parsed is not None and parsed[0] > layout.LOG_START_MAX:
+            raise StorageError(
+                f"{directory / name}: the name is that of a segment above all offsets: move the "
+                "file away"
+            )
 
 
 def check_journal_is_not_lost(root: Path) -> None:

@@ -107,6 +107,7 @@ def _root(
         expected = "the journal, which says what is committed"
         yield Finding(journal.path, 0, expected, "no file: the journal is missing")
     present = _topic_partitions(root, state)
+    deleted = {known.name for known in state.deleting.values()} if state else set()
     if topic is not None and topic not in {name for name, _ in present}:
         known = ", ".join(sorted({name for name, _ in present})[:20]) or "none"
         raise UnknownTopicError(f"topic {topic!r} does not exist; the topics here are: {known}")
@@ -120,10 +121,10 @@ def _root(
             files = _files_of(root, partition, state, points, journal)
             if files is None:
                 path = root / layout.partition_directory(*partition)
-                yield Finding(path, 0, "a topic of the journal", "none", is_damage=False)
+                left = "what is left of one that was deleted" if partition[0] in deleted else "none"
+                yield Finding(path, 0, "a topic of the journal", left, is_damage=False)
             else:
                 yield from _partition(files, deep, progress, faults)
-    deleted = {known.name for known in state.deleting.values()} if state else set()
     yield from _compare_checkpoints(root, checkpoints, present, topic, deleted)
     if topic is None:
         yield from _foreign(root, state)
@@ -198,8 +199,6 @@ def _topic_partitions(root: Path, state: State | None) -> set[tuple[str, int]]:
     if state is not None:
         for topic in state.topics.values():
             found |= {(topic.name, number) for number, _ in topic.present()}
-        deleting = {topic.name for topic in state.deleting.values()}
-        found = {p for p in found if p[0] in state.topics or p[0] not in deleting}
     return found
 
 
@@ -335,8 +334,16 @@ def _compare_checkpoints(
                 yield Finding(path, 0, f"{text} at an offset from 0 to its end, {end}", str(offset))
 
 
+def _deleted_directories(state: State) -> Iterator[str]:
+    """Yield the names that directories of deleted topics have until they are removed."""
+    for deleted in state.deleting.values():
+        for number in range(deleted.partitions):
+            yield layout.deleted_directory(deleted.name, number, deleted.topic_id)
+
+
 def _foreign(root: Path, state: State | None) -> Iterator[Finding]:
-    """Report what is neither Kafka's nor ours."""
+    """Report what is neither Kafka's nor ours, or was set aside and will stay."""
+    removed = set() if state is None else set(_deleted_directories(state))
     with os.scandir(root) as entries:
         names = sorted((entry.name, entry.is_dir()) for entry in entries)
     for name, is_directory in names:
@@ -346,7 +353,7 @@ def _foreign(root: Path, state: State | None) -> Iterator[Finding]:
         if is_directory and layout.parse_partition_directory(name) is not None:
             continue
         if is_directory and name.endswith(_ASIDE):
-            if not name.endswith("-delete"):
+            if name not in removed and (state is not None or not name.endswith("-delete")):
                 expected = "partitions in use"
                 found = "one that a broker has set aside"
                 yield Finding(root / name, 0, expected, found, is_damage=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ __all__ = ["PartitionFiles", "verify_partition"]
 
 _TRIES: Final = 100
 """Listings of a directory in which a broker removes files meanwhile."""
-_TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 _KNOWN: Final = (
     layout.PARTITION_METADATA,
     layout.LEADER_EPOCH_CHECKPOINT,
@@ -250,7 +248,8 @@ def _against_journal(
     directory = partition.directory
     active = directory / layout.segment_file(state.active_base, layout.LOG)
     if last is None or not last.is_active:
-        if state.active_size or state.high_watermark > state.log_start_offset:
+        # An empty one is made anew after a failure, and whoever did that may have died, or failed.
+        if state.active_size or (last is None and state.high_watermark > state.log_start_offset):
             expected = f"{state.active_size} committed bytes"
             yield Finding(active, 0, expected, "no file: committed records are lost")
         return
@@ -317,7 +316,7 @@ def _metadata(partition: PartitionFiles) -> Iterator[Finding]:
     topic_id = found.get("topic_id", "none")
     if partition.topic_id is not None and topic_id != partition.topic_id:
         yield Finding(path, 0, f"topic id {partition.topic_id}", topic_id)
-    elif _TOPIC_ID.fullmatch(topic_id) is None:
+    elif not layout.is_topic_id(topic_id):
         yield Finding(path, 0, "a topic id of 22 characters", topic_id)
 
 

@@ -1,0 +1,106 @@
+"""What an attempt that died has left is cut off for good: no power cut brings any of it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.inspection.verify import verify
+from kafkalog.storage_engine.journal import Journal
+from tests.storage_engine.faults import Died
+from tests.storage_engine.raw_log import ABORT, COMMIT, RawBatch, joined, marker
+from tests.torture.disk import Disk
+from tests.torture.recorder import Recorder
+from tests.torture.recording import booted
+
+NOW_MS = 1_700_000_000_000
+PRODUCER = 5
+Work: TypeAlias = Callable[[Engine], None]
+
+
+def one(ms: int, size: int = 20, count: int = 1) -> Work:
+    """Append so many batches of one record each in one commit, at a time."""
+    batches = [RawBatch(3 + n, (NOW_MS + ms,), value_size=size) for n in range(count)]
+    return lambda engine: raw(engine, *batches)
+
+
+def transaction(kind: int) -> Work:
+    """Append a transaction that ends so."""
+    data = RawBatch(3, (NOW_MS,), producer=PRODUCER, transactional=True)
+    return lambda engine: raw(engine, data, marker(4, kind, PRODUCER, time=NOW_MS))
+
+
+def own(engine: Engine) -> None:
+    engine.append("t", [("k", "v")] * 2, now_ms=NOW_MS)
+
+
+def raw(engine: Engine, *batches: RawBatch) -> None:
+    engine.append_raw("t", 0, joined(batches), now_ms=NOW_MS)
+
+
+def begun(root: Path) -> None:
+    with Engine(root) as engine:
+        config = {"index.interval.bytes": "0", "segment.bytes": "1000"}
+        engine.create_topic("t", 1, config, now_ms=NOW_MS)
+        raw(engine, *(RawBatch(n, (NOW_MS + n,), value_size=20) for n in range(3)))
+
+
+def aborted_before(root: Path) -> None:
+    with Engine(root) as engine:
+        engine.create_topic("t", 1, now_ms=NOW_MS)
+        data = RawBatch(0, (NOW_MS, NOW_MS), producer=PRODUCER, transactional=True)
+        raw(engine, data, marker(2, ABORT, PRODUCER, time=NOW_MS))
+
+
+def dies(engine: Engine, work: Work) -> None:
+    """Do all of a commit but the record."""
+
+    def die(*args: object, **kwargs: object) -> None:
+        raise Died
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Died):
+        patch.setattr(Journal, "append", die)
+        work(engine)
+
+
+def rows(root: Path) -> list[int]:
+    engine = Engine(root, read_only=True)
+    return [n for batch in engine.read("t", 0) for n in batch.column("offset").to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("before", "attempt", "retry"),
+    [
+        pytest.param(begun, one(5_000), one(1_000), id="another clock"),
+        pytest.param(begun, one(5_000, 90, 2), one(1_000, count=5), id="other sizes"),
+        pytest.param(begun, one(5_000, 90, 12), one(1_000, count=5), id="after a roll"),
+        pytest.param(begun, transaction(ABORT), own, id="the only abort"),
+        pytest.param(
+            aborted_before, transaction(ABORT), transaction(COMMIT), id="the second abort"
+        ),
+    ],
+)
+def test_no_power_cut_brings_back_what_an_attempt_that_died_has_left(
+    tmp_path: Path, before: Callable[[Path], None], attempt: Work, retry: Work
+) -> None:
+    root, cut = tmp_path / "log", tmp_path / "cut"
+    before(root)
+    with Recorder(root) as recorder:
+        dies(Engine(root), attempt)
+        tried = len(recorder.acts)
+        retry(Engine(root))
+    disk = Disk(recorder.begin)
+    for act in recorder.acts:
+        disk.apply(act)
+    # All that the attempt did had reached the disk by itself; of the retry what was synced.
+    left = {number: None for number, _ in disk.unsynced() if number < tried}
+    disk.state("the attempt's", left).write(cut)
+    with booted("after the cut"):
+        assert rows(cut) == rows(root)
+        assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
+        Engine(cut).append("t", [("k", "v")], now_ms=NOW_MS + 2_000)
+        assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []

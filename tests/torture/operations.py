@@ -1,0 +1,294 @@
+"""Operations on a log, small, and always the same ones at the same moment."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import pyarrow as pa
+
+from kafkalog.cleaner import manager
+from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
+from kafkalog.storage_engine import checkpoints, commit, files, pins, staging
+from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.broker.release import release
+from kafkalog.storage_engine.commit import Writer
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.segments import sweep_deleted
+from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
+from tests.torture.rows import batch, rows, transactions
+
+__all__ = ["BASIC", "DELAY_MS", "OPERATIONS", "STEP_MS", "Moment", "Opened", "Operation"]
+
+DELAY_MS: Final = 60_000
+STEP_MS: Final = 20_000
+FAR_MS: Final = 4_000_000_000_000
+"""Beyond `file.delete.delay.ms` of everything: what counts there is the file system's own time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """How far a workload is: from it follow the values that are written, and the time."""
+
+    turn: int = 100
+    now_ms: int = 1_700_000_000_000
+
+    def next(self) -> Moment:
+        """Return the moment of the next operation."""
+        return Moment(self.turn + 1, self.now_ms + STEP_MS)
+
+
+class Opened:
+    """A log that is open, and the moment of its last operation."""
+
+    def __init__(self, root: Path, moment: Moment = Moment()) -> None:
+        self.root = root
+        self.moment = moment
+        self.engine = Engine(root, create=False)
+
+    def perform(self, name: str) -> None:
+        """Do the next operation."""
+        self.moment = self.moment.next()
+        OPERATIONS[name].run(self)
+
+    def perform_again(self, name: str, *, later_ms: int = 0) -> None:
+        """Do the last operation once more, with the same values, and so much later."""
+        self.moment = dataclasses.replace(self.moment, now_ms=self.moment.now_ms + later_ms)
+        OPERATIONS[name].run(self)
+
+    def reopen(self) -> None:
+        """Close the log and open it."""
+        self.engine.close()
+        self.engine = Engine(self.root, create=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Something that is done to a log.
+
+    `kind` says what may be seen of it half way (see `checks`). What is `repeatable` may be done
+    again when nobody knows whether it was done: the second time changes nothing.
+    """
+
+    name: str
+    run: Callable[[Opened], None]
+    kind: str
+    repeatable: bool = True
+
+
+def _stage(
+    log: Opened, task: int, batches: Mapping[str, pa.RecordBatch], batch_size: int
+) -> StagedMessage:
+    writer = StagedWriter(
+        log.root,
+        log.engine.state(),
+        now_ms=lambda: log.moment.now_ms,
+        writer_slug=writer_slug("torture", "*"),
+        batch_id=log.moment.turn,
+        spark_partition=task,
+        batch_size=batch_size,
+    )
+    try:
+        for topic, batch in batches.items():
+            writer.append(topic, batch)
+        return writer.finish()
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def _commit(log: Opened, messages: list[StagedMessage]) -> None:
+    writer = Writer("torture", "*", log.moment.turn)
+    log.engine.commit(messages, writer=writer, now_ms=log.moment.now_ms)
+
+
+# --- operations ----------------------------------------------------------------------------------
+
+
+def _append(log: Opened) -> None:
+    log.engine.append("t", batch(rows(log.moment.turn, 3)), now_ms=log.moment.now_ms)
+
+
+def _relaxed(log: Opened) -> None:
+    log.engine.append("r", batch(rows(log.moment.turn, 2)), now_ms=log.moment.now_ms)
+
+
+def _adopt(log: Opened) -> None:
+    """Commit a run that is large enough to become a segment."""
+    large, staging.SEGMENT_RUN_SIZE = staging.SEGMENT_RUN_SIZE, 200
+    try:
+        turn, now_ms = log.moment.turn, log.moment.now_ms
+        run = batch(rows(turn, 14), partition=turn % 2, now_ms=now_ms)
+        message = _stage(log, 0, {"t": run}, batch_size=200)
+    finally:
+        staging.SEGMENT_RUN_SIZE = large
+    _commit(log, [message])
+
+
+def _commit_many(log: Opened) -> None:
+    """Commit what two tasks have staged for all partitions of two topics."""
+    turn, now_ms = log.moment.turn, log.moment.now_ms
+    brought = (rows(turn, 4), rows(turn + 1, 3))
+    batches = [batch(records, now_ms=now_ms) for records in brought]
+    messages = [
+        _stage(log, task, {"t": each, "d": each}, batch_size=150)
+        for task, each in enumerate(batches)
+    ]
+    _commit(log, messages)
+
+
+def _wide(log: Opened) -> None:
+    """Commit as if to many partitions: all are synced, also those behind one that has failed.
+
+    By this one thread, so that the calls come in the same order each time.
+    """
+    known = files._SIDE_BY_SIDE_MIN, files._SIDE_BY_SIDE_MAX
+    files._SIDE_BY_SIDE_MIN, files._SIDE_BY_SIDE_MAX = 1, 1
+    try:
+        _commit_many(log)
+    finally:
+        files._SIDE_BY_SIDE_MIN, files._SIDE_BY_SIDE_MAX = known
+
+
+def _transact(log: Opened) -> None:
+    """Import a transaction that is committed, and one that is aborted."""
+    moment, partition = log.moment, log.moment.turn % 2
+    _, end = log.engine.offsets("t")[partition]
+    data = transactions(moment.turn, end, moment.now_ms)
+    log.engine.append_raw("t", partition, data, now_ms=moment.now_ms)
+
+
+def _refuse(log: Opened) -> None:
+    """Break off two commits half-way, one by the caller's fault and one by the disk's."""
+    now_ms = log.moment.now_ms
+    writer = StagedWriter(None, log.engine.state(), now_ms=lambda: now_ms)
+    for topic in ("t", "d"):
+        writer.append(topic, batch(rows(log.moment.turn, 5)))
+    message = writer.finish()
+    for fault in (InvalidInputError("refused"), OSError(errno.ENOSPC, "refused")):
+        try:
+            with log.engine.transaction() as transaction:
+                commit.append_staged(transaction, log.root, [message], {}, now_ms)
+                raise fault
+        except KafkaLogError as told:
+            if fault not in (told, told.__cause__):
+                raise
+
+
+def _roll(log: Opened) -> None:
+    with log.engine.transaction() as transaction:
+        for topic in ("t", "d"):
+            for partition, state in transaction.topic(topic).present():
+                if state.active_size:
+                    transaction.roll(topic, partition, log.moment.now_ms)
+        transaction.publish(log.moment.now_ms)
+
+
+def _clean_with(log: Opened, config: CleanerConfig) -> None:
+    found = manager.clean(log.engine, "t", force=True, now_ms=log.moment.now_ms, config=config)
+    manager.retain(log.engine, "t", now_ms=log.moment.now_ms)
+    for stats in found:
+        if stats.error is not None:
+            raise StorageError(f"{stats.topic}-{stats.partition}: not cleaned: {stats.error}")
+
+
+def _clean(log: Opened) -> None:
+    """Clean as Kafka does: batch by batch."""
+    _clean_with(log, CleanerConfig(dedupe_buffer_size=24 << 10, merge_batches=False))
+
+
+def _pin(log: Opened) -> None:
+    """Clean while a reader holds the moment that it has pinned."""
+    turn = log.moment.turn
+    action = pins.Action("torture", str(turn), query="query", batch=turn)
+    with contextlib.ExitStack() as held:
+        pins.pin(log.root, action, log.engine.state, log.moment.now_ms, held=held)
+        _clean(log)
+
+
+def _merge(log: Opened) -> None:
+    """Clean with room in segments for several, batches joined, and keys beyond the budget."""
+    config = {"segment.bytes": str(2_000 + log.moment.turn)}
+    log.engine.alter_topic("t", config, now_ms=log.moment.now_ms)
+    _clean_with(log, CleanerConfig(dedupe_buffer_size=24 * 6))
+
+
+def _retain(log: Opened) -> None:
+    for stats in log.engine.apply_retention(now_ms=log.moment.now_ms):
+        if stats.error is not None:
+            raise StorageError(f"{stats.topic}-{stats.partition}: not retained: {stats.error}")
+
+
+def _delete_records(log: Opened) -> None:
+    """Delete as many of the records as follows from the turn, so that a second time is none."""
+    for partition, (_, end) in log.engine.offsets("d").items():
+        before = min(end, 2 * (log.moment.turn - Moment().turn))
+        log.engine.delete_records("d", partition, before, now_ms=log.moment.now_ms)
+
+
+def _topic(log: Opened) -> None:
+    """Delete a topic, and create one of its name, which its config tells from the old one."""
+    moment = log.moment
+    if "x" in log.engine.topics():
+        log.engine.delete_topic("x", now_ms=moment.now_ms)
+    config = {"max.message.bytes": str(10_000 + moment.turn), "file.delete.delay.ms": str(DELAY_MS)}
+    log.engine.create_topic("x", 1, config, now_ms=moment.now_ms)
+
+
+def _alter(log: Opened) -> None:
+    size = str(20_000 + log.moment.turn)
+    log.engine.alter_topic("t", {"max.message.bytes": size}, now_ms=log.moment.now_ms)
+
+
+def _checkpoint(log: Opened) -> None:
+    """Write the checkpoints, and remove what waits for `file.delete.delay.ms`."""
+    now_ms = log.moment.now_ms
+    with log.engine.transaction() as transaction:
+        transaction.sync_on_publish()
+        transaction.publish(now_ms)
+        checkpoints.write_root_checkpoints(log.root, transaction.state)
+    manager.sweep(log.engine, now_ms=now_ms)
+    for name, topic in sorted(log.engine.state().topics.items()):
+        for partition, _ in topic.present():
+            directory = log.engine.partition_directory(name, partition)
+            sweep_deleted(directory, older_than_ms=DELAY_MS, now_ms=FAR_MS)
+
+
+def _release_adopt(log: Opened) -> None:
+    """Give the directory to a broker, and take it back."""
+    log.engine.close()
+    release(log.root, now_ms=log.moment.now_ms)  # also where an adoption was broken off
+    adopt(log.root, now_ms=log.moment.now_ms)
+    log.engine = Engine(log.root, create=False)
+
+
+_ALL: Final = (
+    Operation("append", _append, "atomic", repeatable=False),
+    Operation("adopt", _adopt, "atomic"),
+    Operation("roll", _roll, "none"),
+    Operation("commit", _commit_many, "atomic"),
+    Operation("clean", _clean, "partial"),
+    Operation("merge", _merge, "partial"),
+    Operation("retain", _retain, "partial"),
+    Operation("delete_records", _delete_records, "partial"),
+    Operation("topic", _topic, "topic"),
+    Operation("alter", _alter, "atomic"),
+    Operation("checkpoint", _checkpoint, "none"),
+    Operation("close", Opened.reopen, "none"),
+    Operation("relaxed", _relaxed, "atomic", repeatable=False),
+    Operation("release_adopt", _release_adopt, "handed"),
+    Operation("refuse", _refuse, "none"),
+    Operation("wide", _wide, "atomic"),
+    Operation("transact", _transact, "atomic", repeatable=False),
+    Operation("pin", _pin, "partial"),
+)
+OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType({each.name: each for each in _ALL})
+BASIC: Final = tuple(each.name for each in _ALL[:12])
+"""The operations of which all sequences are tried."""

@@ -1,0 +1,69 @@
+"""Where programs put what they break: in memory, where that is a disk, and gone when they end.
+
+A program that is told to end (SIGTERM, SIGHUP, Ctrl-C) ends as by an error: what it has opened is
+closed, and its directory removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+__all__ = ["ending", "memory_disk", "scratch"]
+
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_PATIENCE_S: Final = 20.0
+
+
+def memory_disk() -> Path | None:
+    """Return where memory is the disk, if that is known: no power is cut, so it is durable."""
+    shared = Path("/dev/shm")
+    return shared if shared.is_dir() else None
+
+
+@contextlib.contextmanager
+def scratch(name: str) -> Iterator[Path]:
+    """Have a directory; it is removed in the end, also when this process is told to end."""
+    with ending():
+        prefix = f"kafkalog-{name}-{os.getpid()}-"
+        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=memory_disk()))
+        try:
+            yield directory
+        finally:
+            for number in _ENDING:  # once is enough
+                signal.signal(number, signal.SIG_IGN)
+            _remove(directory)
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Let this process end as by an error when it is told to end."""
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    for number in _ENDING:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _: object) -> None:
+    sys.exit(128 + number)
+
+
+def _remove(directory: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while directory.exists() and time.monotonic() < deadline:  # who was killed may still be writing
+        shutil.rmtree(directory, ignore_errors=True)
+        if directory.exists():
+            time.sleep(0.01)

@@ -1,0 +1,52 @@
+"""A process that forgets is like one that has just begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kafkalog.cleaner import uncleanable
+from kafkalog.storage_engine import pins
+from kafkalog.storage_engine.transaction_markers import known_markers
+from tests.torture import memory
+from tests.torture.memory import elsewhere, forget, remembers
+from tests.torture.workloads import Opened, prepare, small_files
+
+
+def test_all_that_a_module_remembers_is_found_by_its_name() -> None:
+    found = {(module.__name__.rpartition(".")[2], name) for module, name in memory._places(0)}
+    assert {("uncleanable", "_unwritten"), ("pins", "_unheld")} <= found
+    assert ("transaction_markers", "known_markers") in found
+
+
+def test_a_process_forgets_what_it_has_learned(tmp_path: Path) -> None:
+    forget()
+    _learn(tmp_path)
+    assert remembers()
+    forget()
+    assert not remembers() and not uncleanable._unwritten and not len(known_markers)
+
+
+def test_what_a_process_knew_comes_back_to_it_and_what_another_one_learned_does_not(
+    tmp_path: Path,
+) -> None:
+    forget()
+    _learn(tmp_path)
+    known = len(known_markers)
+    with elsewhere():
+        assert not remembers()
+        pins._unheld[tmp_path / "other"] = {}
+    assert len(known_markers) == known and set(pins._unheld) == {tmp_path}
+    assert list(uncleanable._unwritten) == [("t-0", b"")]
+    forget()
+
+
+def _learn(root: Path) -> None:
+    with small_files():
+        prepare(root)
+        log = Opened(root)
+        log.perform("transact")
+        list(log.engine.read("t", 1))
+    uncleanable._unwritten["t-0", b""] = uncleanable.Uncleanable("full"), ()
+    pins._unheld.clear()
+    pins._unheld[root] = {}
+    assert len(known_markers)

@@ -1,0 +1,107 @@
+"""A run that tries too little fails, and one that cannot try leaves what was counted before."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.torture import Tally, __main__, page
+from tests.torture.page import Results
+
+MACHINE = {"date": "2026-01-01", "commit": "abc"}
+
+
+def options(**more: Any) -> argparse.Namespace:
+    return argparse.Namespace(**{"quick": False, "only": None, "seed": 1, "json": True, **more})
+
+
+def counted(tally: Tally, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Report, and return what was told of it."""
+    tally.report()
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_full_run_below_its_target_fails_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally("kills", "kills", options(), target=10)
+    tally.tried(9)
+    with pytest.raises(SystemExit, match="1"):
+        tally.report()
+    assert "BELOW ITS TARGET: 9 of 10 kills" in capsys.readouterr().err
+    tally.tried()
+    assert counted(tally, capsys)["target"] == 10
+
+
+@pytest.mark.parametrize("less", [{"quick": True}, {"only": "3"}])
+def test_who_asks_for_less_gets_less(
+    less: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tally = Tally("kills", "kills", options(**less), target=10)
+    tally.tried()
+    assert counted(tally, capsys)["target"] == 0
+
+
+def test_a_run_that_took_its_time_has_done_enough(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally = Tally("power_cuts", "power cuts", options(), target=10, or_minutes=30)
+    tally.tried(9)
+    with pytest.raises(SystemExit):
+        tally.report()
+    capsys.readouterr()
+    monkeypatch.setattr(Tally, "seconds", 30 * 60.0)
+    assert counted(tally, capsys)["count"] == 9
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def row(count: int, **more: Any) -> dict[str, Any]:
+    made = {"what": "power cuts", "count": count, "violations": 0, "target": 10, "seed": 1}
+    return {**made, "seconds": 1.0, "more": {}, **more}
+
+
+def test_what_could_not_be_tried_leaves_the_row_and_says_so() -> None:
+    results = Results()
+    results.add("power_cuts", [row(12)], MACHINE)
+    results.add("power_cuts", [row(0, skipped="needs root")], {**MACHINE, "date": "2026-02-02"})
+    (told,) = [line for line in results.page().splitlines() if line.startswith("| power cuts")]
+    assert "| 12 | 10 |" in told and "2026-01-01" in told
+    assert "skipped on 2026-02-02 (abc): needs root" in told
+    results.add("power_cuts", [row(11, or_minutes=30)], MACHINE)
+    (told,) = [line for line in results.page().splitlines() if line.startswith("| power cuts")]
+    assert "| 11 | 10, or 30 min |" in told and "skipped" not in told
+
+
+def test_what_was_never_tried_is_on_the_page_as_that() -> None:
+    results = Results()
+    results.add("power_cuts", [row(0, skipped="needs root")], MACHINE)
+    assert "| power cuts | 0 | 10 |" in results.page()
+    assert "skipped on 2026-01-01 (abc): needs root" in results.page()
+
+
+def test_counts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "COUNTS", tmp_path / "counts.json")
+    results = Results()
+    results.add("kills", [row(12)], MACHINE)
+    results.add("kills", [row(0, skipped="no time")], MACHINE)
+    results.save()
+    assert Results.load().page() == results.page()
+
+
+def test_what_went_wrong_and_what_was_skipped_is_told_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = {
+        "kills": ([row(12)], 1),
+        "damage": ([row(12)], 0),
+        "power_cuts": ([row(0, skipped="needs root")], 0),
+    }
+    monkeypatch.setattr(__main__, "run", lambda name, _, **__: outcomes[name])
+    with pytest.raises(SystemExit, match=r"broken: kills$"):
+        __main__.main([*outcomes])
+    assert "skipped: power_cuts: needs root" in capsys.readouterr().err

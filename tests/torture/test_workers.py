@@ -1,0 +1,127 @@
+"""Work is shared by processes of which none is left, and nothing that they have written."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.torture import Tally, block_device
+from tests.torture.scratch import memory_disk, scratch
+from tests.torture.workers import WorkerDied, Workers
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # it forks
+
+
+def die_at_three(number: int) -> int:
+    if number == 3:
+        faulthandler.disable()
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return number
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_task_is_done_once(jobs: int) -> None:
+    with Workers(jobs) as workers:
+        assert sorted(workers.results(abs, range(-20, 0))) == list(range(1, 21))
+    assert not multiprocessing.active_children()
+
+
+def test_tasks_that_are_not_wanted_any_more_are_not_begun() -> None:
+    with Workers(1) as workers:
+        found = workers.results(abs, itertools.count())
+        assert [next(found) for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+def test_the_death_of_a_process_is_told_with_its_task() -> None:
+    with Workers(1) as workers, pytest.raises(WorkerDied, match=r"one of \[3\]"):
+        list(workers.results(die_at_three, range(5)))
+    assert not multiprocessing.active_children()
+
+
+def test_the_death_of_a_process_is_a_violation(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally("kills", "kills", argparse.Namespace(quick=True, only=None, seed=7, json=False))
+    with tally.deaths(), Workers(1) as workers:
+        list(workers.results(die_at_three, range(5)))
+    assert tally.violations == 1
+    assert "--seed 7 --only '3'" in capsys.readouterr().err
+
+
+def test_processes_end_in_the_middle_of_their_work() -> None:
+    with Workers(2) as workers, pytest.raises(ZeroDivisionError):
+        for _ in workers.results(time.sleep, [0, 600]):
+            raise ZeroDivisionError
+    assert not multiprocessing.active_children()
+
+
+ENDED = """
+import os, sys, time
+from tests.torture.scratch import scratch
+from tests.torture.workers import Workers
+
+def write(directory):
+    number = 0
+    while True:
+        number += 1
+        (directory / f"{number}").write_text("x")
+
+with scratch("test") as directory, Workers(2) as workers:
+    print(directory, flush=True)
+    list(workers.results(write, [directory, directory]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_program_that_is_told_to_end_leaves_nothing(tmp_path: Path, number: int) -> None:
+    program = tmp_path / "ended.py"
+    program.write_text(ENDED)
+    with subprocess.Popen(
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        directory = Path(process.stdout.readline().strip())
+        while not any(directory.iterdir()):
+            time.sleep(0.001)
+        process.send_signal(number)
+        assert process.wait() == 128 + number
+    assert not directory.exists()
+
+
+def test_who_ends_programs_has_his_own_way_again_afterwards() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with scratch("test") as directory:
+        assert directory.is_dir()
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not directory.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.0, 2.0])
+@pytest.mark.parametrize("name", ["kills", "power_cuts"])
+def test_kills_and_power_cuts_that_are_told_to_end_leave_nothing(name: str, after_s: float) -> None:
+    if name == "power_cuts" and (why := block_device.refusal()):
+        pytest.skip(f"power cuts: {why}")
+    parent = memory_disk() or Path(tempfile.gettempdir())
+    command = [sys.executable, "-m", f"tests.torture.{name}"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not list(parent.glob(f"kafkalog-*-{process.pid}-*")):
+            time.sleep(0.001)
+        time.sleep(after_s)  # another moment of its life
+        process.terminate()
+        assert process.wait() == 128 + signal.SIGTERM
+    assert not list(parent.glob(f"kafkalog-*-{process.pid}-*"))

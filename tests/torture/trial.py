@@ -1,0 +1,277 @@
+"""One trial: a workload whose last operation meets a call that fails, and what comes of it.
+
+Who goes on is the same process, or another one, which knows nothing of the failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+from kafkalog.errors import StorageError
+from tests.torture.calls import Calls, CutReader, Disturbed
+from tests.torture.checks import (
+    Snapshot,
+    faults_of,
+    is_repeatable,
+    later,
+    recovered,
+    snapshot,
+    told,
+    with_superseded,
+    works,
+)
+from tests.torture.complaints import Complaints
+from tests.torture.memory import forget, remembers
+from tests.torture.recording import repeatable
+from tests.torture.workloads import OPERATIONS, Opened, prepare
+
+__all__ = ["NEW", "SAME", "Bench", "Case", "Course", "Tried", "Workload"]
+
+SAME: Final = "same"
+NEW: Final = "new"
+_LATER_MS: Final = 7
+"""After which a broken off operation is tried again: what it writes then bears other times."""
+_SETTLES_DOUBT: Final = ("adopt", "commit", "wide")
+"""Operations that have a batch id, by which the log itself knows whether they were done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Operations on a prepared log, of which the last one is disturbed."""
+
+    operations: tuple[str, ...]
+    variant: str = "plain"
+
+    @property
+    def last(self) -> str:
+        """The operation that is disturbed."""
+        return self.operations[-1]
+
+    def __str__(self) -> str:
+        return "+".join(self.operations) + "@" + self.variant
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` has written."""
+        operations, _, variant = text.partition("@")
+        return cls(tuple(operations.split("+")), variant)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The n-th call of a workload's last operation fails in some way, and who goes on."""
+
+    workload: Workload
+    n: int
+    kind: str
+    who: str = SAME
+    """The process that goes on: the same one, or a new one."""
+
+    def __str__(self) -> str:
+        return f"{self.workload}:{self.n}:{self.kind}:{self.who}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` has written."""
+        workload, n, kind, who = text.rsplit(":", 3)
+        return cls(Workload.parse(workload), int(n), kind, who)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How the last operation of a workload goes when nothing fails."""
+
+    calls: list[str]
+    before: Snapshot
+    after: Snapshot
+    older: tuple[Snapshot, ...]
+    """What a power cut before it may take the log back to: not all may have been synced."""
+
+
+@dataclass(slots=True)
+class Tried:
+    """What became of one case."""
+
+    has_fired: bool = False
+    raised: str = ""
+    """The type of what the operation raised; empty where it succeeded."""
+    faults: list[str] = field(default_factory=list)
+
+
+class Bench:
+    """A place where cases are tried, one after the other."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._cuts = CutReader(scratch)
+        self._known: set[bytes] = set()
+        """Logs on which work went on."""
+
+    def course(self, workload: Workload) -> Course:
+        """Do a workload without failures: once for its calls, and once to look at the log."""
+        calls = self._calls(workload)
+        older: tuple[Snapshot, ...] = ()
+        with repeatable(str(workload)):
+            log = Opened(self._copy(workload.variant))
+            shown = snapshot(log.engine)
+            for name in workload.operations:
+                before, safe = shown, older
+                log.perform(name)
+                shown = snapshot(log.engine)
+                older = (*older, before) if log.engine.state().unsynced else ()
+        return Course(calls, before, shown, safe)
+
+    def _calls(self, workload: Workload) -> list[str]:
+        calls, root = Calls(), self._copy(workload.variant)
+        with Disturbed(root, calls), repeatable(str(workload)):
+            log = _before_last(root, workload)
+            calls.is_armed = True
+            log.perform(workload.last)
+            calls.is_armed = False
+        return calls.names
+
+    def try_case(self, case: Case, course: Course) -> Tried:
+        """Let a call of the last operation fail, and go on."""
+        calls, tried, workload = Calls(case.n, case.kind), Tried(), case.workload
+        root = self._copy(workload.variant)
+        with (
+            Disturbed(root, calls) as disturbed,
+            repeatable(str(workload)),
+            Complaints() as complaints,
+        ):
+            log = _before_last(root, workload)
+            calls.is_armed = True
+            try:
+                log.perform(workload.last)
+            except Exception as fault:
+                tried.raised = type(fault).__name__
+                if not _says_where(fault):
+                    tried.faults.append(f"raised {told(fault)}")
+            finally:
+                calls.is_armed = False
+            tried.has_fired = bool(calls.failed)
+            if not tried.has_fired:
+                return tried
+            try:
+                aftermath = _Aftermath(case, course, disturbed, self._cuts, self._known, log)
+                tried.faults += aftermath.faults(tried.raised)
+            except Exception as fault:
+                tried.faults.append(told(fault))
+        tried.faults += complaints.faults
+        if tried.faults:
+            what = f"{calls.failed[0]} failed, the operation: {tried.raised or 'done'}"
+            tried.faults = list(dict.fromkeys([what, *tried.faults]))
+        return tried
+
+    def _copy(self, variant: str) -> Path:
+        """Return the root of a fresh copy of the prepared log."""
+        start, root = self._scratch / variant, self._scratch / "log"
+        if not start.exists():
+            prepare(start, variant)
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(start, root)
+        forget()
+        return root
+
+
+@dataclass(slots=True)
+class _Aftermath:
+    """What comes after the failure."""
+
+    case: Case
+    course: Course
+    disturbed: Disturbed
+    cuts: CutReader
+    known: set[bytes]
+    log: Opened
+
+    def faults(self, raised: str) -> list[str]:
+        """Go on, and return what is wrong."""
+        operation = OPERATIONS[self.case.workload.last]
+        before, after = self.course.before, self.course.after
+        is_new = self.case.who == NEW
+        if is_new:
+            self._be_another_process()
+        shown = before
+        if is_new or operation.kind != "handed":
+            shown = snapshot(self.log.engine)
+            faults = faults_of(shown, before, after, operation.kind)
+            if not raised and shown != after:
+                faults.append("it succeeded, but was not done")
+            safe = shown
+            if raised and operation.kind == "partial":
+                safe = with_superseded(shown, before)  # a cleaning is durable when it is done
+            if faults := faults or self._cut(safe, after, operation.kind):
+                return faults
+        if raised == "CommitInDoubtError" and operation.name not in _SETTLES_DOUBT and not is_new:
+            self.log.reopen()  # which settles it: until then nobody knows if it is to be done again
+            shown = snapshot(self.log.engine)
+        if raised and (is_repeatable(operation.name) or shown == before):
+            wanted = later(after, before, _LATER_MS) if shown == before else after
+            self.log.perform_again(operation.name, later_ms=_LATER_MS)
+            shown = snapshot(self.log.engine)
+            faults = [] if shown == after else faults_of(shown, wanted, None, "none")
+            if faults := faults or self._cut(shown, shown, "none"):
+                return [f"after the retry: {fault}" for fault in faults]
+        if self._is_known(shown):
+            return []
+        if faults := works(self.log, shown):
+            return faults
+        shown = snapshot(self.log.engine)
+        return [f"in the end: {fault}" for fault in self._cut(shown, shown, "none")]
+
+    def _be_another_process(self) -> None:
+        """Know nothing of what was: the one that failed has ended, as it was."""
+        forget()
+        root, moment = self.log.root, self.log.moment
+        if OPERATIONS[self.case.workload.last].kind == "handed":
+            recovered(root, moment.now_ms)
+        self.log = Opened(root, moment)
+
+    def _is_known(self, shown: Snapshot) -> bool:
+        """Tell whether work went on with such a log before.
+
+        What comes then follows from the files, from what a power cut would leave of them, and from
+        what this process knows.
+        """
+        if remembers():
+            return False
+        told = repr((shown, self.log.moment, vars(self.log.engine._journal))).encode()
+        key = hashlib.blake2b(told + self.disturbed.digest(), digest_size=16).digest()
+        is_known = key in self.known
+        self.known.add(key)
+        return is_known
+
+    def _cut(self, shown: Snapshot, after: Snapshot, kind: str) -> list[str]:
+        """Return what a power cut would take of what the log shows."""
+        is_unsynced = bool(self.log.engine.state().unsynced)
+        older = (*self.course.older, self.course.before) if is_unsynced else ()
+        for state in self.disturbed.cuts():
+            with self.disturbed.away():
+                try:
+                    found = self.cuts.read(state)
+                    faults = [] if found in older else faults_of(found, shown, after, kind)
+                except Exception as fault:
+                    faults = [told(fault)]
+            if faults:
+                return [f"after a power cut ({state.label}): {fault}" for fault in faults]
+        return []
+
+
+def _before_last(root: Path, workload: Workload) -> Opened:
+    """Do all operations but the last one."""
+    log = Opened(root)
+    for name in workload.operations[:-1]:
+        log.perform(name)
+    return log
+
+
+def _says_where(fault: Exception) -> bool:
+    """Tell whether an error is one of those that are promised, and names what it is about."""
+    return isinstance(fault, StorageError) or (
+        isinstance(fault, OSError) and fault.filename is not None
+    )

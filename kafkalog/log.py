@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.cleaner.config import CleanerConfig
+    from kafkalog.cleaner.erasure.erase import Erasure, Progress
+    from kafkalog.cleaner.erasure.traces import Traces
     from kafkalog.cleaner.explain import Explanation
     from kafkalog.cleaner.key_lookup import Record
     from kafkalog.cleaner.stats import CleanerStats, PartitionStatus
@@ -53,18 +55,30 @@ class KafkaLog(Engine):
             self.cleaner.start()
 
     def latest(
-        self, topic: str, *, include_headers: bool = False, budget_bytes: int | None = None
+        self,
+        topic: str,
+        *,
+        partition: int | None = None,
+        include_headers: bool = False,
+        budget_bytes: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the newest record of every key, tombstones left out, partition by partition."""
+        """Yield the newest record of every key, tombstones left out, partition by partition.
+
+        `partition` names one, and `progress` is told how much of each is done, and of how much.
+        """
         from kafkalog.cleaner import survivors
         from kafkalog.schema import changelog_schema
 
         schema = changelog_schema(include_headers=include_headers)
         budget = self._config.dedupe_buffer_size if budget_bytes is None else budget_bytes
-        for partition, _ in self.describe(topic).present():
-            with self.view(topic, partition, whole=True) as view:
+        present = [number for number, _ in self.describe(topic).present()]
+        for number in present if partition is None else [partition]:
+            with self.view(topic, number, whole=True) as view:
                 end = view.state.high_watermark
-                yield from survivors.latest(view, end, budget_bytes=budget, schema=schema)
+                yield from survivors.latest(
+                    view, end, budget_bytes=budget, schema=schema, progress=progress
+                )
 
     def lookup(
         self, topic: str, key: bytes | str, *, partition: int | None = None
@@ -111,6 +125,65 @@ class KafkaLog(Engine):
         manager.retain(self, topic, now_ms=now)
         return results
 
+    def erase(
+        self,
+        topic: str,
+        keys: Iterable[bytes | str],
+        *,
+        now: bool = False,
+        strict: bool = False,
+        wait: Callable[[int], None] | None = None,
+        now_ms: int | None = None,
+        progress: Progress = lambda step, done, of: None,
+    ) -> Erasure:
+        """Delete keys, clean by force, and look through every file for what is left of them.
+
+        Of a compacted topic; text is UTF-8. Unless `now`, a deletion stays for its
+        `delete.retention.ms`, and is found: then erase again, which writes nothing anew. With `now`
+        a follower that has not read it by then keeps the key for good. Replaced files stay for
+        `file.delete.delay.ms`: `wait` is called with the time until which, and returns then;
+        without it they are found, unless `now`. `strict` takes records of other keys that mention
+        one for traces. Raises InvalidInputError, UnknownTopicError, StorageError.
+        """
+        from kafkalog.cleaner.erasure.erase import erase
+        from kafkalog.cleaner.erasure.keys import ErasedKeys
+
+        self._check_cleanable()
+        return erase(
+            self,
+            topic,
+            ErasedKeys(keys),
+            now=now,
+            is_strict=strict,
+            clock=_clock(now_ms),
+            wait=wait,
+            config=self._config,
+            progress=progress,
+        )
+
+    def traces(
+        self,
+        topic: str,
+        keys: Iterable[bytes | str],
+        *,
+        strict: bool = False,
+        now_ms: int | None = None,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+    ) -> Traces:
+        """Look through every file of a topic for what there is of keys, and change nothing."""
+        from kafkalog.cleaner.erasure.keys import ErasedKeys
+        from kafkalog.cleaner.erasure.traces import find_traces
+
+        self._check_open()
+        return find_traces(
+            self,
+            topic,
+            ErasedKeys(keys),
+            clock=_clock(now_ms),
+            is_strict=strict,
+            progress=progress,
+        )
+
     def status(self, *, now_ms: int | None = None) -> list[PartitionStatus]:
         """Return, per partition, its offsets, clean and dirty bytes, dirty ratio and state."""
         self._check_open()
@@ -142,3 +215,7 @@ class KafkaLog(Engine):
 
         self._check_writable()
         check_disk(self)
+
+
+def _clock(now_ms: int | None) -> Callable[[], int]:
+    return clock.now_ms if now_ms is None else lambda: now_ms

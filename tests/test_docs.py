@@ -19,8 +19,10 @@ DOCUMENTS = [
     "docs/broker.md",
     "docs/cleaner.md",
     "docs/conformance.md",
+    "docs/erasing.md",
     "docs/format.md",
     "docs/spark.md",
+    "docs/testing.md",
 ]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```$)?", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")

@@ -44,6 +44,7 @@ from kafkalog.storage_engine.segments import SegmentFiles
 from kafkalog.storage_engine.state import PartitionState
 
 if TYPE_CHECKING:
+    from kafkalog.cleaner.erasure.keys import ErasedKeys
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.transaction import Transaction
 
@@ -64,14 +65,14 @@ def clean_round(
     stats: CleanerStats,
     check_abort: Callable[[], None],
     is_forced: bool = False,
+    erased: ErasedKeys | None = None,
 ) -> LogToClean | None:
     """Clean as much of a partition as can be looked at in one round; None for nothing to do.
 
-    The caller holds the partition's cleaner lock, and no swap is pending. `now_ms`, when the round
-    begins, is fixed for it (C41); only the leases of pins are compared with what has passed since.
-    If `is_forced`, only moments that somebody reads by now hold it back. Adds to `stats`. Returns
-    the plan as it was before. Raises CorruptBatchError, CorruptLogError, StorageError, OSError and
-    CleaningAborted; what was swapped before that stays, the rest is as it was.
+    The caller holds the partition's cleaner lock, and no swap is pending. `now_ms` is fixed for the
+    round (C41), but for leases of pins; if `is_forced`, only what somebody reads by now holds it
+    back. Deletions of `erased` keys wait for no horizon. Adds to `stats`; returns the plan as it
+    was. Raises CorruptLogError, StorageError, OSError and CleaningAborted: what was swapped stays.
     """
     directory = engine.partition_directory(topic, partition)
     described = engine.describe(topic)  # once: id and config of one topic, should it be made anew
@@ -99,7 +100,7 @@ def clean_round(
             now_ms=now_ms,
             pinned_offset=load_pins().limit(topic, topic_id, partition),
         )
-        if not log.has_work:
+        if not log.has_work and erased is None:
             return None
         started = time.perf_counter()
         settled = SettledSegments(view, log, check)
@@ -134,6 +135,7 @@ def clean_round(
                 chunk_size=config.io_buffer_size,
                 stats=stats,
                 check_abort=check,
+                erased=erased,
             )
             merges = config.merge_batches and topic_config.kafkalog_cleaner_merge_batches
             _SecondPass(log, decider, publisher, settled, merges=merges).clean(end)

@@ -6,8 +6,9 @@ transactions goes. A control record stays, whatever its key.
 
 Deletions take two stages, so that a slow reader sees them: the round that finds a tombstone, or a
 marker whose data is gone, gives its batch a horizon, `delete.retention.ms` from then; a round after
-that removes it. A batch left without records keeps its header where something is told by it: where
-the log ends, or where a producer was.
+that removes it. A deletion of a key that is to be *erased* does not wait: it goes in the round that
+finds it, with all that it deletes. A batch left without records keeps its header where something is
+told by it: where the log ends, or where a producer was.
 
 What is decided for a batch depends on nothing but the batch, the newest offsets of the keys, the
 transactions before it, the active producers and the round's fixed time.
@@ -31,6 +32,7 @@ from kafkalog.storage_engine import layout
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.active_producers import ActiveProducers
+    from kafkalog.cleaner.erasure.keys import ErasedKeys
     from kafkalog.cleaner.newest import Newest
     from kafkalog.cleaner.stats import CleanerStats
     from kafkalog.cleaner.transactions import CleanedTransactions, Seen
@@ -76,6 +78,8 @@ class Decider:
     """Bytes read at once."""
     stats: CleanerStats
     check_abort: Callable[[], None]
+    erased: ErasedKeys | None = None
+    """Keys whose deletions wait for no horizon."""
     earliest_delete_horizon_ms: int | None = None
     """The next moment at which something of what was decided may go."""
 
@@ -124,6 +128,14 @@ class Decider:
             kept,
             tombstones,
         )
+        if self.erased is not None:
+            is_deletion = keep & (records.value_sizes < 0) & ~is_control[records.batch_index]
+            is_deletion &= records.offsets <= self.newest.latest_offset
+            gone, _ = self.erased.find(records, table, np.flatnonzero(is_deletion))
+            keep[gone] = False
+            counts = np.bincount(records.batch_index[gone], minlength=len(table))
+            kept -= counts
+            tombstones -= counts
         # What waits for a horizon: deletions, and markers whose data is gone.
         waits = (tombstones > 0) | (is_control & seen.can_discard[place] & (kept > 0))
         has_horizon = (table.attributes & layout.DELETE_HORIZON_BIT) != 0

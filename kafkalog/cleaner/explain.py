@@ -17,10 +17,10 @@ from kafkalog.cleaner.last_cleaning import read_last_cleaning
 from kafkalog.cleaner.log_to_clean import LogToClean, largest_timestamp
 from kafkalog.cleaner.partition_cleaner import fault_reason
 from kafkalog.cleaner.pause import is_paused
-from kafkalog.cleaner.presence import is_cleaner_running, may_clean
+from kafkalog.cleaner.presence import is_being_cleaned, is_cleaner_running, may_clean
 from kafkalog.cleaner.uncleanable import read_uncleanable
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine import layout, locks
+from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.pins import LivePins
 from kafkalog.storage_engine.segments import header_at
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.state import PartitionState
 
-__all__ = ["Explanation", "Finding", "explain"]
+__all__ = ["Explanation", "Finding", "duration", "explain", "moment"]
 
 _CLEAN = "kafkalog clean {path} {topic} --force"
 _ALTER = "kafkalog topics alter {path} {topic} --config "
@@ -147,7 +147,7 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Finding]
             _ALTER + "cleanup.policy=compact",
         )
         return
-    if _is_held(engine, log):
+    if is_being_cleaned(log.directory):
         yield Finding("cleaning", "Some process cleans it, or deletes from it, at this moment.")
     if is_paused(log.directory):
         yield Finding(
@@ -174,14 +174,6 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Finding]
         )
 
 
-def _is_held(engine: Engine, log: LogToClean) -> bool:
-    path = log.directory / layout.CLEANER_LOCK
-    try:
-        return path.exists() and locks.FileLock(path).is_held_alone()
-    except (OSError, KafkaLogError):
-        return False
-
-
 # --- what brings a cleaner -----------------------------------------------------------------------
 
 
@@ -197,8 +189,8 @@ def _reasons_to_clean(log: LogToClean) -> Iterator[Finding]:
     if log.cleanable_bytes > 0 and log.compaction_delay_ms > 0:
         yield Finding(
             "due",
-            f"It is due: max.compaction.lag.ms ({_duration(config.max_compaction_lag_ms)}) passed "
-            f"{_duration(log.compaction_delay_ms)} ago.",
+            f"It is due: max.compaction.lag.ms ({duration(config.max_compaction_lag_ms)}) passed "
+            f"{duration(log.compaction_delay_ms)} ago.",
         )
     if log.is_horizon_due and log.earliest_delete_horizon_ms is not None:
         yield Finding(
@@ -293,7 +285,7 @@ def _active_segment(log: LogToClean, state: PartitionState) -> Iterator[tuple[in
     else:
         what_ends_it = (
             f"the first append after it reached segment.bytes ({sizes}), or was "
-            f"{_duration(lifetime_ms)} old (segment.ms, max.compaction.lag.ms), begins"
+            f"{duration(lifetime_ms)} old (segment.ms, max.compaction.lag.ms), begins"
         )
     yield (
         base,
@@ -353,7 +345,7 @@ def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[
                 base,
                 Finding(
                     "lag",
-                    f"min.compaction.lag.ms ({_duration(lag)}) keeps offset {base} and what "
+                    f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
                     f"follows from being cleaned until {moment(newest + lag)}.",
                     f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - newest)}",
                     newest + lag,
@@ -398,7 +390,7 @@ def _tombstones(log: LogToClean, now_ms: int) -> Iterator[Finding]:
     yield Finding(
         "tombstones",
         f"{what} wait{'s' * (count == 1)} for delete.retention.ms "
-        f"({_duration(log.config.delete_retention_ms)}); the first may go at {moment(horizon)}.",
+        f"({duration(log.config.delete_retention_ms)}); the first may go at {moment(horizon)}.",
         None,
         horizon,
     )
@@ -418,7 +410,7 @@ def _size(size: int) -> str:
     return f"{size} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
 
 
-def _duration(duration_ms: int) -> str:
+def duration(duration_ms: int) -> str:
     """Return milliseconds for people, in the largest unit that leaves at least one of it."""
     for name, size in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000)):
         if duration_ms >= size:

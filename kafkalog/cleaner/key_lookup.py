@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.transaction_index import IndexedTransactions
     from kafkalog.storage_engine.transaction_outcomes import TransactionOutcomes
 
-__all__ = ["KeyLookup", "Record"]
+__all__ = ["KeyLookup", "Record", "key_bytes"]
 
 _ABORTED_MAX: Final = 1 << 20
 """Aborted transactions of a partition that are kept between lookups: 24 MiB."""
@@ -109,7 +109,7 @@ class KeyLookup:
         key, for a partition that the topic does not have, and once it is closed; CorruptLogError,
         StorageError.
         """
-        data = _key_bytes(key)
+        data = key_bytes(key)
         partition = None if partition is None else _partition_number(partition)
         with self._mutex:
             if self.is_closed:
@@ -138,7 +138,8 @@ class KeyLookup:
         return held
 
 
-def _key_bytes(key: bytes | str) -> bytes:
+def key_bytes(key: bytes | str) -> bytes:
+    """Return the bytes of a key; raises InvalidInputError for what is none."""
     if not isinstance(key, bytes | bytearray | memoryview | str):
         raise InvalidInputError(f"a key is bytes or text, found {type(key).__name__}")
     try:

@@ -1,8 +1,9 @@
-"""What the last cleaning of a partition did, kept in its directory for `status` and `explain`.
+"""What the last cleanings of a partition did, kept in its directory for `status` and pictures.
 
-The file `kl-last-cleaning` is written at the end of every cleaning that succeeded. It is told to
-people and decides nothing: a missing, foreign or torn one is no cleaning, and a disk that takes
-none costs the figures alone.
+The file `kl-last-cleaning` is written at the end of every cleaning that succeeded: that one's
+figures, and those of the ones before it, the last of which drop out. It is told to people and
+decides nothing: a missing, foreign or torn one is no cleaning, and a disk that takes none costs the
+figures alone.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ import contextlib
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.storage_engine import files, layout
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.stats import CleanerStats
 
-__all__ = ["LastCleaning", "read_last_cleaning", "write_last_cleaning"]
+__all__ = ["LastCleaning", "read_cleanings", "read_last_cleaning", "write_last_cleaning"]
 
-_VERSION = 1
+_VERSION: Final = 1
+_EARLIER: Final = "earlier"
+"""Where the figures of the cleanings before are, newest first; a release before this had none."""
+KEPT: Final = 32
+"""Cleanings that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +62,38 @@ def write_last_cleaning(directory: Path, stats: CleanerStats, *, ended_ms: int) 
         bytes_written=stats.bytes_written,
         tombstones=stats.tombstones_kept,
     )
-    content = json.dumps({"version": _VERSION, **asdict(cleaning)}).encode() + b"\n"
+    earlier = [asdict(one) for one in read_cleanings(directory)[: KEPT - 1]]
+    told = {"version": _VERSION, **asdict(cleaning), _EARLIER: earlier}
+    content = json.dumps(told).encode() + b"\n"
     with contextlib.suppress(OSError):
         files.write_atomically(directory / layout.LAST_CLEANING, content)
 
 
 def read_last_cleaning(directory: Path) -> LastCleaning | None:
     """Return the last cleaning of a partition; None for none, or an unknown one."""
+    return next(iter(read_cleanings(directory)), None)
+
+
+def read_cleanings(directory: Path) -> list[LastCleaning]:
+    """Return the last cleanings of a partition, the newest first, as many as are remembered."""
     try:
         content = json.loads((directory / layout.LAST_CLEANING).read_bytes())
     except (OSError, ValueError, RecursionError):
-        return None
+        return []
     if not isinstance(content, dict) or content.get("version") != _VERSION:
+        return []
+    last = _cleaning(content)
+    if last is None:
+        return []
+    earlier = content.get(_EARLIER, [])
+    known = [_cleaning(one) for one in earlier] if isinstance(earlier, list) else []
+    return [last, *(one for one in known if one is not None)]
+
+
+def _cleaning(figures: Any) -> LastCleaning | None:
+    """Return a cleaning of its figures, None where they are no such figures."""
+    if not isinstance(figures, dict):
         return None
-    figures = [content.get(field.name) for field in fields(LastCleaning)]
-    known = [figure for figure in figures if isinstance(figure, int)]
-    return LastCleaning(*known) if len(known) == len(figures) else None
+    values = [figures.get(field.name) for field in fields(LastCleaning)]
+    known = [value for value in values if isinstance(value, int)]
+    return LastCleaning(*known) if len(known) == len(values) else None

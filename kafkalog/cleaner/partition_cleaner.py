@@ -37,6 +37,7 @@ from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.segments import finish_swaps, sweep_deleted
 
 if TYPE_CHECKING:
+    from kafkalog.cleaner.erasure.keys import ErasedKeys
     from kafkalog.storage_engine.engine import Engine
 
 __all__ = ["PartitionCleaner", "fault_reason"]
@@ -69,15 +70,19 @@ class PartitionCleaner:
     """None for no limit."""
     on_aborted: Callable[[CleanerStats], None] = _unwatched
     """Shown the figures of a cleaning that was broken off."""
+    erased: ErasedKeys | None = None
+    """Keys whose deletions wait for no delete horizon."""
+    waits: bool = False
+    """Whether a cleaner that has the partition is waited for."""
 
     def clean(
         self, topic: str, partition: int, *, force: bool = False, until_clean: bool = False
     ) -> CleanerStats | None:
         """Clean a partition, a round or until it is clean; None where nothing was done.
 
-        Nothing is done where another cleaner has the partition, it is paused, or, without `force`,
-        it is no longer due. With `force` its active segment is rolled first. A fault is told in the
-        result's `error`. Raises LockedByBrokerError.
+        Nothing is done where another cleaner has the partition (unless it `waits`), where it is
+        paused, or, without `force`, no longer due. With `force` its active segment is rolled first.
+        A fault is told in the result's `error`. Raises LockedByBrokerError.
         """
         known = self.engine.state().topics.get(topic)
         if known is None:
@@ -108,7 +113,7 @@ class PartitionCleaner:
         stats, directory = pace.stats, pace.directory
         topic, partition = stats.topic, stats.partition
         with (
-            locks.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=False) as is_held,
+            locks.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=self.waits) as is_held,
             locks.RootLock(self.engine.root).shared(),
             self._marking_faults(stats, topic_id),
         ):
@@ -131,6 +136,7 @@ class PartitionCleaner:
                     stats=stats,
                     check_abort=pace.check,
                     is_forced=force,
+                    erased=self.erased,
                 )
                 if log is not None and not stats.compaction_delay_ms:
                     stats.compaction_delay_ms = log.compaction_delay_ms

@@ -1,4 +1,4 @@
-"""Whether any cleaner runs on a log, in whatever process, and whether one could in this.
+"""Whether any cleaner runs on a log, or cleans a partition now, in whatever process.
 
 A background cleaner holds `kl-cleaners.lock` in the root shared for as long as it runs, also while
 it sleeps. Nothing waits for it: it is there to be asked about. The lock dies with its process.
@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import KafkaLogError, StorageError
 from kafkalog.storage_engine import layout, locks
 
-__all__ = ["announced", "is_cleaner_running", "may_clean"]
+__all__ = ["announced", "is_being_cleaned", "is_cleaner_running", "may_clean"]
 
 
 @contextlib.contextmanager
@@ -36,6 +36,18 @@ def is_cleaner_running(root: Path) -> bool | None:
         return path.exists() and locks.FileLock(path).is_held()
     except (OSError, StorageError):
         return None
+
+
+def is_being_cleaned(directory: Path) -> bool:
+    """Tell whether some process cleans a partition, or deletes from it, at this moment.
+
+    Creates nothing; what cannot be found out is a no.
+    """
+    path = directory / layout.CLEANER_LOCK
+    try:
+        return path.exists() and locks.FileLock(path).is_held_alone()
+    except (OSError, KafkaLogError):
+        return False
 
 
 def may_clean(directory: Path) -> bool:

@@ -12,7 +12,7 @@ Kafka has no such reader; a consumer that reads a compacted topic keeps such a t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.log_view import LogView
     from kafkalog.storage_engine.record_filter import RecordFilter
+    from kafkalog.storage_engine.tables import RecordTable
 
 __all__ = ["latest"]
 
@@ -39,6 +40,7 @@ def latest(
     schema: pa.Schema,
     keep: RecordFilter | None = None,
     may_be_passed: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the newest record of each key below `end`, without those that are tombstones.
 
@@ -49,7 +51,8 @@ def latest(
     Records without a key are skipped, and what is not committed: where a transaction is open below
     `end`, the result is that as of the last stable offset. Raises OffsetOutOfRangeError when `end`
     is above the high watermark, InvalidInputError when the log has been cleaned beyond it: then
-    records below it are gone in favour of newer ones above.
+    records below it are gone in favour of newer ones above. `progress` is told how many offsets are
+    done, and of how many: a part passes each of them twice.
     """
     state = view.state
     start = state.log_start_offset
@@ -61,7 +64,7 @@ def latest(
             f"log is cleaned up to offset {state.cleaned_to}; ask for that offset or a later one"
         )
     span = start, min(end, state.last_stable_offset)
-    return _latest(view, span, budget_bytes, schema, keep)
+    return _latest(view, span, budget_bytes, schema, keep, passes=_Passes(span, progress))
 
 
 def _latest(
@@ -70,25 +73,65 @@ def _latest(
     budget_bytes: int,
     schema: pa.Schema,
     keep: RecordFilter | None,
+    *,
+    passes: _Passes,
 ) -> Iterator[pa.RecordBatch]:
     start, end = span
     offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
     parts = [WHOLE]
     while parts:
-        part = parts[0]
-        is_mapped = mapped_batches(view)
-        if build_offset_map(view, start, end, offset_map, is_mapped=is_mapped, part=part) < end:
+        passes.left = 2 * len(parts)
+        known_to = build_offset_map(
+            view,
+            start,
+            end,
+            offset_map,
+            is_mapped=mapped_batches(view),
+            part=parts[0],
+            on_records=passes.tell,
+        )
+        if known_to < end:
             # Parts are of equal weight, so the others would not fit either: split them all.
             parts = [half for whole in parts for half in whole.halves()]
         else:
             parts.pop(0)
-            yield from _at(view, offset_map.take_offsets(), schema, keep)
+            passes.end_one()
+            yield from _at(view, offset_map.take_offsets(), schema, keep, passes)
+            passes.end_one()
         if parts:
             offset_map.clear()
 
 
+class _Passes:
+    """How many passes over a log are done and left; what is known of them is told."""
+
+    def __init__(self, span: tuple[int, int], progress: Callable[[int, int], None] | None) -> None:
+        self._start, end = span
+        self._size = end - self._start
+        self._progress = progress
+        self._done = 0
+        self.left = 0
+
+    def tell(self, records: RecordTable) -> None:
+        """Tell that the pass at hand has come to the last of these records."""
+        if self._progress is not None and len(records.offsets):
+            offsets = int(records.offsets[-1]) + 1 - self._start
+            self._tell(min(max(offsets, 0), self._size))
+
+    def end_one(self) -> None:
+        """Count the pass at hand as done."""
+        self._done += 1
+        self.left -= 1
+        self._tell(0)
+
+    def _tell(self, offsets: int) -> None:
+        if self._progress is not None:
+            of = (self._done + self.left) * self._size
+            self._progress(self._done * self._size + offsets, of)
+
+
 def _at(
-    view: LogView, offsets: Int64s, schema: pa.Schema, keep: RecordFilter | None
+    view: LogView, offsets: Int64s, schema: pa.Schema, keep: RecordFilter | None, passes: _Passes
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records at these offsets (n, rising) that are no tombstones.
 
@@ -108,6 +151,7 @@ def _at(
             rows = _rows_at(records.offsets, offsets)
             rows = rows[records.value_sizes[rows] >= 0]
             wanted = rows if keep is None else keep.rows(records, rows)
+            passes.tell(records)
             yield from arrow_batches(records, run.table, wanted, place, schema=schema)
 
 

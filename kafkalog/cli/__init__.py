@@ -3,6 +3,7 @@
 What all verbs keep to:
 
 * data goes to the standard output, with `--json` one object a line; messages to the standard error;
+* colours, and bars for what may take long, are for terminals alone (`colours`);
 * the exit status is 0 when all is well; 1 for damage, a "no", or a fault of the log or the disk;
   2 for wrong usage: options, and whatever raises InvalidInputError, such as an unknown topic;
 * an expected error is one line and never a traceback.
@@ -31,9 +32,12 @@ VERBS: Final = {
     "clean": "remove what newer records have replaced",
     "cleaner": "run the cleaner until it is told to stop",
     "explain": "why a topic is not being compacted, and what would change it",
-    "status": "how each partition stands, who owns the log and who writes to it",
+    "status": "how each partition stands, and who is at work",
+    "ui": "show a log as a picture, in a browser on this machine",
+    "writers": "list who writes to a log, or forget one and its last batch",
     "dump": "print what a file of a log holds, as kafka-dump-log does",
     "verify": "look for damage in a log directory",
+    "erase": "delete keys for good, and prove that no file has them",
     "adopt": "take a stopped Kafka broker's log directory over",
     "release": "give a log directory to a Kafka broker",
     "warm": "compile the kernels ahead of their first use",
@@ -94,7 +98,9 @@ def _run(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, PipeClosed):
         _silence()
         status = PIPE_CLOSED
-    except SystemExit as fault:  # of the package below typer, when the reader of a help has gone
+    except SystemExit as fault:
+        # Of what typer does for a shell; of the package below it, when the reader of a help has
+        # gone. All that was to be printed is.
         _silence()
         status = PIPE_CLOSED if fault.code else 0
     except KafkaLogError as fault:
@@ -134,7 +140,9 @@ def _silence() -> None:
 
 
 def _complain(text: str) -> None:
-    sys.stderr.write(f"kafkalog: {' '.join(text.split())}\n")
+    from kafkalog.cli.colours import styled
+
+    sys.stderr.write(f"{styled('kafkalog:', 'red', sys.stderr)} {' '.join(text.split())}\n")
 
 
 def _verb(arguments: Sequence[str]) -> str:
@@ -155,12 +163,15 @@ def _application(arguments: Sequence[str]) -> typer.Typer:
     """Return an application that knows the verb that is called; all of them where none is."""
     import typer
 
+    from kafkalog.cli.examples import examples
+
     application = typer.Typer(
         help="Kafka's compacted log as files: look into it, write to it, keep it in order.",
-        add_completion=False,
+        add_completion=True,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
+        context_settings={"color": False},  # typer's own; ours ask NO_COLOR
     )
 
     @application.callback(invoke_without_command=True)
@@ -177,9 +188,16 @@ def _application(arguments: Sequence[str]) -> typer.Typer:
     for verb in [called] if called else VERBS:
         module = importlib.import_module(f"kafkalog.cli.{verb}")
         if verb == "topics":
-            application.add_typer(module.application(), name=verb, help=_sentence(verb))
+            below = module.application()
+            shown = examples(module.EXAMPLES)
+            application.add_typer(below, name=verb, help=_sentence(verb), epilog=shown)
         else:
-            application.command(verb, help=_help(verb, module.__doc__))(module.command)
+            command = application.command(
+                verb,
+                help=_help(verb, module.__doc__),
+                epilog=examples(module.EXAMPLES),
+            )
+            command(module.command)
     return application
 
 

@@ -8,15 +8,20 @@ nor by the broker's metadata is neither cleaned nor deleted from until `topics a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from kafkalog.cli.output import counted, note, partition_progress, print_json, print_line
+from kafkalog.cli.output import LOG_HELP, counted, note, partition_progress, print_json, print_line
+
+EXAMPLES: Final = (
+    "kafkalog adopt /data/kafka-logs",
+    "kafkalog adopt /data/kafka-logs --config '*:cleanup.policy=compact' --json",
+)
 
 
 def command(
-    path: Annotated[Path, typer.Argument(metavar="PATH", show_default=False)],
+    path: Annotated[Path, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
     config: Annotated[
         list[str] | None,
         typer.Option(

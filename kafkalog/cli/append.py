@@ -5,6 +5,10 @@ headers ([{"key": ..., "value": ...}]), timestamp (epoch ms) and partition. null
 value a tombstone. What `read --json` prints can be appended again; its topic, offset and
 timestampType are passed over.
 
+With --key-separator SEP they are lines of text, as kafka-console-producer reads them: a key, SEP
+(\\t is a tab) and a value. With --text a line is a value without a key. --null-marker TEXT says
+which text stands for null.
+
 With --raw FILE whole batches of a .log file are appended as they are, to one --partition: offsets,
 producers, epochs and timestamps stay, so they must begin at the partition's end or after it.
 """
@@ -12,23 +16,29 @@ producers, epochs and timestamps stay, so they must begin at the partition's end
 from __future__ import annotations
 
 import contextlib
-import json as json_module
+import os
+import stat
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
+from kafkalog.cli.completion import topic_names
+from kafkalog.cli.json_records import json_record
 from kafkalog.cli.output import (
+    LOG_HELP,
     Encoding,
     check_input,
     counted,
-    decoded,
     print_json,
     print_line,
+    progress,
 )
+from kafkalog.cli.text_records import TextLines
 from kafkalog.cli.writable import open_writable
 from kafkalog.errors import InvalidInputError
 
@@ -38,18 +48,28 @@ if TYPE_CHECKING:
     from kafkalog.log import KafkaLog
     from kafkalog.storage_engine.commit import CommitResult
 
+EXAMPLES: Final = (
+    "kafkalog append /data/shop stock changes.jsonl",
+    """echo '{"key": "apple", "value": "5"}' | kafkalog append /data/shop stock""",
+    "echo 'apple=6' | kafkalog append /data/shop stock --key-separator =",
+    "echo 'apple=NULL' | kafkalog append /data/shop stock --key-separator = --null-marker NULL",
+)
 _PORTION_SIZE: Final = 4 << 20
 """Bytes of lines that become one Arrow batch."""
 _LINE_SIZE_MAX: Final = 256 << 20
-_FIELDS: Final = ("key", "value", "headers", "timestamp", "partition")
-_PASSED_OVER: Final = {"topic", "offset", "timestampType"}
+
+_Parse: TypeAlias = Callable[[bytes], dict[str, Any] | None]
+"""Makes the fields of a record of a line; None of one that is empty. Raises ValueError."""
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
+    topic: Annotated[
+        str,
+        typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names),
+    ],
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="- or none: standard input.")
+        Path | None, typer.Argument(metavar="FILE", help="- or none: standard input.")
     ] = None,
     raw: Annotated[
         Path | None, typer.Option("--raw", metavar="FILE", help="A .log file, as it is.")
@@ -57,12 +77,27 @@ def command(
     partition: Annotated[
         int | None, typer.Option(min=0, help="For all records; by their keys where none.")
     ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Lines of text, each a value without a key.")
+    ] = False,
+    key_separator: Annotated[
+        str | None, typer.Option(metavar="SEP", help="Lines of text: a key, SEP and a value.")
+    ] = None,
+    null_marker: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Of lines of text: what stands for null.")
+    ] = None,
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per partition.")] = False,
 ) -> None:
     """Append, and print which offsets the records got."""
+    lines = _text_lines(key_separator, null_marker, text=text)
     if raw is not None and (file is not None or partition is None):
         raise InvalidInputError("--raw FILE takes --partition N, and no other file")
+    if raw is not None and (lines is not None or encoding is not Encoding.UTF8):
+        raise InvalidInputError(
+            "--raw FILE takes no --text, --key-separator and --encoding: its batches are appended "
+            "as they are"
+        )
     for given in (file, raw):
         if given is not None and str(given) != "-":
             check_input(given)
@@ -70,7 +105,9 @@ def command(
         if raw is not None and partition is not None:
             result = log.append_raw(topic, partition, raw)
         else:
-            result = _append(log, topic, file, partition, encoding)
+            record = json_record if lines is None else lines.record
+            parse = partial(record, partition=partition, encoding=encoding)
+            result = _append(log, topic, file, parse)
     for (name, number), (first, following) in sorted(result.offsets.items()):
         if json:
             row = {"topic": name, "partition": number, "offset": first, "nextOffset": following}
@@ -81,9 +118,22 @@ def command(
         print_line(f"{counted(result.rows, 'record')} appended")
 
 
-def _append(
-    log: KafkaLog, topic: str, file: Path | None, partition: int | None, encoding: Encoding
-) -> CommitResult:
+def _text_lines(separator: str | None, null_marker: str | None, *, text: bool) -> TextLines | None:
+    """Return how lines of text are read; None where they are JSON."""
+    if separator == "":
+        raise InvalidInputError("--key-separator: expected some text, found none")
+    if text and separator is not None:
+        raise InvalidInputError("--text has values alone, --key-separator keys too: give one")
+    if text or separator is not None:
+        return TextLines("\t" if separator == r"\t" else separator, null_marker)
+    if null_marker is not None:
+        raise InvalidInputError(
+            "--null-marker is for lines of text, with --key-separator or --text; JSON has null"
+        )
+    return None
+
+
+def _append(log: KafkaLog, topic: str, file: Path | None, parse: _Parse) -> CommitResult:
     """Stage the records in a file of the root, in bounded memory, and commit it."""
     from kafkalog.storage_engine import clock
     from kafkalog.storage_engine.staging import StagedWriter
@@ -92,8 +142,8 @@ def _append(
     slug = uuid.uuid4().hex
     writer = StagedWriter(log.root, log.state(), now_ms=clock.now_ms, writer_slug=slug)
     try:
-        with _opened(file) as lines:
-            for rows in _batches(lines, partition, encoding):
+        with _opened(file) as lines, _progress(lines) as read:
+            for rows in _batches(lines, parse, read):
                 writer.append(topic, rows)
         return log.commit([writer.finish()])
     except BaseException:
@@ -110,10 +160,23 @@ def _opened(file: Path | None) -> Iterator[IO[bytes]]:
             yield lines
 
 
+def _progress(lines: IO[bytes]) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+    """Show how much of the input is read; not to somebody who types it."""
+
+    def size() -> int | None:
+        known = os.fstat(lines.fileno())
+        return known.st_size if stat.S_ISREG(known.st_mode) else None
+
+    return progress("appending", size, is_bytes=True, is_wanted=not lines.isatty())
+
+
 def _batches(
-    lines: IO[bytes], partition: int | None, encoding: Encoding
+    lines: IO[bytes], parse: _Parse, read: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of JSON lines, in portions; raises InvalidInputError with the line."""
+    """Yield the records of lines, in portions, and tell how many bytes are read.
+
+    Raises InvalidInputError with the line.
+    """
     number = 0
     portion: list[dict[str, Any]] = []
     size = 0
@@ -121,82 +184,19 @@ def _batches(
         number += 1
         if len(line) == _LINE_SIZE_MAX:
             raise InvalidInputError(f"line {number}: longer than {_LINE_SIZE_MAX} bytes")
-        if not line.strip():
-            continue
         try:
-            portion.append(_record(line, partition, encoding))
+            record = parse(line)
         except ValueError as fault:
             raise InvalidInputError(f"line {number}: {fault}") from None
+        if record is not None:
+            portion.append(record)
         size += len(line)
         if size >= _PORTION_SIZE:
             yield from _columns(portion)
+            read(size)
             portion, size = [], 0
     yield from _columns(portion)
-
-
-def _record(line: bytes, partition: int | None, encoding: Encoding) -> dict[str, Any]:
-    """Return the fields of one record; raises ValueError that says what is wrong."""
-    try:
-        found = json_module.loads(line)
-    except RecursionError:
-        raise ValueError("a record is no such deeply nested object") from None
-    except UnicodeDecodeError:
-        raise ValueError("expected a JSON object in UTF-8, found other bytes") from None
-    except json_module.JSONDecodeError as fault:  # whose own text numbers lines too
-        where = f"{fault.msg} at character {fault.pos + 1}"
-        raise ValueError(f"expected a JSON object: {where}") from None
-    except ValueError as fault:
-        raise ValueError(f"expected a JSON object: {fault}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"expected a JSON object, found {str(found)[:40]!r}")
-    unknown = sorted(found.keys() - set(_FIELDS) - _PASSED_OVER)
-    if unknown:
-        raise ValueError(f"unknown field {unknown[0][:40]!r}; known: {', '.join(_FIELDS)}")
-    if "value" not in found:
-        raise ValueError("the field 'value' is missing; null is a tombstone")
-    if partition is not None:
-        found["partition"] = partition
-    headers = found.get("headers") or []
-    if not isinstance(headers, list):
-        raise ValueError("headers: expected a list of objects with key and value")
-    return {
-        "key": _bytes(found.get("key"), "key", encoding),
-        "value": _bytes(found["value"], "value", encoding),
-        "headers": [_header(header, encoding) for header in headers] or None,
-        "timestamp": _integer(found.get("timestamp"), "timestamp", 64),
-        "partition": _integer(found.get("partition"), "partition", 32),
-    }
-
-
-def _header(header: Any, encoding: Encoding) -> dict[str, Any]:
-    if not isinstance(header, dict) or not header.keys() <= {"key", "value"}:
-        raise ValueError("headers: expected objects with key and value")
-    key = header.get("key")
-    if not isinstance(key, str):
-        raise ValueError("headers: a header's key is text")
-    decoded(key, Encoding.UTF8)
-    return {"key": key, "value": _bytes(header.get("value"), "value of a header", encoding)}
-
-
-def _bytes(value: Any, name: str, encoding: Encoding) -> bytes | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise ValueError(f"{name}: expected text or null, found {str(value)[:40]!r}")
-    try:
-        return decoded(value, encoding)
-    except ValueError as fault:
-        raise ValueError(f"{name}: {fault}") from None
-
-
-def _integer(value: Any, name: str, bits: int) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << (bits - 1):
-        raise ValueError(
-            f"{name}: expected a whole number of {bits} bits, found {str(value)[:40]!r}"
-        )
-    return value
+    read(size)
 
 
 def _columns(portion: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.output import note, print_json, print_table, progress
+from kafkalog.cli.completion import topic_names
+from kafkalog.cli.output import LOG_HELP, note, print_json, print_table, progress
 from kafkalog.cli.writable import open_writable
 from kafkalog.storage_engine import clock
 from kafkalog.storage_engine.pins import LivePins
@@ -21,10 +22,18 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.stats import CleanerStats
     from kafkalog.log import KafkaLog
 
+EXAMPLES: Final = (
+    "kafkalog clean /data/shop",
+    "kafkalog clean /data/shop stock --force --json",
+)
+
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="All that may be cleaned.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> int:

@@ -11,14 +11,13 @@ kafkalog.cleaner.merge.batches=false clean exactly as Kafka does.
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.output import configs, counted, note
+from kafkalog.cli.output import LOG_HELP, configs, counted, note
+from kafkalog.cli.stop_signals import stop_signals
 from kafkalog.cli.writable import open_writable
 
 if TYPE_CHECKING:
@@ -26,11 +25,16 @@ if TYPE_CHECKING:
     from kafkalog.log import KafkaLog
 
 
+EXAMPLES: Final = (
+    "kafkalog cleaner /data/shop",
+    "kafkalog cleaner /data/shop --threads 2 --config log.cleaner.io.max.bytes.per.second=5e7",
+    "kafkalog cleaner /data/shop --metrics-port 9308",
+)
 _METRICS_ADDRESS: Final = "127.0.0.1"
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
     threads: Annotated[
         int | None, typer.Option(min=1, help="Partitions cleaned at a time.", show_default="1")
     ] = None,
@@ -71,7 +75,7 @@ def command(
         )
     log = open_writable(path)
     check_disk(log)
-    with _stop_signals() as stop, log:
+    with stop_signals() as stop, log:
         cleaner = CleanerThread(log, settings)
         with _metrics(log, cleaner, metrics_port, metrics_address or _METRICS_ADDRESS):
             note(f"{log.root}: the cleaner runs")
@@ -102,19 +106,6 @@ def _add(given: dict[str, str], name: str, option: str, value: int | None) -> No
             f"{option} {value} and --config {name}={given[name]}: give one of both"
         )
     given[name] = str(value)
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Let SIGTERM and SIGINT set an event, and end nothing by themselves."""
-    stop = threading.Event()
-    kinds = (signal.SIGTERM, signal.SIGINT)
-    before = {kind: signal.signal(kind, lambda *_: stop.set()) for kind in kinds}
-    try:
-        yield stop
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
 @contextlib.contextmanager

@@ -10,12 +10,20 @@ cleaning leaves, and the zeros at the end of a preallocated file are told too, a
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from kafkalog.cli.output import Encoding, encoder, note, print_json, print_line
+from kafkalog.cli.output import Encoding, encoder, note, print_json, print_line, progress
+
+EXAMPLES: Final = (
+    "kafkalog dump /data/shop/stock-0/00000000000000000000.log",
+    "kafkalog dump --print-data-log --json /data/shop/stock-0/00000000000000000000.log",
+    "kafkalog dump /data/shop/commit",
+)
 
 
 def command(
@@ -55,23 +63,43 @@ def command(
         if not path.is_file():
             fault = "is a directory: name the files in it" if path.is_dir() else "no such file"
             raise InvalidInputError(f"{path}: {fault}")
-    for path in files:
-        if not json:
-            print_line(f"Dumping {path}")
-        title = None
-        for entry in dump.dump_file(path, options):
-            if dump.is_damage(entry):
-                status = 1
-            if json:
-                print_json({"file": str(path), **_texts(entry, encode)})
-            elif entry["type"] == "finding":
-                if (heading := dump_text.heading(entry)) and heading != title:
-                    note(heading)
-                title = heading
-                note(dump_text.line(entry, encode))
-            else:
-                print_line(dump_text.line(entry, encode))
+    # On a terminal the lines themselves tell how it goes.
+    is_quiet = not sys.stdout.isatty()
+    with progress("dumping", lambda: _size(files), is_bytes=True, is_wanted=is_quiet) as advance:
+        for path in files:
+            if not json:
+                print_line(f"Dumping {path}")
+            title = None
+            for entry in _told(dump.dump_file(path, options), advance):
+                if dump.is_damage(entry):
+                    status = 1
+                if json:
+                    print_json({"file": str(path), **_texts(entry, encode)})
+                elif entry["type"] == "finding":
+                    if (heading := dump_text.heading(entry)) and heading != title:
+                        note(heading)
+                    title = heading
+                    note(dump_text.line(entry, encode))
+                else:
+                    print_line(dump_text.line(entry, encode))
     return status
+
+
+def _size(files: list[Path]) -> int:
+    return sum(path.stat().st_size for path in files)
+
+
+def _told(
+    entries: Iterator[dict[str, Any]], advance: Callable[[int], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield entries, and tell how many bytes lie before them."""
+    done = 0
+    for entry in entries:
+        position = entry.get("position")
+        if isinstance(position, int) and position > done:
+            advance(position - done)
+            done = position
+        yield entry
 
 
 def _texts(entry: dict[str, Any], encode: Any) -> dict[str, Any]:

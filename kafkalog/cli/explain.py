@@ -7,20 +7,29 @@ and whether any cleaner runs at all. Nothing is written, and no records are read
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.output import print_json, print_line
+from kafkalog.cli.completion import topic_names
+from kafkalog.cli.output import PATH_HELP, print_json, print_line
 from kafkalog.cli.readable import open_readable
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.explain import Explanation
 
+EXAMPLES: Final = (
+    "kafkalog explain /data/shop stock",
+    "kafkalog explain /data/shop stock --json",
+)
+
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False)],
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
+    topic: Annotated[
+        str,
+        typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names),
+    ],
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> None:
     """Print what is found out about each partition."""
@@ -28,7 +37,7 @@ def command(
         explanations = log.explain(topic)
     for explanation in explanations:
         if json:
-            print_json(_row(explanation))
+            print_json(row(explanation))
         else:
             _print(explanation)
 
@@ -41,7 +50,8 @@ def _print(explanation: Explanation) -> None:
             print_line(f"    -> {finding.remedy}")
 
 
-def _row(explanation: Explanation) -> dict[str, object]:
+def row(explanation: Explanation) -> dict[str, object]:
+    """Return what `--json` prints of a partition."""
     return {
         "topic": explanation.topic,
         "partition": explanation.partition,

@@ -7,14 +7,18 @@ import binascii
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
+from kafkalog.cli.colours import Style, is_terminal, styled
 from kafkalog.errors import InvalidInputError, StorageError
 
 __all__ = [
+    "LOG_HELP",
     "PATH_HELP",
     "Encoding",
     "PipeClosed",
@@ -30,10 +34,12 @@ __all__ = [
     "print_line",
     "print_table",
     "progress",
+    "share_progress",
 ]
 
 
 PATH_HELP: Final = "A log's directory; those of one broker with commas between."
+LOG_HELP: Final = "A log's directory."
 
 
 class Encoding(StrEnum):
@@ -109,8 +115,15 @@ def note(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows below their headings, numbers to the right, as wide as they are."""
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    styles: Mapping[str, Style] = MappingProxyType({}),
+) -> None:
+    """Print rows below their headings, numbers to the right, as wide as they are.
+
+    `styles` are those of cells with these values.
+    """
     texts = [[_cell(value) for value in row] for row in rows]
     widths = [
         max([len(column), *(len(row[place]) for row in texts)])
@@ -120,12 +133,25 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         bool(rows) and all(isinstance(row[place], int | float) for row in rows)
         for place in range(len(columns))
     ]
-    for row in [list(columns), *texts]:
-        cells = [
+
+    def print_row(cells: Sequence[str], shown: Callable[[int, str], str]) -> None:
+        padded = [
             text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(row, widths, is_number, strict=True)
+            for text, width, right in zip(cells, widths, is_number, strict=True)
         ]
-        print_line("  ".join(cells).rstrip())
+        last = max((place for place, text in enumerate(cells) if text), default=-1)
+        padded[last] = padded[last].rstrip()
+        print_line("  ".join(shown(place, text) for place, text in enumerate(padded[: last + 1])))
+
+    print_row(columns, lambda _, text: styled(text, "bold", sys.stdout))
+    for row, cells in zip(rows, texts, strict=True):
+        print_row(cells, partial(_shown, row, styles))
+
+
+def _shown(row: Sequence[object], styles: Mapping[str, Style], place: int, text: str) -> str:
+    value = row[place]
+    style = styles.get(value) if isinstance(value, str) else None
+    return text if style is None else styled(text, style, sys.stdout)
 
 
 def _cell(value: object) -> str:
@@ -136,49 +162,50 @@ def _cell(value: object) -> str:
 
 @contextlib.contextmanager
 def progress(
-    title: str, total: Callable[[], int] | None, *, is_bytes: bool = False
+    title: str,
+    total: Callable[[], int | None],
+    *,
+    is_bytes: bool = False,
+    is_wanted: bool = True,
 ) -> Iterator[Callable[[int], None]]:
     """Show a bar on the standard error if that is a terminal; yields what moves it on.
 
-    `total` is only asked for where a bar is shown.
+    `total` is only asked for where a bar is shown; None of what nobody knows.
     """
-    if not sys.stderr.isatty():
+    if not is_wanted or not is_terminal(sys.stderr):
         yield lambda _: None
         return
-    from rich import progress as bars
-    from rich.console import Console
+    from kafkalog.cli.bars import bar
 
-    columns: list[bars.ProgressColumn] = [bars.TextColumn(title), bars.BarColumn()]
-    columns += [bars.DownloadColumn(), bars.TransferSpeedColumn()] if is_bytes else []
-    columns += [] if is_bytes else [bars.MofNCompleteColumn()]
-    columns.append(bars.TimeRemainingColumn())
-    # What is printed meanwhile goes to another stream: nothing of it is to be caught.
-    with bars.Progress(
-        *columns,
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    ) as bar:
-        task = bar.add_task(title, total=None if total is None else total())
-        yield lambda count: bar.advance(task, count)
+    known = total()
+    done = 0
+    with bar(title, known, is_bytes=is_bytes) as show:
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            show(done, known)
+
+        yield advance
+
+
+@contextlib.contextmanager
+def share_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar as `progress` does; yields what takes how much is done, and of how much."""
+    if not is_terminal(sys.stderr):
+        yield lambda _, __: None
+        return
+    from kafkalog.cli.bars import bar
+
+    with bar(title, None, is_bytes=False) as show:
+        yield show
 
 
 @contextlib.contextmanager
 def partition_progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar as `progress` does; yields what takes a name, how many are done, and of how many.
-
-    That is what `adopt` and `release` call.
-    """
-    before = 0
-    with progress(title, None) as advance:
-
-        def show(_: str, done: int, __: int) -> None:
-            nonlocal before
-            advance(done - before)
-            before = done
-
-        yield show
+    """Show a bar as `share_progress` does, for what tells a name besides: `adopt`, `release`."""
+    with share_progress(title) as show:
+        yield lambda _, done, of: show(done, of)
 
 
 def counted(count: int, noun: str) -> str:

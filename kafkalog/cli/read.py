@@ -1,27 +1,51 @@
 """Prints records, partition by partition, in the order of their offsets.
 
-Offsets are those of --start and up to --end, which is not printed; by default all records. A record
-is a line of partition, offset, time, key and value, their tabs and newlines as they are; with
---json an object that `append` takes. Where a key or a value is no UTF-8, --json needs --encoding
-base64 or hex.
+It begins with the first record, at an offset (--start), or with the first record that is as young
+as a moment (--from-time), and ends where the log ends by then, or before --end. With --key it is
+the whole changelog of one key.
+
+--follow goes on with what is committed later, until Ctrl-C. As kafka-console-consumer does, it
+begins at the end, unless --from-beginning, --from-time or --start says otherwise.
+
+--latest prints what each key has now: its newest record, tombstones left out. With --key this is
+a look-up, which reads little of a cleaned log.
+
+A record is a line of partition, offset, time, key and value, their tabs and newlines as they are;
+with --json an object that `append` takes. Where a key or a value is no UTF-8, --json needs
+--encoding base64 or hex; --key is given in that encoding.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.output import PATH_HELP, Encoding, encoder, print_json, print_line
+from kafkalog.cli.beginning import Beginning
+from kafkalog.cli.completion import topic_names
+from kafkalog.cli.output import PATH_HELP, Encoding, decoded, flush, progress, share_progress
 from kafkalog.cli.readable import open_readable
+from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kafkalog.cli.changelog import Changelog
 
-_TIMESTAMP_TYPES: Final = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
+EXAMPLES: Final = (
+    "kafkalog read /data/shop stock",
+    "kafkalog read /data/shop stock --partition 0 --start 2 --end 4 --json",
+    "kafkalog read /data/shop stock --from-time -1h",
+    "kafkalog read /data/shop stock --key apple --from-beginning --follow --limit 2",
+    "kafkalog read /data/shop stock --latest --key apple --json",
+)
+_POLL_S: Final = 0.2
 
 
 class IsolationLevel(StrEnum):
@@ -33,10 +57,30 @@ class IsolationLevel(StrEnum):
 
 def command(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    topic: Annotated[
+        str,
+        typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names),
+    ],
     partition: Annotated[int | None, typer.Option(min=0, help="All by default.")] = None,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="The default, but for --follow.")
+    ] = False,
+    from_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="2026-11-22T10:00:00Z, epoch ms, or how long ago: -90s, -1h, -7d."
+        ),
+    ] = None,
     start: Annotated[int | None, typer.Option(min=0, help="First offset.")] = None,
     end: Annotated[int | None, typer.Option(min=0, help="Offset to stop before.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on, until Ctrl-C, from the end.")
+    ] = False,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Records with it alone.")] = None,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="The newest record of each key, no tombstones.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")] = None,
     isolation_level: Annotated[
         IsolationLevel, typer.Option(help="Whether open and aborted transactions are read.")
     ] = IsolationLevel.READ_COMMITTED,
@@ -44,96 +88,119 @@ def command(
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
 ) -> None:
     """Print the records."""
-    from kafkalog.errors import InvalidInputError
+    from kafkalog.cli.changelog import Changelog
 
+    beginning = Beginning.of(from_beginning=from_beginning, from_time=from_time, start=start)
+    is_committed = isolation_level is IsolationLevel.READ_COMMITTED
+    if latest and (beginning.options or end is not None or follow or not is_committed):
+        raise InvalidInputError(
+            "--latest prints what the keys have now: it takes --partition, --key and --limit, and "
+            "no offsets, times, --follow or read_uncommitted"
+        )
+    if follow and end is not None:
+        raise InvalidInputError("--follow goes on and --end stops: give one of both")
+    wanted_key = None if key is None else _key(key, encoding)
     with open_readable(path) as log:
-        numbers = sorted(log.offsets(topic)) if partition is None else [partition]
+        present = sorted(log.offsets(topic))
+        if partition is not None and partition not in present:
+            log.view(topic, partition).close()  # which says what there is instead
+        numbers = present if partition is None else [partition]
         if (start is not None or end is not None) and len(numbers) > 1:
             raise InvalidInputError("--start and --end are offsets of one --partition: name it")
-        for number in numbers:
-            batches = log.read(
-                topic,
-                number,
-                start,
-                end,
-                include_headers=True,
-                isolation_level=isolation_level.value,
-            )
-            for batch in batches:
-                if json:
-                    _print_objects(batch, encoding)
-                else:
-                    _print_lines(batch, encoding)
+        changelog = Changelog(log, topic, tuple(numbers), isolation_level.value, wanted_key)
+        with contextlib.ExitStack() as bar:
+            if latest:
+                batches = _latest(changelog, bar)
+            elif follow:
+                batches = _followed(changelog, beginning, is_all=partition is None)
+            else:
+                batches = _range(changelog, beginning, end, bar)
+            _print(batches, limit, encoding, bar, json=json)
 
 
-def _columns(batch: pa.RecordBatch) -> dict[str, list[Any]]:
-    import pyarrow as pa
-
-    found = {}
-    for name in batch.schema.names:
-        column = batch.column(name)
-        # Epoch numbers: of times that no calendar of Python's has, too.
-        found[name] = (column.cast(pa.int64()) if name == "timestamp" else column).to_pylist()
-    return found
-
-
-def _print_lines(batch: pa.RecordBatch, encoding: Encoding) -> None:
-    encode = encoder(encoding)
-    columns = _columns(batch)
-    names = ("partition", "offset", "timestamp", "key", "value")
-    for number, offset, time_us, key, value in zip(*(columns[n] for n in names), strict=True):
-        key_text, value_text = ("null" if item is None else encode(item) for item in (key, value))
-        print_line(f"{number}\t{offset}\t{_time(time_us)}\t{key_text}\t{value_text}")
-
-
-def _time(time_us: int) -> str:
-    """Return a time in UTC, or the milliseconds where no calendar has them; `-` for none."""
-    time_ms = time_us // 1000
-    if time_ms == -1:
-        return "-"
+def _key(text: str, encoding: Encoding) -> bytes:
     try:
-        moment = datetime.fromtimestamp(time_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(time_ms)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return decoded(text, encoding)
+    except ValueError as fault:
+        raise InvalidInputError(f"--key: {fault}") from None
 
 
-def _print_objects(batch: pa.RecordBatch, encoding: Encoding) -> None:
-    columns = _columns(batch)
-    for row in range(batch.num_rows):
-        offset = columns["offset"][row]
-        record = {
-            "topic": columns["topic"][row],
-            "partition": columns["partition"][row],
-            "offset": offset,
-            "timestamp": columns["timestamp"][row] // 1000,
-            "timestampType": _TIMESTAMP_TYPES[columns["timestampType"][row]],
-            "key": _text(columns["key"][row], encoding, offset, "key"),
-            "value": _text(columns["value"][row], encoding, offset, "value"),
-        }
-        headers = columns["headers"][row]
-        if headers:
-            record["headers"] = [
-                {
-                    "key": header["key"],
-                    "value": _text(header["value"], encoding, offset, "value of a header"),
-                }
-                for header in headers
-            ]
-        print_json(record)
+def _range(
+    changelog: Changelog, beginning: Beginning, end: int | None, bar: contextlib.ExitStack
+) -> Iterator[pa.RecordBatch]:
+    """Yield what is in the log by now; all partitions as of one moment."""
+    state = changelog.log.state()
+    starts = beginning.offsets(changelog, state, at_end=False)
+    ends = changelog.ends_after(starts, state, end)
+    total = sum(max(ends[number] - first, 0) for number, first in starts.items())
+    # On a terminal the first record follows at once, but where one key is looked for.
+    is_slow = changelog.key is not None or not sys.stdout.isatty()
+    shown = progress("reading", lambda: total, is_wanted=is_slow)
+    yield from changelog.read(starts, ends, bar.enter_context(shown))
 
 
-def _text(data: bytes | None, encoding: Encoding, offset: int, what: str) -> str | None:
-    """Return the text of some bytes; raises InvalidInputError where UTF-8 would lose them."""
-    if data is None:
-        return None
-    if encoding is Encoding.UTF8:
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            from kafkalog.errors import InvalidInputError
+def _followed(
+    changelog: Changelog, beginning: Beginning, *, is_all: bool
+) -> Iterator[pa.RecordBatch]:
+    from kafkalog.cli.follow import follow
 
-            raise InvalidInputError(
-                f"offset {offset}: the {what} is no UTF-8; use --encoding base64 or hex"
-            ) from None
-    return encoder(encoding)(data)
+    def wait() -> None:
+        flush()
+        time.sleep(_POLL_S)
+
+    state = changelog.log.state()
+    topic = state.topic(changelog.topic)
+    starts = beginning.offsets(changelog, state, at_end=True)
+    for number, start in starts.items():
+        held = topic.partitions[number]
+        if not held.log_start_offset <= start <= held.high_watermark:
+            first, last = held.log_start_offset, held.high_watermark
+            raise OffsetOutOfRangeError(changelog.topic, number, start, first, last)
+    yield from follow(changelog, starts, topic.topic_id, wait=wait, is_all=is_all)
+
+
+def _latest(changelog: Changelog, bar: contextlib.ExitStack) -> Iterator[pa.RecordBatch]:
+    """Yield the newest record of each key, or of one."""
+    if changelog.key is not None:
+        for number in changelog.partitions:
+            yield from changelog.newest(number, changelog.key)
+        return
+    show = bar.enter_context(share_progress("reading"))
+    sizes = {number: 2 * (end - start) for number, (start, end) in changelog.spans().items()}
+
+    def tell(done: int, left: int, now: int, of: int) -> None:
+        show(done + now, done + of + left)
+
+    done, left = 0, sum(sizes.values())
+    for number in changelog.partitions:
+        left -= sizes[number]
+        yield from changelog.log.latest(
+            changelog.topic,
+            partition=number,
+            include_headers=True,
+            progress=partial(tell, done, left),
+        )
+        done += sizes[number]
+
+
+def _print(
+    batches: Iterator[pa.RecordBatch],
+    limit: int | None,
+    encoding: Encoding,
+    bar: contextlib.ExitStack,
+    *,
+    json: bool,
+) -> None:
+    """Print records; a bar gives way to the first one where both are on the terminal."""
+    from kafkalog.cli.record_lines import print_records
+
+    left = limit
+    for batch in batches:
+        if sys.stdout.isatty():
+            bar.close()
+        shown = batch if left is None else batch.slice(0, left)
+        print_records(shown, encoding, json=json)
+        if left is not None:
+            left -= shown.num_rows
+            if left == 0:
+                return

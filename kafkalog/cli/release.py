@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from kafkalog.cli.output import (
+    LOG_HELP,
     check_input,
     counted,
     note,
@@ -22,11 +23,15 @@ from kafkalog.cli.output import (
     print_line,
 )
 
+EXAMPLES: Final = (
+    "kafkalog release /data/kafka-logs",
+    "kafkalog release /data/kafka-logs --topic-ids ids.txt --json",
+)
 _DESCRIBED = re.compile(r"\bTopic:\s*(\S+)\s+TopicId:\s*(\S+)")
 
 
 def command(
-    path: Annotated[Path, typer.Argument(metavar="PATH", show_default=False)],
+    path: Annotated[Path, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
     topic_ids: Annotated[
         Path | None, typer.Option(help="The ids that the broker's cluster has for the topics.")
     ] = None,

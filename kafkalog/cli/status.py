@@ -1,9 +1,15 @@
-"""Prints who owns a log, whether its file system has locks, its writers, and its partitions.
+"""Prints who owns a log, whether its file system has locks, who is at work on it, its partitions.
+
+At work are the writers, each with its last batch; what they have staged and not committed yet, and
+until when it is kept; the pins, moments of the log that somebody reads as of; and the cleaners.
 
 Of a partition: its offsets, the bytes of its .log files, how much of them is dirty, deletions that
 wait for their horizon, its last cleaning, and its state: clean, dirty (the cleaner will come),
 uncleanable with the reason, paused, or not compacted; `kafkalog explain` says why. One that cannot
 be read is a line with the reason. Names, sizes and the ends of indexes are read, and no records.
+
+With --html, instead: one page with all of this, the segments to scale and what `explain` says, in a
+file that needs nothing else. To count what is dead the log is read: not with --no-count.
 
 With --checkpoint, instead: how far the streaming query with that checkpoint is behind, per source
 and partition, also while it runs.
@@ -12,34 +18,66 @@ and partition, also while it runs.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kafkalog.cli.output import PATH_HELP, print_json, print_line, print_table
+from kafkalog.cli.activity import cleaner_row, pin_rows, staged_rows, writer_rows
+from kafkalog.cli.completion import topic_names
+from kafkalog.cli.output import (
+    PATH_HELP,
+    counted,
+    note,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+)
 from kafkalog.cli.query_lag import print_query_lag
 from kafkalog.cli.readable import open_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from kafkalog.cleaner.last_cleaning import LastCleaning
+    from kafkalog.cli.colours import Style
     from kafkalog.log import KafkaLog
     from kafkalog.storage_engine.state import State
+
+EXAMPLES: Final = (
+    "kafkalog status /data/shop",
+    "kafkalog status /data/shop stock --json",
+    "kafkalog status /data/shop --html shop.html",
+)
+_STYLES: Final[dict[str, Style]] = {"clean": "green", "dirty": "yellow", "uncleanable": "red"}
 
 
 def command(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names),
+    ] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(
             metavar="DIR", help="How far the streaming query with this checkpoint is behind."
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the picture of `kafkalog ui` to a file."),
+    ] = None,
+    count: Annotated[
+        bool,
+        typer.Option("--count/--no-count", help="Whether the picture has dead bytes counted."),
+    ] = True,
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per log, writer and partition.")
+        bool,
+        typer.Option(
+            "--json", help="One JSON object per log, cleaner, writer, staged file, pin, partition."
+        ),
     ] = False,
 ) -> None:
     """Print the status."""
@@ -48,47 +86,133 @@ def command(
     with open_readable(path) as log:
         if topic is not None:
             log.describe(topic)
+        if html is not None:
+            _write_picture(path, log, html, topic, counts_dead=count)
+            return
         if checkpoint is not None:
             is_live = any(_is_live(root) for root in address.directories(path))
             print_query_lag(log, checkpoint, topic, is_live=is_live, json=json)
             return
-        state = log.state()
-        roots = [_root(root, state) for root in address.directories(path)]
-        writers = list(_writers(state))
-        partitions = list(_partitions(log, state, topic))
+        found = rows(path, log, topic)
     if json:
-        for row in (*roots, *writers, *partitions):
+        for row in found:
             print_json(row)
-        return
-    for row in roots:
+    else:
+        _print(found)
+
+
+def _write_picture(
+    path: str, log: KafkaLog, file: Path, topic: str | None, *, counts_dead: bool
+) -> None:
+    from kafkalog.cli.picture.counts import Counts
+    from kafkalog.cli.picture.figures import figures
+    from kafkalog.cli.picture.page import page
+    from kafkalog.storage_engine import clock
+
+    counts = Counts()
+    if counts_dead:
+        with progress("counting what is dead", lambda: len(log.topics())) as advance:
+            for name in log.topics() if topic is None else [topic]:
+                counts.count(log, name)
+                advance(1)
+    found = figures(path, log, counts, clock.now_ms(), topic)
+    file.write_bytes(page(found, is_live=False))
+    note(f"{file}: the picture of {counted(len(found['partitions']), 'partition')}")
+
+
+def rows(path: str, log: KafkaLog, topic: str | None = None) -> list[dict[str, Any]]:
+    """Return what `--json` prints, in its order, all partitions or those of one topic."""
+    from kafkalog.storage_engine import address, clock, layout
+
+    state = log.state()
+    found = [_root(root, state) for root in address.directories(path)]
+    if (log.root / layout.COMMIT).exists():  # of a broker's these things are its own
+        now_ms = clock.now_ms()
+        found.append(cleaner_row(log))
+        found += writer_rows(state, None, None)
+        found += staged_rows(log.root, state, now_ms)
+        found += pin_rows(log.root, now_ms)
+    return [*found, *_partitions(log, state, topic)]
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in found:
+        kinds.setdefault(row["type"], []).append(row)
+    cleaner = "".join(f"  cleaner: {_cleaner(row)}" for row in kinds.get("cleaner", ()))
+    for row in kinds["log"]:
         owner = ", ".join(
             text
             for text in (row["owner"], row["ownerDetail"], "running" if row["running"] else None)
             if text
         )
         locks = "work" if row["locks"] else row["locksReason"]
-        print_line(f"{row['path']}  owner: {owner}  locks: {locks}")
-    if writers:
+        print_line(f"{row['path']}  owner: {owner}  locks: {locks}{cleaner}")
+    if "writer" in kinds:
         print_line("")
-        print_table(
-            ["writer", "topic", "last batch", "rows", "time"],
-            [
-                [w["writer"], w["topic"], w["batchId"], w["rows"], _time(w["timeMs"])]
-                for w in writers
-            ],
-        )
+        print_writers(kinds["writer"])
+    if "staged" in kinds:
+        print_line("")
+        _print_staged(kinds["staged"])
+    if "pin" in kinds:
+        print_line("")
+        _print_pins(kinds["pin"])
     print_line("")
+    _print_partitions(kinds.get("partition", []))
+
+
+def _cleaner(row: dict[str, Any]) -> str:
+    text = {True: "runs", False: "none", None: "unknown"}[row["running"]]
+    cleaned = ", ".join(f"{one['topic']}-{one['partition']}" for one in row["cleaning"])
+    return f"{text}  cleaning now: {cleaned}" if cleaned else text
+
+
+def print_writers(found: list[dict[str, Any]]) -> None:
+    """Print rows of writers as a table."""
+    print_table(
+        ["writer", "topic", "last batch", "rows", "time"],
+        [[w["writer"], w["topic"], w["batchId"], w["rows"], _time(w["timeMs"])] for w in found],
+    )
+
+
+def _print_staged(found: list[dict[str, Any]]) -> None:
+    from kafkalog.cleaner.explain import duration
+
+    print_table(
+        ["staged file", "writer", "topic", "batch", "bytes", "age", "kept until"],
+        [
+            [
+                *(row[name] for name in ("file", "writer", "topic", "batchId", "bytes")),
+                duration(row["ageMs"]),
+                _time(row["keptUntilMs"]),
+            ]
+            for row in found
+        ],
+    )
+
+
+def _print_pins(found: list[dict[str, Any]]) -> None:
+    print_table(
+        ["pin", "record", "read now", "leased until"],
+        [
+            [row["pin"], row["record"], "yes" if row["read"] else "no", _time(row["leasedUntilMs"])]
+            for row in found
+        ],
+    )
+
+
+def _print_partitions(partitions: list[dict[str, Any]]) -> None:
     columns = ["topic", "partition", "log start", "first dirty", "last stable", "high watermark"]
     columns += ["bytes", "dirty ratio", "state", "reason"]
     names = ["topic", "partition", "logStartOffset", "firstDirtyOffset", "lastStableOffset"]
     names += ["highWatermark", "bytes", "dirtyRatio", "state", "reason"]
-    rows = [[row[name] for name in names] for row in partitions]
+    cells = [[row[name] for name in names] for row in partitions]
     if any(row["lastCleaning"] for row in partitions):
         columns[-2:-2] = ["tombstones", "cleaned"]
-        for cells, row in zip(rows, partitions, strict=True):
+        for shown, row in zip(cells, partitions, strict=True):
             last = row["lastCleaning"]
-            cells[-2:-2] = [row["tombstonesWaiting"], _time(last["endedMs"]) if last else None]
-    print_table(columns, rows)
+            shown[-2:-2] = [row["tombstonesWaiting"], _time(last["endedMs"]) if last else None]
+    print_table(columns, cells, _STYLES)
 
 
 def _is_live(root: Path) -> bool:
@@ -129,19 +253,6 @@ def _root(root: Path, state: State) -> dict[str, Any]:
         "record": state.number,
         "timeMs": _time_ms(state.time_ms),
     }
-
-
-def _writers(state: State) -> Iterator[dict[str, Any]]:
-    for name, writer in sorted(state.writers.items()):
-        writer_id, _, target = name.rpartition(" ")
-        yield {
-            "type": "writer",
-            "writer": writer_id,
-            "topic": target,
-            "batchId": writer.batch_id,
-            "rows": writer.rows,
-            "timeMs": _time_ms(writer.time_ms),
-        }
 
 
 def _partitions(log: KafkaLog, state: State, topic: str | None) -> Iterator[dict[str, Any]]:

@@ -6,17 +6,33 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kafkalog.cli.output import configs, print_json, print_line, print_table
+from kafkalog.cli.completion import topic_names
+from kafkalog.cli.examples import examples
+from kafkalog.cli.output import LOG_HELP, configs, print_json, print_line, print_table
 from kafkalog.cli.readable import open_readable
 from kafkalog.cli.writable import open_writable
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.state import TopicState
 
-VERBS: Final = ("list", "create", "describe", "alter", "delete")
+VERBS: Final = {
+    "list": ("kafkalog topics list /data/shop", "kafkalog topics list /data/shop --json"),
+    "create": (
+        "kafkalog topics create /data/shop prices --partitions 4",
+        "kafkalog topics create /data/shop audit --config cleanup.policy=delete",
+    ),
+    "describe": ("kafkalog topics describe /data/shop stock --json",),
+    "alter": ("kafkalog topics alter /data/shop stock --config min.cleanable.dirty.ratio=0.2",),
+    "delete": ("kafkalog topics delete /data/shop stock",),
+}
+"""The verbs below `topics`, each with examples."""
+EXAMPLES: Final = (VERBS["list"][0], VERBS["create"][0])
 
-_Path = Annotated[str, typer.Argument(metavar="PATH", show_default=False)]
-_Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+_Path = Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)]
+_NewName = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+_Name = Annotated[
+    str, typer.Argument(metavar="NAME", show_default=False, autocompletion=topic_names)
+]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object per topic.")]
 _Config = Annotated[
     list[str] | None,
@@ -28,7 +44,8 @@ def application() -> typer.Typer:
     """Return the verbs below `topics`."""
     topics = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     for verb in (_list, _create, _describe, _alter, _delete):
-        topics.command(verb.__name__.strip("_"))(verb)
+        name = verb.__name__.strip("_")
+        topics.command(name, epilog=examples(VERBS[name]))(verb)
     return topics
 
 
@@ -46,7 +63,7 @@ def _list(path: _Path, json: _Json = False) -> None:
 
 def _create(
     path: _Path,
-    name: _Name,
+    name: _NewName,
     partitions: Annotated[int, typer.Option(min=1)] = 1,
     config: _Config = None,
     json: _Json = False,

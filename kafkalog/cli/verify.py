@@ -11,19 +11,30 @@ permission, no locks), which is told on the standard error and is no damage. Not
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from kafkalog.cli.colours import styled
+from kafkalog.cli.completion import topic_names
 from kafkalog.cli.output import PATH_HELP, note, print_json, print_line, progress
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.inspection.finding import Finding
 
+EXAMPLES: Final = (
+    "kafkalog verify /data/shop",
+    "kafkalog verify /data/shop stock --deep --json",
+)
+
 
 def command(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names),
+    ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Decode every record too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per finding.")] = False,
 ) -> int:
@@ -71,4 +82,5 @@ def _print(finding: Finding, *, json: bool) -> None:
             }
         )
     else:
-        print_line(f"{kind}: {finding}")
+        shown = styled(kind, "red" if finding.is_damage else "yellow", sys.stdout)
+        print_line(f"{shown}: {finding}")

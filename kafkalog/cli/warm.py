@@ -10,9 +10,12 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
+from typing import Final
 
-from kafkalog.cli.output import note
+from kafkalog.cli.output import note, progress
 
+EXAMPLES: Final = ("kafkalog warm",)
+_CODECS: Final = ("uncompressed", "lz4", "zstd")
 _NOW_MS = 1_700_000_000_000
 
 
@@ -24,8 +27,11 @@ def command() -> None:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="kafkalog-warm-") as directory:
         root = Path(directory, "log")
-        with kafkalog.open(root) as log:
-            for codec in ("uncompressed", "lz4", "zstd"):
+        with (
+            progress("compiling", lambda: len(_CODECS)) as advance,
+            kafkalog.open(root) as log,
+        ):
+            for codec in _CODECS:
                 log.create_topic(codec, config={"compression.type": codec})
                 for commit in range(2):
                     pairs = [(f"key-{number}", f"{commit}") for number in range(100)]
@@ -35,6 +41,7 @@ def command() -> None:
                     pass
                 for _ in log.read(codec, 0, include_headers=True):
                     pass
+                advance(1)
         for finding in verify(root, deep=True):
             note(str(finding))
     note(f"kernels are ready after {time.perf_counter() - start:.1f} s")

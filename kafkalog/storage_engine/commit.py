@@ -205,8 +205,8 @@ def staged_paths(root: Path, state: State, matches: Callable[[str], bool]) -> li
     for directory in directories:
         try:
             names = os.listdir(directory)
-        except FileNotFoundError:
-            continue
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue  # who could not list it has staged nothing there
         found.extend(
             directory / name
             for name in names

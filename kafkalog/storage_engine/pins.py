@@ -51,10 +51,12 @@ from kafkalog.storage_engine.state import PartitionState, State
 __all__ = [
     "LEASE_MS",
     "Action",
+    "LivePin",
     "LivePins",
     "Pin",
     "PinnedPartition",
     "hold",
+    "live_pins",
     "pin",
     "renew",
     "sweep_pins",
@@ -269,6 +271,30 @@ class LivePins:
         held = self._least.get((topic, topic_id), {}).get(partition, _NONE)
         offset, until = min(self._everywhere, held)
         return offset, -until
+
+
+class LivePin(NamedTuple):
+    """A pin that holds cleaners back."""
+
+    path: Path
+    number: int | None
+    """Of the journal's record that it is of; None where the pin cannot be read."""
+    renewed_ms: int
+    is_held: bool
+    """Whether somebody reads by it now."""
+
+
+def live_pins(root: Path, now_ms: int) -> list[LivePin]:
+    """Return the live pins of a root, by name; raises OSError where it cannot be listed."""
+    found = []
+    for path, renewed_ms in _live(root, now_ms, held_only=False):
+        try:
+            read = _read_either(path)
+        except (CorruptLogError, OSError):
+            read = None
+        number = None if read is None else read.number
+        found.append(LivePin(path, number, renewed_ms, _is_held(path)))
+    return sorted(found)
 
 
 def _live(root: Path, now_ms: int, *, held_only: bool) -> Iterator[tuple[Path, int]]:

@@ -227,6 +227,10 @@ class Transaction:
         """Remember a writer's last batch."""
         self._change.writers[name] = [batch_id, rows, time_ms]
 
+    def forget_writer(self, name: str) -> None:
+        """Forget a writer's last batch."""
+        self._change.writers[name] = None
+
     def publish(self, now_ms: int, *, rows: int = 0) -> State:
         """Make the changes durable and visible; the commit point lies in here.
 

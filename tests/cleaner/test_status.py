@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerStats, clean, status
-from kafkalog.cleaner.last_cleaning import LastCleaning, read_last_cleaning, write_last_cleaning
+from kafkalog.cleaner.last_cleaning import (
+    KEPT,
+    LastCleaning,
+    read_cleanings,
+    read_last_cleaning,
+    write_last_cleaning,
+)
 from kafkalog.cleaner.pause import abort_and_pause
 from kafkalog.errors import UnknownTopicError
 from kafkalog.storage_engine import layout
@@ -153,3 +159,23 @@ def test_asking_writes_nothing(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     status(Engine(tmp_path, read_only=True), NOW)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_cleanings_before_the_last_are_remembered_up_to_a_number(tmp_path: Path) -> None:
+    for number in range(KEPT + 3):
+        write_last_cleaning(tmp_path, CleanerStats("t", 0, records_read=number), ended_ms=number)
+    found = read_cleanings(tmp_path)
+    assert [one.ended_ms for one in found] == list(range(KEPT + 2, 2, -1))
+    assert [one.records_read for one in found] == [one.ended_ms for one in found]
+
+
+def test_what_a_release_that_remembered_one_cleaning_wrote_is_read(tmp_path: Path) -> None:
+    write_last_cleaning(tmp_path, CleanerStats("t", 0), ended_ms=NOW)
+    path = tmp_path / layout.LAST_CLEANING
+    told = json.loads(path.read_bytes())
+    for earlier in ({}, {"earlier": None}, {"earlier": [1, {}]}):
+        del told["earlier"]
+        told |= earlier
+        path.write_text(json.dumps(told))
+        assert [one.ended_ms for one in read_cleanings(tmp_path)] == [NOW]
+        told.setdefault("earlier", [])

@@ -98,6 +98,30 @@ def test_offsets_far_apart_are_mapped(tmp_path: Path) -> None:
 # --- the newest records --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("slots", [10, 10_000])
+def test_progress_counts_every_offset_twice_in_each_part_and_comes_to_its_end(
+    tmp_path: Path, slots: int
+) -> None:
+    names = [f"k{i}" for i in range(100)]
+    engine = foreign_log(tmp_path, {0: singles(0, *names), 100: []})
+    told: list[tuple[int, int]] = []
+    with engine.view("t", 0, whole=True) as view:
+        rows = latest(
+            view,
+            100,
+            budget_bytes=24 * slots,
+            schema=changelog_schema(),
+            progress=lambda done, of: told.append((done, of)),
+        )
+        assert sum(batch.num_rows for batch in rows) == 100
+    assert all(0 <= done <= of for done, of in told)
+    done, of = told[-1]
+    assert done == of
+    parts = of // 200
+    assert of == 200 * parts
+    assert (parts > 1) == (slots == 10)
+
+
 @pytest.mark.parametrize("slots", [5, 13, 40, 10_000])
 @pytest.mark.parametrize("codec", ["producer", "zstd"])
 def test_the_newest_records_are_exact_at_any_number_of_keys(

@@ -102,7 +102,7 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
     assert sum(int(str(row["highWatermark"])) for row in kinds["partition"]) == 21
     assert {row["state"] for row in kinds["partition"]} == {"clean"}
     text = kafkalog("status", root).lines
-    assert text[0] == f"{root}  owner: kafkalog  locks: work"
+    assert text[0] == f"{root}  owner: kafkalog  locks: work  cleaner: none"
     assert text[-2].split()[:2] == ["t", "0"]
     assert kafkalog("status", root, "none").status == 2
 
@@ -154,7 +154,8 @@ def test_a_partition_that_cannot_be_cleaned_makes_status_1(kafkalog: Command, ro
     assert result.err == "kafkalog: t-0 was not cleaned, for the reasons above\n"
     assert result.lines[0].split()[-1] == "error"
     assert path.name in result.lines[1]
-    states = {row["partition"]: row for row in kafkalog("status", root, "--json").json[1:]}
+    rows = kafkalog("status", root, "--json").json
+    states = {row["partition"]: row for row in rows if row["type"] == "partition"}
     assert states[0]["state"] == "uncleanable"
     assert path.name in states[0]["reason"]
 
@@ -219,4 +220,7 @@ def test_a_file_system_without_locks_is_told(
     reason = "this file system has no locks (No locks available)"
     assert result.json[0]["locks"] is False
     assert result.json[0]["locksReason"] == f"{root}: {reason}"
-    assert [reason in row["reason"] for row in result.json[1:]] == [True, True]
+    partitions = [row for row in result.json if row["type"] == "partition"]
+    assert [reason in row["reason"] for row in partitions] == [True, True]
+    (cleaner,) = (row for row in result.json if row["type"] == "cleaner")
+    assert cleaner["running"] is False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +20,12 @@ from kafkalog.cleaner.newest import _read_deaths
 from kafkalog.cleaner.uncleanable import read_uncleanable
 from kafkalog.cli import append as cli_append
 from kafkalog.cli import release as cli_release
+from kafkalog.cli.json_records import json_record
 from kafkalog.cli.output import Encoding
+from kafkalog.cli.text_records import TextLines
 from kafkalog.datasource.checkpoint import read_checkpoint
 from kafkalog.datasource.offsets import StartOrEnd, from_json, parse_object
+from kafkalog.errors import InvalidInputError
 from kafkalog.sink.generations import Generations
 from kafkalog.sink.query import end_offsets
 from kafkalog.storage_engine import checkpoints, layout, leader_epochs, machine_code, pins
@@ -336,8 +341,14 @@ def _query_id(path: Path) -> None:
 def _append(path: Path) -> None:
     for encoding in Encoding:
         for partition in (None, 3):
-            lines = io.BytesIO(path.read_bytes())
-            list(cli_append._batches(lines, partition, encoding))
+            given: dict[str, Any] = {"partition": partition, "encoding": encoding}
+            with contextlib.suppress(InvalidInputError):
+                _append_lines(path, partial(TextLines("=", "NULL").record, **given))
+            _append_lines(path, partial(json_record, **given))
+
+
+def _append_lines(path: Path, parse: Callable[[bytes], dict[str, Any] | None]) -> None:
+    list(cli_append._batches(io.BytesIO(path.read_bytes()), parse, lambda _: None))
 
 
 def _config(path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Erasing keys: their deletions written, the log cleaned, and every file searched for a trace."""

@@ -1,0 +1,151 @@
+"""The records of a topic that `read` prints: from where, how far, of which key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kafkalog.storage_engine import time_offsets
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.log_view import LogView
+    from kafkalog.storage_engine.record_filter import RecordFilter
+    from kafkalog.storage_engine.state import State
+
+__all__ = ["Changelog"]
+
+_SPAN: Final = 1 << 20
+"""Offsets that are read at once, and then told as done: of a key there may be none in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changelog:
+    """Some partitions of a topic, and which of their records are wanted."""
+
+    log: KafkaLog
+    topic: str
+    partitions: tuple[int, ...]
+    isolation_level: str
+    key: bytes | None = None
+    """Records with this key alone."""
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether only the records of committed transactions are wanted."""
+        return self.isolation_level == time_offsets.READ_COMMITTED
+
+    def beginnings(self, state: State) -> dict[int, int]:
+        """Return the first offset of each partition."""
+        held = state.topic(self.topic).partitions
+        return {number: held[number].log_start_offset for number in self.partitions}
+
+    def ends(self, state: State) -> dict[int, int]:
+        """Return the offset after the last visible record of each partition."""
+        held = state.topic(self.topic).partitions
+        level = self.isolation_level
+        return {number: time_offsets.end_offset(held[number], level) for number in self.partitions}
+
+    def ends_after(
+        self, starts: Mapping[int, int], state: State, wanted: int | None
+    ) -> dict[int, int]:
+        """Return where to stop: there, or before offset `wanted` if that comes first.
+
+        A range that no partition has stays as it is: to read it says so.
+        """
+        visible = self.ends(state)
+        if wanted is None:
+            return {number: max(start, visible[number]) for number, start in starts.items()}
+        held = state.topic(self.topic).partitions
+        return {
+            number: max(start, min(wanted, visible[number]))
+            if start <= wanted <= held[number].high_watermark
+            else wanted
+            for number, start in starts.items()
+        }
+
+    def since(self, ms: int, state: State) -> dict[int, int]:
+        """Return the offset of the first record as young as `ms` (epoch ms); the end for none."""
+        found = self.ends(state)
+        level = self.isolation_level
+        for number, end in found.items():
+            first = time_offsets.offset_for_time(self.log, self.topic, number, ms, level)
+            if first is not None and first.offset < end:
+                found[number] = first.offset
+        return found
+
+    def spans(self) -> dict[int, tuple[int, int]]:
+        """Return [log start, end of what is visible) of each partition."""
+        state = self.log.state()
+        starts, ends = self.beginnings(state), self.ends(state)
+        return {number: (starts[number], ends[number]) for number in self.partitions}
+
+    def newest(self, number: int, key: bytes) -> Iterator[pa.RecordBatch]:
+        """Yield the newest record of a key in a partition, if there is one and no tombstone."""
+        while True:
+            found = self.log.lookup(self.topic, key, partition=number)
+            if found is None:
+                return
+            batches = list(
+                self.log.read(
+                    self.topic, number, found.offset, found.offset + 1, include_headers=True
+                )
+            )
+            if batches:  # else a newer one came, and this one was cleaned away
+                yield from batches
+                return
+
+    def read(
+        self, starts: Mapping[int, int], ends: Mapping[int, int], passed: Callable[[int], None]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of each partition's [start, end); `passed` is told how many offsets.
+
+        Raises OffsetOutOfRangeError, CorruptBatchError, StorageError.
+        """
+        for number in self.partitions:
+            start, end = starts[number], ends[number]
+            with self.log.view(self.topic, number, start=start) as view:
+                yield from self.of_view(view, start, end, passed)
+
+    def of_view(
+        self, view: LogView, start: int, end: int, passed: Callable[[int], None]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of [start, end) of an open partition; raises as `read` does."""
+        from kafkalog.storage_engine.record_filter import RecordFilter
+
+        if self.key is None:
+            done = start
+            for batch in self._batches(view, start, end, None):
+                yield batch
+                following = batch["offset"][-1].as_py() + 1
+                passed(following - done)
+                done = following
+            passed(end - done)
+            return
+        keep = RecordFilter(keys=frozenset({self.key}))
+        self._batches(view, start, end, keep)  # which looks at the whole range
+        for first in range(start, end, _SPAN):
+            last = min(first + _SPAN, end)
+            yield from self._of_key(self._batches(view, first, last, keep), self.key)
+            passed(last - first)
+
+    def _batches(
+        self, view: LogView, start: int, end: int, keep: RecordFilter | None
+    ) -> Iterator[pa.RecordBatch]:
+        from kafkalog.schema import changelog_schema
+
+        schema = changelog_schema(include_headers=True)
+        return view.read(start, end, schema=schema, read_committed=self.is_committed, keep=keep)
+
+    def _of_key(self, batches: Iterator[pa.RecordBatch], key: bytes) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        wanted = pa.scalar(key, pa.binary())
+        for batch in batches:
+            found = batch.filter(pc.equal(batch["key"], wanted))
+            if found.num_rows:
+                yield found

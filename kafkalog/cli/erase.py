@@ -1,0 +1,265 @@
+"""Deletes keys for good, and proves it: every file is looked through for what is left of them.
+
+It writes the deletions, cleans the partitions by force, and waits until replaced files may go. Then
+it reads every file of the topic and of the root, record by record where there are batches, byte by
+byte elsewhere, says what it has looked at, and writes a dated report. Keys stand there as digests.
+
+A deletion stays for delete.retention.ms, so that followers read it. Until then it is a trace: the
+exit status is 1, and the report says when to run the same command again. --now lets it go at once:
+a follower that has not read it by then keeps the key for good. Run it with --now only once all of
+them have read the first run's deletions.
+
+The exit status is 0 when no trace is left, 1 when there is one, or something cannot be read. A key
+given with --key may stay in the shell's history; --keys-from reads a file with a key on each line,
+or - the standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_module
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from kafkalog.cli.colours import is_terminal
+from kafkalog.cli.completion import topic_names
+from kafkalog.cli.output import (
+    LOG_HELP,
+    Encoding,
+    check_input,
+    counted,
+    decoded,
+    note,
+    print_json,
+    print_line,
+)
+from kafkalog.cli.readable import open_readable
+from kafkalog.cli.writable import open_writable
+from kafkalog.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.erasure.erase import Erasure
+    from kafkalog.cleaner.erasure.traces import Traces
+    from kafkalog.log import KafkaLog
+
+EXAMPLES: Final = (
+    "kafkalog erase /data/shop customers --key 4711 --dry-run",
+    "kafkalog erase /data/shop customers --key 4711 --key 4712",
+    "kafkalog erase /data/shop customers --keys-from leaving.txt --now --report erased.json",
+)
+_SHOWN_WAIT_MS: Final = 1000
+_WAITING: Final = "waiting (s)"
+
+
+def command(
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names)
+    ],
+    key: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="May be given several times.")
+    ] = None,
+    keys_from: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A key on each line; empty lines are passed over."),
+    ] = None,
+    encoding: Annotated[Encoding, typer.Option(help="Of the keys.")] = Encoding.UTF8,
+    now: Annotated[
+        bool, typer.Option("--now", help="Wait for nothing: not for followers, nor for readers.")
+    ] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Leave replaced files, and report them.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look; change nothing.")] = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Records of other keys that mention one are traces too."),
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where to write the report; else kafkalog-erase-TOPIC-TIME.json here.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
+) -> int:
+    """Erase keys, and print what is left of them."""
+    from kafkalog.cleaner.erasure.keys import ErasedKeys
+    from kafkalog.cli.erasure_report import NOW_WARNING, lines
+    from kafkalog.cli.erasure_report import report as report_of
+
+    if now and (dry_run or no_wait):
+        raise InvalidInputError(f"--now does not go with --{'dry-run' if dry_run else 'no-wait'}")
+    if dry_run and no_wait:
+        raise InvalidInputError("--no-wait does not go with --dry-run, which waits for nothing")
+    keys = ErasedKeys(_keys(key or [], keys_from, encoding))
+    erasure: Erasure | None = None
+    with _opened(path, dry_run=dry_run) as log:
+        log.describe(topic)
+        with _new_file(report, topic, log.root) as file, _Bars() as bars:
+            if dry_run:
+                before = _look(log, topic, keys.keys, strict, bars)
+            else:
+                if now:
+                    note(f"kafkalog: {NOW_WARNING}")
+                wait = None if no_wait else bars.wait
+                erasure = log.erase(
+                    topic, keys.keys, now=now, strict=strict, wait=wait, progress=bars.show
+                )
+                before = erasure.before
+            bars.close()
+            found = report_of(log.root, topic, keys, before, erasure, now=now, strict=strict)
+            file.write_text(json_module.dumps(found, indent=2) + "\n")
+        root = log.root
+    if json:
+        print_json({**found, "file": str(file)})
+    else:
+        for line in lines(found):
+            print_line(line)
+        print_line(f"report   {file}")
+        if found["erased"]:
+            print_line(f"erased   no trace of {counted(len(keys), 'key')} is left in {root}")
+    if not found["erased"]:
+        note(f"kafkalog: {topic}: something of {counted(len(keys), 'key')} is left, see above")
+    return 0 if found["erased"] else 1
+
+
+def _opened(path: str, *, dry_run: bool) -> KafkaLog:
+    return open_readable(path) if dry_run else open_writable(path)
+
+
+def _look(log: KafkaLog, topic: str, keys: Sequence[bytes], strict: bool, bars: _Bars) -> Traces:
+    def show(done: int, of: int) -> None:
+        bars.show("looking", done, of)
+
+    return log.traces(topic, keys, strict=strict, progress=show)
+
+
+# --- what is given -------------------------------------------------------------------------------
+
+
+def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[bytes]:
+    """Return the keys; raises InvalidInputError for what is none, with its line."""
+    try:
+        found = [decoded(text, encoding) for text in given]
+    except ValueError as fault:
+        raise InvalidInputError(f"--key: {fault}") from None
+    if file is None:
+        if not found:
+            raise InvalidInputError("which key? give --key KEY, or --keys-from FILE")
+        return found
+    if str(file) == "-":
+        data = sys.stdin.buffer.read()
+    else:
+        check_input(file)
+        data = file.read_bytes()
+    for number, line in enumerate(data.split(b"\n"), 1):
+        text = line.removesuffix(b"\r")
+        if text:
+            try:
+                found.append(text if encoding is Encoding.UTF8 else _decoded(text, encoding))
+            except ValueError as fault:
+                raise InvalidInputError(f"{file}: line {number}: {fault}") from None
+    if not found:
+        raise InvalidInputError(f"{file}: there is no key in it")
+    return found
+
+
+def _decoded(text: bytes, encoding: Encoding) -> bytes:
+    return decoded(text.strip().decode("ascii", "replace"), encoding)
+
+
+# --- the report's file ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _new_file(given: Path | None, topic: str, root: Path) -> Iterator[Path]:
+    """Create the report's file, so that its absence is no surprise in the end; yields its path.
+
+    Where no report is made it goes again. Raises InvalidInputError for one in the log, for one that
+    is there, and where none can be made.
+    """
+    from kafkalog.storage_engine import clock, files
+
+    if given is None:
+        stamp = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
+        given = Path(f"kafkalog-erase-{topic}-{stamp:%Y%m%dT%H%M%SZ}.json")
+    if given.resolve().is_relative_to(root.resolve()):
+        raise InvalidInputError(
+            f"{given}: a report does not belong into the log; name another place with --report FILE"
+        )
+    try:
+        given.open("x").close()
+    except FileExistsError:
+        raise InvalidInputError(
+            f"{given}: is there already; name another file with --report"
+        ) from None
+    except OSError as fault:
+        raise InvalidInputError(
+            f"{given}: {fault.strerror}; name another file with --report"
+        ) from fault
+    try:
+        yield given
+    except BaseException:
+        files.remove(given)
+        raise
+
+
+# --- what goes on --------------------------------------------------------------------------------
+
+
+class _Bars:
+    """A bar for each step, one after the other; none where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._step = ""
+        self._show: Callable[[int, int], None] = lambda done, of: None
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._stack.close()
+        self._step = ""
+
+    def show(self, step: str, done: int, of: int) -> None:
+        """Show how many bytes of a step are done."""
+        if not is_terminal(sys.stderr):
+            return
+        if step != self._step:
+            from kafkalog.cli.bars import bar
+
+            self.close()
+            self._step = step
+            is_bytes = step != _WAITING
+            self._show = self._stack.enter_context(bar(step, of, is_bytes=is_bytes))
+        self._show(done, of)
+
+    def wait(self, until_ms: int) -> None:
+        """Wait until then."""
+        from kafkalog.cleaner.explain import moment
+        from kafkalog.storage_engine import clock
+
+        self.close()
+        of = max(0, until_ms - clock.now_ms())
+        if of > _SHOWN_WAIT_MS:
+            note(
+                f"kafkalog: replaced files are kept for readers until {moment(until_ms)} "
+                "(file.delete.delay.ms): waiting; --no-wait leaves them"
+            )
+        while (left := until_ms - clock.now_ms()) > 0:
+            self.show(_WAITING, (of - left) // 1000, of // 1000)
+            time.sleep(min(left, 1000) / 1000)

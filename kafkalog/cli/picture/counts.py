@@ -1,0 +1,112 @@
+"""What is dead in each segment, counted in the background and remembered as long as it holds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from kafkalog.errors import KafkaLogError
+from kafkalog.storage_engine.config import TopicConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kafkalog.cleaner.census import SegmentCensus
+    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.log_view import LogView
+
+__all__ = ["Counts", "count_partition"]
+
+_BUDGET_BYTES: Final = 64 << 20
+_REST: Final = 10
+"""After a count of a partition its next one waits this many times as long as it took."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    moment: tuple[tuple[int, int], ...]
+    """Base offset and size of each segment when it was counted, and where it ended."""
+    segments: dict[int, SegmentCensus]
+    due: float
+    """When it may be counted again, by the monotonic clock (s)."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """The last counts of a log's partitions; any number of threads may ask, one counts."""
+
+    _counted: dict[tuple[str, int], _Counted] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def of(self, topic: str, partition: int) -> dict[int, SegmentCensus]:
+        """Return what was counted last, by base offset; nothing where nothing was."""
+        with self._lock:
+            known = self._counted.get((topic, partition))
+        return {} if known is None else known.segments
+
+    def count(
+        self,
+        log: KafkaLog,
+        topic: str | None = None,
+        check_abort: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Count every compacted partition, or a topic's, that has changed since, and has rested.
+
+        One that cannot be read keeps no count; `status` and `explain` say why. Of a topic that is
+        not compacted nothing is dead.
+        """
+        places = [
+            (name, number)
+            for name, known in sorted(log.state().topics.items())
+            if topic in (None, name) and TopicConfig.parse(known.config).is_compacted
+            for number, _ in known.present()
+        ]
+        with self._lock:
+            for gone in self._counted.keys() - set(places) if topic is None else ():
+                del self._counted[gone]
+        for place in places:
+            check_abort()
+            try:
+                self._count(log, place, check_abort)
+            except (OSError, KafkaLogError):
+                with self._lock:
+                    self._counted.pop(place, None)
+
+    def _count(
+        self, log: KafkaLog, place: tuple[str, int], check_abort: Callable[[], None]
+    ) -> None:
+        known = self._counted.get(place)
+        started = time.monotonic()
+        if known is not None and started < known.due:
+            return
+        with log.view(*place, whole=True) as view:
+            moment = _moment(view)
+            if known is not None and known.moment == moment:
+                return
+            segments = count_partition(view, check_abort)
+        now = time.monotonic()
+        due = now + _REST * (now - started)
+        with self._lock:
+            self._counted[place] = _Counted(moment, segments, due)
+
+
+def count_partition(
+    view: LogView, check_abort: Callable[[], None] = lambda: None
+) -> dict[int, SegmentCensus]:
+    """Return what is dead in each segment of a view, by base offset."""
+    from kafkalog.cleaner.census import census
+
+    found = census(view, budget_bytes=_BUDGET_BYTES, check_abort=check_abort)
+    return {one.base_offset: one for one in found}
+
+
+def _moment(view: LogView) -> tuple[tuple[int, int], ...]:
+    state = view.state
+    sizes = [(s.base_offset, s.size) for s in view.segments if s.base_offset < state.active_base]
+    ends = (
+        (state.active_base, state.active_size),
+        (state.log_start_offset, state.last_stable_offset),
+    )
+    return (*sizes, *ends)

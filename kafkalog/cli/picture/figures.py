@@ -1,0 +1,96 @@
+"""The figures of a picture: those of `status --json`, and of each partition its segments.
+
+{"version": 1, "madeMs": ..., "path": "...", "release": "...",
+ "status": [the objects of `status --json`],
+ "partitions": [{"topic": ..., "partition": ..., "config": {...}, "segments": [...],
+                 "cleanedBytes": ..., "retiredBytes": ..., "cleanings": [...],
+                 "explanation": {an object of `explain --json`}}]}
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.cleaner.choice import plan
+from kafkalog.cleaner.explain import explain
+from kafkalog.cleaner.last_cleaning import read_cleanings
+from kafkalog.cli import explain as explain_verb
+from kafkalog.cli import status as status_verb
+from kafkalog.cli.picture.segments import leftovers, segment_rows
+from kafkalog.errors import KafkaLogError
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.explain import Explanation
+    from kafkalog.cleaner.last_cleaning import LastCleaning
+    from kafkalog.cli.picture.counts import Counts
+    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.config import TopicConfig
+
+__all__ = ["figures"]
+
+
+def figures(
+    path: str, log: KafkaLog, counts: Counts, now_ms: int, topic: str | None = None
+) -> dict[str, Any]:
+    """Return all that a picture of a log, or a topic, shows, as JSON has it; reads no records."""
+    from kafkalog import __version__
+
+    partitions = []
+    for name in log.topics() if topic is None else [topic]:
+        try:
+            explanations = explain(log, name, now_ms)
+        except KafkaLogError:  # it was deleted meanwhile
+            continue
+        partitions += [_partition(log, found, counts, now_ms) for found in explanations]
+    return {
+        "version": 1,
+        "madeMs": now_ms,
+        "path": path,
+        "release": __version__,
+        "status": status_verb.rows(path, log, topic),
+        "partitions": partitions,
+    }
+
+
+def _partition(log: KafkaLog, found: Explanation, counts: Counts, now_ms: int) -> dict[str, Any]:
+    topic, partition = found.topic, found.partition
+    row: dict[str, Any] = {
+        "topic": topic,
+        "partition": partition,
+        "config": None,
+        "segments": [],
+        "cleanedBytes": 0,
+        "retiredBytes": 0,
+        "cleanings": [],
+        "explanation": explain_verb.row(found),
+    }
+    try:
+        directory = log.partition_directory(topic, partition)
+        planned, state = plan(log, topic, partition, now_ms=now_ms)
+        row["config"] = _config(planned.config)
+        row["segments"] = segment_rows(planned, state, counts.of(topic, partition))
+        row["cleanings"] = [_cleaning(one) for one in read_cleanings(directory)]
+        beside = leftovers(directory)
+        row["cleanedBytes"], row["retiredBytes"] = beside.cleaned_bytes, beside.retired_bytes
+    except (OSError, KafkaLogError):
+        pass  # the explanation says why it cannot be read
+    return row
+
+
+def _config(config: TopicConfig) -> dict[str, Any]:
+    return {
+        "cleanupPolicy": ",".join(sorted(config.cleanup_policy)),
+        "minCleanableDirtyRatio": config.min_cleanable_dirty_ratio,
+        "deleteRetentionMs": config.delete_retention_ms,
+        "segmentBytes": config.segment_bytes,
+    }
+
+
+def _cleaning(cleaning: LastCleaning) -> dict[str, Any]:
+    return {_camel(name): value for name, value in asdict(cleaning).items()}
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)

@@ -1,0 +1,80 @@
+"""The segments of a partition, for a picture: their sizes, and what the cleaner makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.storage_engine import layout
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.census import SegmentCensus
+    from kafkalog.cleaner.log_to_clean import LogToClean
+    from kafkalog.storage_engine.state import PartitionState
+
+__all__ = ["Leftovers", "leftovers", "segment_rows"]
+
+
+def segment_rows(
+    log: LogToClean, state: PartitionState, counts: dict[int, SegmentCensus]
+) -> list[dict[str, Any]]:
+    """Return a row for each segment, with what was counted of it, if it was.
+
+    A segment is `clean`, `cleanable` (the next cleaning takes it), `uncleanable` (a lag, a reader
+    or a transaction holds it back) or `active`.
+    """
+    ends = [*(segment.base_offset for segment in log.segments[1:]), state.high_watermark]
+    rows = []
+    for segment, end in zip(log.segments, ends, strict=False):  # there may be no segment
+        is_active = segment.base_offset == state.active_base
+        count = counts.get(segment.base_offset)
+        rows.append(
+            {
+                "baseOffset": segment.base_offset,
+                "nextOffset": end,
+                # What lies behind the committed bytes belongs to nobody, or to a commit in flight.
+                "bytes": state.active_size if is_active else segment.size,
+                "state": "active" if is_active else _word(log, segment.base_offset, end),
+                "records": None if count is None else count.records,
+                "tombstones": None if count is None else count.tombstones,
+                "deadRecords": None if count is None else count.dead_records,
+                "deadBytes": None if count is None else count.dead_bytes,
+            }
+        )
+    return rows
+
+
+def _word(log: LogToClean, base_offset: int, end: int) -> str:
+    if end <= log.first_dirty_offset:
+        return "clean"
+    return "cleanable" if base_offset < log.end else "uncleanable"
+
+
+@dataclass(slots=True)
+class Leftovers:
+    """Files beside the live segments, in bytes."""
+
+    cleaned_bytes: int = 0
+    """`.cleaned` and `.swap`: what a cleaning has written so far."""
+    retired_bytes: int = 0
+    """`.deleted`: what a cleaning or retention has replaced, until readers are done with it."""
+
+
+def leftovers(directory: Path) -> Leftovers:
+    """Return the sizes of what a cleaning writes and leaves; what vanishes meanwhile is nothing."""
+    found = Leftovers()
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            parsed = layout.parse_segment_file(path.name)
+            if parsed is None or not parsed[2]:
+                continue
+            size = 0
+            with contextlib.suppress(OSError):
+                size = path.stat().st_size
+            if parsed[2] == layout.DELETED:
+                found.retired_bytes += size
+            else:
+                found.cleaned_bytes += size
+    return found

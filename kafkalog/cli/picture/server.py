@@ -1,0 +1,134 @@
+"""Serves the picture on loopback: the page, and the figures that it asks for again and again.
+
+Only who calls this machine by one of loopback's names gets an answer: a page of the web whose name
+was made to point here does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkalog.cli.picture.counts import Counts
+from kafkalog.cli.picture.figures import figures
+from kafkalog.cli.picture.page import CONTENT_SECURITY, figures_json, page
+from kafkalog.errors import InvalidInputError, KafkaLogError
+from kafkalog.storage_engine import clock
+
+if TYPE_CHECKING:
+    from kafkalog.log import KafkaLog
+
+__all__ = ["HOST", "serving"]
+
+HOST: Final = "127.0.0.1"
+_LOOPBACK: Final = (HOST, "localhost")
+_COUNT_EVERY_S: Final = 2.0
+
+
+class _Stopped(Exception):
+    """The server ends, and what is being counted is of no use any more."""
+
+
+@contextlib.contextmanager
+def serving(path: str, log: KafkaLog, port: int, *, counts_dead: bool) -> Iterator[int]:
+    """Serve the picture of a log as long as the context lasts; yields the port (0: any free one).
+
+    Raises InvalidInputError where the port is taken.
+    """
+    counts = Counts()
+    try:
+        server = _Server((HOST, port), lambda: figures(path, log, counts, clock.now_ms()))
+    except OSError as fault:
+        raise InvalidInputError(f"port {port} of {HOST}: {fault.strerror}; try another") from None
+    stopped = threading.Event()
+    workers = [threading.Thread(target=server.serve_forever, name="kafkalog-ui", daemon=True)]
+    if counts_dead:
+        work = threading.Thread(
+            target=_count, args=(log, counts, stopped), name="kafkalog-ui-counts", daemon=True
+        )
+        workers.append(work)
+    for worker in workers:
+        worker.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        stopped.set()
+        server.shutdown()
+        for worker in workers:
+            worker.join()
+        server.server_close()
+
+
+def _count(log: KafkaLog, counts: Counts, stopped: threading.Event) -> None:
+    def check_abort() -> None:
+        if stopped.is_set():
+            raise _Stopped
+
+    with contextlib.suppress(_Stopped):
+        while not stopped.is_set():
+            with contextlib.suppress(OSError, KafkaLogError):
+                counts.count(log, check_abort=check_abort)
+            stopped.wait(_COUNT_EVERY_S)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], figures: Callable[[], dict[str, Any]]) -> None:
+        super().__init__(address, _Handler)
+        self._figures = figures
+        self._lock = threading.Lock()
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of now, made by one thread at a time."""
+        with self._lock:
+            return self._figures()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """Answer with the page, the figures, or why not."""
+        if not self._is_local():
+            self._answer(403, "text/plain", b"this page is served to this machine alone\n")
+            return
+        path = self.path.partition("?")[0]
+        if path not in ("/", "/figures.json"):
+            self._answer(404, "text/plain", b"there is / and /figures.json\n")
+            return
+        try:
+            found = self.server.figures()
+        except (OSError, KafkaLogError) as fault:
+            self._answer(503, "text/plain", f"{fault}\n".encode("utf-8", "replace"))
+            return
+        if path == "/":
+            self._answer(200, "text/html", page(found, is_live=True))
+        else:
+            self._answer(200, "application/json", figures_json(found).encode())
+
+    do_HEAD = do_GET
+
+    def _is_local(self) -> bool:
+        host = self.headers.get("Host", "")
+        return host.rpartition(":")[0] in _LOOPBACK or host in _LOOPBACK
+
+    def _answer(self, status: int, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", CONTENT_SECURITY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        if self.command != "HEAD":
+            with contextlib.suppress(OSError):  # the reader has gone
+                self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing of requests."""

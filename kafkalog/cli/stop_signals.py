@@ -1,0 +1,23 @@
+"""What ends a verb that runs until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+__all__ = ["stop_signals"]
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """Let SIGTERM and SIGINT set an event, and end nothing by themselves."""
+    stop = threading.Event()
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    before = {kind: signal.signal(kind, lambda *_: stop.set()) for kind in kinds}
+    try:
+        yield stop
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)

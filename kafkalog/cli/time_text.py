@@ -1,0 +1,36 @@
+"""A moment as it is typed: a date and time with its zone, epoch milliseconds, or how long ago."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Final
+
+from kafkalog.errors import InvalidInputError
+
+__all__ = ["epoch_ms"]
+
+_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_AGO: Final = re.compile(r"-([0-9]{1,12})(ms|s|m|h|d)")
+_EPOCH: Final = re.compile(r"[0-9]{1,18}")
+_FORMS: Final = "2026-11-22T10:00:00Z, epoch milliseconds, or how long ago: -90s, -15m, -1h, -7d"
+
+
+def epoch_ms(text: str, *, now_ms: int, option: str) -> int:
+    """Return a moment in epoch milliseconds, 0 for one before 1970.
+
+    Raises InvalidInputError, which names the option, for a text that is none, and for a date and
+    time without a zone: it would be another moment on another machine.
+    """
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return max(now_ms - int(ago[1]) * _UNITS[ago[2]], 0)
+    if _EPOCH.fullmatch(text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInputError(f"{option} {text!r}: expected a moment: {_FORMS}") from None
+    if moment.tzinfo is None:
+        raise InvalidInputError(f"{option} {text!r}: has no zone: end it in Z (UTC), or in +01:00")
+    return max(round(moment.timestamp() * 1000), 0)

@@ -1,0 +1,47 @@
+"""Serves a picture of the log on this machine: what is clean, what is not, and why.
+
+Of each partition the segments to scale, how much of them is dead, the dirty ratio beside its
+threshold, the cleanings there were, one that is at work, and the answer of `explain`. The page
+follows the log. Nothing is written, and nobody but this machine gets an answer (127.0.0.1). To
+count what is dead the log is read, in the background: not with --no-count.
+
+`kafkalog status PATH --html FILE` writes the same page as a file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from kafkalog.cli.output import PATH_HELP, note, print_line
+from kafkalog.cli.readable import open_readable
+from kafkalog.cli.stop_signals import stop_signals
+
+EXAMPLES: Final = (
+    "kafkalog ui /data/shop",
+    "kafkalog ui /data/shop --port 0 --no-count",
+)
+_PORT: Final = 8686
+
+
+def command(
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 for any that is free.")
+    ] = _PORT,
+    count: Annotated[
+        bool, typer.Option("--count/--no-count", help="Whether dead bytes are counted.")
+    ] = True,
+) -> None:
+    """Serve the picture until told to stop."""
+    from kafkalog.cli.picture.server import HOST, serving
+
+    with (
+        stop_signals() as stop,
+        open_readable(path) as log,
+        serving(path, log, port, counts_dead=count) as chosen,
+    ):
+        print_line(f"http://{HOST}:{chosen}/")
+        note(f"{path}: the picture is served; Ctrl-C ends it")
+        stop.wait()

@@ -1,0 +1,76 @@
+"""Lists the writers of a log with the last batch that each has committed; or forgets one.
+
+A writer is a streaming query, a name given to kafkalog.sink.Append, or a txnAppId. By its last
+batch one that comes again is known, and not written twice.
+
+--forget ID removes that memory, in one commit. Then whatever batch the writer brings next is
+appended, also one that the log has already, or an older one: it is for a query whose checkpoint was
+lost or put back. A writer that is silent for 30 days is forgotten by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from kafkalog.cli.activity import writer_row, writer_rows
+from kafkalog.cli.completion import topic_names
+from kafkalog.cli.output import LOG_HELP, counted, note, print_json, print_line
+from kafkalog.cli.readable import open_readable
+from kafkalog.cli.status import print_writers
+from kafkalog.cli.writable import open_writable
+
+EXAMPLES: Final = (
+    "kafkalog writers /data/shop",
+    "kafkalog writers /data/shop --topic stock --json",
+    "kafkalog writers /data/shop --forget nightly --topic stock",
+)
+
+
+def command(
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
+    forget: Annotated[
+        str | None, typer.Option(metavar="ID", help="Forget this writer's last batch.")
+    ] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="What it writes to: a topic, or * for rows that name theirs; all by default.",
+            autocompletion=topic_names,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per writer.")] = False,
+) -> None:
+    """Print the writers, or what was forgotten."""
+    if forget is not None:
+        _forget(path, forget, topic, json=json)
+        return
+    with open_readable(path) as log:
+        rows = writer_rows(log.state(), None, topic)
+    if json:
+        for row in rows:
+            print_json(row)
+    elif rows:
+        print_writers(rows)
+    else:
+        note("no writer is remembered")
+
+
+def _forget(path: str, writer_id: str, topic: str | None, *, json: bool) -> None:
+    from kafkalog.storage_engine import clock
+    from kafkalog.storage_engine.writers import forget_writer, writers
+
+    with open_writable(path) as log:
+        if writers(log.state(), writer_id, topic):
+            note("whatever batch it brings next is appended, also one that the log has already")
+        forgotten = forget_writer(log, writer_id, topic, now_ms=clock.now_ms())
+    for writer, last in forgotten.items():
+        if json:
+            print_json({**writer_row(writer, last), "forgotten": True})
+        else:
+            print_line(
+                f"writer {writer[0]} to topic {writer[1]} is forgotten: its last batch was "
+                f"{last.batch_id}, of {counted(last.rows, 'row')}"
+            )

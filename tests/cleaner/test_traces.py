@@ -1,0 +1,310 @@
+"""The search for traces of keys: it sees them in every kind of file, and where there are none it
+says so."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kafkalog
+from kafkalog.cleaner.erasure import file_traces
+from kafkalog.cleaner.erasure.file_traces import scan_file
+from kafkalog.cleaner.erasure.keys import ErasedKeys
+from kafkalog.cleaner.erasure.topic_files import FileKind, topic_files
+from kafkalog.cleaner.erasure.traces import Traces
+from kafkalog.log import KafkaLog
+from kafkalog.storage_engine import layout, pins
+from kafkalog.storage_engine.pins import Action
+from tests.storage_engine import naive, naive_messages
+
+KEY = b"user-4711"
+NOW = 1_700_000_000_000
+BASE = "00000000000000000777"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[KafkaLog]:
+    with kafkalog.open(tmp_path / "log") as opened:
+        opened.create_topic("t", config={"segment.bytes": "300"})
+        opened.create_topic("others")
+        for turn in range(5):
+            rows = [(f"user-{n}", f"turn {turn}") for n in range(10)]
+            opened.append("t", rows, now_ms=NOW)
+        opened.append("others", [(KEY, "theirs")], now_ms=NOW)
+        opened.clean("t", force=True, now_ms=NOW)
+        yield opened
+
+
+def directory(log: KafkaLog) -> Path:
+    return log.partition_directory("t", 0)
+
+
+def kinds(traces: Traces) -> set[FileKind]:
+    return {file.file.kind for file in traces.files if not file.is_clear}
+
+
+def batch(*keys: bytes, value: bytes | None = b"v", codec: int = 0) -> bytes:
+    records = [naive.Record(i, NOW, key, value) for i, key in enumerate(keys)]
+    if codec == layout.CODEC_GZIP:
+        import gzip
+
+        payload = gzip.compress(naive.section(records, 0, NOW), mtime=0)
+        return naive.batch(records, payload=payload, attributes=codec)
+    return naive.batch(records)
+
+
+# --- it is seen -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [layout.CODEC_NONE, layout.CODEC_GZIP])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (f"{BASE}.log", FileKind.LOG),
+        (f"{BASE}.log.deleted", FileKind.RETIRED),
+        (f"{BASE}.log.cleaned", FileKind.UNFINISHED),
+        (f"{BASE}.log.swap", FileKind.UNFINISHED),
+        (f"kl-{'ab' * 16}-7-0-0.staged", FileKind.STAGED),
+        (f"../kl-{'ab' * 16}-7-0-0.staged", FileKind.STAGED),
+        (f"../t-1.{'ab' * 16}-delete/{BASE}.log", FileKind.LOG),
+        (f"../t-0.{'ab' * 16}-stray/{BASE}.log", FileKind.LOG),
+        (f"below/{BASE}.log", FileKind.LOG),
+        (f"../t-1/{BASE}.log", FileKind.LOG),
+    ],
+)
+def test_a_record_is_seen_in_every_file_of_batches(
+    log: KafkaLog, name: str, kind: FileKind, codec: int
+) -> None:
+    assert kinds(log.traces("t", [KEY], now_ms=NOW)) == set()
+    path = directory(log) / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(batch(b"another", KEY, codec=codec))
+    found = log.traces("t", [KEY], now_ms=NOW)
+    (file,) = [file for file in found.files if not file.is_clear]
+    assert (file.file.kind, file.found, file.first_offset) == (kind, {0: 1}, 1)
+    assert [one.path.resolve() for one in found.remains] == [path.resolve()]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (f"{BASE}.index", FileKind.INDEX),
+        (f"{BASE}.timeindex", FileKind.INDEX),
+        (f"{BASE}.txnindex.deleted", FileKind.INDEX),
+        (f"kl-{'ab' * 16}-7-0-0.staged-offsets", FileKind.INDEX),
+        (f"kl-{'ab' * 16}-7-0-0.staged-times", FileKind.INDEX),
+        ("kl-gaps", FileKind.INDEX),
+        ("kl-raw-gaps", FileKind.INDEX),
+        (f"kl-{BASE}.keys", FileKind.KEY_INDEX),
+        (f"{BASE}.snapshot", FileKind.SNAPSHOT),
+        (f"{BASE}.snapshot.deleted", FileKind.SNAPSHOT),
+        ("kl-snapshot.tmp", FileKind.SNAPSHOT),
+        ("kl-spill-0", FileKind.TEMPORARY),
+        ("kl-spilling", FileKind.MARK),
+        ("kl-uncleanable", FileKind.MARK),
+        ("kl-delete-horizon", FileKind.MARK),
+        ("kl-last-cleaning", FileKind.MARK),
+        ("partition.metadata", FileKind.MARK),
+        ("leader-epoch-checkpoint", FileKind.MARK),
+        ("leader-epoch-checkpoint.tmp", FileKind.MARK),
+        ("../commit", FileKind.JOURNAL),
+        ("../kl-commit.tmp", FileKind.JOURNAL),
+        ("../kl-commit.released", FileKind.JOURNAL),
+        ("../kl-pin-0123456789abcdef-x-0123456789abcdef", FileKind.PIN),
+        ("../cleaner-offset-checkpoint", FileKind.MARK),
+        ("../meta.properties", FileKind.MARK),
+        ("../.lock", FileKind.MARK),
+        ("notes.txt", FileKind.OTHER),
+        ("below/notes.txt", FileKind.OTHER),
+        ("../notes.txt", FileKind.OTHER),
+        ("../lost+found/notes.txt", FileKind.OTHER),
+    ],
+)
+def test_bytes_are_seen_in_every_other_file(log: KafkaLog, name: str, kind: FileKind) -> None:
+    path = directory(log) / name
+    path.parent.mkdir(exist_ok=True)
+    before = path.read_bytes() if path.exists() else b""
+    path.write_bytes(before + b"\0\1" + KEY + b"\2")
+    found = log.traces("t", [b"user-9999", KEY], now_ms=NOW)
+    (file,) = [file for file in found.files if not file.is_clear]
+    assert (file.file.kind, file.positions) == (kind, {1: len(before) + 2})
+    assert f"at byte {len(before) + 2}" in found.remains[0].sentence
+
+
+def test_bytes_are_seen_where_pieces_of_a_file_meet(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, keys = directory(log) / "notes.txt", ErasedKeys([KEY])
+    for start in range(20):
+        path.write_bytes(b"x" * start + KEY + b"x" * 30)
+        (file,) = [one for one in topic_files(log, "t") if one.path == path]
+        for size in (1, 7, 16):
+            monkeypatch.setattr(file_traces, "_PIECE_SIZE", size)
+            assert scan_file(file, keys).positions == {0: start}
+
+
+@pytest.mark.parametrize("others", [0, 15, 16, 500])
+def test_one_of_many_keys_is_seen(log: KafkaLog, others: int) -> None:
+    keys = [*(b"user-%06d" % n for n in range(others)), KEY, b"\xff" * 20, b"short"]
+    for content in (KEY, b"u" + KEY + b"us", b"user-47" + KEY, KEY[:-1], b"", b"\0" * 50 + KEY):
+        (directory(log) / "notes.txt").write_bytes(content)
+        found = log.traces("t", keys, now_ms=NOW)
+        assert found.by_key == ({others: 1} if KEY in content else {})
+
+
+def test_bytes_that_are_no_batch_are_seen_and_named(log: KafkaLog) -> None:
+    path = directory(log) / f"{BASE}.log.deleted"
+    sound, cut = batch(b"another"), batch(KEY)[:-3]
+    path.write_bytes(sound + cut)
+    (file,) = [one for one in log.traces("t", [KEY], now_ms=NOW).files if not one.is_clear]
+    assert (file.records, file.positions) == (1, {0: (sound + cut).index(KEY)})
+    assert file.faults[0].startswith(f"at byte {len(sound)}: expected a batch")
+
+
+def test_a_batch_that_does_not_decode_is_named_and_the_others_are_looked_at(log: KafkaLog) -> None:
+    """Damaged bytes, a payload that is no gzip under a right checksum, then a sound batch."""
+    record = naive.Record(0, NOW, b"another", b"v")
+    parts = [
+        batch(KEY),
+        batch(b"another")[:-1] + b"\xff",
+        naive.batch([record], payload=b"no gzip", attributes=layout.CODEC_GZIP),
+        batch(b"another", codec=layout.CODEC_GZIP),
+        batch(b"another", KEY),
+    ]
+    path = directory(log) / f"{BASE}.log.deleted"
+    path.write_bytes(b"".join(parts))
+    (file,) = [one for one in log.traces("t", [KEY], now_ms=NOW).files if not one.is_clear]
+    assert (file.found, file.records) == ({0: 2}, 4)
+    places = [sum(map(len, parts[:number])) for number in (1, 2)]
+    assert [fault.split(":")[0] for fault in file.faults] == [f"at byte {at}" for at in places]
+
+
+def test_messages_of_old_formats_are_looked_at(log: KafkaLog) -> None:
+    path = directory(log) / f"{BASE}.log.deleted"
+    path.write_bytes(
+        naive_messages.message(0, 0, b"another", b"v") + naive_messages.message(1, 1, KEY, b"v")
+    )
+    (file,) = [one for one in log.traces("t", [KEY], now_ms=NOW).files if not one.is_clear]
+    assert (file.found, file.faults, file.first_offset) == ({0: 1}, [], 1)
+
+
+def test_a_file_that_cannot_be_read_is_no_proof(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = directory(log) / "notes.txt"
+    path.write_bytes(b"x")
+    opened = file_traces.os.open
+
+    def refuse(name: Path, *rest: int) -> int:
+        if name == path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(name, *rest)
+
+    monkeypatch.setattr(file_traces.os, "open", refuse)
+    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    assert left.path == path
+    assert "Permission denied" in left.sentence
+
+
+def test_what_is_replaced_during_the_search_is_looked_at_too(log: KafkaLog) -> None:
+    log.append("t", [(KEY, "1"), (KEY, "2")], now_ms=NOW)
+    cleaned: list[object] = []
+
+    def progress(done: int, of: int) -> None:
+        if not cleaned:
+            cleaned.append(log.clean("t", force=True, now_ms=NOW))
+
+    found = log.traces("t", [KEY], now_ms=NOW, progress=progress)
+    paths = {file.file.path for file in found.files}
+    assert paths >= set(directory(log).iterdir())
+    assert {FileKind.LOG, FileKind.RETIRED} <= kinds(found)
+
+
+# --- and only that --------------------------------------------------------------------------------
+
+
+def test_other_topics_are_none_of_it(log: KafkaLog) -> None:
+    (log.root / f"t-t-0.{'ab' * 16}-delete").mkdir()
+    (log.root / f"t-t-0.{'ab' * 16}-delete" / f"{BASE}.log").write_bytes(batch(KEY))
+    assert log.traces("t", [KEY], now_ms=NOW).remains == ()
+
+
+def test_the_directories_of_a_deleted_topic_of_that_name_are_searched(log: KafkaLog) -> None:
+    log.append("t", [(KEY, "1")], now_ms=NOW)
+    log.alter_topic("t", {"file.delete.delay.ms": "60000"}, now_ms=NOW)
+    log.delete_topic("t", now_ms=NOW)
+    log.create_topic("t", now_ms=NOW)
+    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    assert left.until_ms == NOW + 60_000
+    assert "deleted" in left.sentence
+
+
+def test_numbers_and_names_are_no_traces(log: KafkaLog) -> None:
+    """Keys as programs have them, which are also what the log's own files are full of."""
+    log.create_topic("customers", config={"retention.ms": "1234567890"})
+    log.append("customers", [(f"k{n}", "v" * 100) for n in range(50)], now_ms=NOW)
+    log.clean("customers", force=True, now_ms=NOW)
+    pins.pin(log.root, Action("app", "one"), log.state, NOW)
+    keys = [
+        *(struct.pack(">q", number) for number in (0, 42, 50, NOW, -1)),
+        *(b"customers", b"retention.ms", b"1234567890", str(NOW).encode(), b"0", b"t", b"2"),
+    ]
+    assert log.traces("customers", keys, now_ms=NOW).remains == ()
+
+
+def test_a_short_key_is_looked_for_among_keys_alone(log: KafkaLog) -> None:
+    (directory(log) / "notes.txt").write_bytes(b"user-1")
+    assert kinds(log.traces("t", [b"user-1"], now_ms=NOW)) == {FileKind.LOG, FileKind.RETIRED}
+    assert log.traces("t", [b"ser-1"], now_ms=NOW).remains == ()
+
+
+def test_preallocated_room_is_no_fault(log: KafkaLog) -> None:
+    path = directory(log) / f"{BASE}.log.deleted"
+    path.write_bytes(batch(b"another") + bytes(5000))
+    assert log.traces("t", [KEY], now_ms=NOW).remains == ()
+
+
+@pytest.mark.parametrize("where", ["key", "value", "header", "header name"])
+def test_what_other_records_mention_is_told_and_is_a_trace_only_where_that_is_wanted(
+    log: KafkaLog, where: str
+) -> None:
+    text = b"about " + KEY
+    headers = {"header": [(b"h", text)], "header name": [(text, None)]}.get(where, [])
+    record = naive.Record(
+        0,
+        NOW,
+        text if where == "key" else b"another",
+        text if where == "value" else None,
+        headers,
+    )
+    (directory(log) / f"{BASE}.log").write_bytes(naive.batch([record]))
+    found = log.traces("t", [KEY], now_ms=NOW)
+    assert (found.mentions, found.remains) == (1, ())
+    (left,) = log.traces("t", [KEY], strict=True, now_ms=NOW).remains
+    assert "1 record with another key" in left.sentence
+
+
+def test_a_record_of_the_key_itself_mentions_nothing(log: KafkaLog) -> None:
+    (directory(log) / f"{BASE}.log").write_bytes(batch(KEY, value=KEY))
+    assert log.traces("t", [KEY], now_ms=NOW).mentions == 0
+
+
+def test_every_byte_is_counted(log: KafkaLog) -> None:
+    shown: list[tuple[int, int]] = []
+    found = log.traces("t", [KEY], now_ms=NOW, progress=lambda done, of: shown.append((done, of)))
+    files = [*log.root.iterdir(), *directory(log).iterdir()]
+    files = [path for path in files if path.is_file()]
+    sizes = sum(path.stat().st_size for path in files)
+    assert (len(found.files), found.bytes) == (len(files), sizes)
+    assert shown[-1] == (sizes, sizes)
+    assert sum(total.files for total in found.by_kind) == len(files)
+
+
+def test_a_search_changes_nothing(log: KafkaLog) -> None:
+    before = {path: path.read_bytes() for path in log.root.rglob("*") if path.is_file()}
+    with kafkalog.open(log.root, read_only=True) as reader:
+        assert reader.traces("t", [b"user-3"], now_ms=NOW).found > 0
+    assert {path: path.read_bytes() for path in log.root.rglob("*") if path.is_file()} == before

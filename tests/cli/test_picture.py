@@ -1,0 +1,241 @@
+"""The picture: its figures are those of `status --json`, and it goes to nobody but this machine."""
+
+from __future__ import annotations
+
+import html.parser
+import http.client
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kafkalog as library
+from kafkalog.cli.picture.counts import Counts
+from kafkalog.cli.picture.figures import figures
+from kafkalog.cli.picture.page import page
+from kafkalog.cli.picture.server import HOST, serving
+from kafkalog.errors import InvalidInputError
+from kafkalog.log import KafkaLog
+from kafkalog.storage_engine import clock, locks
+from tests.cli.conftest import Command
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[KafkaLog]:
+    with library.open(tmp_path / "shop") as found:
+        found.create_topic("stock", 2, {"segment.bytes": "100"})
+        found.create_topic("audit", 1, {"cleanup.policy": "delete"})
+        found.append("audit", [("a", "1"), ("a", "2")], now_ms=NOW_MS)
+        for value in range(4):
+            rows = [(f"k{key}", f"{value}") for key in range(10)]
+            found.append("stock", [*rows, ("gone", None)], now_ms=NOW_MS + value)
+            if value == 1:
+                found.clean("stock", force=True, now_ms=NOW_MS + value)
+        yield found
+
+
+def shown(log: KafkaLog, counts: Counts | None = None) -> dict[str, Any]:
+    return figures(str(log.root), log, counts or Counts(), clock.now_ms())
+
+
+def embedded(content: bytes) -> dict[str, Any]:
+    found = re.search(rb'<script id="figures" type="application/json">(.*?)</script>', content)
+    assert found is not None
+    result: dict[str, Any] = json.loads(found[1])
+    return result
+
+
+def test_the_numbers_are_those_of_status(log: KafkaLog, kafkalog: Command) -> None:
+    told = [json.loads(line) for line in kafkalog("status", log.root, "--json").out.splitlines()]
+    assert shown(log)["status"] == told
+
+
+def test_segments_are_those_on_disk_and_add_up_to_the_partitions_bytes(log: KafkaLog) -> None:
+    found = shown(log)
+    bytes_of = {
+        (row["topic"], row["partition"]): row
+        for row in found["status"]
+        if row["type"] == "partition"
+    }
+    for one in found["partitions"]:
+        row = bytes_of[one["topic"], one["partition"]]
+        sums = {"clean": 0, "cleanable": 0, "uncleanable": 0, "active": 0}
+        for segment in one["segments"]:
+            sums[segment["state"]] += segment["bytes"]
+        assert sum(sums.values()) == row["bytes"]
+        if one["topic"] == "stock":
+            assert sums["clean"] == row["cleanBytes"]
+            assert sums["cleanable"] == row["dirtyBytes"]
+            assert sums["active"] + sums["uncleanable"] == row["uncleanableBytes"]
+            assert sums["clean"] and sums["cleanable"]
+
+
+def test_what_is_dead_is_counted_of_compacted_topics(log: KafkaLog) -> None:
+    counts = Counts()
+    counts.count(log)
+    found = shown(log, counts)
+    for one in found["partitions"]:
+        dead = [segment["deadRecords"] for segment in one["segments"]]
+        if one["topic"] == "audit":
+            assert set(dead) == {None}
+    records = [
+        (segment["records"], segment["deadRecords"], segment["tombstones"])
+        for one in found["partitions"]
+        if one["topic"] == "stock"
+        for segment in one["segments"]
+    ]
+    # 44 were appended and 11 cleaned away; the newest of each key are no more than 11.
+    assert tuple(map(sum, zip(*records, strict=True))) == (33, 22, 3)
+
+
+def test_a_partition_is_counted_again_when_it_has_changed_and_rested(log: KafkaLog) -> None:
+    counts = Counts()
+    counts.count(log)
+    before = counts.of("stock", 0)
+    counts.count(log)
+    assert counts.of("stock", 0) is before
+    log.append("stock", [(f"k{key}", "9") for key in range(10)])
+    for known in counts._counted.values():
+        known.due = math.inf
+    counts.count(log)
+    assert counts.of("stock", 0) is before  # it rests
+    for known in counts._counted.values():
+        known.due = 0
+    counts.count(log)
+    assert sum(one.dead_records for one in counts.of("stock", 0).values()) > sum(
+        one.dead_records for one in before.values()
+    )
+    log.delete_topic("stock")
+    counts.count(log)
+    assert counts.of("stock", 0) == {}
+
+
+def test_cleanings_are_told_newest_first_with_bytes_before_and_after(log: KafkaLog) -> None:
+    log.clean("stock", force=True)
+    (one, _) = [row for row in shown(log)["partitions"] if row["topic"] == "stock"]
+    first, second = one["cleanings"]
+    assert first["endedMs"] > second["endedMs"]
+    assert 0 < first["bytesWritten"] < first["bytesRead"]
+
+
+def test_a_cleaning_at_work_is_told_with_what_it_has_written(log: KafkaLog) -> None:
+    directory = log.partition_directory("stock", 0)
+    (directory / f"{0:020}.log.cleaned").write_bytes(b"x" * 77)
+    with locks.FileLock(directory / "kl-cleaner.lock").exclusive():
+        one = next(row for row in shown(log)["partitions"] if row["topic"] == "stock")
+    assert one["cleanedBytes"] == 77
+    assert "cleaning" in [finding["code"] for finding in one["explanation"]["findings"]]
+
+
+def test_a_partition_that_cannot_be_read_is_told_and_stops_nothing(log: KafkaLog) -> None:
+    for path in log.partition_directory("stock", 1).glob("*.log"):
+        path.unlink()
+    found = shown(log)
+    assert len(found["partitions"]) == 3
+    assert [row["reason"] is None for row in found["status"] if row["type"] == "partition"].count(
+        False
+    ) <= 1
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+class _Addresses(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href", "action")]
+
+
+def test_the_page_needs_nothing_else(log: KafkaLog, tmp_path: Path, kafkalog: Command) -> None:
+    file = tmp_path / "shop.html"
+    done = kafkalog("status", log.root, "--html", file)
+    assert (done.status, done.out) == (0, "")
+    content = file.read_bytes()
+    parser = _Addresses()
+    parser.feed(content.decode())
+    assert parser.found == ["data:,"]
+    assert b"url(" not in content and b"@import" not in content
+    assert embedded(content)["partitions"][-1]["segments"][0]["records"] is not None
+
+
+def test_nothing_is_read_where_nothing_is_to_be_counted(
+    log: KafkaLog, tmp_path: Path, kafkalog: Command
+) -> None:
+    file = tmp_path / "shop.html"
+    kafkalog("status", log.root, "stock", "--html", file, "--no-count")
+    found = embedded(file.read_bytes())
+    assert {one["topic"] for one in found["partitions"]} == {"stock"}
+    assert {s["records"] for one in found["partitions"] for s in one["segments"]} == {None}
+
+
+def test_no_text_of_a_log_can_end_the_script(log: KafkaLog) -> None:
+    found = shown(log)
+    found["path"] = "</script><script>alert(1)</script><!--"
+    content = page(found, is_live=False)
+    assert content.count(b"</script>") == 2
+    assert embedded(content)["path"] == found["path"]
+
+
+# --- the server ----------------------------------------------------------------------------------
+
+
+def asked(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(HOST, port, timeout=30)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_the_server_gives_the_page_and_its_figures(log: KafkaLog) -> None:
+    with serving(str(log.root), log, 0, counts_dead=False) as port:
+        status, content = asked(port, "/")
+        assert status == 200
+        assert embedded(content)["status"] == shown(log)["status"]
+        log.append("audit", [("a", "3")])
+        status, content = asked(port, "/figures.json")
+        assert (status, json.loads(content)["status"]) == (200, shown(log)["status"])
+        assert asked(port, "/etc/passwd")[0] == 404
+        assert asked(port, "/", "POST")[0] == 501
+
+
+def test_who_calls_by_another_name_gets_no_answer(log: KafkaLog) -> None:
+    with serving(str(log.root), log, 0, counts_dead=False) as port:
+        for name in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example"):
+            status, content = asked(port, "/figures.json", Host=name)
+            assert (status, b"stock" in content) == (403, False)
+        assert asked(port, "/", Host=f"localhost:{port}")[0] == 200
+
+
+def test_a_port_that_is_taken_is_wrong_usage(log: KafkaLog) -> None:
+    with (
+        serving(str(log.root), log, 0, counts_dead=False) as port,
+        pytest.raises(InvalidInputError, match=f"port {port} of 127.0.0.1: .*try another"),
+        serving(str(log.root), log, port, counts_dead=False),
+    ):
+        pass
+
+
+def test_the_server_counts_in_the_background(log: KafkaLog) -> None:
+    with serving(str(log.root), log, 0, counts_dead=True) as port:
+        for _ in range(600):
+            found = json.loads(asked(port, "/figures.json")[1])
+            if all(
+                segment["records"] is not None
+                for one in found["partitions"]
+                if one["topic"] == "stock"
+                for segment in one["segments"]
+            ):
+                return
+    raise AssertionError("nothing was counted")

@@ -12,7 +12,7 @@ TORTURE ?= 300
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-fast test-kernels damage-test twin-test test-peers kill-test cluster-test torture-cleaner torture torture-quick lint bench bench-quick clean
+.PHONY: help setup peers demo test test-fast test-kernels damage-test twin-test test-peers kill-test cluster-test torture-cleaner torture torture-quick lint docs bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -68,6 +68,10 @@ lint: $(READY) ## ruff's format and rules, mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(READY) ## the documents as a site, in site/; every link is checked
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 bench: $(READY) $(PEERS) ## every benchmark beside its peer, hours; writes docs/benchmarks.md (ARGS: names, --path DIR)
 	$(BIN)/python -m bench --write $(ARGS)
 
@@ -75,7 +79,7 @@ bench-quick: $(READY) $(PEERS) ## the same programs on small inputs, in minutes:
 	$(BIN)/python -m bench --quick $(ARGS)
 
 clean: ## remove .venv, .peers and every cache
-	rm -rf .venv .peers .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build spark-warehouse
+	rm -rf .venv .peers .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build site spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp, so that it is done once; a change of the dependencies does it again.

@@ -1,0 +1,83 @@
+"""Compaction, step by step, with a picture of the log after each step.
+
+`python -m examples.compaction [--path DIR]`
+
+Prices of forty products change again and again, some products go, and the cleaner keeps up. After
+each step the page of `kafkalog status PATH --html FILE` shows the segments to scale, hatched where
+they are dead. Open the files in a browser, one after the other; docs/compaction.md tells what is to
+be seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import kafkalog
+from kafkalog.cli import run as run_command
+from kafkalog.log import KafkaLog
+
+__all__ = ["steps"]
+
+TOPIC: Final = "prices"
+PRODUCTS: Final = 40
+CONFIG: Final = {
+    "segment.bytes": "8000",
+    "min.cleanable.dirty.ratio": "0.5",
+    "delete.retention.ms": "3600000",
+}
+HOUR_MS: Final = 3_600_000
+
+
+def steps(log: KafkaLog, now_ms: int) -> Iterator[str]:
+    """Do one thing after the other to a log, and yield after each what has been done."""
+    draw = random.Random(1)
+    log.create_topic(TOPIC, config=CONFIG)
+    change_prices(log, draw, 900, now_ms)
+    yield "written"
+    log.clean(TOPIC, now_ms=now_ms)
+    yield "cleaned"
+    change_prices(log, draw, 160, now_ms)
+    yield "dirty-again"
+    log.append(TOPIC, [(product(number), None) for number in range(10)], now_ms=now_ms)
+    log.clean(TOPIC, force=True, now_ms=now_ms)
+    yield "deleted"
+    log.clean(TOPIC, force=True, now_ms=now_ms + 2 * HOUR_MS)
+    yield "forgotten"
+
+
+def change_prices(log: KafkaLog, draw: random.Random, count: int, now_ms: int) -> None:
+    """Append new prices, a few in each commit."""
+    for _ in range(count // 20):
+        changes = [
+            (product(draw.randrange(PRODUCTS)), f'{{"price": {draw.randrange(100, 999)}}}')
+            for _ in range(20)
+        ]
+        log.append(TOPIC, changes, now_ms=now_ms)
+
+
+def product(number: int) -> str:
+    """Return a product's key."""
+    return f"product-{number:03}"
+
+
+def main() -> None:
+    """Make the pictures."""
+    import time
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--path", type=Path, help="where the log and the pictures go")
+    path = parser.parse_args().path or Path(tempfile.mkdtemp(prefix="compaction-"))
+    with kafkalog.open(path / "log") as log:
+        for number, step in enumerate(steps(log, time.time_ns() // 1_000_000), 1):
+            run_command(
+                ["status", str(path / "log"), "--html", str(path / f"{number}-{step}.html")]
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -319,6 +319,16 @@ class ActiveSegment:
         self._is_dirty = False
         self.close()
 
+    def leave_uncut(self) -> None:
+        """Close the files after a `finish` that failed, so that the next holder cuts them again.
+
+        Its sync is not to be repeated alone, and what is cut already nobody would cut.
+        """
+        try:
+            files.write_at(self._log_fd, b"\0", self.size)
+        finally:
+            self.close()
+
     def reopen(self) -> None:
         """Open the files once more after `close`, in the same commit: so they are as they were.
 
@@ -374,5 +384,11 @@ def _cut_entries(
 
 
 def _cut_durably(fd: int, size: int) -> None:
+    """Cut an index, and sync it; where that fails it is as it was, so that the next holder cuts."""
+    tail = files.read_at(fd, os.fstat(fd).st_size - size, size)
     files.truncate(fd, size)
-    files.sync_file(fd)
+    try:
+        files.sync_file(fd)
+    except OSError:
+        files.write_at(fd, tail, size)
+        raise

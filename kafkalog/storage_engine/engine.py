@@ -90,9 +90,10 @@ class Engine:
                     "kafkalog.open(path), or by writing to it"
                 )
             new_log.create_log(self.root)
-        elif not read_only and not self._journal.is_settled():
+        elif not read_only:
             with files.disk_faults(self.root):
-                self._settle_if_free()
+                if not self._journal.is_settled():
+                    self._settle_if_free()
         if not read_only and self.state().deleting:
             topic_deletion.try_deletions(self, now_ms=_now(None))
 
@@ -104,6 +105,9 @@ class Engine:
                     self._journal.settle()
         except LockedByBrokerError:
             pass
+        except StorageError as fault:
+            if not isinstance(fault.__cause__, PermissionError):
+                raise
         except OSError as fault:
             if fault.errno not in files.NOT_WRITABLE:
                 raise
@@ -345,8 +349,10 @@ class Engine:
 
     def sync(self, *, now_ms: int | None = None) -> None:
         """Make durable what relaxed commits (`flush.messages`, `flush.ms`) have left unsynced."""
-        if self.state().unsynced:
-            with self.transaction() as transaction:
+        # Also where nothing is unsynced: the rewrite of the journal that made it so may have died
+        # before its name was durable, which whoever settles it sees to.
+        with self.transaction() as transaction:
+            if transaction.state.unsynced:
                 transaction.publish(_now(now_ms))
 
     # --- deleting --------------------------------------------------------------------------------

@@ -133,7 +133,8 @@ def first_since(view: LogView, timestamp: int) -> TimeOffset | None:
 def first_batch_since(view: LogView, timestamp: int, start: int, end: int) -> int:
     """Return an offset of [start, end] such that all records of [start, it) are older.
 
-    That is, older than `timestamp` (epoch ms). It is where a batch begins; only headers are read.
+    That is, older than `timestamp` (epoch ms). It is where a batch begins. No record is decoded;
+    of what is passed over checksums are compared, since a wrong header would hide records.
     """
     for segment in view.open_segments(start, end):
         for _, header in segment.batches_since(timestamp):

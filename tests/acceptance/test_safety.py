@@ -157,6 +157,19 @@ def test_a_disk_that_fails_while_a_log_is_opened_is_named(
         kafkalog.open(tmp_path / "log")
 
 
+def test_a_disk_that_cannot_be_read_while_a_log_is_opened_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "log").close()
+
+    def fail(fd: int, size: int, position: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(StorageError, match=r"/commit: the disk refused \(Input/output error\)"):
+        kafkalog.open(tmp_path / "log")
+
+
 def refuse_to_write(log: KafkaLog, reason: str) -> None:
     """Whatever writes ends with one typed error, which names a file of the log and the reason."""
     now_ms = clock.now_ms()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine import files
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.inspection.verify import verify
 from kafkalog.storage_engine.journal import Journal
 from tests.storage_engine.faults import Died
 from tests.storage_engine.raw_log import ABORT, COMMIT, RawBatch, joined, marker
+from tests.torture.acts import Write
 from tests.torture.disk import Disk
 from tests.torture.recorder import Recorder
 from tests.torture.recording import booted
@@ -99,8 +104,80 @@ def test_no_power_cut_brings_back_what_an_attempt_that_died_has_left(
     # All that the attempt did had reached the disk by itself; of the retry what was synced.
     left = {number: None for number, _ in disk.unsynced() if number < tried}
     disk.state("the attempt's", left).write(cut)
+    check(cut, rows(root))
+
+
+def check(cut: Path, expected: list[int]) -> None:
     with booted("after the cut"):
-        assert rows(cut) == rows(root)
+        assert rows(cut) == expected
         assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
         Engine(cut).append("t", [("k", "v")], now_ms=NOW_MS + 2_000)
         assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
+
+
+class Refused:
+    """The disk, which does not sync files with this ending, so many times."""
+
+    def __init__(self, ending: str, times: int) -> None:
+        self.ending, self.times = ending, times
+        self._sync = files.sync_file
+
+    def __call__(self, fd: int) -> None:
+        if self.times and os.readlink(f"/proc/self/fd/{fd}").endswith(self.ending):
+            self.times -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self._sync(fd)
+
+
+@pytest.mark.parametrize(
+    ("before", "attempt", "retry", "ending"),
+    [
+        pytest.param(begun, one(5_000), one(1_000), ".timeindex", id="times"),
+        pytest.param(begun, one(5_000, 90, 2), one(1_000, count=5), ".index", id="positions"),
+        pytest.param(
+            aborted_before, transaction(ABORT), transaction(COMMIT), ".txnindex", id="aborts"
+        ),
+    ],
+)
+def test_a_cut_whose_sync_failed_is_made_again(
+    tmp_path: Path, before: Callable[[Path], None], attempt: Work, retry: Work, ending: str
+) -> None:
+    root, cut = tmp_path / "log", tmp_path / "cut"
+    before(root)
+    with Recorder(root) as recorder, pytest.MonkeyPatch.context() as patch:
+        dies(Engine(root), attempt)
+        tried = len(recorder.acts)
+        patch.setattr(files, "sync_file", Refused(ending, 1))
+        with pytest.raises(StorageError, match="the disk refused"):
+            retry(Engine(root))
+        retry(Engine(root))
+    disk = Disk(recorder.begin)
+    for act in recorder.acts:
+        disk.apply(act)
+    left = {number: None for number, _ in disk.unsynced() if number < tried}
+    disk.state("the attempt's", left).write(cut)
+    check(cut, rows(root))
+
+
+def test_a_log_that_a_failed_sync_left_is_cut_until_a_sync_succeeds(tmp_path: Path) -> None:
+    root, cut = tmp_path / "log", tmp_path / "cut"
+    with Engine(root) as engine:
+        engine.create_topic("t", 1, now_ms=NOW_MS)
+        own(engine)
+    refused = Refused(".log", 2)
+    with Recorder(root) as recorder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "sync_file", refused)
+        engine = Engine(root)
+        opened = len(os.listdir("/proc/self/fd"))
+        for _ in range(2):  # the commit's own sync, and that of its cut
+            with pytest.raises(StorageError, match="the disk refused"):
+                own(engine)
+        assert len(os.listdir("/proc/self/fd")) <= opened
+        own(engine)
+    disk = Disk(recorder.begin)
+    for act in recorder.acts:
+        disk.apply(act)
+    # What failed syncs have left in doubt: the dead bytes are there, their cut is not.
+    left = {number: None for number, act in disk.unsynced() if isinstance(act, Write)}
+    disk.state("the dead bytes", left).write(cut)
+    check(cut, rows(root))

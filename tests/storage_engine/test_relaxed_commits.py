@@ -15,6 +15,10 @@ from kafkalog.storage_engine import files, layout, partition_directory
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.journal import Journal
 from tests.storage_engine.faults import Died, LyingPages
+from tests.torture.disk import Disk
+from tests.torture.recorder import Recorder
+from tests.torture.recording import booted
+from tests.torture.workloads import small_files
 
 CONFIG = {"flush.messages": "3", "segment.bytes": "1000"}
 
@@ -131,3 +135,35 @@ def test_only_what_may_be_lost_is_written_again(
         append(engine)
         append(Engine(engine.root))
     assert [start for start, _ in written] == sorted({start for start, _ in written})
+
+
+def test_a_sync_makes_a_rewrite_of_the_journal_durable_that_was_broken_off(tmp_path: Path) -> None:
+    root, cut = tmp_path / "log", tmp_path / "cut"
+    root.mkdir()
+    with small_files(), Recorder(root) as recorder:
+        engine = Engine(root)
+        engine.create_topic("t", 1, {"flush.messages": "1000"})
+        engine.append("t", [("k", "v")])
+        engine.sync()
+        inode = (root / layout.COMMIT).stat().st_ino
+        with pytest.MonkeyPatch.context() as patch:
+            sync = files.sync_directory
+
+            def dies(path: Path) -> None:
+                if path == root and (root / layout.COMMIT).stat().st_ino != inode:
+                    raise Died
+                sync(path)
+
+            patch.setattr(files, "sync_directory", dies)
+            with pytest.raises(Died):
+                for _ in range(500):
+                    engine.append("t", [("k", "v")])
+        other = Engine(root)
+        shown = other.offsets("t")
+        other.sync()
+    disk = Disk(recorder.begin)
+    for act in recorder.acts:
+        disk.apply(act)
+    disk.state("none", {}).write(cut)
+    with booted("after the cut"):
+        assert Engine(cut, read_only=True).offsets("t") == shown

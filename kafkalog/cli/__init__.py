@@ -164,6 +164,7 @@ def _application(arguments: Sequence[str]) -> typer.Typer:
     import typer
 
     from kafkalog.cli.examples import examples
+    from kafkalog.cli.verb_command import VerbCommand
 
     application = typer.Typer(
         help="Kafka's compacted log as files: look into it, write to it, keep it in order.",
@@ -194,6 +195,7 @@ def _application(arguments: Sequence[str]) -> typer.Typer:
         else:
             command = application.command(
                 verb,
+                cls=VerbCommand,
                 help=_help(verb, module.__doc__),
                 epilog=examples(module.EXAMPLES),
             )

@@ -31,7 +31,8 @@ def command(
         ),
     ] = None,
     metadata: Annotated[
-        Path | None, typer.Option(help="The broker's metadata.log.dir, if it is another one.")
+        Path | None,
+        typer.Option(metavar="DIR", help="The broker's metadata.log.dir, if it is another one."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> None:

@@ -31,6 +31,7 @@ from kafkalog.cli.completion import topic_names
 from kafkalog.cli.json_records import json_record
 from kafkalog.cli.output import (
     LOG_HELP,
+    TOPIC_HELP,
     Encoding,
     check_input,
     counted,
@@ -66,7 +67,12 @@ def command(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
     topic: Annotated[
         str,
-        typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names),
+        typer.Argument(
+            metavar="TOPIC",
+            show_default=False,
+            help=TOPIC_HELP,
+            autocompletion=topic_names,
+        ),
     ],
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="- or none: standard input.")
@@ -75,7 +81,8 @@ def command(
         Path | None, typer.Option("--raw", metavar="FILE", help="A .log file, as it is.")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(min=0, help="For all records; by their keys where none.")
+        int | None,
+        typer.Option(min=0, metavar="N", help="For all records; by their keys where none."),
     ] = None,
     text: Annotated[
         bool, typer.Option("--text", help="Lines of text, each a value without a key.")

@@ -36,11 +36,12 @@ _METRICS_ADDRESS: Final = "127.0.0.1"
 def command(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Partitions cleaned at a time.", show_default="1")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Partitions cleaned at a time.", show_default="1"),
     ] = None,
     backoff_ms: Annotated[
         int | None,
-        typer.Option(min=0, help="Pause when nothing is due.", show_default="15000"),
+        typer.Option(min=0, metavar="MS", help="Pause when nothing is due.", show_default="15000"),
     ] = None,
     config: Annotated[
         list[str] | None,
@@ -49,13 +50,18 @@ def command(
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="Serve Prometheus's metrics there, at /metrics; 0: any."
+            min=0,
+            max=65535,
+            metavar="N",
+            help="Serve Prometheus's metrics there, at /metrics; 0: any.",
         ),
     ] = None,
     metrics_address: Annotated[
         str | None,
         typer.Option(
-            help="The address of the metrics; 0.0.0.0 for all.", show_default=_METRICS_ADDRESS
+            metavar="ADDRESS",
+            help="The address of the metrics; 0.0.0.0 for all.",
+            show_default=_METRICS_ADDRESS,
         ),
     ] = None,
 ) -> None:

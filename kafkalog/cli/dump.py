@@ -27,7 +27,10 @@ EXAMPLES: Final = (
 
 
 def command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE", show_default=False, help="Files of a log, one or more."),
+    ],
     print_data_log: Annotated[
         bool, typer.Option("--print-data-log", help="Records with their keys and values.")
     ] = False,
@@ -41,7 +44,8 @@ def command(
         bool, typer.Option("--index-sanity-check", help="Only an index's size and last entry.")
     ] = False,
     max_bytes: Annotated[
-        int, typer.Option(min=0, help="Bytes of a .log to look at, from its beginning.")
+        int,
+        typer.Option(min=0, metavar="N", help="Bytes of a .log to look at, from its beginning."),
     ] = 2**31 - 1,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per entry.")] = False,
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kafkalog.cli.completion import topic_names
-from kafkalog.cli.output import PATH_HELP, print_json, print_line
+from kafkalog.cli.output import PATH_HELP, TOPIC_HELP, print_json, print_line
 from kafkalog.cli.readable import open_readable
 
 if TYPE_CHECKING:
@@ -28,7 +28,12 @@ def command(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
     topic: Annotated[
         str,
-        typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names),
+        typer.Argument(
+            metavar="TOPIC",
+            show_default=False,
+            help=TOPIC_HELP,
+            autocompletion=topic_names,
+        ),
     ],
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import io
 import json
+import select
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -20,9 +23,11 @@ from kafkalog.errors import InvalidInputError, StorageError
 __all__ = [
     "LOG_HELP",
     "PATH_HELP",
+    "TOPIC_HELP",
     "Encoding",
     "PipeClosed",
     "check_input",
+    "check_outside",
     "configs",
     "counted",
     "decoded",
@@ -30,6 +35,7 @@ __all__ = [
     "flush",
     "note",
     "partition_progress",
+    "pause",
     "print_json",
     "print_line",
     "print_table",
@@ -40,6 +46,7 @@ __all__ = [
 
 PATH_HELP: Final = "A log's directory; those of one broker with commas between."
 LOG_HELP: Final = "A log's directory."
+TOPIC_HELP: Final = "A topic's name."
 
 
 class Encoding(StrEnum):
@@ -98,6 +105,19 @@ def flush() -> None:
     """Send off what is printed; raises PipeClosed, and StorageError where it cannot be."""
     with _told_faults():
         sys.stdout.flush()
+
+
+def pause(seconds: float) -> None:
+    """Wait so long; raises PipeClosed as soon as whoever reads the standard output has gone."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except io.UnsupportedOperation:  # no file, but something of Python's
+        time.sleep(seconds)
+        return
+    reader = select.poll()
+    reader.register(descriptor, 0)  # that it has gone (POLLERR, POLLHUP) is told unasked
+    if reader.poll(seconds * 1000):
+        raise PipeClosed
 
 
 @contextlib.contextmanager
@@ -225,6 +245,15 @@ def check_input(path: Path) -> None:
             path.stat()
     except OSError as fault:
         raise InvalidInputError(f"{path}: {fault.strerror}") from fault
+
+
+def check_outside(path: Path, roots: Iterable[Path], what: str, option: str) -> None:
+    """Raise InvalidInputError, which says what (`a report`) goes elsewhere, for a file in a log."""
+    place = path.resolve()
+    if any(place.is_relative_to(root.resolve()) for root in roots):
+        raise InvalidInputError(
+            f"{path}: {what} does not belong into the log; name another place with {option} FILE"
+        )
 
 
 def configs(given: Sequence[str]) -> dict[str, str]:

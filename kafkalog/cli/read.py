@@ -10,16 +10,16 @@ begins at the end, unless --from-beginning, --from-time or --start says otherwis
 --latest prints what each key has now: its newest record, tombstones left out. With --key this is
 a look-up, which reads little of a cleaned log.
 
-A record is a line of partition, offset, time, key and value, their tabs and newlines as they are;
-with --json an object that `append` takes. Where a key or a value is no UTF-8, --json needs
---encoding base64 or hex; --key is given in that encoding.
+A record is a line of partition, offset, time, key and value, for people: tabs and newlines in them
+stay as they are, and a tombstone's null looks like the text null. --json is for programs: an object
+a record, which `append` takes. Where a key or a value is no UTF-8, --json needs --encoding base64
+or hex; --key is given in that encoding.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 from enum import StrEnum
 from functools import partial
@@ -29,7 +29,16 @@ import typer
 
 from kafkalog.cli.beginning import Beginning
 from kafkalog.cli.completion import topic_names
-from kafkalog.cli.output import PATH_HELP, Encoding, decoded, flush, progress, share_progress
+from kafkalog.cli.output import (
+    PATH_HELP,
+    TOPIC_HELP,
+    Encoding,
+    decoded,
+    flush,
+    pause,
+    progress,
+    share_progress,
+)
 from kafkalog.cli.readable import open_readable
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 
@@ -59,20 +68,31 @@ def command(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
     topic: Annotated[
         str,
-        typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names),
+        typer.Argument(
+            metavar="TOPIC",
+            show_default=False,
+            help=TOPIC_HELP,
+            autocompletion=topic_names,
+        ),
     ],
-    partition: Annotated[int | None, typer.Option(min=0, help="All by default.")] = None,
+    partition: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="All by default.")
+    ] = None,
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning", help="The default, but for --follow.")
     ] = False,
     from_time: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="2026-11-22T10:00:00Z, epoch ms, or how long ago: -90s, -1h, -7d."
+            metavar="TIME",
+            help="2026-11-22 (midnight in UTC), 2026-11-22T10:00:00Z, epoch ms, or how long ago: "
+            "-90s, -1h, -7d.",
         ),
     ] = None,
-    start: Annotated[int | None, typer.Option(min=0, help="First offset.")] = None,
-    end: Annotated[int | None, typer.Option(min=0, help="Offset to stop before.")] = None,
+    start: Annotated[int | None, typer.Option(min=0, metavar="N", help="First offset.")] = None,
+    end: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Offset to stop before.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on, until Ctrl-C, from the end.")
     ] = False,
@@ -80,7 +100,9 @@ def command(
     latest: Annotated[
         bool, typer.Option("--latest", help="The newest record of each key, no tombstones.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Stop after so many records.")
+    ] = None,
     isolation_level: Annotated[
         IsolationLevel, typer.Option(help="Whether open and aborted transactions are read.")
     ] = IsolationLevel.READ_COMMITTED,
@@ -146,7 +168,7 @@ def _followed(
 
     def wait() -> None:
         flush()
-        time.sleep(_POLL_S)
+        pause(_POLL_S)
 
     state = changelog.log.state()
     topic = state.topic(changelog.topic)

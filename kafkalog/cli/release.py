@@ -33,11 +33,14 @@ _DESCRIBED = re.compile(r"\bTopic:\s*(\S+)\s+TopicId:\s*(\S+)")
 def command(
     path: Annotated[Path, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
     topic_ids: Annotated[
-        Path | None, typer.Option(help="The ids that the broker's cluster has for the topics.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The ids that the broker's cluster has for the topics."),
     ] = None,
     meta_properties: Annotated[
         Path | None,
-        typer.Option(help="meta.properties of the directory that this one is to replace."),
+        typer.Option(
+            metavar="FILE", help="meta.properties of the directory that this one is to replace."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> None:

@@ -9,7 +9,8 @@ uncleanable with the reason, paused, or not compacted; `kafkalog explain` says w
 be read is a line with the reason. Names, sizes and the ends of indexes are read, and no records.
 
 With --html, instead: one page with all of this, the segments to scale and what `explain` says, in a
-file that needs nothing else. To count what is dead the log is read: not with --no-count.
+file that needs nothing else, and is written anew if it is there. To count what is dead the log is
+read: not with --no-count.
 
 With --checkpoint, instead: how far the streaming query with that checkpoint is behind, per source
 and partition, also while it runs.
@@ -27,6 +28,8 @@ from kafkalog.cli.activity import cleaner_row, pin_rows, staged_rows, writer_row
 from kafkalog.cli.completion import topic_names
 from kafkalog.cli.output import (
     PATH_HELP,
+    TOPIC_HELP,
+    check_outside,
     counted,
     note,
     print_json,
@@ -36,6 +39,7 @@ from kafkalog.cli.output import (
 )
 from kafkalog.cli.query_lag import print_query_lag
 from kafkalog.cli.readable import open_readable
+from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +61,12 @@ def command(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
     topic: Annotated[
         str | None,
-        typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names),
+        typer.Argument(
+            metavar="TOPIC",
+            show_default="all",
+            help=TOPIC_HELP,
+            autocompletion=topic_names,
+        ),
     ] = None,
     checkpoint: Annotated[
         str | None,
@@ -70,9 +79,13 @@ def command(
         typer.Option(metavar="FILE", help="Write the picture of `kafkalog ui` to a file."),
     ] = None,
     count: Annotated[
-        bool,
-        typer.Option("--count/--no-count", help="Whether the picture has dead bytes counted."),
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--count/--no-count",
+            help="Whether the picture has dead bytes counted.",
+            show_default="count",
+        ),
+    ] = None,
     json: Annotated[
         bool,
         typer.Option(
@@ -83,11 +96,21 @@ def command(
     """Print the status."""
     from kafkalog.storage_engine import address
 
+    if html is not None and (json or checkpoint is not None):
+        raise InvalidInputError(
+            f"--html writes a page and {'--json' if json else '--checkpoint'} prints: give one of "
+            "both"
+        )
+    if html is None and count is not None:
+        raise InvalidInputError(
+            f"--{'count' if count else 'no-count'} is about the picture: it goes with --html FILE"
+        )
     with open_readable(path) as log:
         if topic is not None:
             log.describe(topic)
         if html is not None:
-            _write_picture(path, log, html, topic, counts_dead=count)
+            check_outside(html, address.directories(path), "a picture", "--html")
+            _write_picture(path, log, html, topic, counts_dead=count is not False)
             return
         if checkpoint is not None:
             is_live = any(_is_live(root) for root in address.directories(path))

@@ -1,9 +1,9 @@
-"""A moment as it is typed: a date and time with its zone, epoch milliseconds, or how long ago."""
+"""A moment as it is typed: a date, a time with its zone, epoch milliseconds, or how long ago."""
 
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from kafkalog.errors import InvalidInputError
@@ -13,11 +13,15 @@ __all__ = ["epoch_ms"]
 _UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _AGO: Final = re.compile(r"-([0-9]{1,12})(ms|s|m|h|d)")
 _EPOCH: Final = re.compile(r"[0-9]{1,18}")
-_FORMS: Final = "2026-11-22T10:00:00Z, epoch milliseconds, or how long ago: -90s, -15m, -1h, -7d"
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_FORMS: Final = (
+    "2026-11-22 (midnight in UTC), 2026-11-22T10:00:00Z, epoch milliseconds, or how long ago: "
+    "-90s, -15m, -1h, -7d"
+)
 
 
 def epoch_ms(text: str, *, now_ms: int, option: str) -> int:
-    """Return a moment in epoch milliseconds, 0 for one before 1970.
+    """Return a moment in epoch milliseconds, 0 for one before 1970; of a date its midnight in UTC.
 
     Raises InvalidInputError, which names the option, for a text that is none, and for a date and
     time without a zone: it would be another moment on another machine.
@@ -31,6 +35,10 @@ def epoch_ms(text: str, *, now_ms: int, option: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidInputError(f"{option} {text!r}: expected a moment: {_FORMS}") from None
+    if _DATE.fullmatch(text):
+        moment = moment.replace(tzinfo=UTC)
     if moment.tzinfo is None:
-        raise InvalidInputError(f"{option} {text!r}: has no zone: end it in Z (UTC), or in +01:00")
+        raise InvalidInputError(
+            f"{option} {text!r}: has no zone: end it in Z (UTC), or in +01:00; a moment is {_FORMS}"
+        )
     return max(round(moment.timestamp() * 1000), 0)

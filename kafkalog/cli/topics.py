@@ -8,8 +8,9 @@ import typer
 
 from kafkalog.cli.completion import topic_names
 from kafkalog.cli.examples import examples
-from kafkalog.cli.output import LOG_HELP, configs, print_json, print_line, print_table
+from kafkalog.cli.output import LOG_HELP, TOPIC_HELP, configs, print_json, print_line, print_table
 from kafkalog.cli.readable import open_readable
+from kafkalog.cli.verb_command import VerbCommand
 from kafkalog.cli.writable import open_writable
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ VERBS: Final = {
 EXAMPLES: Final = (VERBS["list"][0], VERBS["create"][0])
 
 _Path = Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)]
-_NewName = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+_NewName = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help=TOPIC_HELP)]
 _Name = Annotated[
-    str, typer.Argument(metavar="NAME", show_default=False, autocompletion=topic_names)
+    str,
+    typer.Argument(metavar="NAME", show_default=False, help=TOPIC_HELP, autocompletion=topic_names),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object per topic.")]
 _Config = Annotated[
@@ -45,7 +47,7 @@ def application() -> typer.Typer:
     topics = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     for verb in (_list, _create, _describe, _alter, _delete):
         name = verb.__name__.strip("_")
-        topics.command(name, epilog=examples(VERBS[name]))(verb)
+        topics.command(name, cls=VerbCommand, epilog=examples(VERBS[name]))(verb)
     return topics
 
 
@@ -64,7 +66,7 @@ def _list(path: _Path, json: _Json = False) -> None:
 def _create(
     path: _Path,
     name: _NewName,
-    partitions: Annotated[int, typer.Option(min=1)] = 1,
+    partitions: Annotated[int, typer.Option(min=1, metavar="N", help="How many it has.")] = 1,
     config: _Config = None,
     json: _Json = False,
 ) -> None:

@@ -28,7 +28,8 @@ _PORT: Final = 8686
 def command(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 for any that is free.")
+        int,
+        typer.Option(min=0, max=65535, metavar="N", help="Of 127.0.0.1; 0 for any that is free."),
     ] = _PORT,
     count: Annotated[
         bool, typer.Option("--count/--no-count", help="Whether dead bytes are counted.")

@@ -319,15 +319,19 @@ class ActiveSegment:
         self._is_dirty = False
         self.close()
 
-    def leave_uncut(self) -> None:
-        """Close the files after a `finish` that failed, so that the next holder cuts them again.
+    def finish_cut(self) -> None:
+        """Do `finish` after a cut; where that fails, it is to be cut again by the next holder.
 
         Its sync is not to be repeated alone, and what is cut already nobody would cut.
         """
         try:
-            files.write_at(self._log_fd, b"\0", self.size)
-        finally:
-            self.close()
+            self.finish()
+        except OSError:
+            try:
+                files.write_at(self._log_fd, b"\0", self.size)
+            finally:
+                self.close()
+            raise
 
     def reopen(self) -> None:
         """Open the files once more after `close`, in the same commit: so they are as they were.

@@ -91,26 +91,23 @@ class Engine:
                 )
             new_log.create_log(self.root)
         elif not read_only:
-            with files.disk_faults(self.root):
-                if not self._journal.is_settled():
-                    self._settle_if_free()
+            self._settle_if_free()
         if not read_only and self.state().deleting:
             topic_deletion.try_deletions(self, now_ms=_now(None))
 
     def _settle_if_free(self) -> None:
         """Settle the journal, unless somebody is at work here, or we may only read: so we can."""
-        try:
-            with self._root_lock.shared(), self._commit_lock.exclusive(wait=False) as is_free:
-                if is_free:
-                    self._journal.settle()
-        except LockedByBrokerError:
-            pass
-        except StorageError as fault:
-            if not isinstance(fault.__cause__, PermissionError):
-                raise
-        except OSError as fault:
-            if fault.errno not in files.NOT_WRITABLE:
-                raise
+        with files.disk_faults(self.root), contextlib.suppress(LockedByBrokerError):
+            try:
+                if self._journal.is_settled():
+                    return
+                with self._root_lock.shared(), self._commit_lock.exclusive(wait=False) as is_free:
+                    if is_free:
+                        self._journal.settle()
+            except (OSError, StorageError) as fault:
+                cause = fault.__cause__ or fault
+                if not isinstance(cause, OSError) or cause.errno not in files.NOT_WRITABLE:
+                    raise
 
     # --- topics ----------------------------------------------------------------------------------
 
@@ -349,9 +346,7 @@ class Engine:
 
     def sync(self, *, now_ms: int | None = None) -> None:
         """Make durable what relaxed commits (`flush.messages`, `flush.ms`) have left unsynced."""
-        # Also where nothing is unsynced: the rewrite of the journal that made it so may have died
-        # before its name was durable, which whoever settles it sees to.
-        with self.transaction() as transaction:
+        with self.transaction() as transaction:  # settles a rewrite that died unsynced, too
             if transaction.state.unsynced:
                 transaction.publish(_now(now_ms))
 

@@ -114,12 +114,7 @@ class Appender:
             # It alone may carry the log end, where the tail before it was cleaned away
             # (KAFKA-17076): so it is emptied, and appended to. The one before it is cut, indexed
             # and synced, since nobody cuts it later.
-            before = self._open_active(names)
-            try:
-                before.finish()
-            except OSError:
-                before.leave_uncut()
-                raise
+            self._open_active(names).finish_cut()
             self._take_snapshot(high_watermark)
             self.state = replace(self.state, active_base=high_watermark, active_size=0)
         return self._open_active(names)

@@ -177,6 +177,50 @@ def test_nothing_is_read_where_nothing_is_to_be_counted(
     assert {s["records"] for one in found["partitions"] for s in one["segments"]} == {None}
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--html", "FILE", "--json"], "--html writes a page and --json prints: give one of both"),
+        (["--html", "FILE", "--checkpoint", "c"], "--html writes a page and --checkpoint prints"),
+        (["--no-count"], "--no-count is about the picture: it goes with --html FILE"),
+        (["--count", "--json"], "--count is about the picture"),
+    ],
+)
+def test_options_of_which_one_would_be_ignored_are_refused_in_one_line(
+    log: KafkaLog, tmp_path: Path, kafkalog: Command, options: list[str], reason: str
+) -> None:
+    file = tmp_path / "shop.html"
+    given = [str(file) if option == "FILE" else option for option in options]
+    result = kafkalog("status", log.root, *given)
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+    assert reason in result.err
+    assert not file.exists()
+
+
+def test_a_page_that_is_there_is_written_anew(
+    log: KafkaLog, tmp_path: Path, kafkalog: Command
+) -> None:
+    file = tmp_path / "shop.html"
+    file.write_text("old" * 100_000)
+    assert kafkalog("status", log.root, "--html", file, "--no-count").status == 0
+    assert embedded(file.read_bytes())["path"] == str(log.root)
+    assert b"oldold" not in file.read_bytes()
+
+
+@pytest.mark.parametrize("place", ["{root}/commit", "{root}/stock-0/p.html", "{link}/p.html"])
+def test_no_page_is_written_into_the_log(
+    log: KafkaLog, tmp_path: Path, kafkalog: Command, place: str
+) -> None:
+    (tmp_path / "link").symlink_to(log.root)
+    file = Path(place.format(root=log.root, link=tmp_path / "link"))
+    journal = (log.root / "commit").read_bytes()
+    result = kafkalog("status", log.root, "--html", file)
+    reason = "a picture does not belong into the log; name another place with --html FILE"
+    assert (result.status, result.out, result.err) == (2, "", f"kafkalog: {file}: {reason}\n")
+    assert (log.root / "commit").read_bytes() == journal
+    assert file.exists() == (file.name == "commit")
+
+
 def test_no_text_of_a_log_can_end_the_script(log: KafkaLog) -> None:
     found = shown(log)
     found["path"] = "</script><script>alert(1)</script><!--"

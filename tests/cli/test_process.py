@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 import kafkalog
 from kafkalog.cli import VERBS
+from kafkalog.cli.output import PipeClosed, pause
 from tests.cli.conftest import Command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -61,6 +63,35 @@ def test_a_closed_pipe_is_no_traceback(log: Path) -> None:
         _, err = running.communicate(timeout=60)
     assert err == b""
     assert running.returncode == 141
+
+
+@pytest.mark.slow
+def test_following_ends_when_its_reader_goes_away_though_nothing_is_committed(log: Path) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "read", str(log), "t", "--follow", "--from-beginning", "--key", "key-7"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as running:
+        assert running.stdout is not None and running.stderr is not None
+        assert b"key-7" in running.stdout.readline()
+        running.stdout.close()
+        assert running.wait(timeout=60) == 141
+        assert running.stderr.read() == b""
+
+
+def test_a_pause_ends_when_the_reader_of_the_output_has_gone_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as pipe, (tmp_path / "out").open("w") as file:
+        for output in (pipe, file, io.StringIO()):
+            monkeypatch.setattr(sys, "stdout", output)
+            pause(0)
+        os.close(reader)
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with pytest.raises(PipeClosed):
+            pause(60)
 
 
 def test_help_into_a_closed_pipe_is_no_traceback() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.cli.test_verbs import broker_directory
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
+FORMS = r"2026-11-22 \(midnight in UTC\), 2026-11-22T10:00:00Z, epoch milliseconds, or how long ago"
 
 
 @pytest.fixture
@@ -73,6 +75,8 @@ def test_a_read_begins_at_the_first_record_unless_it_is_told_otherwise(
         ("2023-11-14T22:13:20.001Z", ["2", None, "3", "elsewhere"]),
         ("2023-11-15T00:13:20.500+01:00", ["3", "elsewhere"]),
         (str(NOW_MS + HOUR_MS), ["2", None, "3", "elsewhere"]),
+        ("2023-11-14", ["1", "1", "2", None, "3", "elsewhere"]),
+        ("2023-11-15", ["3", "elsewhere"]),
         ("2099-01-01T00:00:00Z", []),
         ("-36500d", ["1", "1", "2", None, "3", "elsewhere"]),
         ("-1h", []),
@@ -90,12 +94,23 @@ def test_how_long_ago_is_counted_from_now() -> None:
         assert epoch_ms(text, now_ms=NOW_MS, option="--from-time") == NOW_MS - ago_ms
 
 
+def test_a_date_is_its_midnight_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert epoch_ms("2023-11-15", now_ms=NOW_MS, option="--from-time") == 1_700_006_400_000
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("2023-11-14T22:13:20", "has no zone: end it in Z"),
-        ("2023-11-14", "has no zone"),
-        ("yesterday", "expected a moment: 2026-11-22T10:00:00Z, epoch milliseconds"),
+        ("2023-11-14T22:13:20", f"has no zone: end it in Z .*; a moment is {FORMS}"),
+        ("2023-11-14 22:13", "has no zone"),
+        ("2023-11-31", "expected a moment"),
+        ("yesterday", f"expected a moment: {FORMS}"),
         ("-1w", "expected a moment"),
         ("", "expected a moment"),
     ],

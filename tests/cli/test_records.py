@@ -87,6 +87,15 @@ def test_a_line_tells_partition_offset_time_key_and_value(kafkalog: Command, roo
     assert kafkalog("read", root, "t").lines == ["1\t0\t2023-11-14T22:13:20.123Z\tnull\tv"]
 
 
+def test_a_record_without_a_key_is_told_which_topics_take_it(kafkalog: Command, root: Path) -> None:
+    record = lines({"key": None, "value": "v"})
+    refused = kafkalog("append", root, "t", stdin=record)
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+    assert "command line's --config cleanup.policy=delete" in refused.err
+    kafkalog("topics", "create", root, "events", "--config", "cleanup.policy=delete")
+    assert kafkalog("append", root, "events", stdin=record).status == 0
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -107,6 +108,19 @@ def test_the_help_of_a_verb_ends_with_its_examples_as_they_are_typed(
     assert examples == "".join(f"    {line}\n" for line in EXAMPLES[verb])
     for line in EXAMPLES[verb]:
         assert line.split(" | ")[-1].startswith(f"kafkalog {verb}")
+
+
+@pytest.mark.parametrize("verb", EXAMPLES)
+def test_the_help_of_a_verb_names_no_types_of_python(kafkalog: Command, verb: str) -> None:
+    shown = kafkalog(*verb.split(), "--help").out
+    assert [kind for kind in re.findall("<(.*?)>", shown) if "|" not in kind] == []  # but choices
+
+
+@pytest.mark.parametrize("verb", sorted(EXAMPLES.keys() - {"erase"}))
+def test_the_help_of_a_verb_says_what_each_argument_is(kafkalog: Command, verb: str) -> None:
+    shown = kafkalog(*verb.split(), "--help").out
+    for name, text in re.findall(r"^  ([A-Z]+) +(.*)$", shown, re.MULTILINE):
+        assert text and not text.startswith("["), name
 
 
 @pytest.mark.parametrize("verb", ENDING)

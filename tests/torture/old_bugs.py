@@ -137,8 +137,11 @@ def _run(names: Sequence[str]) -> None:
         # A thread that a test has left behind may fail when no test runs any more, to which the
         # failure could belong: that would end the run itself, after it has found out everything.
         plugins = ("no:cacheprovider", "no:threadexception", "no:unraisableexception")
+        # The package has a plugin of pytest's in it, and is imported already: no matter here.
+        ignored = "-Wignore::pytest.PytestAssertRewriteWarning"
         status = pytest.main(
-            ["-q", *(f"-p{name}" for name in plugins), *files], plugins=[runs, _Eventually()]
+            ["-q", ignored, *(f"-p{name}" for name in plugins), *files],
+            plugins=[runs, _Eventually()],
         )
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise SystemExit(f"pytest ended with {status}")

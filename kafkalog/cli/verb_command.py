@@ -1,0 +1,29 @@
+"""A verb as typer runs it, with a help that shows its arguments by their names alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+__all__ = ["VerbCommand"]
+
+
+class VerbCommand(TyperCommand):
+    """Leaves out the types of Python that typer, in some releases, puts behind an argument."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the sections below the text."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row is None:
+                continue
+            if parameter.param_type_name == "argument":
+                sections["Arguments"].append((row[0].partition(" <")[0], row[1]))
+            else:
+                sections["Options"].append(row)
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)

@@ -2,7 +2,8 @@
 
 It writes the deletions, cleans the partitions by force, and waits until replaced files may go. Then
 it reads every file of the topic and of the root, record by record where there are batches, byte by
-byte elsewhere, says what it has looked at, and writes a dated report. Keys stand there as digests.
+byte elsewhere, says what it has looked at and as of which commit, and writes a dated report. Keys
+stand there as digests. --dry-run only looks; it writes a report where --report names one.
 
 A deletion stays for delete.retention.ms, so that followers read it. Until then it is a trace: the
 exit status is 1, and the report says when to run the same command again. --now lets it go at once:
@@ -17,11 +18,9 @@ or - the standard input.
 from __future__ import annotations
 
 import contextlib
-import json as json_module
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -31,6 +30,7 @@ from kafkalog.cli.colours import is_terminal
 from kafkalog.cli.completion import topic_names
 from kafkalog.cli.output import (
     LOG_HELP,
+    TOPIC_HELP,
     Encoding,
     check_input,
     counted,
@@ -46,6 +46,7 @@ from kafkalog.errors import InvalidInputError
 if TYPE_CHECKING:
     from kafkalog.cleaner.erasure.erase import Erasure
     from kafkalog.cleaner.erasure.traces import Traces
+    from kafkalog.cli.report_file import ReportFile
     from kafkalog.log import KafkaLog
 
 EXAMPLES: Final = (
@@ -60,7 +61,10 @@ _WAITING: Final = "waiting (s)"
 def command(
     path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
     topic: Annotated[
-        str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names)
+        str,
+        typer.Argument(
+            metavar="TOPIC", show_default=False, help=TOPIC_HELP, autocompletion=topic_names
+        ),
     ],
     key: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="May be given several times.")
@@ -85,7 +89,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where to write the report; else kafkalog-erase-TOPIC-TIME.json here.",
+            help="Where to write the report; else kafkalog-erase-TOPIC-TIME.json here, and none "
+            "with --dry-run.",
             show_default=False,
         ),
     ] = None,
@@ -93,18 +98,20 @@ def command(
 ) -> int:
     """Erase keys, and print what is left of them."""
     from kafkalog.cleaner.erasure.keys import ErasedKeys
-    from kafkalog.cli.erasure_report import NOW_WARNING, lines
+    from kafkalog.cli.erasure_lines import last_lines, lines
+    from kafkalog.cli.erasure_report import NOW_WARNING, text
     from kafkalog.cli.erasure_report import report as report_of
 
     if now and (dry_run or no_wait):
         raise InvalidInputError(f"--now does not go with --{'dry-run' if dry_run else 'no-wait'}")
     if dry_run and no_wait:
         raise InvalidInputError("--no-wait does not go with --dry-run, which waits for nothing")
+    is_wanted = report is not None or not dry_run
     keys = ErasedKeys(_keys(key or [], keys_from, encoding))
     erasure: Erasure | None = None
     with _opened(path, dry_run=dry_run) as log:
         log.describe(topic)
-        with _new_file(report, topic, log.root) as file, _Bars() as bars:
+        with _report_file(report, topic, log.root, is_wanted) as file, _Bars() as bars:
             if dry_run:
                 before = _look(log, topic, keys.keys, strict, bars)
             else:
@@ -117,23 +124,34 @@ def command(
                 before = erasure.before
             bars.close()
             found = report_of(log.root, topic, keys, before, erasure, now=now, strict=strict)
-            file.write_text(json_module.dumps(found, indent=2) + "\n")
-        root = log.root
+            if file is not None:
+                file.write(text(found))
     if json:
-        print_json({**found, "file": str(file)})
+        print_json({**found, "file": None if file is None else str(file.path)})
     else:
         for line in lines(found):
             print_line(line)
-        print_line(f"report   {file}")
-        if found["erased"]:
-            print_line(f"erased   no trace of {counted(len(keys), 'key')} is left in {root}")
-    if not found["erased"]:
+        if file is not None:
+            print_line(f"report   {file.path}")
+        for line in last_lines(found, path):
+            print_line(line)
+    if not found["erased"] and not dry_run:
         note(f"kafkalog: {topic}: something of {counted(len(keys), 'key')} is left, see above")
     return 0 if found["erased"] else 1
 
 
 def _opened(path: str, *, dry_run: bool) -> KafkaLog:
     return open_readable(path) if dry_run else open_writable(path)
+
+
+def _report_file(
+    given: Path | None, topic: str, root: Path, is_wanted: bool
+) -> contextlib.AbstractContextManager[ReportFile | None]:
+    from kafkalog.cli.report_file import ReportFile
+
+    if not is_wanted:
+        return contextlib.nullcontext()
+    return ReportFile.reserved(given, f"kafkalog-erase-{topic}", root)
 
 
 def _look(log: KafkaLog, topic: str, keys: Sequence[bytes], strict: bool, bars: _Bars) -> Traces:
@@ -156,7 +174,9 @@ def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[b
         if not found:
             raise InvalidInputError("which key? give --key KEY, or --keys-from FILE")
         return found
-    if str(file) == "-":
+    name = str(file)
+    if name == "-":
+        name = "the standard input"
         data = sys.stdin.buffer.read()
     else:
         check_input(file)
@@ -167,50 +187,14 @@ def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[b
             try:
                 found.append(text if encoding is Encoding.UTF8 else _decoded(text, encoding))
             except ValueError as fault:
-                raise InvalidInputError(f"{file}: line {number}: {fault}") from None
+                raise InvalidInputError(f"{name}: line {number}: {fault}") from None
     if not found:
-        raise InvalidInputError(f"{file}: there is no key in it")
+        raise InvalidInputError(f"{name}: there is no key in it")
     return found
 
 
 def _decoded(text: bytes, encoding: Encoding) -> bytes:
     return decoded(text.strip().decode("ascii", "replace"), encoding)
-
-
-# --- the report's file ---------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _new_file(given: Path | None, topic: str, root: Path) -> Iterator[Path]:
-    """Create the report's file, so that its absence is no surprise in the end; yields its path.
-
-    Where no report is made it goes again. Raises InvalidInputError for one in the log, for one that
-    is there, and where none can be made.
-    """
-    from kafkalog.storage_engine import clock, files
-
-    if given is None:
-        stamp = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
-        given = Path(f"kafkalog-erase-{topic}-{stamp:%Y%m%dT%H%M%SZ}.json")
-    if given.resolve().is_relative_to(root.resolve()):
-        raise InvalidInputError(
-            f"{given}: a report does not belong into the log; name another place with --report FILE"
-        )
-    try:
-        given.open("x").close()
-    except FileExistsError:
-        raise InvalidInputError(
-            f"{given}: is there already; name another file with --report"
-        ) from None
-    except OSError as fault:
-        raise InvalidInputError(
-            f"{given}: {fault.strerror}; name another file with --report"
-        ) from fault
-    try:
-        yield given
-    except BaseException:
-        files.remove(given)
-        raise
 
 
 # --- what goes on --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The report of an erasure, for those who ask for a proof: a JSON file, and the lines to read.
+"""The report of an erasure, for those who ask for a proof: a JSON file.
 
 No key stands in it, only digests: the report would be a trace itself.
 """
@@ -6,12 +6,17 @@ No key stands in it, only digests: the report would be a trace itself.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import kafkalog
+from kafkalog.cleaner.erasure.keys import BYTES_MIN
+from kafkalog.cleaner.erasure.remains import ERASE
+from kafkalog.cleaner.erasure.topic_files import FileKind
 from kafkalog.cleaner.explain import moment
 from kafkalog.cli.output import counted
+from kafkalog.storage_engine import layout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.erasure.remains import Remainder
     from kafkalog.cleaner.erasure.traces import Traces
 
-__all__ = ["NOW_WARNING", "lines", "report"]
+__all__ = ["NOW_WARNING", "report", "text"]
 
 NOW_WARNING: Final = (
     "with --now the deletions of these keys do not stay for delete.retention.ms: a follower (a "
@@ -78,10 +83,11 @@ def report(
             }
             for number, key in enumerate(keys.keys)
         ],
-        "before": _look(before, root),
+        "before": _look(before, root, is_dry=erasure is None),
         "deletionsWritten": [],
         "cleaned": [],
         "after": None,
+        "deletionsLeft": [],
         "notes": [*_notes(keys, before, last, now=now, strict=strict)],
         "about": [_DIGESTS, _HASHES],
         "notLookedAt": list(_NOT_LOOKED_AT),
@@ -100,16 +106,50 @@ def report(
             }
             for stats in erasure.cleanings
         ]
-        found["after"] = _look(erasure.after, root)
+        found["after"] = _look(erasure.after, root, is_dry=False)
+        found["deletionsLeft"] = _deletions_left(erasure.after)
     return found
 
 
-def _look(traces: Traces, root: Path) -> dict[str, Any]:
+def text(found: dict[str, Any]) -> str:
+    """Return a report as indented JSON, with a line for each key: there may be very many."""
+    keys = ",\n".join(f"    {json.dumps(key)}" for key in found["keys"])
+    return (
+        json.dumps({**found, "keys": []}, indent=2).replace(
+            '"keys": []', f'"keys": [\n{keys}\n  ]', 1
+        )
+        + "\n"
+    )
+
+
+def _deletions_left(traces: Traces) -> list[dict[str, Any]]:
+    """Return, by partition, where followers have to be before its deletions may go, and when."""
+    left: dict[int, dict[str, Any]] = {}
+    for file in traces.files:
+        number = file.file.partition
+        if number is None or file.horizon_ms is None or file.file.kind is not FileKind.LOG:
+            continue
+        known = left.setdefault(number, {"partition": number, "nextOffset": 0, "untilMs": 0})
+        known["nextOffset"] = max(known["nextOffset"], file.last_offset + 1)
+        known["untilMs"] = max(known["untilMs"], file.horizon_ms)
+    return [
+        {**left[number], "untilMs": None}
+        if left[number]["untilMs"] == layout.INT64_MAX
+        else left[number]
+        for number in sorted(left)
+    ]
+
+
+def _look(traces: Traces, root: Path, *, is_dry: bool) -> dict[str, Any]:
     return {
         "began": moment(traces.began_ms),
         "beganMs": traces.began_ms,
         "ended": moment(traces.ended_ms),
         "endedMs": traces.ended_ms,
+        "asOf": {
+            "journalRecord": traces.record_number,
+            "highWatermarks": {str(n): end for n, end in traces.high_watermarks.items()},
+        },
         "files": len(traces.files),
         "bytes": traces.bytes,
         "records": traces.records,
@@ -122,21 +162,22 @@ def _look(traces: Traces, root: Path) -> dict[str, Any]:
                 "files": total.files,
                 "bytes": total.bytes,
                 "records": total.records,
+                "recordsFound": total.found,
             }
             for total in traces.by_kind
         ],
-        "left": [_left(one, root) for one in traces.remains],
+        "left": [_left(one, root, is_dry=is_dry) for one in traces.remains],
     }
 
 
-def _left(one: Remainder, root: Path) -> dict[str, Any]:
+def _left(one: Remainder, root: Path, *, is_dry: bool) -> dict[str, Any]:
     return {
         "file": _name(one, root),
         "partition": one.partition,
         "what": one.sentence,
         "until": None if one.until_ms is None else moment(one.until_ms),
         "untilMs": one.until_ms,
-        "remedy": one.remedy,
+        "remedy": "run without --dry-run" if is_dry and one.remedy == ERASE else one.remedy,
     }
 
 
@@ -150,56 +191,33 @@ def _notes(
 ) -> Iterator[str]:
     nowhere = len(keys) - len(before.by_key)
     if nowhere:
-        count = f"{nowhere} of {counted(len(keys), 'key')}"
-        yield f"{count} found nowhere before: is the spelling right, and --encoding?"
+        which = _which(nowhere, keys)
+        yield f"{which} found nowhere before: is the spelling right, and --encoding?"
     if now:
         yield NOW_WARNING
     if last.mentions and not strict:
+        verb = "of another key has" if last.mentions == 1 else "of other keys have"
         yield (
-            f"{counted(last.mentions, 'record')} of other keys with the bytes of a key in key, "
-            "value or headers; that is no trace of its own record (with --strict it counts as one)"
+            f"{counted(last.mentions, 'record')} {verb} the bytes of a key in key, value or "
+            "headers; that is no trace of its own record (with --strict it counts as one)"
         )
-    if not keys.is_mention_searched:
-        yield "values and headers of other records were not searched: too many keys, or too short"
+    if keys.mention_gap:
+        yield f"values and headers of other records were not searched: {keys.mention_gap}"
     short = len(keys) - len(keys.searched)
     if short:
         yield (
-            f"{short} of {counted(len(keys), 'key')} compared with the keys of records alone: as "
-            "bytes of other files only those are looked for that have eight, six of them neither "
-            "00 nor FF"
+            f"{_which(short, keys)} compared with the keys of records alone: as bytes of other "
+            f"files only those are looked for that have {BYTES_MIN}, six of them neither 00 nor FF"
+        )
+    if any(file.file.kind is FileKind.STAGED_FOR_ANY and file.found for file in last.files):
+        yield (
+            "a file that a task has staged does not name its topics: what was found in one in the "
+            "root may be another topic's"
         )
 
 
-def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Yield a report as lines to read."""
-    yield _summary("before", found["before"])
-    if found["dryRun"]:
-        yield from _lines_left(found["before"])
-    else:
-        for one in found["deletionsWritten"]:
-            count = counted(one["nextOffset"] - one["offset"], "deletion")
-            yield f"wrote    {count} to {found['topic']}-{one['partition']}, offset {one['offset']}"
-        for one in found["cleaned"]:
-            text = f"{one['recordsRead']} records read, {one['recordsKept']} kept"
-            yield f"cleaned  {found['topic']}-{one['partition']}: {one['error'] or text}"
-        yield _summary("after", found["after"])
-        yield from _lines_left(found["after"])
-    for text in found["notes"]:
-        if text != NOW_WARNING:  # that was told before
-            yield f"note     {text}"
-
-
-def _summary(word: str, look: dict[str, Any]) -> str:
-    records = f"{counted(look['recordsFound'], 'record')} found" if look["left"] else "no trace"
-    kinds = ", ".join(f"{kind['files']} {kind['kind']}" for kind in look["kinds"])
-    return (
-        f"{word:<7}  {records}; looked at {counted(look['records'], 'record')} in {look['bytes']} "
-        f"bytes of {counted(look['files'], 'file')} ({kinds})"
-    )
-
-
-def _lines_left(look: dict[str, Any]) -> Iterator[str]:
-    for one in look["left"]:
-        yield f"left     {one['file']}: {one['what']}"
-        until = f"until {one['until']}; " if one["until"] is not None else ""
-        yield f"           -> {until}{one['remedy']}"
+def _which(count: int, keys: ErasedKeys) -> str:
+    """Return `the key was`, `1 of 2 keys was`, `2 of 2 keys were`."""
+    if len(keys) == 1:
+        return "the key was"
+    return f"{count} of {len(keys)} keys {'was' if count == 1 else 'were'}"

@@ -287,6 +287,23 @@ def test_a_staged_file_is_named_and_its_commit_brings_the_key_back(log: KafkaLog
     assert is_nowhere(log)
 
 
+def test_a_staged_file_that_is_committed_during_the_last_look_is_no_proof(log: KafkaLog) -> None:
+    fill(log)
+    staged = stage(log, KEY)
+    committed: list[object] = []
+
+    def progress(step: str, done: int, of: int) -> None:
+        if step == "looking again" and done == of and not committed:
+            committed.append(log.commit([staged], now_ms=NOW))
+
+    erasure = log.erase("t", [KEY], now=True, now_ms=NOW, progress=progress)
+    assert committed
+    (left,) = erasure.after.remains
+    assert left.path.name.endswith(".log")
+    assert left.remedy == "stop who writes the key, then erase again"
+    assert erasure.after.record_number == log.state().number
+
+
 def test_a_staged_file_that_is_given_up_is_no_trace_any_more(log: KafkaLog) -> None:
     fill(log)
     staged = stage(log, KEY)

@@ -3,21 +3,27 @@ says so."""
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import kafkalog
-from kafkalog.cleaner.erasure import file_traces
-from kafkalog.cleaner.erasure.file_traces import scan_file
+from kafkalog.cleaner.erasure import file_traces, look
+from kafkalog.cleaner.erasure.file_traces import FileTraces, scan_file
 from kafkalog.cleaner.erasure.keys import ErasedKeys
-from kafkalog.cleaner.erasure.topic_files import FileKind, topic_files
+from kafkalog.cleaner.erasure.topic_files import FileKind, TopicFile, topic_files
 from kafkalog.cleaner.erasure.traces import Traces
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine import layout, pins
+from kafkalog.storage_engine.commit import Writer
 from kafkalog.storage_engine.pins import Action
+from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
+from tests.acceptance.users import as_nobody
 from tests.storage_engine import naive, naive_messages
 
 KEY = b"user-4711"
@@ -56,6 +62,18 @@ def batch(*keys: bytes, value: bytes | None = b"v", codec: int = 0) -> bytes:
     return naive.batch(records)
 
 
+def stage(
+    log: KafkaLog, topic: str, writer: str = "w", target: str = "*", batch_id: int = 0
+) -> StagedMessage:
+    slug = writer_slug(writer, target)
+    staging = StagedWriter(
+        log.root, log.state(), now_ms=lambda: NOW, writer_slug=slug, batch_id=batch_id
+    )
+    rows = {"key": pa.array([KEY], pa.binary()), "value": pa.array([b"v"], pa.binary())}
+    staging.append(topic, pa.RecordBatch.from_pydict(rows))
+    return staging.finish()
+
+
 # --- it is seen -----------------------------------------------------------------------------------
 
 
@@ -68,7 +86,7 @@ def batch(*keys: bytes, value: bytes | None = b"v", codec: int = 0) -> bytes:
         (f"{BASE}.log.cleaned", FileKind.UNFINISHED),
         (f"{BASE}.log.swap", FileKind.UNFINISHED),
         (f"kl-{'ab' * 16}-7-0-0.staged", FileKind.STAGED),
-        (f"../kl-{'ab' * 16}-7-0-0.staged", FileKind.STAGED),
+        (f"../kl-{'ab' * 16}-7-0-0.staged", FileKind.STAGED_FOR_ANY),
         (f"../t-1.{'ab' * 16}-delete/{BASE}.log", FileKind.LOG),
         (f"../t-0.{'ab' * 16}-stray/{BASE}.log", FileKind.LOG),
         (f"below/{BASE}.log", FileKind.LOG),
@@ -223,6 +241,183 @@ def test_what_is_replaced_during_the_search_is_looked_at_too(log: KafkaLog) -> N
     assert {FileKind.LOG, FileKind.RETIRED} <= kinds(found)
 
 
+def test_what_is_appended_during_the_search_is_looked_at_too(log: KafkaLog) -> None:
+    """To a segment that was read by then."""
+    log.append("t", [("another", "1")], now_ms=NOW)
+
+    def progress(done: int, of: int) -> None:
+        if done == of and len(appended) < 2:
+            appended.append(log.append("t", [(KEY, "late")], now_ms=NOW))
+
+    appended: list[object] = []
+    found = log.traces("t", [KEY], now_ms=NOW, progress=progress)
+    assert [(one.found, one.faults) for one in found.files if not one.is_clear] == [({0: 2}, [])]
+    assert found.record_number == log.state().number
+    assert found.high_watermarks == {0: log.offsets("t")[0][1]}
+    assert len([one for one in found.files if one.file.path.suffix == ".log"]) == len(
+        list(directory(log).glob("*.log"))
+    )
+
+
+def test_what_was_committed_of_a_segment_is_read_once(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[tuple[int, int | None]] = []
+    real = look.scan_file
+
+    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileTraces:
+        if file.path == active:
+            spans.append((options["start"], options["end"]))
+            if len(spans) == 2:
+                log.append("t", [(KEY, "late")], now_ms=NOW)
+        return real(file, *rest, **options)
+
+    log.alter_topic("t", {"segment.bytes": "100000"}, now_ms=NOW)
+    log.append("t", [("another", "1")], now_ms=NOW)
+    partition = log.state().topics["t"].partitions[0]
+    active = directory(log) / layout.segment_file(partition.active_base, ".log")
+    monkeypatch.setattr(look, "scan_file", scan)
+    found = log.traces("t", [KEY], now_ms=NOW)
+    size, grown = partition.active_size, active.stat().st_size
+    assert grown > size > 0
+    assert spans == [(0, size), (size, None), (size, grown), (grown, None)]
+    assert sum(one.size for one in found.files if one.file.path == active) == grown
+    assert found.by_key == {0: 1}
+
+
+@pytest.mark.parametrize("is_vanished", [False, True])
+def test_what_is_committed_during_the_search_is_looked_at_too(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch, is_vanished: bool
+) -> None:
+    """A staged file that was read and goes, and one that goes just before it would be read."""
+    real = look.scan_file
+    staged: list[StagedMessage] = []
+    committed: list[object] = []
+
+    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileTraces:
+        if not staged:  # it is in the second listing, when the segments have been read
+            staged.append(stage(log, "t"))
+        if file.path.name != staged[0].files[0].name or committed:
+            return real(file, *rest, **options)
+        if is_vanished:
+            committed.append(log.commit(staged, now_ms=NOW))
+            return real(file, *rest, **options)
+        found = real(file, *rest, **options)
+        committed.append(log.commit(staged, now_ms=NOW))
+        return found
+
+    # The partition's files are read before those of the root.
+    monkeypatch.setattr(look, "topic_files", lambda *of: topic_files(*of)[::-1])
+    log.append("t", [("another", "1")], now_ms=NOW)
+    monkeypatch.setattr(look, "scan_file", scan)
+    found = log.traces("t", [KEY], now_ms=NOW)
+    assert committed
+    assert kinds(found) == {FileKind.LOG}
+    assert found.by_key == {0: 1}
+
+
+def test_a_file_that_is_renamed_before_it_is_read_is_read_under_its_new_name(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it was read before, and has changed since."""
+    path = directory(log) / f"{BASE}.log"
+    path.write_bytes(batch(KEY))
+    real = look.scan_file
+    steps: list[str] = []
+
+    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileTraces:
+        if file.path == path and steps:
+            steps.append("renamed")
+            path.rename(f"{path}.deleted")
+        found = real(file, *rest, **options)
+        if file.path == path:
+            steps.append("changed")
+            os.utime(path, ns=(0, 0))
+        return found
+
+    monkeypatch.setattr(look, "scan_file", scan)
+    found = log.traces("t", [KEY], now_ms=NOW)
+    assert steps == ["changed", "renamed"]
+    assert [one.path.name for one in found.remains] == [f"{BASE}.log.deleted"]
+
+
+def test_a_file_that_a_listing_misses_is_not_passed_over(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a directory may, where a file is renamed meanwhile."""
+    path = directory(log) / f"{BASE}.log"
+    path.write_bytes(batch(KEY))
+    listings: list[object] = []
+
+    def listed(*of: Any) -> list[TopicFile]:
+        listings.append(of)
+        return [file for file in topic_files(*of) if file.path != path or len(listings) != 2]
+
+    monkeypatch.setattr(look, "topic_files", listed)
+    assert [one.path for one in log.traces("t", [KEY], now_ms=NOW).remains] == [path]
+
+
+def test_a_writer_that_never_pauses_is_held_off_for_the_last_round(log: KafkaLog) -> None:
+    """And it may be the one that is told of progress."""
+    commits: list[object] = []
+
+    def progress(done: int, of: int) -> None:
+        commits.append(log.append("t", [(KEY, str(done))], now_ms=NOW))
+
+    found = log.traces("t", [KEY], now_ms=NOW, progress=progress)
+    assert found.by_key == {0: len(commits)}
+    assert found.record_number == log.state().number
+
+
+def test_it_names_the_commit_as_of_which_it_is_so(log: KafkaLog) -> None:
+    found = log.traces("t", [KEY], now_ms=NOW)
+    assert (found.record_number, found.high_watermarks) == (
+        log.state().number,
+        {0: log.offsets("t")[0][1]},
+    )
+    log.append("t", [("another", "1")], now_ms=NOW)
+    later = log.traces("t", [KEY], now_ms=NOW)
+    assert later.record_number == log.state().number != found.record_number
+
+
+# --- what cannot be looked at ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+def test_a_directory_that_cannot_be_listed_or_entered_is_no_proof(log: KafkaLog, mode: int) -> None:
+    if not can_enter_as_nobody(log.root):
+        pytest.skip("others have no right to the directories above")
+    below = directory(log) / "below"
+    below.mkdir()
+    (below / f"{BASE}.log").write_bytes(batch(b"another"))
+    below.chmod(mode)
+    with as_nobody(), kafkalog.open(log.root, read_only=True) as reader:
+        (left,) = reader.traces("t", [KEY], now_ms=NOW).remains
+    assert left.path == (below / f"{BASE}.log" if mode else below)
+    assert "cannot be read: Permission denied" in left.sentence
+
+
+def can_enter_as_nobody(root: Path) -> bool:
+    """Give everybody the right to list and to enter, from the root of the tests on."""
+    for path in (root.parent, *root.parent.parents):
+        if path.stat().st_mode & 0o005 != 0o005:
+            if not path.name.startswith(("test_", "pytest-")):
+                return False
+            path.chmod(0o755)
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o777)
+    return True
+
+
+def test_a_link_to_a_directory_elsewhere_is_told(log: KafkaLog, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / f"{BASE}.log").write_bytes(batch(KEY))
+    (directory(log) / "link").symlink_to(tmp_path / "elsewhere")
+    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    assert left.path == directory(log) / "link"
+    assert "not looked into" in left.sentence
+
+
 # --- and only that --------------------------------------------------------------------------------
 
 
@@ -230,6 +425,32 @@ def test_other_topics_are_none_of_it(log: KafkaLog) -> None:
     (log.root / f"t-t-0.{'ab' * 16}-delete").mkdir()
     (log.root / f"t-t-0.{'ab' * 16}-delete" / f"{BASE}.log").write_bytes(batch(KEY))
     assert log.traces("t", [KEY], now_ms=NOW).remains == ()
+
+
+def test_a_staged_file_may_be_another_topics_until_the_journal_knows_its_writer(
+    log: KafkaLog,
+) -> None:
+    def commit(target: str, batch_id: int) -> None:
+        log.commit(
+            [stage(log, "others", "app", target, batch_id)],
+            writer=Writer("app", target, batch_id),
+            now_ms=NOW,
+        )
+
+    stage(log, "others", "app", "others", 5)
+    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    assert "it may be of another topic" in left.sentence
+    assert "remove" not in left.remedy
+    commit("others", 1)
+    assert log.traces("t", [KEY], now_ms=NOW).remains == ()
+    (theirs,) = (
+        one for one in log.traces("others", [KEY], now_ms=NOW).files
+        if one.file.kind is FileKind.STAGED
+    )  # fmt: skip
+    assert theirs.found == {0: 1}
+    stage(log, "others", "app", "*", 5)
+    commit("*", 1)
+    assert kinds(log.traces("t", [KEY], now_ms=NOW)) == {FileKind.STAGED_FOR_ANY}
 
 
 def test_the_directories_of_a_deleted_topic_of_that_name_are_searched(log: KafkaLog) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import kafkalog as library
+from kafkalog.cleaner.explain import moment
+from kafkalog.log import KafkaLog
+from kafkalog.storage_engine import clock
 from tests.cli.conftest import Command
 
 KEY = "user-4711"
@@ -116,8 +121,107 @@ def test_a_dry_run_looks_and_changes_nothing(root: Path, kafkalog: Command) -> N
     assert contents(root) == before
     nothing = kafkalog("erase", root, "t", "--key", "nobody", "--dry-run", "--report", "n.json")
     assert nothing.status == 0
-    assert any("1 of 1 key found nowhere before" in line for line in nothing.lines)
+    assert any("the key was found nowhere before" in line for line in nothing.lines)
+    assert nothing.lines[-1] == "no trace of 1 key; nothing was changed"
     assert contents(root) == before
+
+
+def test_a_dry_run_ends_with_what_to_do_and_writes_a_report_only_where_one_is_named(
+    root: Path, kafkalog: Command
+) -> None:
+    result = kafkalog("erase", root, "t", "--key", KEY, "--dry-run")
+    assert (result.status, result.err, reports()) == (1, "", [])
+    assert result.lines[-1] == "1 key found; nothing was changed; run without --dry-run"
+    assert "again" not in result.out
+    kafkalog("erase", root, "t", "--key", KEY, "--dry-run", "--report", "looked.json")
+    assert json.loads(Path("looked.json").read_text())["dryRun"] is True
+    assert list(Path().iterdir()) == [Path("looked.json")]
+
+
+def test_a_report_tells_as_of_which_commit_it_is_so(root: Path, kafkalog: Command) -> None:
+    result = kafkalog("erase", root, "t", "--key", KEY, "--now", "--report", "r.json")
+    with library.open(root, read_only=True) as log:
+        number, ends = log.state().number, log.offsets("t")
+    as_of = json.loads(Path("r.json").read_text())["after"]["asOf"]
+    assert as_of == {
+        "journalRecord": number,
+        "highWatermarks": {str(partition): end for partition, (_, end) in ends.items()},
+    }
+    shown = ", ".join(f"t-{partition} to offset {end}" for partition, (_, end) in ends.items())
+    assert f"as of    record {number} of the journal ({shown})" in result.lines
+
+
+def test_the_first_run_ends_with_the_two_next_steps(root: Path, kafkalog: Command) -> None:
+    result = kafkalog("erase", root, "t", "--key", KEY, "--no-wait", "--report", "r.json")
+    (left,) = json.loads(Path("r.json").read_text())["deletionsLeft"]
+    with library.open(root, read_only=True) as log:
+        assert left["nextOffset"] == log.offsets("t")[left["partition"]][1]
+    first, second = result.lines[-2:]
+    assert f"kafkalog status {root} --checkpoint DIR" in first
+    assert f"(t-{left['partition']}: {left['nextOffset']})" in first
+    assert "--now" in second
+    assert moment(left["untilMs"]) in second
+
+
+def test_runs_of_one_second_have_reports_of_their_own(
+    root: Path, kafkalog: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "now_ms", lambda: 1_700_000_000_000)
+    for _ in range(3):
+        assert kafkalog("erase", root, "t", "--key", "nobody").status == 0
+    stem = "kafkalog-erase-t-20231114T221320Z"
+    names = [f"{stem}{number}.json" for number in ("-2", "-3", "")]
+    assert sorted(path.name for path in Path().iterdir()) == names
+
+
+def test_a_run_that_is_killed_leaves_no_report_and_the_next_one_writes_it(
+    root: Path, kafkalog: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it leaves is an empty file of a temporary name."""
+    arguments = ("erase", root, "t", "--key", KEY, "--now", "--report", "r.json")
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(KafkaLog, "erase", lambda *_, **__: os._exit(9))
+        with contextlib.suppress(BaseException):
+            kafkalog(*arguments)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert [path.name for path in Path().iterdir()] == ["r.json.tmp"]
+    assert kafkalog(*arguments).status == 0
+    assert json.loads(Path("r.json").read_text())["erased"] is True
+    assert [path.name for path in Path().iterdir()] == ["r.json"]
+
+
+def test_a_report_has_a_line_for_each_key(root: Path, kafkalog: Command) -> None:
+    keys = [f"nobody-{number}" for number in range(50)]
+    Path("keys.txt").write_text("\n".join(keys))
+    kafkalog("erase", root, "t", "--keys-from", "keys.txt", "--report", "r.json")
+    text = Path("r.json").read_text()
+    assert [one["sha256"] for one in json.loads(text)["keys"]] == [
+        hashlib.sha256(key.encode()).hexdigest() for key in keys
+    ]
+    assert sum('"sha256"' in line for line in text.splitlines()) == 50
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["abc"], "values and headers of other records were not searched: the key has fewer"),
+        (["abc", KEY], "not searched: 1 of 2 keys has fewer than 4 bytes"),
+        (["a", "b", KEY], "not searched: 2 of 3 keys have fewer than 4 bytes"),
+        ([f"{KEY}{n}" for n in range(257)], "not searched: there are more than 256 keys"),
+        (["u1"], "note     the key was compared with the keys of records alone"),
+        (["u1", KEY], "note     1 of 2 keys was compared with the keys of records alone"),
+        (["nobody-1", "nobody-2"], "note     2 of 2 keys were found nowhere before"),
+        ([KEY, f"{KEY}-2"], "note     1 record of another key has the bytes of a key"),
+    ],
+)
+def test_what_was_not_searched_is_told_and_why(
+    root: Path, kafkalog: Command, keys: list[str], said: str
+) -> None:
+    Path("keys.txt").write_text("\n".join(keys))
+    result = kafkalog("erase", root, "t", "--keys-from", "keys.txt", "--dry-run")
+    assert said in result.out
 
 
 @pytest.mark.parametrize(
@@ -155,6 +259,7 @@ def test_the_empty_key_is_given_with_key(root: Path, kafkalog: Command) -> None:
         ([], "which key? give --key KEY, or --keys-from FILE"),
         (["--keys-from", "none.txt"], "none.txt: No such file"),
         (["--keys-from", "empty.txt"], "empty.txt: there is no key in it"),
+        (["--keys-from", "-"], "kafkalog: the standard input: there is no key in it"),
         (["--keys-from", "keys.txt", "--encoding", "hex"], "keys.txt: line 2: 'zz' is no hex"),
         (["--key", "zz", "--encoding", "hex"], "--key: 'zz' is no hex"),
         (["--key", "k", "--now", "--dry-run"], "--now does not go with --dry-run"),

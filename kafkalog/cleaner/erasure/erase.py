@@ -6,8 +6,8 @@ force, and the files that were replaced waited for. The deletion itself stays fo
 `delete.retention.ms`: a follower that has not read it by then keeps the key. Whoever knows better
 says `now`: then the deletions of these keys go at once, and theirs alone.
 
-What is proved is that no file has them when the last look ends. Who writes a key anew, or commits
-what a task has staged, brings it back.
+What is proved is that no file has them as of a commit: the one that the last look names. Who writes
+a key anew, or commits what a task has staged, brings it back.
 """
 
 from __future__ import annotations
@@ -97,13 +97,14 @@ def erase(
             "the last record of the key, or alter the topic to compact,delete"
         )
 
-    def look(step: str) -> Traces:
+    def look(step: str, *, was_erased: bool = False) -> Traces:
         return find_traces(
             engine,
             topic,
             keys,
             clock=clock,
             is_strict=is_strict,
+            was_erased=was_erased,
             progress=lambda done, of: progress(step, done, of),
         )
 
@@ -135,7 +136,7 @@ def erase(
     manager.retain(engine, topic, now_ms=clock())
     retired = {traces.file.partition for traces in before.files if _is_retired(traces)}
     _remove_retired(engine, topic, {*partitions, *retired}, policy, now=now, wait=wait)
-    after = look("looking again")
+    after = look("looking again", was_erased=True)
     return Erasure(topic, tuple(keys.digests), before, deletions, tuple(cleanings), after)
 
 

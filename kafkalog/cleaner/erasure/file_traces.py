@@ -9,6 +9,7 @@ looked through as bytes.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -59,6 +60,23 @@ class FileTraces:
         """How many records bear a key."""
         return sum(self.found.values())
 
+    def add(self, more: FileTraces) -> FileTraces:
+        """Return these and those of what follows in the file."""
+        horizons = [one for one in (self.horizon_ms, more.horizon_ms) if one is not None]
+        return FileTraces(
+            more.file,
+            self.size + more.size,
+            self.records + more.records,
+            dict(Counter(self.found) + Counter(more.found)),
+            self.deletions + more.deletions,
+            min(self.first_offset, more.first_offset),
+            max(self.last_offset, more.last_offset),
+            max(horizons, default=None),
+            self.mentions + more.mentions,
+            {**more.positions, **self.positions},
+            [*self.faults, *more.faults],
+        )
+
     @property
     def is_clear(self) -> bool:
         """Whether nothing was found, and all of the file was looked at."""
@@ -69,15 +87,22 @@ def scan_file(
     file: TopicFile,
     keys: ErasedKeys,
     *,
+    start: int = 0,
+    end: int | None = None,
     names: Iterable[bytes] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> FileTraces:
-    """Look for keys in a file; raises FileNotFoundError where it is gone.
+    """Look for keys in bytes [start, end) of a file; raises FileNotFoundError where it is gone.
+
+    Both stand between two batches, where it holds some; without `end` it is looked at to its end.
 
     What is written in texts of ours, but for `names`, is looked through; `progress` is told how
     many bytes were read. What the system refuses to read is a fault of the file.
     """
     traces = FileTraces(file)
+    if file.fault:
+        traces.faults.append(file.fault)
+        return traces
     try:
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -87,12 +112,13 @@ def scan_file(
         return traces
     scan = _Scan(traces, keys, fd, tuple(names) if file.kind.is_text else (), progress)
     try:
-        limit = os.fstat(fd).st_size
+        size = os.fstat(fd).st_size
+        limit = size if end is None else min(end, size)
         if file.kind.has_batches:
-            scan.batches(limit)
+            scan.batches(start, limit)
         else:
-            scan.bytes(0, limit)
-        traces.size = limit
+            scan.bytes(start, limit)
+        traces.size = max(0, limit - start)
     except OSError as fault:
         traces.faults.append(f"it cannot be read: {fault.strerror}")
     finally:
@@ -125,11 +151,12 @@ class _Scan:
             self.progress(len(piece))
             rest = (rest + piece)[-(longest - 1) :] if longest > 1 else b""
 
-    def batches(self, limit: int) -> None:
-        """Look through a file of batches; what is none is looked through as bytes."""
+    def batches(self, start: int, limit: int) -> None:
+        """Look through batches; what is none is looked through as bytes."""
         from kafkalog.storage_engine.inspection.file_scan import FileScan
 
         scan = FileScan(self.fd, self.traces.file.path, limit=limit)
+        scan.position = start
         for chunk in scan:
             before = chunk.position_of(0)
             self._chunk(chunk)

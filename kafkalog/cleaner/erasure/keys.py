@@ -60,6 +60,8 @@ class ErasedKeys:
         mentioned = [key for key in self.keys if len(key) >= _MENTION_MIN]
         self.is_mention_searched = 0 < len(mentioned) <= _MENTIONED_MAX
         """Whether `mentions` looks at all."""
+        self.mention_gap = _mention_gap(len(mentioned), len(self.keys))
+        """Which keys `mentions` does not look for, and why; empty where it looks for all."""
         self._patterns = [
             "|".join(map(_pattern, mentioned[first : first + _PATTERN_KEYS]))
             for first in range(0, len(mentioned), _PATTERN_KEYS)
@@ -145,6 +147,16 @@ class ErasedKeys:
         windows = np.lib.stride_tricks.sliding_window_view(array, BYTES_MIN)
         found = np.ascontiguousarray(windows[places]).view(_HEAD).reshape(-1)
         return [self.searched[n] for n in np.flatnonzero(np.isin(self._heads, found)).tolist()]
+
+
+def _mention_gap(mentioned: int, keys: int) -> str:
+    if mentioned > _MENTIONED_MAX:
+        return f"there are more than {_MENTIONED_MAX} keys to look for"
+    if mentioned < keys:
+        some = f"{keys - mentioned} of {keys} keys" if keys > 1 else "the key"
+        verb = "have" if keys - mentioned > 1 else "has"
+        return f"{some} {verb} fewer than {_MENTION_MIN} bytes"
+    return ""
 
 
 def _is_searched(key: bytes) -> bool:

@@ -1,29 +1,23 @@
-"""What is left of keys in all files of a topic: one look at everything, as it is found.
-
-Nothing is held up by it: files come and go while they are read. So the files are listed again
-afterwards, and those that are new are read too, until a listing has nothing new.
-"""
+"""What is left of keys in all files of a topic, and as of which commit."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.erasure.file_traces import FileTraces, scan_file
+from kafkalog.cleaner.erasure.look import Look
 from kafkalog.cleaner.erasure.remains import Remainder, remains
-from kafkalog.cleaner.erasure.topic_files import FileKind, TopicFile, topic_files
-from kafkalog.errors import StorageError
+from kafkalog.cleaner.erasure.topic_files import FileKind
 
 if TYPE_CHECKING:
+    from kafkalog.cleaner.erasure.file_traces import FileTraces
     from kafkalog.cleaner.erasure.keys import ErasedKeys
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.state import State
 
 __all__ = ["KindTotal", "Traces", "find_traces"]
-
-_LISTINGS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +29,8 @@ class KindTotal:
     bytes: int
     """As they are on the disk."""
     records: int
+    found: int
+    """How many of them bear a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +38,11 @@ class Traces:
     """What a look at all files has found."""
 
     began_ms: int
+    record_number: int | None
+    """The record of the journal as of which this is so: all that was committed by then was looked
+    at. None of a broker's directory, which has no journal."""
+    high_watermarks: Mapping[int, int]
+    """Of each partition, as of then."""
     files: tuple[FileTraces, ...]
     """Every file that was looked at, by path."""
     remains: tuple[Remainder, ...]
@@ -83,8 +84,13 @@ class Traces:
         for kind in FileKind:
             files = [file for file in self.files if file.file.kind is kind]
             if files:
-                size, records = sum(one.size for one in files), sum(one.records for one in files)
-                yield KindTotal(kind, len(files), size, records)
+                yield KindTotal(
+                    kind,
+                    len(files),
+                    sum(one.size for one in files),
+                    sum(one.records for one in files),
+                    sum(one.record_count for one in files),
+                )
 
 
 def find_traces(
@@ -94,45 +100,32 @@ def find_traces(
     *,
     clock: Callable[[], int],
     is_strict: bool = False,
+    was_erased: bool = False,
     progress: Callable[[int, int], None] = lambda _, __: None,
 ) -> Traces:
     """Look for keys in every file of a topic, and in those of the root.
 
-    Where `is_strict`, other records that mention a key are traces too. `clock` tells epoch ms;
+    Where `is_strict`, other records that mention a key are traces too; `was_erased` says that the
+    look is one after an erasure. `clock` tells epoch ms;
     `progress` is told how many bytes are read, and of how many. Raises UnknownTopicError, OSError,
-    and StorageError where new files come faster than they are read.
+    and StorageError where files are replaced faster than they are read.
     """
-    began_ms, names = clock(), _names(engine.state(), keys)
-    done = of = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(done, of)
-
-    seen: dict[tuple[str, int], FileTraces] = {}
-    for _ in range(_LISTINGS):
-        listed = topic_files(engine, topic)
-        fresh = [file for file in listed if _identity(file) not in seen]
-        if not fresh:
-            found = tuple(seen[_identity(file)] for file in listed)
-            now_ms = clock()
-            left = remains(engine, topic, found, is_strict=is_strict, now_ms=now_ms)
-            return Traces(began_ms, found, tuple(left), now_ms)
-        of += sum(file.size for file in fresh)
-        for file in fresh:
-            try:
-                seen[_identity(file)] = scan_file(file, keys, names=names, progress=advance)
-            except FileNotFoundError:
-                continue  # the next listing has it no more, or under another name
-    raise StorageError(
-        f"{engine.root}: new files came during each of {_LISTINGS} listings; stop those who write, "
-        "and look again"
+    began_ms = clock()
+    look = Look(engine, topic, keys, _names(engine.state(), keys), progress)
+    look.run()
+    now_ms = clock()
+    left = remains(
+        engine, topic, look.files, is_strict=is_strict, was_erased=was_erased, now_ms=now_ms
     )
-
-
-def _identity(file: TopicFile) -> tuple[str, int]:
-    return str(file.path), file.inode
+    present = look.state.topic(topic).present()
+    return Traces(
+        began_ms,
+        None if engine.is_brokers else look.state.number,
+        {number: partition.high_watermark for number, partition in present},
+        look.files,
+        tuple(left),
+        now_ms,
+    )
 
 
 def _names(state: State, keys: ErasedKeys) -> list[bytes]:

@@ -1,0 +1,64 @@
+"""The file of a report: there once it is whole, and in nobody's way before."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kafkalog.cli.output import check_outside
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine import clock, files, layout
+
+__all__ = ["ReportFile"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFile:
+    """A report's path, where it can be written."""
+
+    path: Path
+
+    def write(self, text: str) -> None:
+        """Put the whole report in place."""
+        files.write_atomically(self.path, text.encode())
+
+    @classmethod
+    @contextlib.contextmanager
+    def reserved(cls, given: Path | None, stem: str, root: Path) -> Iterator[ReportFile]:
+        """Yield a file that can be written, so that its failing is no surprise in the end.
+
+        Without a path it is `STEM-TIME.json` in the working directory. Meanwhile there is an empty
+        file of a temporary name beside it, which a run that is killed leaves. Raises
+        InvalidInputError for a path in the log, one that is there, and where none can be made.
+        """
+        path = _free(stem) if given is None else given
+        check_outside(path, [root], "a report", "--report")
+        if path.exists() or path.is_symlink():
+            raise InvalidInputError(f"{path}: is there already; name another file with --report")
+        temporary = path.with_name(path.name + layout.TEMPORARY)
+        try:
+            temporary.open("w").close()
+        except OSError as fault:
+            raise InvalidInputError(
+                f"{path}: {fault.strerror}; name another file with --report"
+            ) from fault
+        try:
+            yield cls(path)
+        finally:
+            files.remove(temporary)
+
+
+def _free(stem: str) -> Path:
+    """Return a name that no other run has, or had, in this working directory."""
+    stamp = f"{datetime.fromtimestamp(clock.now_ms() / 1000, UTC):%Y%m%dT%H%M%SZ}"
+    for number in itertools.count(1):
+        path = Path(f"{stem}-{stamp}{f'-{number}' if number > 1 else ''}.json")
+        if not path.exists():
+            with contextlib.suppress(FileExistsError):
+                path.with_name(path.name + layout.TEMPORARY).open("x").close()
+                break
+    return path

@@ -65,7 +65,7 @@ def test_processes_end_in_the_middle_of_their_work() -> None:
 
 
 ENDED = """
-import os, sys, time
+import signal, sys
 from tests.torture.scratch import scratch
 from tests.torture.workers import Workers
 
@@ -75,6 +75,8 @@ def write(directory):
         number = (number + 1) % 100  # not ever more: a disk in memory is small
         (directory / f"{number}").write_text("x")
 
+# Who runs the tests may have it ignored, as nohup has; then a program goes on ignoring it.
+signal.signal(int(sys.argv[1]), signal.SIG_DFL)
 with scratch("test") as directory, Workers(2) as workers:
     print(directory, flush=True)
     list(workers.results(write, [directory, directory]))
@@ -86,7 +88,7 @@ def test_a_program_that_is_told_to_end_leaves_nothing(tmp_path: Path, number: in
     program = tmp_path / "ended.py"
     program.write_text(ENDED)
     with subprocess.Popen(
-        [sys.executable, str(program)],
+        [sys.executable, str(program), str(int(number))],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

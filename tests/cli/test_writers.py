@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,9 @@ def test_status_tells_whether_a_cleaner_runs_and_what_is_cleaned(
 
     assert cleaner() == (False, [], f"{root}  owner: kafkalog  locks: work  cleaner: none")
     with library.open(root, cleaner=CleanerConfig(backoff_ms=60_000)):
+        deadline = time.monotonic() + 30
+        while not cleaner()[0] and time.monotonic() < deadline:
+            time.sleep(0.01)  # its thread has only just begun
         assert cleaner()[0] is True
         assert cleaner()[2].endswith("cleaner: runs")
     with locks.FileLock(root / "u-0" / layout.CLEANER_LOCK).exclusive():

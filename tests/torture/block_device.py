@@ -21,7 +21,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -197,7 +197,8 @@ def _serve(device: int, image: bytearray, notes: Notes) -> None:
             answer = struct.pack("<QII", 0, 1, 0)  # past the page cache, each write by itself
         elif act not in (_RELEASE, _FLUSH):
             code = -errno.ENOSYS
-        os.write(device, _OUT.pack(_OUT.size + len(answer), code, number) + answer)
+        with suppress(FileNotFoundError):  # who asked was killed, and waits no more
+            os.write(device, _OUT.pack(_OUT.size + len(answer), code, number) + answer)
 
 
 # --- power cuts ----------------------------------------------------------------------------------

@@ -231,13 +231,16 @@ def _kafka_8362(patch: Patch) -> None:
 
 
 _LOOKED_AT: Final = _FILE + "test_a_partition_that_cannot_even_be_looked_at_does_not_end_the_thread"
+_STOPPED = r"eventually\(lambda: status\(engine, 1_000.*state == .clean.\)|assert thread\.is_alive"
+"""The thread has ended, before it did its work or after."""
+
 RUNNING: Final = (
     OldBug(
         name="KAFKA-7215",
         what="a fault of one partition ends the thread, and no other takes its place",
         patch=_kafka_7215,
         tests=(_FILE + "test_a_partition_that_fails_leaves_the_thread_and_the_others_alone",),
-        sign=r"eventually\(lambda: status\(engine, 1_000.*state == .clean.\)",
+        sign=_STOPPED,
     ),
     OldBug(
         name="KAFKA-8725",
@@ -247,7 +250,7 @@ RUNNING: Final = (
             f"{_LOOKED_AT}[no directory]",
             f"{_LOOKED_AT}[no plan]",
         ),
-        sign=r"eventually\(lambda: status\(engine, 1_000.*state == .clean.\)",
+        sign=_STOPPED,
     ),
     OldBug(
         name="LinkedIn 535",

@@ -27,11 +27,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from kafkalog.cli.completion import topic_names
+from kafkalog.cli.arguments import LogPath, Topic
 from kafkalog.cli.json_records import json_record
 from kafkalog.cli.output import (
-    LOG_HELP,
-    TOPIC_HELP,
     Encoding,
     check_input,
     counted,
@@ -64,16 +62,8 @@ _Parse: TypeAlias = Callable[[bytes], dict[str, Any] | None]
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
-    topic: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPIC",
-            show_default=False,
-            help=TOPIC_HELP,
-            autocompletion=topic_names,
-        ),
-    ],
+    path: LogPath,
+    topic: Topic,
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="- or none: standard input.")
     ] = None,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.completion import topic_names
-from kafkalog.cli.output import LOG_HELP, TOPIC_HELP, note, print_json, print_table, progress
+from kafkalog.cli.arguments import AnyTopic, LogPath
+from kafkalog.cli.output import note, print_json, print_table, progress
 from kafkalog.cli.writable import open_writable
 from kafkalog.storage_engine import clock
 from kafkalog.storage_engine.pins import LivePins
@@ -29,16 +29,8 @@ EXAMPLES: Final = (
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
-    topic: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TOPIC",
-            show_default="all",
-            help=TOPIC_HELP,
-            autocompletion=topic_names,
-        ),
-    ] = None,
+    path: LogPath,
+    topic: AnyTopic = None,
     force: Annotated[bool, typer.Option("--force", help="All that may be cleaned.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> int:

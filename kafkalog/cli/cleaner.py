@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.output import LOG_HELP, configs, counted, note
+from kafkalog.cli.arguments import LogPath
+from kafkalog.cli.output import configs, counted, note
 from kafkalog.cli.stop_signals import stop_signals
 from kafkalog.cli.writable import open_writable
 
@@ -34,7 +35,7 @@ _METRICS_ADDRESS: Final = "127.0.0.1"
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
+    path: LogPath,
     threads: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Partitions cleaned at a time.", show_default="1"),

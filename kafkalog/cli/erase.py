@@ -26,11 +26,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from kafkalog.cli.arguments import LogPath, Topic
 from kafkalog.cli.colours import is_terminal
-from kafkalog.cli.completion import topic_names
 from kafkalog.cli.output import (
-    LOG_HELP,
-    TOPIC_HELP,
     Encoding,
     check_input,
     counted,
@@ -59,13 +57,8 @@ _WAITING: Final = "waiting (s)"
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
-    topic: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPIC", show_default=False, help=TOPIC_HELP, autocompletion=topic_names
-        ),
-    ],
+    path: LogPath,
+    topic: Topic,
     key: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="May be given several times.")
     ] = None,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.completion import topic_names
-from kafkalog.cli.output import PATH_HELP, TOPIC_HELP, print_json, print_line
+from kafkalog.cli.arguments import ReadablePath, Topic
+from kafkalog.cli.output import print_json, print_line
 from kafkalog.cli.readable import open_readable
 
 if TYPE_CHECKING:
@@ -25,16 +25,8 @@ EXAMPLES: Final = (
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
-    topic: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPIC",
-            show_default=False,
-            help=TOPIC_HELP,
-            autocompletion=topic_names,
-        ),
-    ],
+    path: ReadablePath,
+    topic: Topic,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> None:
     """Print what is found out about each partition."""

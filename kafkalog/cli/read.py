@@ -27,11 +27,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from kafkalog.cli.arguments import ReadablePath, Topic
 from kafkalog.cli.beginning import Beginning
-from kafkalog.cli.completion import topic_names
 from kafkalog.cli.output import (
-    PATH_HELP,
-    TOPIC_HELP,
     Encoding,
     decoded,
     flush,
@@ -65,16 +63,8 @@ class IsolationLevel(StrEnum):
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
-    topic: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPIC",
-            show_default=False,
-            help=TOPIC_HELP,
-            autocompletion=topic_names,
-        ),
-    ],
+    path: ReadablePath,
+    topic: Topic,
     partition: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="All by default.")
     ] = None,

@@ -25,10 +25,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kafkalog.cli.activity import cleaner_row, pin_rows, staged_rows, writer_rows
-from kafkalog.cli.completion import topic_names
+from kafkalog.cli.arguments import AnyTopic, ReadablePath
 from kafkalog.cli.output import (
-    PATH_HELP,
-    TOPIC_HELP,
     check_outside,
     counted,
     note,
@@ -58,16 +56,8 @@ _STYLES: Final[dict[str, Style]] = {"clean": "green", "dirty": "yellow", "unclea
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
-    topic: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TOPIC",
-            show_default="all",
-            help=TOPIC_HELP,
-            autocompletion=topic_names,
-        ),
-    ] = None,
+    path: ReadablePath,
+    topic: AnyTopic = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(
@@ -284,6 +274,7 @@ def _partitions(log: KafkaLog, state: State, topic: str | None) -> Iterator[dict
         if topic not in (None, status.topic) or known is None:
             continue
         partition = known.partitions[status.partition]
+        last = status.last_cleaning
         yield {
             "type": "partition",
             "topic": status.topic,
@@ -301,15 +292,14 @@ def _partitions(log: KafkaLog, state: State, topic: str | None) -> Iterator[dict
             "dirtyRatio": round(status.dirty_ratio, 6),
             "tombstonesWaiting": status.tombstones_waiting,
             "earliestDeleteHorizonMs": status.earliest_delete_horizon_ms,
-            "lastCleaning": _last_cleaning(status.last_cleaning),
+            "lastCleaning": None if last is None else cleaning_row(last),
             "state": status.state,
             "reason": status.reason,
         }
 
 
-def _last_cleaning(last: LastCleaning | None) -> dict[str, int] | None:
-    if last is None:
-        return None
+def cleaning_row(last: LastCleaning) -> dict[str, int]:
+    """Return a cleaning as JSON has it."""
     return {
         "endedMs": last.ended_ms,
         "elapsedMs": last.elapsed_ms,

@@ -14,7 +14,8 @@ from typing import Annotated, Final
 
 import typer
 
-from kafkalog.cli.output import PATH_HELP, note, print_line
+from kafkalog.cli.arguments import ReadablePath
+from kafkalog.cli.output import note, print_line
 from kafkalog.cli.readable import open_readable
 from kafkalog.cli.stop_signals import stop_signals
 
@@ -26,7 +27,7 @@ _PORT: Final = 8686
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
+    path: ReadablePath,
     port: Annotated[
         int,
         typer.Option(min=0, max=65535, metavar="N", help="Of 127.0.0.1; 0 for any that is free."),

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from kafkalog.cli.arguments import AnyTopic, ReadablePath
 from kafkalog.cli.colours import styled
-from kafkalog.cli.completion import topic_names
-from kafkalog.cli.output import PATH_HELP, TOPIC_HELP, note, print_json, print_line, progress
+from kafkalog.cli.output import note, print_json, print_line, progress
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.inspection.finding import Finding
@@ -30,16 +30,8 @@ EXAMPLES: Final = (
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)],
-    topic: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TOPIC",
-            show_default="all",
-            help=TOPIC_HELP,
-            autocompletion=topic_names,
-        ),
-    ] = None,
+    path: ReadablePath,
+    topic: AnyTopic = None,
     deep: Annotated[bool, typer.Option("--deep", help="Decode every record too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per finding.")] = False,
 ) -> int:

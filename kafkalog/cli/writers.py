@@ -15,8 +15,9 @@ from typing import Annotated, Final
 import typer
 
 from kafkalog.cli.activity import writer_row, writer_rows
+from kafkalog.cli.arguments import LogPath
 from kafkalog.cli.completion import topic_names
-from kafkalog.cli.output import LOG_HELP, counted, note, print_json, print_line
+from kafkalog.cli.output import counted, note, print_json, print_line
 from kafkalog.cli.readable import open_readable
 from kafkalog.cli.status import print_writers
 from kafkalog.cli.writable import open_writable
@@ -29,7 +30,7 @@ EXAMPLES: Final = (
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
+    path: LogPath,
     forget: Annotated[
         str | None, typer.Option(metavar="ID", help="Forget this writer's last batch.")
     ] = None,

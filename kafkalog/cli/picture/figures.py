@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cleaner.choice import plan
@@ -22,7 +21,6 @@ from kafkalog.errors import KafkaLogError
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.explain import Explanation
-    from kafkalog.cleaner.last_cleaning import LastCleaning
     from kafkalog.cli.picture.counts import Counts
     from kafkalog.log import KafkaLog
     from kafkalog.storage_engine.config import TopicConfig
@@ -70,7 +68,7 @@ def _partition(log: KafkaLog, found: Explanation, counts: Counts, now_ms: int) -
         planned, state = plan(log, topic, partition, now_ms=now_ms)
         row["config"] = _config(planned.config)
         row["segments"] = segment_rows(planned, state, counts.of(topic, partition))
-        row["cleanings"] = [_cleaning(one) for one in read_cleanings(directory)]
+        row["cleanings"] = [status_verb.cleaning_row(one) for one in read_cleanings(directory)]
         beside = leftovers(directory)
         row["cleanedBytes"], row["retiredBytes"] = beside.cleaned_bytes, beside.retired_bytes
     except (OSError, KafkaLogError):
@@ -85,12 +83,3 @@ def _config(config: TopicConfig) -> dict[str, Any]:
         "deleteRetentionMs": config.delete_retention_ms,
         "segmentBytes": config.segment_bytes,
     }
-
-
-def _cleaning(cleaning: LastCleaning) -> dict[str, Any]:
-    return {_camel(name): value for name, value in asdict(cleaning).items()}
-
-
-def _camel(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(word.capitalize() for word in others)

@@ -25,10 +25,11 @@ from kafkalog.errors import StorageError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.batch import Buffer
 from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.segments import header_at, headers
+from kafkalog.storage_engine.index import OffsetIndex
+from kafkalog.storage_engine.segments import header_at, headers, locate
 from kafkalog.storage_engine.transaction_index import (
     AbortedTransaction,
-    size_below,
+    size_kept,
     transaction_entry,
 )
 
@@ -143,8 +144,11 @@ class ActiveSegment:
             self._last_time_entry = last[0], self.base_offset + last[1]
 
     def _cut_transactions(self, end_offset: int) -> None:
+        """Drop entries without their marker: of a commit that died, in whatever form they came."""
         path = self._path(layout.TRANSACTION_INDEX)
-        self._transactions_size, found = size_below(path, end_offset)
+        self._transactions_size, found = size_kept(
+            path, lambda entry: entry.last_offset < end_offset and self._has_marker(entry)
+        )
         if found > self._transactions_size:
             if self._transactions_size == 0:
                 files.remove(path)
@@ -155,6 +159,23 @@ class ActiveSegment:
                 _cut_durably(fd, self._transactions_size)
             finally:
                 os.close(fd)
+
+    def _has_marker(self, entry: AbortedTransaction) -> bool:
+        """Tell whether the producer of an entry has a control batch where that says.
+
+        Of half an entry, too: its offset may be below the cut, but the producer's markers that are
+        there lie before the transaction's begin.
+        """
+        offset = entry.last_offset
+        if entry.first_offset >= offset:
+            return False
+        index = OffsetIndex(self._path(layout.INDEX), self.base_offset)
+        start = locate(self._log_fd, self.size, index, offset)
+        for _, header in headers(self._log_fd, start, self.size):
+            if header.last_offset >= offset:
+                is_marker = header.is_control and header.producer_id == entry.producer_id
+                return is_marker and header.base_offset == offset
+        return False
 
     # --- append ----------------------------------------------------------------------------------
 

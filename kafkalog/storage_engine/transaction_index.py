@@ -30,7 +30,7 @@ __all__ = [
     "AbortedTransaction",
     "IndexedTransactions",
     "aborted_transactions",
-    "size_below",
+    "size_kept",
     "transaction_entry",
 ]
 
@@ -214,7 +214,9 @@ class IndexedTransactions:
             entries = aborted_transactions([path])
         except CorruptLogError as fault:
             return fault
-        return AbortedRanges.of([e for e in entries if e.last_offset < self._end_offset])
+        # A marker ends what lies before it: an entry of zeros is none.
+        end = self._end_offset
+        return AbortedRanges.of([e for e in entries if e.first_offset < e.last_offset < end])
 
 
 def _count(entries: AbortedRanges | CorruptLogError) -> int:
@@ -232,11 +234,11 @@ def transaction_entry(transaction: AbortedTransaction) -> bytes:
     )
 
 
-def size_below(path: Path, offset: int) -> tuple[int, int]:
-    """Return (bytes of a `.txnindex` file that stay when the log is cut at `offset`, its size).
+def size_kept(path: Path, is_kept: Callable[[AbortedTransaction], bool]) -> tuple[int, int]:
+    """Return (bytes of a `.txnindex` file up to its last entry that is kept, its size).
 
-    The first entry whose marker is at or above `offset` goes with all that follow. A missing file
-    has no bytes. Kafka: TransactionIndex.truncateTo.
+    So what a write that never ended has left goes, be it whole, torn or zeros, and nothing before
+    it. A missing file has no bytes. Kafka: TransactionIndex.truncateTo.
     """
     try:
         data = path.read_bytes()
@@ -244,8 +246,9 @@ def size_below(path: Path, offset: int) -> tuple[int, int]:
         return 0, 0
     entry = layout.TRANSACTION_INDEX_ENTRY
     kept = len(data) - len(data) % entry.size
-    for position in range(0, kept, entry.size):
-        _, _, _, last_offset, _ = entry.unpack_from(data, position)
-        if last_offset >= offset:
-            return position, len(data)
+    while kept:
+        version, *fields = entry.unpack_from(data, kept - entry.size)
+        if version == _VERSION and is_kept(AbortedTransaction(*fields)):
+            break
+        kept -= entry.size
     return kept, len(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -113,6 +114,46 @@ def check(cut: Path, expected: list[int]) -> None:
         assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
         Engine(cut).append("t", [("k", "v")], now_ms=NOW_MS + 2_000)
         assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
+
+
+def begun_far(root: Path) -> None:
+    """Leave a transaction open whose marker comes at offset 260, an entry of other halves."""
+    with Engine(root) as engine:
+        engine.create_topic("t", 1, now_ms=NOW_MS)
+        data = RawBatch(250, (NOW_MS,), producer=PRODUCER, transactional=True)
+        raw(engine, RawBatch(0, (NOW_MS,) * 250), data, RawBatch(251, (NOW_MS,) * 9))
+
+
+def ends(kind: int) -> Work:
+    """End the transaction that `begun_far` has left open."""
+    return lambda engine: raw(engine, marker(260, kind, PRODUCER, time=NOW_MS))
+
+
+@pytest.mark.parametrize("before", [begun_far, aborted_before])
+def test_half_an_entry_of_an_abort_that_died_is_none(
+    tmp_path: Path, before: Callable[[Path], None]
+) -> None:
+    root, cut = tmp_path / "log", tmp_path / "cut"
+    before(root)
+    (path,) = list(root.glob("t-0/*.txnindex")) or [root / "t-0" / f"{0:020}.txnindex"]
+    earlier = path.read_bytes() if path.exists() else b""
+    is_far = before is begun_far
+    dies(Engine(root), ends(ABORT) if is_far else transaction(ABORT))
+    entry = path.read_bytes().removeprefix(earlier)
+    assert len(entry) == 34
+    for size in range(len(entry) + 1):
+        lost = bytes(len(entry) - size)
+        for torn in (entry[:size], entry[:size] + lost, lost + entry[len(lost) :]):
+            shutil.rmtree(cut, ignore_errors=True)
+            shutil.copytree(root, cut)
+            (cut / "t-0" / path.name).write_bytes(earlier + torn)
+            assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
+            expected = rows(root)
+            assert rows(cut) == expected
+            (ends(COMMIT) if is_far else transaction(COMMIT))(Engine(cut))
+            check(cut, [*expected, *([*range(250, 260)] if is_far else [3])])
+            left = cut / "t-0" / path.name
+            assert (left.read_bytes() if left.exists() else b"") == earlier
 
 
 class Refused:

@@ -28,6 +28,7 @@ from kafkalog.storage_engine.transaction_index import (
     transaction_entry,
 )
 from tests.storage_engine.log_builder import Batch, Record, batch, name, write_segment
+from tests.storage_engine.raw_log import ABORT, joined, marker
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 FOUR = [
@@ -224,15 +225,19 @@ def test_a_segments_index_is_retired_and_removed_with_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("end", "kept"), [(51, 4), (50, 3), (36, 3), (35, 2), (1, 0)])
-def test_entries_at_or_above_a_cut_go(tmp_path: Path, end: int, kept: int) -> None:
+def test_entries_from_the_first_without_its_marker_on_go(
+    tmp_path: Path, end: int, kept: int
+) -> None:
     engine = Engine(tmp_path)
     engine.create_topic("t")
     directory = engine.partition_directory("t", 0)
-    data = Batch(0, end - 1, [Record(0, b"k", b"v", 5)]).data()
+    ended = [entry for entry in FOUR if entry.last_offset < end]
+    batches = [marker(t.last_offset, ABORT, t.producer_id) for t in ended]
+    data = joined(batches) + Batch(end, end, [Record(end, b"k", b"v", 5)]).data()
     (directory / name(0, ".log")).write_bytes(data)
     path = write_index(directory, 0, FOUR)
     with engine.transaction() as transaction:
-        transaction.change_partition("t", 0, high_watermark=end, active_size=len(data))
+        transaction.change_partition("t", 0, high_watermark=end + 1, active_size=len(data))
         transaction.publish(1)
     engine.append("t", [("k", "v")], now_ms=1)
     assert aborted_transactions([path]) == FOUR[:kept]

@@ -211,7 +211,11 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
         may_be_torn=is_unsynced or (opened.is_active and opened.state is None),
     )
     log.transactions.forget_below(opened.first_wanted)
-    transactions = log.transactions.begin(segment.transaction_index, segment.base_offset)
+    transactions = log.transactions.begin(
+        segment.transaction_index,
+        segment.base_offset,
+        is_ours=opened.is_active and opened.state is not None,
+    )
     index = OffsetIndexCheck(segment.index, segment.base_offset)
     times = TimeIndexCheck(segment.time_index, segment.base_offset)
     with contextlib.closing(index), contextlib.closing(times):

@@ -38,10 +38,29 @@ class TransactionCheck:
         self.open: dict[int, int] = {}
         self._entries: dict[int, _Entry] = {}
         self._path = Path()
+        self._dead: list[Finding] | None = None
+        """What is wrong with entries, and is damage only if an entry behind has its marker."""
+        self._confirmed = -1
+        """The position of the last entry whose marker was met."""
 
-    def begin(self, path: Path, base_offset: int) -> Iterator[Finding]:
-        """Read the `.txnindex` of the next segment; it need not exist."""
+    def begin(self, path: Path, base_offset: int, *, is_ours: bool = False) -> Iterator[Finding]:
+        """Read the `.txnindex` of the next segment; it need not exist.
+
+        `is_ours` says that it is the active one of a log of ours, whose next writer cuts off what
+        a commit that died has left behind the last entry that has its marker.
+        """
         self._path, self._entries = path, {}
+        self._dead, self._confirmed = [] if is_ours else None, -1
+        for finding in self._begin(path, base_offset):
+            yield from self._judged(finding)
+
+    def _judged(self, finding: Finding) -> Iterator[Finding]:
+        if self._dead is None:
+            yield finding
+        else:
+            self._dead.append(finding)
+
+    def _begin(self, path: Path, base_offset: int) -> Iterator[Finding]:
         entry = layout.TRANSACTION_INDEX_ENTRY
         try:
             size = path.stat().st_size
@@ -116,7 +135,9 @@ class TransactionCheck:
             expected = f"an ABORT marker of producer {owner} at offset {last}"
             found = f"producer {producer_id}'s {layout.CONTROL_TYPES.get(kind, 'marker')}"
             yield Finding(self._path, position, expected, found)
-        elif first is not None and entry_first > first:
+            return
+        self._confirmed = max(self._confirmed, position)
+        if first is not None and entry_first > first:
             expected = f"an entry from offset {first} on, where the transaction begins"
             yield Finding(self._path, position, expected, found)
 
@@ -125,7 +146,8 @@ class TransactionCheck:
         for position, producer_id, _, last, _ in self._entries.values():
             if last < end_offset:
                 expected = f"an ABORT marker of producer {producer_id} at offset {last}"
-                yield Finding(self._path, position, expected, "no marker there")
+                yield from self._judged(Finding(self._path, position, expected, "no marker there"))
+        yield from (found for found in self._dead or () if found.position <= self._confirmed)
 
 
 def _types(

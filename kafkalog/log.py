@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import clock
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.record_producer import BATCH_SIZE, LINGER_MS, Producer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +48,7 @@ class KafkaLog(Engine):
         if cleaner:
             self._check_cleanable()
         self._is_shut = False
+        self._producers: WeakSet[Producer] = WeakSet()
         self._config = CleanerConfig() if isinstance(cleaner, bool) else cleaner
         self.cleaner: CleanerThread | None = None
         """The background cleaner, which counts its cleanings and failures."""
@@ -53,6 +57,22 @@ class KafkaLog(Engine):
 
             self.cleaner = CleanerThread(self, self._config, clock=clock.now_ms)
             self.cleaner.start()
+
+    def producer(
+        self, topic: str, *, batch_size: int = BATCH_SIZE, linger_ms: float = LINGER_MS
+    ) -> Producer:
+        """Return a producer of single records, a context manager: it commits many of them at once.
+
+        It commits when what was sent takes `batch_size` bytes (0: each record alone), when the
+        first of it has waited for `linger_ms`, and when it is flushed or closed. Kafka's linger.ms
+        is the same; its batch.size of 16 KiB is that of a batch of one partition, which costs no
+        sync. A producer left open is closed with the log. Raises UnknownTopicError, and
+        InvalidInputError where the log is only read.
+        """
+        self._check_writable()
+        producer = Producer(self, topic, batch_size=batch_size, linger_ms=linger_ms)
+        self._producers.add(producer)
+        return producer
 
     def latest(
         self,
@@ -199,7 +219,13 @@ class KafkaLog(Engine):
         return explain(self, topic, clock.now_ms() if now_ms is None else now_ms)
 
     def close(self) -> None:
-        """Stop the background cleaner, then close the log."""
+        """Close producers that are open, stop the background cleaner, then close the log."""
+        with contextlib.ExitStack() as last:
+            last.callback(self._shut)  # also where a producer raises what it could not commit
+            for producer in list(self._producers):
+                last.callback(producer.close)
+
+    def _shut(self) -> None:
         if self.cleaner is not None:
             self.cleaner.stop()
             self.cleaner = None

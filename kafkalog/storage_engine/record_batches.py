@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import InvalidInputError
@@ -11,7 +11,7 @@ from kafkalog.errors import InvalidInputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["record_batches"]
+__all__ = ["record_batches", "to_bytes"]
 
 
 def record_batches(records: Any) -> Iterable[pa.RecordBatch]:
@@ -25,8 +25,10 @@ def record_batches(records: Any) -> Iterable[pa.RecordBatch]:
         return [_checked(records)]
     if isinstance(records, pa.Table):
         return [_checked(batch) for batch in records.to_batches()]
+    if isinstance(records, Mapping):
+        raise InvalidInputError("records: expected (key, value) pairs, found a dict: give .items()")
     try:
-        pairs = [(_to_bytes(key), _to_bytes(value)) for key, value in records]
+        pairs = [(to_bytes(key), to_bytes(value)) for key, value in records]
     except (TypeError, ValueError) as fault:
         raise InvalidInputError(
             f"records: expected a pyarrow table or (key, value) pairs of bytes or text: {fault}"
@@ -38,7 +40,8 @@ def record_batches(records: Any) -> Iterable[pa.RecordBatch]:
     return [pa.RecordBatch.from_pydict(columns)]
 
 
-def _to_bytes(value: bytes | str | None) -> bytes | None:
+def to_bytes(value: bytes | str | None) -> bytes | None:
+    """Return a key or a value as it is written; raises TypeError, and ValueError for no Unicode."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from kafkalog.errors import UnknownTopicError
+from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine import layout
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -84,6 +84,14 @@ class TopicState:
         for number, state in enumerate(self.partitions):
             if number not in self.absent:
                 yield number, state
+
+    def check_is_here(self, number: int) -> None:
+        """Raise InvalidInputError for a partition that another broker has."""
+        if number in self.absent:
+            raise InvalidInputError(
+                f"{self.name}-{number}: the partition is not in this log, another broker has it; "
+                "write to those that are here"
+            )
 
 
 @dataclass(frozen=True, slots=True)

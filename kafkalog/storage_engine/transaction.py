@@ -123,11 +123,7 @@ class Transaction:
 
     def check_is_here(self, topic: str, number: int) -> None:
         """Raise InvalidInputError for a partition that another broker has."""
-        if number in self.topic(topic).absent:
-            raise InvalidInputError(
-                f"{topic}-{number}: the partition is not in this log, another broker has it; "
-                "write to those that are here"
-            )
+        self.topic(topic).check_is_here(number)
 
     def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         """Return the appender of a partition, cut to its recorded state at the first call."""

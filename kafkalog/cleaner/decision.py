@@ -131,7 +131,7 @@ class Decider:
         if self.erased is not None:
             is_deletion = keep & (records.value_sizes < 0) & ~is_control[records.batch_index]
             is_deletion &= records.offsets <= self.newest.latest_offset
-            gone, _ = self.erased.find(records, table, np.flatnonzero(is_deletion))
+            gone, _ = self.erased.find(records, np.flatnonzero(is_deletion))
             keep[gone] = False
             counts = np.bincount(records.batch_index[gone], minlength=len(table))
             kept -= counts

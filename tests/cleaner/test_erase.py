@@ -18,6 +18,7 @@ from kafkalog.cleaner.erasure.erase import Erasure
 from kafkalog.cleaner.erasure.topic_files import FileKind
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
+from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine import layout, locks, pins
 from kafkalog.storage_engine.commit import STAGED_RETENTION_MS
 from kafkalog.storage_engine.pins import Action
@@ -264,7 +265,7 @@ def test_who_reads_a_file_that_goes_reads_on(log: KafkaLog) -> None:
         assert log.erase(
             "t", [f"user-{n}" for n in range(4700, 4760)], now=True, now_ms=NOW
         ).is_erased
-        schema = kafkalog.schema.changelog_schema()  # type: ignore[attr-defined]
+        schema = changelog_schema()
         assert sum(one.num_rows for one in view.read(0, end, schema=schema)) > 0
 
 

@@ -3,75 +3,31 @@ says so."""
 
 from __future__ import annotations
 
-import os
+import random
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import kafkalog
-from kafkalog.cleaner.erasure import file_traces, look
-from kafkalog.cleaner.erasure.file_traces import FileTraces, scan_file
+from kafkalog.cleaner.erasure import file_traces
+from kafkalog.cleaner.erasure.file_traces import scan_file
 from kafkalog.cleaner.erasure.keys import ErasedKeys
-from kafkalog.cleaner.erasure.topic_files import FileKind, TopicFile, topic_files
-from kafkalog.cleaner.erasure.traces import Traces
+from kafkalog.cleaner.erasure.topic_files import FileKind, topic_files
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine import layout, pins
 from kafkalog.storage_engine.commit import Writer
 from kafkalog.storage_engine.pins import Action
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
 from tests.acceptance.users import as_nobody
+from tests.cleaner.searched_log import BASE, KEY, NOW, batch, directory, kinds, searched_log, stage
 from tests.storage_engine import naive, naive_messages
-
-KEY = b"user-4711"
-NOW = 1_700_000_000_000
-BASE = "00000000000000000777"
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[KafkaLog]:
-    with kafkalog.open(tmp_path / "log") as opened:
-        opened.create_topic("t", config={"segment.bytes": "300"})
-        opened.create_topic("others")
-        for turn in range(5):
-            rows = [(f"user-{n}", f"turn {turn}") for n in range(10)]
-            opened.append("t", rows, now_ms=NOW)
-        opened.append("others", [(KEY, "theirs")], now_ms=NOW)
-        opened.clean("t", force=True, now_ms=NOW)
+    with searched_log(tmp_path / "log") as opened:
         yield opened
-
-
-def directory(log: KafkaLog) -> Path:
-    return log.partition_directory("t", 0)
-
-
-def kinds(traces: Traces) -> set[FileKind]:
-    return {file.file.kind for file in traces.files if not file.is_clear}
-
-
-def batch(*keys: bytes, value: bytes | None = b"v", codec: int = 0) -> bytes:
-    records = [naive.Record(i, NOW, key, value) for i, key in enumerate(keys)]
-    if codec == layout.CODEC_GZIP:
-        import gzip
-
-        payload = gzip.compress(naive.section(records, 0, NOW), mtime=0)
-        return naive.batch(records, payload=payload, attributes=codec)
-    return naive.batch(records)
-
-
-def stage(
-    log: KafkaLog, topic: str, writer: str = "w", target: str = "*", batch_id: int = 0
-) -> StagedMessage:
-    slug = writer_slug(writer, target)
-    staging = StagedWriter(
-        log.root, log.state(), now_ms=lambda: NOW, writer_slug=slug, batch_id=batch_id
-    )
-    rows = {"key": pa.array([KEY], pa.binary()), "value": pa.array([b"v"], pa.binary())}
-    staging.append(topic, pa.RecordBatch.from_pydict(rows))
-    return staging.finish()
 
 
 # --- it is seen -----------------------------------------------------------------------------------
@@ -173,6 +129,32 @@ def test_one_of_many_keys_is_seen(log: KafkaLog, others: int) -> None:
         assert found.by_key == ({others: 1} if KEY in content else {})
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_many_keys_are_found_as_bytes_where_each_alone_is(seed: int) -> None:
+    """Also where they begin alike, and one begins another."""
+    draw = random.Random(seed)
+    heads = (b"customer", b"abc" + bytes(5))  # what is short but for zeros is not looked for
+    given = [heads[n % 2] + bytes(draw.choices(b"ab\0\xff", k=n % 7)) for n in range(60)]
+    keys = ErasedKeys(given)
+    assert len(keys.searched) > 20
+    pieces = [key[: draw.randrange(8, 16)] + draw.randbytes(draw.randrange(3)) for key in given[:9]]
+    data = b"".join(pieces)
+    places = {number: data.find(keys.keys[number]) for number in keys.searched}
+    assert dict(keys.find_bytes(data, is_text=False)) == {
+        number: place for number, place in places.items() if place >= 0
+    }
+
+
+def test_a_record_has_a_key_if_its_key_is_the_same_bytes(log: KafkaLog) -> None:
+    """Of keys of all sizes; the others differ in one byte, or are a byte shorter or longer."""
+    keys = [random.Random(size).randbytes(size) for size in range(40)]
+    others = [key[:-1] + bytes([key[-1] ^ 1]) for key in keys[1:]]
+    others += [key + b"x" for key in keys] + [key[:-1] for key in keys[2:]]
+    (directory(log) / f"{BASE}.log").write_bytes(batch(*others, *keys, *keys[:5]))
+    found = log.traces("t", keys, now_ms=NOW)
+    assert found.by_key == {number: 1 + (number < 5) for number in range(40)}
+
+
 def test_bytes_that_are_no_batch_are_seen_and_named(log: KafkaLog) -> None:
     path = directory(log) / f"{BASE}.log.deleted"
     sound, cut = batch(b"another"), batch(KEY)[:-3]
@@ -225,159 +207,6 @@ def test_a_file_that_cannot_be_read_is_no_proof(
     (left,) = log.traces("t", [KEY], now_ms=NOW).remains
     assert left.path == path
     assert "Permission denied" in left.sentence
-
-
-def test_what_is_replaced_during_the_search_is_looked_at_too(log: KafkaLog) -> None:
-    log.append("t", [(KEY, "1"), (KEY, "2")], now_ms=NOW)
-    cleaned: list[object] = []
-
-    def progress(done: int, of: int) -> None:
-        if not cleaned:
-            cleaned.append(log.clean("t", force=True, now_ms=NOW))
-
-    found = log.traces("t", [KEY], now_ms=NOW, progress=progress)
-    paths = {file.file.path for file in found.files}
-    assert paths >= set(directory(log).iterdir())
-    assert {FileKind.LOG, FileKind.RETIRED} <= kinds(found)
-
-
-def test_what_is_appended_during_the_search_is_looked_at_too(log: KafkaLog) -> None:
-    """To a segment that was read by then."""
-    log.append("t", [("another", "1")], now_ms=NOW)
-
-    def progress(done: int, of: int) -> None:
-        if done == of and len(appended) < 2:
-            appended.append(log.append("t", [(KEY, "late")], now_ms=NOW))
-
-    appended: list[object] = []
-    found = log.traces("t", [KEY], now_ms=NOW, progress=progress)
-    assert [(one.found, one.faults) for one in found.files if not one.is_clear] == [({0: 2}, [])]
-    assert found.record_number == log.state().number
-    assert found.high_watermarks == {0: log.offsets("t")[0][1]}
-    assert len([one for one in found.files if one.file.path.suffix == ".log"]) == len(
-        list(directory(log).glob("*.log"))
-    )
-
-
-def test_what_was_committed_of_a_segment_is_read_once(
-    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spans: list[tuple[int, int | None]] = []
-    real = look.scan_file
-
-    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileTraces:
-        if file.path == active:
-            spans.append((options["start"], options["end"]))
-            if len(spans) == 2:
-                log.append("t", [(KEY, "late")], now_ms=NOW)
-        return real(file, *rest, **options)
-
-    log.alter_topic("t", {"segment.bytes": "100000"}, now_ms=NOW)
-    log.append("t", [("another", "1")], now_ms=NOW)
-    partition = log.state().topics["t"].partitions[0]
-    active = directory(log) / layout.segment_file(partition.active_base, ".log")
-    monkeypatch.setattr(look, "scan_file", scan)
-    found = log.traces("t", [KEY], now_ms=NOW)
-    size, grown = partition.active_size, active.stat().st_size
-    assert grown > size > 0
-    assert spans == [(0, size), (size, None), (size, grown), (grown, None)]
-    assert sum(one.size for one in found.files if one.file.path == active) == grown
-    assert found.by_key == {0: 1}
-
-
-@pytest.mark.parametrize("is_vanished", [False, True])
-def test_what_is_committed_during_the_search_is_looked_at_too(
-    log: KafkaLog, monkeypatch: pytest.MonkeyPatch, is_vanished: bool
-) -> None:
-    """A staged file that was read and goes, and one that goes just before it would be read."""
-    real = look.scan_file
-    staged: list[StagedMessage] = []
-    committed: list[object] = []
-
-    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileTraces:
-        if not staged:  # it is in the second listing, when the segments have been read
-            staged.append(stage(log, "t"))
-        if file.path.name != staged[0].files[0].name or committed:
-            return real(file, *rest, **options)
-        if is_vanished:
-            committed.append(log.commit(staged, now_ms=NOW))
-            return real(file, *rest, **options)
-        found = real(file, *rest, **options)
-        committed.append(log.commit(staged, now_ms=NOW))
-        return found
-
-    # The partition's files are read before those of the root.
-    monkeypatch.setattr(look, "topic_files", lambda *of: topic_files(*of)[::-1])
-    log.append("t", [("another", "1")], now_ms=NOW)
-    monkeypatch.setattr(look, "scan_file", scan)
-    found = log.traces("t", [KEY], now_ms=NOW)
-    assert committed
-    assert kinds(found) == {FileKind.LOG}
-    assert found.by_key == {0: 1}
-
-
-def test_a_file_that_is_renamed_before_it_is_read_is_read_under_its_new_name(
-    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where it was read before, and has changed since."""
-    path = directory(log) / f"{BASE}.log"
-    path.write_bytes(batch(KEY))
-    real = look.scan_file
-    steps: list[str] = []
-
-    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileTraces:
-        if file.path == path and steps:
-            steps.append("renamed")
-            path.rename(f"{path}.deleted")
-        found = real(file, *rest, **options)
-        if file.path == path:
-            steps.append("changed")
-            os.utime(path, ns=(0, 0))
-        return found
-
-    monkeypatch.setattr(look, "scan_file", scan)
-    found = log.traces("t", [KEY], now_ms=NOW)
-    assert steps == ["changed", "renamed"]
-    assert [one.path.name for one in found.remains] == [f"{BASE}.log.deleted"]
-
-
-def test_a_file_that_a_listing_misses_is_not_passed_over(
-    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As that of a directory may, where a file is renamed meanwhile."""
-    path = directory(log) / f"{BASE}.log"
-    path.write_bytes(batch(KEY))
-    listings: list[object] = []
-
-    def listed(*of: Any) -> list[TopicFile]:
-        listings.append(of)
-        return [file for file in topic_files(*of) if file.path != path or len(listings) != 2]
-
-    monkeypatch.setattr(look, "topic_files", listed)
-    assert [one.path for one in log.traces("t", [KEY], now_ms=NOW).remains] == [path]
-
-
-def test_a_writer_that_never_pauses_is_held_off_for_the_last_round(log: KafkaLog) -> None:
-    """And it may be the one that is told of progress."""
-    commits: list[object] = []
-
-    def progress(done: int, of: int) -> None:
-        commits.append(log.append("t", [(KEY, str(done))], now_ms=NOW))
-
-    found = log.traces("t", [KEY], now_ms=NOW, progress=progress)
-    assert found.by_key == {0: len(commits)}
-    assert found.record_number == log.state().number
-
-
-def test_it_names_the_commit_as_of_which_it_is_so(log: KafkaLog) -> None:
-    found = log.traces("t", [KEY], now_ms=NOW)
-    assert (found.record_number, found.high_watermarks) == (
-        log.state().number,
-        {0: log.offsets("t")[0][1]},
-    )
-    log.append("t", [("another", "1")], now_ms=NOW)
-    later = log.traces("t", [KEY], now_ms=NOW)
-    assert later.record_number == log.state().number != found.record_number
 
 
 # --- what cannot be looked at ---------------------------------------------------------------------

@@ -181,8 +181,8 @@ def _newest(view: LogView, keys: ErasedKeys) -> np.ndarray[tuple[int], np.dtype[
         for chunk in view.chunks(start, end):
             is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
             is_wanted &= ~outcomes.is_aborted(chunk)
-            for run, records in chunk.runs(is_wanted):
-                rows, numbers = keys.find(records, run.table)
+            for _, records in chunk.runs(is_wanted):
+                rows, numbers = keys.find(records)
                 is_deletion = records.value_sizes[rows] < 0
                 # Of a key that is there twice the last one stays.
                 newest[numbers] = np.where(is_deletion, _DELETION, _DATA)

@@ -196,7 +196,7 @@ class _Scan:
     def _records(self, records: RecordTable, table: BatchTable) -> None:
         traces = self.traces
         traces.records += len(records)
-        rows, numbers = self.keys.find(records, table)
+        rows, numbers = self.keys.find(records)
         others = np.ones(len(records), dtype=np.bool_)
         others[rows] = False
         traces.mentions += self.keys.mentions(records, table, np.flatnonzero(others))

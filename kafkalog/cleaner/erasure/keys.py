@@ -1,28 +1,36 @@
 """The keys that are to be erased: found among the keys of records, and as bytes in files.
 
-A record has a key if its key is the same bytes, and no others. Where there are no records to
-compare, in an index or in a stranger's file, only bytes can be looked for, and short ones occur
-anywhere: so a key is looked for as bytes only if it has at least eight, six of them neither 00 nor
-FF. The numbers that a log is full of (offsets, times, ids) are not like that.
+A record has a key if its key is the same bytes, and no others. There may be a million keys, so they
+are compared as the cleaner compares keys: by 16 bytes of SipHash under a secret, in one table.
+Where there are no records to compare, in an index or in a stranger's file, only bytes can be looked
+for, and short ones occur anywhere: so a key is looked for as bytes only if it has at least eight,
+six of them neither 00 nor FF. The numbers that a log is full of (offsets, times, ids) are not like
+that.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from kafkalog.cleaner.key_lookup import key_bytes
+from kafkalog.cleaner.offset_map import OffsetMap, Uint64s, load_kernels
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.tables import BatchTable, Integers, RecordTable
+    from kafkalog.storage_engine.tables import BatchTable, Bytes, Integers, RecordTable
 
 __all__ = ["BYTES_MIN", "ErasedKeys"]
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
 
 BYTES_MIN: Final = 8
 _DISTINCT_MIN: Final = 6
@@ -45,27 +53,21 @@ class ErasedKeys:
         """Take keys; text is UTF-8. Raises InvalidInputError for none, and for what is no key."""
         if isinstance(keys, bytes | bytearray | memoryview | str):
             raise InvalidInputError("keys: expected several of them, such as [key], found one")
-        import pyarrow as pa
-
         self.keys: Sequence[bytes] = tuple(dict.fromkeys(key_bytes(key) for key in keys))
         if not self.keys:
             raise InvalidInputError("no key is given: there is nothing to erase")
-        self._set = pa.array(self.keys, pa.binary())
-        self._sizes = np.unique([len(key) for key in self.keys])
-        self.searched = [n for n, key in enumerate(self.keys) if _is_searched(key)]
-        """The numbers of the keys that are looked for as bytes."""
-        heads = [self.keys[number][:BYTES_MIN] for number in self.searched]
-        self._heads = np.frombuffer(b"".join(heads), dtype=_HEAD)
-        self._pairs = np.array([(head[0] << 8) | head[1] for head in heads], dtype=np.int64)
         mentioned = [key for key in self.keys if len(key) >= _MENTION_MIN]
         self.is_mention_searched = 0 < len(mentioned) <= _MENTIONED_MAX
         """Whether `mentions` looks at all."""
         self.mention_gap = _mention_gap(len(mentioned), len(self.keys))
         """Which keys `mentions` does not look for, and why; empty where it looks for all."""
+        if not self.is_mention_searched:
+            mentioned = []
         self._patterns = [
             "|".join(map(_pattern, mentioned[first : first + _PATTERN_KEYS]))
             for first in range(0, len(mentioned), _PATTERN_KEYS)
         ]
+        self._secret = np.frombuffer(secrets.token_bytes(16), dtype=np.uint64)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -78,25 +80,51 @@ class ErasedKeys:
         """The SHA-256 of each key, in hexadecimal digits."""
         return [hashlib.sha256(key).hexdigest() for key in self.keys]
 
-    def find(
-        self, records: RecordTable, table: BatchTable, rows: Integers | None = None
-    ) -> tuple[Integers, Integers]:
+    @functools.cached_property
+    def searched(self) -> Sequence[int]:
+        """The numbers of the keys that are looked for as bytes."""
+        return [number for number, key in enumerate(self.keys) if _is_searched(key)]
+
+    def find(self, records: RecordTable, rows: Integers | None = None) -> tuple[Integers, Integers]:
         """Return which of the records `rows` (None: all) have a key, and the number of each key.
 
         Both int64 (r). A record without a key has none of them. Control records are the caller's
         to leave out.
         """
-        is_likely = np.isin(
-            records.key_sizes if rows is None else records.key_sizes[rows], self._sizes
-        )
+        sizes = records.key_sizes if rows is None else records.key_sizes[rows]
+        is_likely = np.isin(sizes, self._lengths)
         rows = np.flatnonzero(is_likely) if rows is None else rows[is_likely]
-        if not len(rows):
-            return rows, rows
-        import pyarrow.compute as pc
+        numbers = self._at(records.arena, records.key_positions[rows], sizes[is_likely])
+        return rows[numbers >= 0], numbers[numbers >= 0]
 
-        numbers = pc.index_in(_columns(records, table, rows, ["key"])[0], value_set=self._set)
-        found = numbers.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        return rows[found >= 0], found[found >= 0]
+    @functools.cached_property
+    def _sizes(self) -> Integers:
+        return np.fromiter(map(len, self.keys), dtype=np.int64, count=len(self.keys))
+
+    @functools.cached_property
+    def _lengths(self) -> Integers:
+        """How long keys are, ascending."""
+        return np.unique(self._sizes)
+
+    @functools.cached_property
+    def _numbers(self) -> OffsetMap:
+        """The number of each key, by its hash."""
+        count = len(self.keys)
+        numbers = OffsetMap(2 * count)
+        arena = np.frombuffer(b"".join(self.keys), dtype=np.uint8)
+        hashes = self._hashes(arena, np.cumsum(self._sizes) - self._sizes, self._sizes)
+        numbers.put(hashes, self._sizes, np.arange(count, dtype=np.int64))
+        return numbers
+
+    def _at(self, arena: Bytes, positions: Integers, sizes: Integers) -> Integers:
+        """Return which key lies at each of the positions (n), -1 for none of them: int64 (n)."""
+        return self._numbers.get(self._hashes(arena, positions, sizes))
+
+    def _hashes(self, arena: Bytes, positions: Integers, sizes: Integers) -> Uint64s:
+        """Return the hash of each key, uint64 (n, 2); all lie within the arena."""
+        hashes: Uint64s = np.empty((len(sizes), 2), dtype=np.uint64)
+        load_kernels().hash_keys(arena, positions, sizes, self._secret, hashes)
+        return hashes
 
     def mentions(self, records: RecordTable, table: BatchTable, rows: Integers) -> int:
         """Count the records `rows` that have a key's bytes within their key, value or headers."""
@@ -111,7 +139,7 @@ class ErasedKeys:
             is_found[headers.value_parent_indices().to_numpy()[in_header]] = True
         return int(np.count_nonzero(is_found))
 
-    def _matches(self, column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _matches(self, column: pa.Array) -> Flags:
         import pyarrow.compute as pc
 
         found = np.zeros(len(column), dtype=np.bool_)
@@ -126,27 +154,52 @@ class ErasedKeys:
         In a text of ours (`is_text`), where numbers are written in digits, a key of digits alone
         is not looked for.
         """
-        for number in self._possible(data):
-            key = self.keys[number]
-            if is_text and key.isdigit():
-                continue
-            position = data.find(key)
+        is_few = len(self.searched) <= _ONE_BY_ONE
+        for number, position in self._one_by_one(data) if is_few else self._all_at_once(data):
+            if not (is_text and self.keys[number].isdigit()):
+                yield number, position
+
+    def _one_by_one(self, data: bytes) -> Iterator[tuple[int, int]]:
+        for number in self.searched:
+            position = data.find(self.keys[number])
             if position >= 0:
                 yield number, position
 
-    def _possible(self, data: bytes) -> Sequence[int]:
-        """Leave out keys whose first bytes stand nowhere: one look for all, where they are many."""
-        if len(self.searched) <= _ONE_BY_ONE:
-            return self.searched
-        if len(data) < BYTES_MIN:
-            return []
+    def _all_at_once(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Compare what lies where the first bytes of any key stand, as long as each key is."""
         array = np.frombuffer(data, dtype=np.uint8)
+        places = self._places_of_heads(array)
+        for size in self._lengths[self._lengths >= BYTES_MIN].tolist():
+            places = places[places <= len(array) - size]
+            numbers = self._at(array, places, np.full(len(places), size, dtype=np.int64))
+            for number, first in zip(*np.unique(numbers, return_index=True), strict=True):
+                if number >= 0 and _is_searched(self.keys[number]):
+                    yield int(number), int(places[first])
+
+    def _places_of_heads(self, array: Bytes) -> Integers:
         count = len(array) - BYTES_MIN + 1
+        if count < 1:
+            return np.empty(0, dtype=np.int64)
         pairs = (array[:count].astype(np.uint16) << 8) | array[1 : count + 1]
-        places = np.flatnonzero(np.isin(np.arange(1 << 16), self._pairs)[pairs])
+        places = np.flatnonzero(self._begins[pairs])
         windows = np.lib.stride_tricks.sliding_window_view(array, BYTES_MIN)
         found = np.ascontiguousarray(windows[places]).view(_HEAD).reshape(-1)
-        return [self.searched[n] for n in np.flatnonzero(np.isin(self._heads, found)).tolist()]
+        nearest = np.searchsorted(self._heads[:-1], found)
+        is_head: Flags = self._heads[nearest] == found
+        return places[is_head]
+
+    @functools.cached_property
+    def _heads(self) -> Uint64s:
+        """The first bytes of all keys that are looked for, ascending."""
+        heads = b"".join(self.keys[number][:BYTES_MIN] for number in self.searched)
+        return np.unique(np.frombuffer(heads, dtype=_HEAD))
+
+    @functools.cached_property
+    def _begins(self) -> Flags:
+        """Whether one of them begins with these two bytes: bool (65536)."""
+        begins = np.zeros(1 << 16, dtype=np.bool_)
+        begins[((self._heads & 0xFF) << 8) | (self._heads >> 8 & 0xFF)] = True
+        return begins
 
 
 def _mention_gap(mentioned: int, keys: int) -> str:

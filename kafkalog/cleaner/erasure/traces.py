@@ -138,4 +138,4 @@ def _names(state: State, keys: ErasedKeys) -> list[bytes]:
         names.update(topic.config)
         names.update(topic.config.values())
     encoded = sorted((name.encode() for name in names), key=len, reverse=True)
-    return [name for name in encoded if any(key in name for key in keys.keys if key)]
+    return [name for name in encoded if any(keys.find_bytes(name, is_text=False))]

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.cleaner.log_to_clean import LogToClean, log_to_clean
 from kafkalog.cleaner.pause import is_paused
 from kafkalog.cleaner.uncleanable import read_uncleanable
+from kafkalog.errors import StorageError
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.pins import LivePins
 from kafkalog.storage_engine.segments import list_segments
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.state import PartitionState
 
-__all__ = ["Choice", "choose", "may_be_cleaned", "plan"]
+__all__ = ["Choice", "Plans", "choose", "may_be_cleaned", "plan"]
 
 _log = logging.getLogger(__name__)
 
@@ -99,13 +100,21 @@ def may_be_cleaned(engine: Engine, name: str, known: TopicState, number: int, no
 def plan(
     engine: Engine, topic: str, partition: int, *, now_ms: int, pins: LivePins | None = None
 ) -> tuple[LogToClean, PartitionState]:
-    """Plan from a listing and a state of one moment; returns both. Pins: those of now."""
+    """Plan from a listing and a state of one moment; returns both. Pins: those of now.
+
+    Raises StorageError where the active segment, which has committed bytes, is gone.
+    """
     directory = engine.partition_directory(topic, partition)
     with engine.listing_lock(directory):
         described = engine.describe(topic)
         segments = list_segments(directory)
     config = TopicConfig.parse(described.config)
     state = described.partitions[partition]
+    if state.active_size and all(one.base_offset != state.active_base for one in segments):
+        raise StorageError(
+            f"{directory}: the segment of offset {state.active_base} is missing; committed records "
+            "are lost"
+        )
     log = log_to_clean(
         topic,
         partition,
@@ -119,3 +128,26 @@ def plan(
         ),
     )
     return log, state
+
+
+class Plans:
+    """The plans of one look at a log, each made when it is first asked for.
+
+    Who says several things of a partition asks the same look for all of them: they agree, and the
+    log's pins, in a root that may be long, are listed once.
+    """
+
+    def __init__(self, engine: Engine, now_ms: int) -> None:
+        """Look at the pins."""
+        self._engine = engine
+        self.now_ms: Final = now_ms
+        self.pins: Final = LivePins(engine.root, now_ms)
+        self._made: dict[tuple[str, int], tuple[LogToClean, PartitionState]] = {}
+
+    def of(self, topic: str, partition: int) -> tuple[LogToClean, PartitionState]:
+        """Return a plan and its state; raises OSError, KafkaLogError where it cannot be read."""
+        made = self._made.get((topic, partition))
+        if made is None:
+            made = plan(self._engine, topic, partition, now_ms=self.now_ms, pins=self.pins)
+            self._made[topic, partition] = made
+        return made

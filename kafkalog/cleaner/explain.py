@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.choice import plan
+from kafkalog.cleaner.choice import Plans
 from kafkalog.cleaner.last_cleaning import read_last_cleaning
 from kafkalog.cleaner.log_to_clean import LogToClean, largest_timestamp
 from kafkalog.cleaner.partition_cleaner import fault_reason
@@ -21,7 +21,6 @@ from kafkalog.cleaner.presence import is_being_cleaned, is_cleaner_running, may_
 from kafkalog.cleaner.uncleanable import read_uncleanable
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.pins import LivePins
 from kafkalog.storage_engine.segments import header_at
 
 if TYPE_CHECKING:
@@ -70,12 +69,15 @@ class Explanation:
         return "is clean" if codes & {"empty", "all clean"} else "is not cleaned now"
 
 
-def explain(engine: Engine, topic: str, now_ms: int) -> list[Explanation]:
-    """Explain each partition of a topic; raises UnknownTopicError."""
+def explain(
+    engine: Engine, topic: str, now_ms: int, plans: Plans | None = None
+) -> list[Explanation]:
+    """Explain each partition of a topic; raises UnknownTopicError. Plans: those of now."""
     known = engine.describe(topic)
+    plans = Plans(engine, now_ms) if plans is None else plans
     is_running = is_cleaner_running(engine.root)
     return [
-        _explained(engine, topic, partition, now_ms, is_running) for partition, _ in known.present()
+        _explained(engine, topic, partition, plans, is_running) for partition, _ in known.present()
     ]
 
 
@@ -88,10 +90,11 @@ def moment(time_ms: int) -> str:
 
 
 def _explained(
-    engine: Engine, topic: str, partition: int, now_ms: int, is_running: bool | None
+    engine: Engine, topic: str, partition: int, plans: Plans, is_running: bool | None
 ) -> Explanation:
+    now_ms = plans.now_ms
     try:
-        log, state = plan(engine, topic, partition, now_ms=now_ms)
+        log, state = plans.of(topic, partition)
     except (OSError, KafkaLogError) as fault:
         text = f"It cannot be read: {fault_reason(fault)}."
         remedy = "kafkalog verify {path} {topic} tells what is damaged"
@@ -102,9 +105,9 @@ def _explained(
     if log.config.is_compacted:
         if log.is_eligible:
             found += _reasons_to_clean(log)
-            found += [one for _, one in _barriers(engine, log, state, now_ms)]
+            found += [one for _, one in _barriers(engine, log, state, plans)]
         else:
-            found += _waits(engine, log, state, now_ms)
+            found += _waits(engine, log, state, plans)
         if not is_refused:
             found += _cleaners(log, state, is_running, first=found[0].code if found else "")
         found += _tombstones(log, now_ms)
@@ -229,7 +232,7 @@ def _cleaners(
 
 
 def _waits(
-    engine: Engine, log: LogToClean, state: PartitionState, now_ms: int
+    engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
 ) -> Iterator[Finding]:
     if state.high_watermark <= state.log_start_offset:
         yield Finding("empty", "It is empty.")
@@ -242,17 +245,17 @@ def _waits(
     if log.cleanable_bytes > 0:
         yield _ratio(log)
     # Of several that hold records back the one at the lowest offset comes first.
-    barriers = [*_barriers(engine, log, state, now_ms), *_active_segment(log, state)]
+    barriers = [*_barriers(engine, log, state, plans), *_active_segment(log, state)]
     yield from (finding for _, finding in sorted(barriers, key=lambda barrier: barrier[0]))
 
 
 def _barriers(
-    engine: Engine, log: LogToClean, state: PartitionState, now_ms: int
+    engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
 ) -> Iterator[tuple[int, Finding]]:
     """Yield what holds records back that are not in the active segment, each with its offset."""
     yield from _transaction(engine, log, state)
-    yield from _lag(log, state, now_ms)
-    yield from _pin(engine, log, state, now_ms)
+    yield from _lag(log, state, plans.now_ms)
+    yield from _pin(engine, log, state, plans)
 
 
 def _ratio(log: LogToClean) -> Finding:
@@ -355,14 +358,13 @@ def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[
 
 
 def _pin(
-    engine: Engine, log: LogToClean, state: PartitionState, now_ms: int
+    engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
 ) -> Iterator[tuple[int, Finding]]:
     topic_id = engine.describe(log.topic).topic_id
-    pins = LivePins(engine.root, now_ms)
-    offset, until_ms = pins.holder(log.topic, topic_id, log.partition)
+    offset, until_ms = plans.pins.holder(log.topic, topic_id, log.partition)
     if offset < min(state.active_base, state.last_stable_offset):
         # Beyond its lease a pin holds where somebody reads by it.
-        is_leased = until_ms > now_ms
+        is_leased = until_ms > plans.now_ms
         until = f"until {moment(until_ms)}, or later if the reader goes on"
         yield (
             max(offset, log.first_dirty_offset),

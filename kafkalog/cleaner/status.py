@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.choice import plan
+from kafkalog.cleaner.choice import Plans
 from kafkalog.cleaner.last_cleaning import LastCleaning, read_last_cleaning
 from kafkalog.cleaner.partition_cleaner import fault_reason
 from kafkalog.cleaner.pause import is_paused
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["partition_status", "status"]
 
 
-def status(engine: Engine, now_ms: int, topic: str | None = None) -> list[PartitionStatus]:
+def status(
+    engine: Engine, now_ms: int, topic: str | None = None, plans: Plans | None = None
+) -> list[PartitionStatus]:
     """Say how every partition stands, or every one of a topic; raises UnknownTopicError.
 
-    A partition that cannot be read is told with the reason, and stops nothing.
+    A partition that cannot be read is told with the reason, and stops nothing. Plans: those of now.
     """
+    plans = Plans(engine, now_ms) if plans is None else plans
     state = engine.state()
     names = sorted(state.topics) if topic is None else [state.topic(topic).name]
     found: list[PartitionStatus] = []
@@ -36,7 +39,7 @@ def status(engine: Engine, now_ms: int, topic: str | None = None) -> list[Partit
         known = state.topics[name]
         for partition, _ in known.present():
             try:
-                found.append(partition_status(engine, name, partition, now_ms))
+                found.append(partition_status(engine, name, partition, now_ms, plans))
             except (OSError, KafkaLogError) as fault:
                 if not engine.has_topic(name, known.topic_id):
                     break  # it was deleted meanwhile
@@ -44,10 +47,13 @@ def status(engine: Engine, now_ms: int, topic: str | None = None) -> list[Partit
     return found
 
 
-def partition_status(engine: Engine, topic: str, partition: int, now_ms: int) -> PartitionStatus:
+def partition_status(
+    engine: Engine, topic: str, partition: int, now_ms: int, plans: Plans | None = None
+) -> PartitionStatus:
     """Say how one partition stands; raises OSError and KafkaLogError where it cannot be read."""
     directory = engine.partition_directory(topic, partition)
-    log, state = plan(engine, topic, partition, now_ms=now_ms)
+    plans = Plans(engine, now_ms) if plans is None else plans
+    log, state = plans.of(topic, partition)
     mark = read_uncleanable(directory)
     last = read_last_cleaning(directory)
     return PartitionStatus(

@@ -17,7 +17,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def _run(arguments: Sequence[str]) -> int:
         status = 2 if isinstance(fault, InvalidInputError) else 1
     except OSError as fault:
         # One that does not name a file is told by the path that the verb was given.
-        given = next((text for text in arguments if Path(text).exists()), "")
+        given = next((text for text in arguments if os.access(text, os.F_OK)), "")
         where = fault.filename or given
         text = fault.strerror or str(fault)
         _complain(f"{where}: {text}" if where else text)

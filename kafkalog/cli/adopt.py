@@ -60,7 +60,7 @@ def command(
             }
         )
         return
-    word = "was adopted already" if report.adopted_already else "is adopted"
+    word = "is kafkalog's already" if report.adopted_already else "is adopted"
     topics, partitions = counted(len(report.topics), "topic"), report.partitions
     print_line(f"{report.root} {word}: {topics}, {counted(partitions, 'partition')}")
 

@@ -71,17 +71,22 @@ def command(
     from kafkalog.cleaner.manager import check_disk
     from kafkalog.cleaner.thread import CleanerThread
     from kafkalog.errors import InvalidInputError
+    from kafkalog.storage_engine.locks import RootLock
 
     given = configs(config or [])
     _add(given, "log.cleaner.threads", "--threads", threads)
     _add(given, "log.cleaner.backoff.ms", "--backoff-ms", backoff_ms)
     settings = CleanerConfig.parse(given)
+    if settings.threads == 0:  # which Kafka allows a broker, that has other things to do
+        raise InvalidInputError("log.cleaner.threads=0: expected at least one that cleans")
     if metrics_address is not None and metrics_port is None:
         raise InvalidInputError(
             f"--metrics-address {metrics_address}: metrics are served with --metrics-port alone"
         )
     log = open_writable(path)
     check_disk(log)
+    with RootLock(log.root).shared():
+        pass  # where a broker holds the directory this says so, once
     with stop_signals() as stop, log:
         cleaner = CleanerThread(log, settings)
         with _metrics(log, cleaner, metrics_port, metrics_address or _METRICS_ADDRESS):

@@ -28,7 +28,8 @@ def json_record(line: bytes, partition: int | None, encoding: Encoding) -> dict[
         raise ValueError("expected a JSON object in UTF-8, found other bytes") from None
     except json_module.JSONDecodeError as fault:  # whose own text numbers lines too
         where = f"{fault.msg} at character {fault.pos + 1}"
-        raise ValueError(f"expected a JSON object: {where}") from None
+        advice = "; lines of text are for --text and --key-separator" if fault.pos == 0 else ""
+        raise ValueError(f"expected a JSON object: {where}{advice}") from None
     except ValueError as fault:
         raise ValueError(f"expected a JSON object: {fault}") from None
     if not isinstance(found, dict):

@@ -210,7 +210,7 @@ def _print(
     for batch in batches:
         if sys.stdout.isatty():
             bar.close()
-        shown = batch if left is None else batch.slice(0, left)
+        shown = batch if left is None else batch.slice(0, min(left, batch.num_rows))
         print_records(shown, encoding, json=json)
         if left is not None:
             left -= shown.num_rows

@@ -20,12 +20,9 @@ def open_readable(path: str) -> KafkaLog:
 
 def check_log(path: str) -> None:
     """Raise InvalidInputError, which names the verb that makes one, where there is no log."""
-    from kafkalog.errors import InvalidInputError
     from kafkalog.storage_engine import address, layout
+    from kafkalog.storage_engine.broker import directory_signs
 
     root, *more = address.directories(path)
     if not more and not (root / layout.COMMIT).exists() and not address.is_broker_directory(root):
-        raise InvalidInputError(
-            f"{root}: no log here (it has no `{layout.COMMIT}` file); create one with: "
-            f"kafkalog topics create {root} NAME"
-        )
+        raise directory_signs.no_log(root, f"kafkalog topics create {root} NAME")

@@ -40,9 +40,11 @@ from kafkalog.cli.readable import open_readable
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from kafkalog.cleaner.choice import Plans
     from kafkalog.cleaner.last_cleaning import LastCleaning
+    from kafkalog.cleaner.stats import PartitionStatus
     from kafkalog.cli.colours import Style
     from kafkalog.log import KafkaLog
     from kafkalog.storage_engine.state import State
@@ -129,23 +131,46 @@ def _write_picture(
                 counts.count(log, name)
                 advance(1)
     found = figures(path, log, counts, clock.now_ms(), topic)
-    file.write_bytes(page(found, is_live=False))
+    _write(file, page(found, is_live=False))
     note(f"{file}: the picture of {counted(len(found['partitions']), 'partition')}")
 
 
-def rows(path: str, log: KafkaLog, topic: str | None = None) -> list[dict[str, Any]]:
+def _write(file: Path, content: bytes) -> None:
+    """Put a whole file in place, or leave the one that was there; raises StorageError."""
+    from kafkalog.errors import StorageError
+    from kafkalog.storage_engine import files, layout
+
+    place = file.resolve()
+    temporary = place.with_name(place.name + layout.TEMPORARY)
+    try:
+        if place.exists() and not place.is_file():  # a pipe, or a device
+            place.write_bytes(content)
+            return
+        try:
+            files.write_atomically(place, content, temporary_name=temporary.name)
+        except BaseException:
+            files.remove(temporary)
+            raise
+    except OSError as fault:
+        raise StorageError(f"{file}: {fault.strerror or fault}") from fault
+
+
+def rows(
+    path: str, log: KafkaLog, topic: str | None = None, plans: Plans | None = None
+) -> list[dict[str, Any]]:
     """Return what `--json` prints, in its order, all partitions or those of one topic."""
+    from kafkalog.cleaner.status import status
     from kafkalog.storage_engine import address, clock, layout
 
     state = log.state()
+    now_ms = clock.now_ms() if plans is None else plans.now_ms
     found = [_root(root, state) for root in address.directories(path)]
     if (log.root / layout.COMMIT).exists():  # of a broker's these things are its own
-        now_ms = clock.now_ms()
         found.append(cleaner_row(log))
         found += writer_rows(state, None, None)
         found += staged_rows(log.root, state, now_ms)
         found += pin_rows(log.root, now_ms)
-    return [*found, *_partitions(log, state, topic)]
+    return [*found, *_partitions(status(log, now_ms, topic, plans), state)]
 
 
 def _print(found: list[dict[str, Any]]) -> None:
@@ -268,10 +293,10 @@ def _root(root: Path, state: State) -> dict[str, Any]:
     }
 
 
-def _partitions(log: KafkaLog, state: State, topic: str | None) -> Iterator[dict[str, Any]]:
-    for status in log.status():
+def _partitions(found: Iterable[PartitionStatus], state: State) -> Iterator[dict[str, Any]]:
+    for status in found:
         known = state.topics.get(status.topic)
-        if topic not in (None, status.topic) or known is None:
+        if known is None:
             continue
         partition = known.partitions[status.partition]
         last = status.last_cleaning

@@ -39,11 +39,9 @@ def command(
     """Serve the picture until told to stop."""
     from kafkalog.cli.picture.server import HOST, serving
 
-    with (
-        stop_signals() as stop,
-        open_readable(path) as log,
-        serving(path, log, port, counts_dead=count) as chosen,
-    ):
-        print_line(f"http://{HOST}:{chosen}/")
-        note(f"{path}: the picture is served; Ctrl-C ends it")
-        stop.wait()
+    with stop_signals() as stop, open_readable(path) as log:
+        log.state()  # what cannot be read at all is told here, not on a page
+        with serving(path, log, port, counts_dead=count) as chosen:
+            print_line(f"http://{HOST}:{chosen}/")
+            note(f"{path}: the picture is served; Ctrl-C ends it")
+            stop.wait()

@@ -18,6 +18,7 @@ import pytest
 
 import kafkalog as library
 from kafkalog.cleaner.presence import is_cleaner_running
+from kafkalog.storage_engine import locks
 from tests.cli.conftest import Command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -54,6 +55,20 @@ def until_clean(root: Path, seconds: float = 60) -> None:
             return
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_where_a_broker_holds_the_directory_the_cleaner_says_so_once_and_ends(
+    root: Path,
+) -> None:
+    with locks.RootLock(root).exclusive(), cleaner(root) as running:
+        _, err = running.communicate(timeout=60)
+    assert (running.returncode, err.count("\n")) == (1, 1)
+    assert "a Kafka broker holds this directory" in err
+
+
+def test_a_cleaner_without_threads_is_wrong_usage(root: Path, kafkalog: Command) -> None:
+    result = kafkalog("cleaner", root, "--config", "log.cleaner.threads=0")
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
 
 
 @pytest.mark.slow

@@ -6,7 +6,11 @@ import html.parser
 import http.client
 import json
 import math
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +34,9 @@ NOW_MS = 1_700_000_000_000
 def log(tmp_path: Path) -> Iterator[KafkaLog]:
     with library.open(tmp_path / "shop") as found:
         found.create_topic("stock", 2, {"segment.bytes": "100"})
-        found.create_topic("audit", 1, {"cleanup.policy": "delete"})
-        found.append("audit", [("a", "1"), ("a", "2")], now_ms=NOW_MS)
+        found.create_topic("audit", 1, {"cleanup.policy": "delete", "segment.bytes": "50"})
+        found.append("audit", [("a", "1")], now_ms=NOW_MS)
+        found.append("audit", [("a", "2")], now_ms=NOW_MS)
         for value in range(4):
             rows = [(f"k{key}", f"{value}") for key in range(10)]
             found.append("stock", [*rows, ("gone", None)], now_ms=NOW_MS + value)
@@ -65,7 +70,7 @@ def test_segments_are_those_on_disk_and_add_up_to_the_partitions_bytes(log: Kafk
     }
     for one in found["partitions"]:
         row = bytes_of[one["topic"], one["partition"]]
-        sums = {"clean": 0, "cleanable": 0, "uncleanable": 0, "active": 0}
+        sums = {"clean": 0, "cleanable": 0, "uncleanable": 0, "active": 0, "closed": 0}
         for segment in one["segments"]:
             sums[segment["state"]] += segment["bytes"]
         assert sum(sums.values()) == row["bytes"]
@@ -74,6 +79,8 @@ def test_segments_are_those_on_disk_and_add_up_to_the_partitions_bytes(log: Kafk
             assert sums["cleanable"] == row["dirtyBytes"]
             assert sums["active"] + sums["uncleanable"] == row["uncleanableBytes"]
             assert sums["clean"] and sums["cleanable"]
+        else:
+            assert sums["closed"] and not sums["cleanable"]  # no cleaning ever takes it
 
 
 def test_what_is_dead_is_counted_of_compacted_topics(log: KafkaLog) -> None:
@@ -138,9 +145,29 @@ def test_a_partition_that_cannot_be_read_is_told_and_stops_nothing(log: KafkaLog
         path.unlink()
     found = shown(log)
     assert len(found["partitions"]) == 3
-    assert [row["reason"] is None for row in found["status"] if row["type"] == "partition"].count(
-        False
-    ) <= 1
+    reasons = [row["reason"] for row in found["status"] if row["type"] == "partition"]
+    (reason,) = [text for text in reasons if text is not None]
+    assert reason.endswith("is missing; committed records are lost")
+
+
+def test_the_root_is_listed_as_often_however_many_partitions_there_are(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    scan = os.scandir
+
+    def scandir(path: str | Path) -> Any:
+        listed.append(str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    shown(log)
+    few = listed.count(str(log.root))
+    log.create_topic("more", 20)
+    listed.clear()
+    shown(log)
+    assert (listed.count(str(log.root)), few > 0) == (few, True)
+    assert listed.count(str(log.partition_directory("more", 0))) == 1  # for one plan
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -207,6 +234,26 @@ def test_a_page_that_is_there_is_written_anew(
     assert b"oldold" not in file.read_bytes()
 
 
+def test_a_disk_that_refuses_the_page_leaves_the_one_that_was_there(
+    log: KafkaLog, tmp_path: Path
+) -> None:
+    file = tmp_path / "shop.html"
+    file.write_text("old")
+    command = [sys.executable, "-m", "kafkalog.cli", "status", log.root, "--no-count", "--html"]
+    line = f"ulimit -f 4; exec {shlex.join(map(str, [*command, file]))}"
+    result = subprocess.run(["sh", "-c", line], check=False, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == f"kafkalog: {file}: File too large\n"
+    assert file.read_text() == "old"
+    assert {path.name for path in tmp_path.iterdir()} == {"shop", "shop.html"}
+
+
+def test_a_page_may_go_into_what_is_no_file(log: KafkaLog, kafkalog: Command) -> None:
+    result = kafkalog("status", log.root, "--no-count", "--html", "/dev/full")
+    assert (result.status, result.err) == (1, "kafkalog: /dev/full: No space left on device\n")
+    assert Path("/dev/full").is_char_device()
+
+
 @pytest.mark.parametrize("place", ["{root}/commit", "{root}/stock-0/p.html", "{link}/p.html"])
 def test_no_page_is_written_into_the_log(
     log: KafkaLog, tmp_path: Path, kafkalog: Command, place: str
@@ -269,6 +316,14 @@ def test_a_port_that_is_taken_is_wrong_usage(log: KafkaLog) -> None:
         serving(str(log.root), log, port, counts_dead=False),
     ):
         pass
+
+
+def test_a_log_that_cannot_be_read_is_not_served(tmp_path: Path, kafkalog: Command) -> None:
+    library.open(tmp_path / "shop").close()
+    (tmp_path / "shop" / "commit").write_bytes(b"x" * 600)
+    result = kafkalog("ui", tmp_path / "shop", "--port", "0")
+    assert (result.status, result.out, result.err.count("\n")) == (1, "", 1)
+    assert str(tmp_path / "shop" / "commit") in result.err
 
 
 def test_the_server_counts_in_the_background(log: KafkaLog) -> None:

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 
 import kafkalog as library
+from kafkalog.cleaner.uncleanable import mark_uncleanable
+from kafkalog.cli.picture.counts import Counts
+from kafkalog.cli.picture.figures import figures
+from kafkalog.cli.picture.page import page as make_page
 from kafkalog.cli.picture.server import HOST, serving
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine import layout, locks
@@ -45,9 +49,10 @@ Open = Callable[..., Any]
 def log(tmp_path: Path) -> Iterator[KafkaLog]:
     with library.open(tmp_path / "shop") as found:
         found.create_topic("stock", 2, {"segment.bytes": "200"})
-        found.create_topic("audit", 1, {"cleanup.policy": "delete"})
+        found.create_topic("audit", 1, {"cleanup.policy": "delete", "segment.bytes": "50"})
         found.create_topic("nothing-yet")
-        found.append("audit", [("a", "1"), ("a", "2")], now_ms=NOW_MS)
+        found.append("audit", [("a", "1")], now_ms=NOW_MS)
+        found.append("audit", [("a", "2")], now_ms=NOW_MS)
         for value in range(6):
             rows = [(f"k{key}", f"{value}") for key in range(10)]
             found.append("stock", [*rows, ("gone", None)], now_ms=NOW_MS + value)
@@ -91,8 +96,9 @@ def opened(browser: Any, log: KafkaLog) -> Iterator[Open]:
 
 
 def is_fault(line: Any) -> bool:
-    """That a log has gone is no fault of the page."""
-    return line.type == "error" and "503 (Service Unavailable)" not in line.text
+    """That a log, or the server, has gone is no fault of the page."""
+    gone = ("503 (Service Unavailable)", "net::ERR_CONNECTION_REFUSED")
+    return line.type == "error" and not any(text in line.text for text in gone)
 
 
 def told(page: Any, partition: str) -> str:
@@ -129,18 +135,20 @@ def test_a_keyboard_is_enough(opened: Open) -> None:
         "stock",
     ]
     page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "state"
+    page.keyboard.press("Tab")
     first = page.evaluate("document.activeElement.dataset.base")
     page.keyboard.press("End")
     last = page.evaluate("document.activeElement.dataset.base")
     assert int(first) < int(last)
     assert told(page, "stock-0").startswith("active segment")
     page.keyboard.press("ArrowLeft")
-    assert f"segment {page.evaluate('document.activeElement.dataset.base')}:" in told(
+    assert f"offsets {page.evaluate('document.activeElement.dataset.base')} to " in told(
         page, "stock-0"
     )
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent").startswith("Cleanings")
+    assert page.evaluate("document.activeElement.textContent") == "Its last cleaning"
     page.keyboard.press("Enter")
     assert (
         page.locator('[data-partition="stock-0"] [data-part="history"]').get_attribute("open") == ""
@@ -190,6 +198,7 @@ def test_it_follows_the_log_and_keeps_what_was_opened_and_focused(
     summary.focus()
     before = page.locator('[data-partition="audit-0"] [data-field="highWatermark"]')
     assert before.get_attribute("data-value") == "2"
+    log.append("stock", [(f"k{key}", "6") for key in range(10)])
     log.append("audit", [("a", "3")])
     page.wait_for_selector(
         '[data-partition="audit-0"] [data-field="highWatermark"][data-value="3"]'
@@ -198,7 +207,7 @@ def test_it_follows_the_log_and_keeps_what_was_opened_and_focused(
         page.locator('[data-partition="stock-0"] [data-part="segments"]').get_attribute("open")
         == ""
     )
-    assert page.evaluate("document.activeElement.textContent").startswith("Segments as a table")
+    assert page.evaluate("document.activeElement.textContent").endswith("segments as a table")
 
 
 def test_a_cleaning_at_work_is_seen(opened: Open, log: KafkaLog) -> None:
@@ -226,9 +235,91 @@ def test_a_log_that_goes_away_is_told(opened: Open, log: KafkaLog) -> None:
     aside = log.root.with_name("aside")
     log.root.rename(aside)
     page.wait_for_selector("#fault:not(:empty)")
-    assert page.locator("#fault").inner_text().startswith("No newer figures: ")
+    assert page.locator("#fault").inner_text().endswith(f"{log.root}: No such file or directory")
     aside.rename(log.root)
     page.wait_for_selector("#fault:empty", state="attached")
+
+
+def test_a_server_that_has_stopped_is_told_where_it_is_seen(opened: Open, log: KafkaLog) -> None:
+    page = opened(viewport={"width": 400, "height": 500})
+    page.route("**/figures.json", lambda route: route.abort("connectionrefused"))
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    fault = page.wait_for_selector("#fault:not(:empty)")
+    assert fault.inner_text().endswith("kafkalog ui does not answer; start it again")
+    assert 0 <= fault.bounding_box()["y"] < 500
+
+
+def test_the_partitions_of_a_state_can_be_picked_and_are_counted(
+    opened: Open, log: KafkaLog
+) -> None:
+    mark_uncleanable(log.partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS)
+    page = opened()
+    assert page.locator("#totals").inner_text().startswith("4 partitions, ")
+    states = [row.state for row in log.status()]
+    for state in sorted(set(states)):
+        assert f"{states.count(state)} {state}" in page.locator("#totals").inner_text()
+        page.locator("#state").select_option(state)
+        shown = page.locator("article [data-field=state]").all_inner_texts()
+        assert shown == [state] * states.count(state)
+
+
+def test_a_fault_that_keeps_cleaners_away_and_another_policy_have_colours_of_their_own(
+    opened: Open, log: KafkaLog
+) -> None:
+    mark_uncleanable(log.partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS)
+    page = opened()
+    for partition, kinds in (
+        ("stock-0", {"clean", "cleanable", "active"}),
+        ("stock-1", {"clean", "uncleanable", "active"}),
+        ("audit-0", {"closed", "active"}),
+    ):
+        found = page.locator(f'[data-partition="{partition}"] .segment').evaluate_all(
+            "all => all.map(one => [one.classList[1], getComputedStyle(one).backgroundColor])"
+        )
+        assert {kind for kind, _ in found} == kinds
+        assert len({color for _, color in found}) == len(kinds)
+    named = page.locator(".legend i").evaluate_all("all => all.map(one => one.className)")
+    assert {"clean", "cleanable", "uncleanable", "active", "closed"} <= set(named)
+
+
+def test_what_is_selected_and_what_has_not_changed_stays_as_the_log_goes_on(
+    opened: Open, log: KafkaLog
+) -> None:
+    page = opened()
+    page.evaluate("for (const one of document.querySelectorAll('article')) one.isOld = true")
+    sentence = page.locator('[data-partition="stock-0"] .why li').first
+    sentence.click(click_count=3)
+    selected = page.evaluate("getSelection().toString()")
+    log.append("stock", [("k1", "6"), ("k2", "6"), ("k3", "6")])
+    log.append("audit", [("a", "3")])
+    page.wait_for_selector(
+        '[data-partition="audit-0"] [data-field="highWatermark"][data-value="3"]'
+    )
+    old = page.evaluate(
+        "[...document.querySelectorAll('article')].filter(one => one.isOld)"
+        ".map(one => one.dataset.partition)"
+    )
+    assert {"stock-0", "nothing-yet-0"} <= set(old) and "audit-0" not in old
+    assert page.evaluate("getSelection().toString()") == selected != ""
+    page.evaluate("getSelection().removeAllRanges()")
+    end = dict(log.offsets("stock"))[0][1]
+    page.wait_for_selector(
+        f'[data-partition="stock-0"] [data-field="highWatermark"][data-value="{end}"]'
+    )
+
+
+def test_a_thousand_segments_fit_a_phone(browser: Any, log: KafkaLog) -> None:
+    found = figures(str(log.root), log, Counts(), NOW_MS)
+    (one,) = [part for part in found["partitions"] if part["topic"] == "audit"]
+    shown = one["segments"][0]
+    one["segments"] = [{**shown, "baseOffset": place, "bytes": 1} for place in range(1000)]
+    page = browser.new_page(viewport={"width": 400, "height": 900})
+    page.set_content(make_page(found, is_live=False).decode())
+    bar = page.locator('[data-partition="audit-0"] .bar').bounding_box()
+    last = page.locator('[data-partition="audit-0"] .segment').last.bounding_box()
+    assert last["x"] + last["width"] <= bar["x"] + bar["width"] + 0.5
+    assert last["width"] > 0
+    page.close()
 
 
 def test_the_file_shows_the_same(

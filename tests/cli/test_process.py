@@ -52,6 +52,18 @@ def test_the_exit_status_is_the_processs(log: Path) -> None:
     assert process("rread", log).returncode == 2
 
 
+@pytest.mark.parametrize("verb", [["read"], ["status"], ["topics", "create"], ["adopt"]])
+def test_a_path_that_is_too_long_is_one_line(kafkalog: Command, verb: list[str]) -> None:
+    result = kafkalog(*verb, "x" * 5000, *(["t"] if verb != ["adopt"] else []))
+    assert (result.out, result.err.count("\n")) == ("", 1)
+    assert result.status in (1, 2)
+
+
+def test_a_limit_beyond_any_number_of_records_is_none(log: Path, kafkalog: Command) -> None:
+    result = kafkalog("read", log, "t", "--limit", "9" * 20)
+    assert (result.status, len(result.lines)) == (0, 5000)
+
+
 def test_a_closed_pipe_is_no_traceback(log: Path) -> None:
     reader, writer = os.pipe()
     with subprocess.Popen(

@@ -101,6 +101,7 @@ def test_a_record_without_a_key_is_told_which_topics_take_it(kafkalog: Command, 
     [
         (b"{", "line 2: expected a JSON object"),
         (b"[]", "line 2: expected a JSON object"),
+        (b"apple=6", "lines of text are for --text and --key-separator"),
         (b"[" * 100_000, "line 2: "),
         (b'{"key":"a"}', "the field 'value' is missing"),
         (b'{"value":1}', "value: expected text or null, found '1'"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.cleaner.choice import plan
+from kafkalog.cleaner.choice import Plans
 from kafkalog.cleaner.explain import explain
 from kafkalog.cleaner.last_cleaning import read_cleanings
 from kafkalog.cli import explain as explain_verb
@@ -34,24 +34,25 @@ def figures(
     """Return all that a picture of a log, or a topic, shows, as JSON has it; reads no records."""
     from kafkalog import __version__
 
+    plans = Plans(log, now_ms)
     partitions = []
     for name in log.topics() if topic is None else [topic]:
         try:
-            explanations = explain(log, name, now_ms)
+            explanations = explain(log, name, now_ms, plans)
         except KafkaLogError:  # it was deleted meanwhile
             continue
-        partitions += [_partition(log, found, counts, now_ms) for found in explanations]
+        partitions += [_partition(log, found, counts, plans) for found in explanations]
     return {
         "version": 1,
         "madeMs": now_ms,
         "path": path,
         "release": __version__,
-        "status": status_verb.rows(path, log, topic),
+        "status": status_verb.rows(path, log, topic, plans),
         "partitions": partitions,
     }
 
 
-def _partition(log: KafkaLog, found: Explanation, counts: Counts, now_ms: int) -> dict[str, Any]:
+def _partition(log: KafkaLog, found: Explanation, counts: Counts, plans: Plans) -> dict[str, Any]:
     topic, partition = found.topic, found.partition
     row: dict[str, Any] = {
         "topic": topic,
@@ -65,9 +66,14 @@ def _partition(log: KafkaLog, found: Explanation, counts: Counts, now_ms: int) -
     }
     try:
         directory = log.partition_directory(topic, partition)
-        planned, state = plan(log, topic, partition, now_ms=now_ms)
+        planned, state = plans.of(topic, partition)
         row["config"] = _config(planned.config)
-        row["segments"] = segment_rows(planned, state, counts.of(topic, partition))
+        row["segments"] = segment_rows(
+            planned,
+            state,
+            counts.of(topic, partition),
+            is_refused=any(one.code in ("paused", "uncleanable") for one in found.findings),
+        )
         row["cleanings"] = [status_verb.cleaning_row(one) for one in read_cleanings(directory)]
         beside = leftovers(directory)
         row["cleanedBytes"], row["retiredBytes"] = beside.cleaned_bytes, beside.retired_bytes

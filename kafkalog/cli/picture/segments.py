@@ -12,18 +12,20 @@ from kafkalog.storage_engine import layout
 if TYPE_CHECKING:
     from kafkalog.cleaner.census import SegmentCensus
     from kafkalog.cleaner.log_to_clean import LogToClean
+    from kafkalog.storage_engine.segments import SegmentFiles
     from kafkalog.storage_engine.state import PartitionState
 
 __all__ = ["Leftovers", "leftovers", "segment_rows"]
 
 
 def segment_rows(
-    log: LogToClean, state: PartitionState, counts: dict[int, SegmentCensus]
+    log: LogToClean, state: PartitionState, counts: dict[int, SegmentCensus], *, is_refused: bool
 ) -> list[dict[str, Any]]:
     """Return a row for each segment, with what was counted of it, if it was.
 
     A segment is `clean`, `cleanable` (the next cleaning takes it), `uncleanable` (a lag, a reader
-    or a transaction holds it back) or `active`.
+    or a transaction holds it back, or a fault keeps cleaners from all of it: `is_refused`),
+    `active`, or `closed` where the topic is not compacted.
     """
     ends = [*(segment.base_offset for segment in log.segments[1:]), state.high_watermark]
     rows = []
@@ -36,7 +38,7 @@ def segment_rows(
                 "nextOffset": end,
                 # What lies behind the committed bytes belongs to nobody, or to a commit in flight.
                 "bytes": state.active_size if is_active else segment.size,
-                "state": "active" if is_active else _word(log, segment.base_offset, end),
+                "state": "active" if is_active else _word(log, segment, end, is_refused),
                 "records": None if count is None else count.records,
                 "tombstones": None if count is None else count.tombstones,
                 "deadRecords": None if count is None else count.dead_records,
@@ -46,10 +48,12 @@ def segment_rows(
     return rows
 
 
-def _word(log: LogToClean, base_offset: int, end: int) -> str:
+def _word(log: LogToClean, segment: SegmentFiles, end: int, is_refused: bool) -> str:
+    if not log.config.is_compacted:
+        return "closed"
     if end <= log.first_dirty_offset:
         return "clean"
-    return "cleanable" if base_offset < log.end else "uncleanable"
+    return "uncleanable" if is_refused or segment.base_offset >= log.end else "cleanable"
 
 
 @dataclass(slots=True)

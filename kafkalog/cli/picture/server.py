@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
 
+from kafkalog.cleaner.partition_cleaner import fault_reason
 from kafkalog.cli.picture.counts import Counts
 from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import CONTENT_SECURITY, figures_json, page
@@ -105,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             found = self.server.figures()
         except (OSError, KafkaLogError) as fault:
-            self._answer(503, "text/plain", f"{fault}\n".encode("utf-8", "replace"))
+            self._answer(503, "text/plain", f"{fault_reason(fault)}\n".encode("utf-8", "replace"))
             return
         if path == "/":
             self._answer(200, "text/html", page(found, is_live=True))

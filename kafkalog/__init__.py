@@ -6,7 +6,7 @@ Spark. `kafkalog.cleaner`, `kafkalog.errors` and `kafkalog.sink` are loaded when
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,10 @@ def __getattr__(name: str) -> Any:
 
         return in_order
     if name in {"LagListener", "offsets_behind_latest"}:
+        if importlib.util.find_spec("pyspark") is None:
+            raise ModuleNotFoundError(
+                f"kafkalog.{name} needs the package pyspark: pip install 'kafkalog[spark]'"
+            )
         return getattr(importlib.import_module("kafkalog.datasource.lag"), name)
     if name == "KTable":
         from kafkalog.datasource.ktable import KTable

@@ -42,6 +42,8 @@ def test_its_config_is_the_topics(kafkalog_topic: MakeTopic) -> None:
     assert topic.log.describe(topic.name).config["compression.type"] == "zstd"
 
 
+@pytest.mark.spark
+@pytest.mark.slow
 def test_spark_reads_it_with_its_options(kafkalog_topic: MakeTopic, spark: Any) -> None:
     topic = kafkalog_topic(records=[("a", "1"), ("b", "2"), ("a", "3")])
     reader = spark.read.format("kafkalog").options(**topic.options)

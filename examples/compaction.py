@@ -72,6 +72,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--path", type=Path, help="where the log and the pictures go")
     path = parser.parse_args().path or Path(tempfile.mkdtemp(prefix="compaction-"))
+    if path.exists() and any(path.iterdir()):
+        parser.error(f"{path} is not empty: name a new directory")
     with kafkalog.open(path / "log") as log:
         for number, step in enumerate(steps(log, time.time_ns() // 1_000_000), 1):
             run_command(

@@ -20,6 +20,7 @@ DOCUMENTS = [
     "docs/compaction.md",
     "docs/dead-broker.md",
     "docs/cleaner.md",
+    "docs/cluster.md",
     "docs/conformance.md",
     "docs/erasing.md",
     "docs/format.md",

@@ -133,7 +133,7 @@ class CleanerMetrics:
         for name, value, text in (
             ("cleanings", cleaner.cleanings, "Rounds of cleaning that succeeded."),
             ("aborts", cleaner.aborts, "Rounds that were broken off."),
-            ("failures", cleaner.failures, "Rounds, retentions and looks for work that did not."),
+            ("failures", cleaner.failures, "Rounds, retentions and looks for work that failed."),
             ("thread_deaths", cleaner.deaths, "Threads that died; each was replaced."),
             ("records_removed", cleaner.records_removed, "Records that cleaning took away."),
             ("bytes_removed", cleaner.bytes_removed, "Bytes that cleaning took away."),

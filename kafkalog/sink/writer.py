@@ -70,8 +70,8 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     """
     if overwrite:
         raise InvalidInputError(
-            "Save mode Overwrite not allowed for Kafka. "
-            "Allowed save modes are Append and ErrorIfExists (default)."
+            'Save mode Overwrite not allowed for Kafka. Give .mode("append"), the only one that '
+            "both Spark, for a sink in Python, and a log allow."
         )
     parsed, columns = _prepare(options, schema)
     return BatchWriter(parsed, columns)

@@ -85,10 +85,8 @@ class Engine:
         if not commit_file.exists():
             directory_signs.check_journal_is_not_lost(self.root)
             if read_only or not create:
-                raise InvalidInputError(
-                    f"{self.root}: no log here (it has no `{layout.COMMIT}` file); create one with "
-                    "kafkalog.open(path), or by writing to it"
-                )
+                how = "kafkalog.open(path), or by writing to it"
+                raise directory_signs.no_log(self.root, how)
             new_log.create_log(self.root)
         elif not read_only:
             self._settle_if_free()

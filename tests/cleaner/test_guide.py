@@ -6,11 +6,15 @@ import contextlib
 import io
 import math
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.samples import Sample
 
 import kafkalog
 from kafkalog.cleaner import CleanerConfig, CleanerThread
@@ -19,6 +23,8 @@ from kafkalog.cleaner.metrics import CleanerMetrics
 from kafkalog.cleaner.pause import is_paused
 from kafkalog.cli import run
 from kafkalog.log import KafkaLog
+from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.config import TopicConfig
 
 GUIDE = (Path(__file__).resolve().parent.parent.parent / "docs" / "cleaner.md").read_text()
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -103,7 +109,7 @@ def test_every_code_of_explain_is_in_the_table() -> None:
 
 
 def test_the_settings_are_those_there_are_with_their_defaults() -> None:
-    rows = [row for row in cells("Settings") if row[0] != "CleanerConfig"]
+    rows = [row for row in cells("Settings") if len(row) == 5 and row[0] != "CleanerConfig"]
     assert sorted(row[1] for row in rows) == sorted(NAMES)
     assert sorted(row[0] for row in rows) == sorted(field.name for field in fields(CleanerConfig))
     for field, name, shown, *_ in rows:
@@ -116,14 +122,65 @@ def test_the_settings_are_those_there_are_with_their_defaults() -> None:
             assert getattr(CleanerConfig.parse({name: text}), field) == default
 
 
+def test_the_topics_settings_have_their_defaults(tmp_path: Path) -> None:
+    with kafkalog.open(tmp_path) as log:
+        log.create_topic("t")
+        defaults = TopicConfig.parse(log.describe("t").config)
+    rows = {row[0]: row[1] for row in cells("Settings") if len(row) == 4}
+    assert len(rows) >= 9
+    for name, shown in rows.items():
+        default = getattr(defaults, name.replace(".", "_"))
+        assert (default == layout.INT64_MAX) == (shown == "none")
+        if shown != "none":
+            assert getattr(TopicConfig.parse({name: shown}), name.replace(".", "_")) == default
+
+
+def served(log: KafkaLog) -> Iterator[Sample]:
+    for family in CleanerMetrics(log, CleanerThread(log)).collect():
+        yield from family.samples
+
+
 def test_every_metric_that_is_named_is_served(tmp_path: Path) -> None:
     with shop(tmp_path) as log:
-        found = CleanerMetrics(log, CleanerThread(log)).collect()
-        served = {sample.name for family in found for sample in family.samples}
+        names = {sample.name for sample in served(log)}
     named = set()
     for text in METRIC.findall(GUIDE):
         head, brace, rest = text.partition("{")
-        names, _, tail = rest.partition("}")
-        named |= {head + name + tail for name in names.split(",")} if brace else {head}
-    assert len(named) > 15
-    assert named <= served
+        parts, _, tail = rest.partition("}")
+        named |= {head + part + tail for part in parts.split(",")} if brace else {head}
+    assert named == names
+
+
+def test_the_example_of_a_scrape_has_all_metrics_with_their_labels(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks("text") if "kafkalog_cleaner" in block)
+    with shop(tmp_path / "shop") as log:
+        found = {(sample.name, *sorted(sample.labels.items())) for sample in served(log)}
+    told = set()
+    for line in block.replace("/data", str(tmp_path)).splitlines():
+        name, labels = re.fullmatch(r"(\w+)(?:\{(.*)\})? [\d.]+", line).groups(default="")
+        told.add((name, *sorted(re.findall(r'(\w+)="(.*?)"', labels))))
+    assert told == found
+
+
+@pytest.mark.slow
+def test_what_is_sound_of_a_damaged_partition_is_saved_as_shown(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks("sh") if "prices-saved" in block)
+    with kafkalog.open(tmp_path / "shop") as log:
+        log.create_topic("prices", config={"segment.bytes": "1000"})
+        for turn in range(6):
+            log.append("prices", [(f"item-{n}", f"{turn}") for n in range(10)])
+        first = min(log.partition_directory("prices", 0).glob("*.log"))
+        data = first.read_bytes()
+        first.write_bytes(data[:510] + bytes([data[510] ^ 1]) + data[511:])
+    commands = block.replace("/data", str(tmp_path)).replace(
+        "kafkalog ", f"{sys.executable} -m kafkalog.cli "
+    )
+    done = subprocess.run(["sh", "-ec", commands], check=True, stdout=subprocess.PIPE, text=True)
+    told = re.findall(
+        r"^# .*?(baseOffset: \d+ lastOffset: \d+) \.\.\.|^# .* (\d+\.log)$", block, re.M
+    )
+    assert len(told) == 2
+    assert all(any(text in done.stdout for text in pair if text) for pair in told)
+    with kafkalog.open(tmp_path / "shop") as log:
+        saved = [row["value"] for one in log.read("prices-saved", 0) for row in one.to_pylist()]
+    assert saved == [b"%d" % turn for turn in (0, 1, 4, 5) for _ in range(10)]

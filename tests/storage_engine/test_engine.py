@@ -42,6 +42,12 @@ def test_a_directory_without_a_log_is_not_opened_read_only(tmp_path: Path) -> No
         Engine(tmp_path, read_only=True)
 
 
+def test_who_opens_a_partition_is_told_the_log(tmp_path: Path) -> None:
+    Engine(tmp_path / "log").create_topic("t")
+    with pytest.raises(InvalidInputError, match=f"no log here.*lies in: {tmp_path / 'log'}$"):
+        Engine(tmp_path / "log" / "t-0", read_only=True)
+
+
 def test_a_directory_of_something_else_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "documents").mkdir()
     with pytest.raises(InvalidInputError, match="the directory is not empty"):
@@ -257,6 +263,13 @@ def test_records_of_the_wrong_shape_are_an_error(tmp_path: Path, records: object
     engine.create_topic("t")
     with pytest.raises(InvalidInputError, match="records"):
         engine.append("t", records)
+
+
+def test_a_dict_of_records_is_told_to_give_its_pairs(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t")
+    with pytest.raises(InvalidInputError, match=r"found a dict: give \.items\(\)"):
+        engine.append("t", {"apple": "1"})
 
 
 def test_a_record_above_max_message_bytes_is_an_error(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from kafkalog.storage_engine import layout
 __all__ = [
     "check_is_free",
     "check_journal_is_not_lost",
+    "no_log",
     "partitions_to_adopt",
 ]
 
@@ -56,6 +57,18 @@ def partitions_to_adopt(root: Path) -> list[tuple[str, int]]:
         f"directory of a partition (topic-0) with a segment (such as "
         f"{layout.segment_file(0, layout.LOG)})"
     )
+
+
+def no_log(root: Path, creating: str) -> InvalidInputError:
+    """Return the error for a place without a log; `creating` says how one gets there.
+
+    Of something inside a log, such as the directory of a partition, it names the log.
+    """
+    if (root.parent / layout.COMMIT).exists():
+        advice = f"the log is the directory that this lies in: {root.parent}"
+    else:
+        advice = f"create one with {creating}"
+    return InvalidInputError(f"{root}: no log here (it has no `{layout.COMMIT}` file); {advice}")
 
 
 def _has_segment(directory: Path) -> bool:

@@ -102,7 +102,8 @@ def plan(
 ) -> tuple[LogToClean, PartitionState]:
     """Plan from a listing and a state of one moment; returns both. Pins: those of now.
 
-    Raises StorageError where the active segment, which has committed bytes, is gone.
+    Raises StorageError where the active segment, which has committed bytes, is gone; of a broker's,
+    which moves on while its state is known, that tells nothing.
     """
     directory = engine.partition_directory(topic, partition)
     with engine.listing_lock(directory):
@@ -110,7 +111,8 @@ def plan(
         segments = list_segments(directory)
     config = TopicConfig.parse(described.config)
     state = described.partitions[partition]
-    if state.active_size and all(one.base_offset != state.active_base for one in segments):
+    is_there = any(one.base_offset == state.active_base for one in segments)
+    if state.active_size and not is_there and not engine.is_brokers:
         raise StorageError(
             f"{directory}: the segment of offset {state.active_base} is missing; committed records "
             "are lost"

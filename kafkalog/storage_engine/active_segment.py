@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import CorruptBatchError, StorageError
 from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.batch import Buffer
+from kafkalog.storage_engine.batch import Buffer, check_batch
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.index import OffsetIndex
 from kafkalog.storage_engine.segments import header_at, headers, locate
@@ -147,7 +147,7 @@ class ActiveSegment:
         """Drop entries without their marker: of a commit that died, in whatever form they came."""
         path = self._path(layout.TRANSACTION_INDEX)
         self._transactions_size, found = size_kept(
-            path, lambda entry: entry.last_offset < end_offset and self._has_marker(entry)
+            path, lambda entry: self._has_marker(entry, end_offset)
         )
         if found > self._transactions_size:
             if self._transactions_size == 0:
@@ -160,22 +160,35 @@ class ActiveSegment:
             finally:
                 os.close(fd)
 
-    def _has_marker(self, entry: AbortedTransaction) -> bool:
+    def _has_marker(self, entry: AbortedTransaction, end_offset: int) -> bool:
         """Tell whether the producer of an entry has a control batch where that says.
 
         Of half an entry, too: its offset may be below the cut, but the producer's markers that are
-        there lie before the transaction's begin.
+        there lie before the transaction's begin. Of a damaged log it may have, wherever the damage
+        could hide it: without its entry, what was aborted would be read.
         """
-        offset = entry.last_offset
-        if entry.first_offset >= offset:
+        offset, next_offset = entry.last_offset, self.base_offset
+        if not entry.first_offset < offset < end_offset:
             return False
         index = OffsetIndex(self._path(layout.INDEX), self.base_offset)
-        start = locate(self._log_fd, self.size, index, offset)
-        for _, header in headers(self._log_fd, start, self.size):
-            if header.last_offset >= offset:
-                is_marker = header.is_control and header.producer_id == entry.producer_id
-                return is_marker and header.base_offset == offset
-        return False
+        end = locate(self._log_fd, self.size, index, offset)
+        for position, header in headers(self._log_fd, end, self.size):
+            end = position + header.size
+            if header.last_offset < next_offset:
+                return True
+            next_offset = header.next_offset
+            if header.base_offset <= offset < next_offset:
+                is_producers = header.is_control and header.producer_id == entry.producer_id
+                return is_producers or not self._is_sound(position, header.size)
+        return end < self.size or next_offset > end_offset
+
+    def _is_sound(self, position: int, size: int) -> bool:
+        data = files.read_at(self._log_fd, size, position)
+        try:
+            check_batch(data, 0, path=self._path(layout.LOG), file_position=position)
+        except CorruptBatchError:
+            return False
+        return True
 
     # --- append ----------------------------------------------------------------------------------
 

@@ -25,13 +25,19 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
-from kafkalog.errors import InvalidInputError, KafkaLogError
+from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError
 from kafkalog.storage_engine import clock as clocks
 from kafkalog.storage_engine import layout, writers
 from kafkalog.storage_engine.commit import Writer
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.sent_records import UNKNOWN, SentRecord, SentRecords
-from kafkalog.storage_engine.single_record import Headers, Record, TopicRules, record_batch
+from kafkalog.storage_engine.single_record import (
+    Headers,
+    Record,
+    TopicRules,
+    record_batch,
+    with_any_time,
+)
 from kafkalog.storage_engine.staging import StagedWriter
 
 if TYPE_CHECKING:
@@ -67,11 +73,13 @@ class Producer:
     **A commit that fails** is tried again, every second and at each `flush` and `close`, and is
     never written twice. Until it succeeds nothing is dropped, and no more is taken: `send`,
     `flush`, `result` and `close` raise what it failed with. A topic that was deleted, or altered so
-    that it refuses what was sent, is such a failure too. `close` tries once, and then gives up: a
-    note of its error says how many records are not written.
+    that it refuses what was sent, is such a failure too. `close` tries once (again, where
+    it is in doubt what became of that), and then gives up: a note of its error says how many
+    records are not written.
 
     While it is open `kafkalog writers` lists it. A process that is forked off needs a producer of
-    its own, and none can be pickled.
+    its own, and none can be pickled. One that is not closed is closed when the interpreter exits,
+    but in a child of `multiprocessing`, which ends without that.
     """
 
     def __init__(
@@ -137,10 +145,11 @@ class Producer:
                 self._check_open()
             if self._fault is not None:
                 raise self._fault
-            place = self._gathered.add(record, size)
-            if place == 0:
+            if not len(self._gathered):
                 self._gathered.since_s = time.monotonic()
-            if place == 0 or self._is_full():
+                self._changed.notify_all()
+            place = self._gathered.add(record, size)
+            if self._is_full():
                 self._changed.notify_all()
             return SentRecord(self._gathered, place)
 
@@ -167,10 +176,15 @@ class Producer:
             return
         try:
             with self._changed:
-                self._flush()
+                try:
+                    self._flush()
+                except CommitInDoubtError:
+                    self._flush()  # the next commit can tell
         except BaseException as fault:
-            self._stop()
-            self._give_up(fault)
+            try:
+                self._stop()
+            finally:
+                self._give_up(fault)
             raise
         self._stop()
 
@@ -294,7 +308,7 @@ class Producer:
 
         state, now_ms = self._engine.state(), self._clock()
         rows = self._rows(sent.records, state, sent.number)
-        staged = self._staged(rows, state, now_ms)
+        staged = self._staged(rows, with_any_time(state, self.topic), now_ms)
         writer = Writer(self._writer_id, self.topic, sent.number)
         result = self._engine.commit([staged], writer=writer, now_ms=now_ms)
         topic = state.topic(self.topic)
@@ -350,7 +364,9 @@ class Producer:
                 return
             self._fault = self._fault or fault
             self._changed.notify_all()
-        text = f"topic {self.topic!r}: records that were sent and are not written: {count}"
+        text = (
+            f"topic {self.topic!r}: records that were sent and are not known to be written: {count}"
+        )
         fault.add_note(text)
         _log.error("%s: %s", text, fault)
 

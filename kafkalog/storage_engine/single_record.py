@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import compression, layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.record_batches import to_bytes
-from kafkalog.storage_engine.state import TopicState
+from kafkalog.storage_engine.state import State, TopicState
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Headers", "Record", "TopicRules", "record_batch"]
+__all__ = ["Headers", "Record", "TopicRules", "record_batch", "with_any_time"]
 
 Headers: TypeAlias = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 
@@ -28,6 +28,7 @@ _OVERHEAD: Final = 36
 _HEADER_OVERHEAD: Final = 10
 """The most that a record takes beside its key, value and headers, and a header beside its own.
 Kafka: DefaultRecord.recordSizeUpperBound."""
+_TIME_LIMITS: Final = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
 
 
 class Record(NamedTuple):
@@ -117,6 +118,17 @@ def record_batch(records: Sequence[Record], topic: TopicState, keyless: int) -> 
     if any(headers):
         columns["headers"] = pa.array(headers, HEADERS)
     return pa.RecordBatch.from_pydict(columns)
+
+
+def with_any_time(state: State, topic: str) -> State:
+    """Return the state of a topic alone, which takes records of any time.
+
+    A record's time was held against the clock when it was sent. By the time of its commit it may be
+    too old, and would be for ever, while all others wait for it.
+    """
+    known = state.topic(topic)
+    config = {**known.config, **dict.fromkeys(_TIME_LIMITS, str(layout.INT64_MAX))}
+    return replace(state, topics={topic: replace(known, config=config)})
 
 
 @dataclass(frozen=True, slots=True)

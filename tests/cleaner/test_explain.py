@@ -14,7 +14,8 @@ from kafkalog.cleaner.uncleanable import mark_uncleanable
 from kafkalog.errors import UnknownTopicError
 from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.engine import Engine
-from tests.storage_engine.broker_root import BrokerRoot
+from tests.storage_engine.broker_root import HIGH_WATERMARK, BrokerRoot, batches
+from tests.storage_engine.log_builder import write_segment
 from tests.storage_engine.raw_log import ABORT, RawBatch, joined, marker
 
 HOUR = 3_600_000
@@ -268,6 +269,18 @@ def test_a_brokers_partition_is_the_brokers_to_clean(tmp_path: Path) -> None:
         assert codes(engine)[0] == "broker"
         assert found.remedy is not None
         assert f"kafkalog adopt {broker.path}" in found.remedy
+
+
+def test_a_live_broker_may_have_moved_on_from_the_segment_that_was_active(tmp_path: Path) -> None:
+    broker = BrokerRoot(tmp_path / "broker")
+    directory = broker.partition("t-0", bases=(0, 50), end=100)
+    broker.checkpoint(HIGH_WATERMARK, {"t-0": 100})
+    with broker.alive(), Engine(broker.path) as engine:
+        assert codes(engine)[0] == "broker"
+        write_segment(directory, 100, batches(100, 120))
+        for path in directory.glob(f"{50:020}.*"):
+            path.rename(f"{path}.deleted")
+        assert codes(engine)[0] == "broker"
 
 
 def test_asking_writes_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import TypeAlias
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import files
+from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.batch import iterate_headers
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.inspection.verify import verify
 from kafkalog.storage_engine.journal import Journal
@@ -154,6 +155,24 @@ def test_half_an_entry_of_an_abort_that_died_is_none(
             check(cut, [*expected, *([*range(250, 260)] if is_far else [3])])
             left = cut / "t-0" / path.name
             assert (left.read_bytes() if left.exists() else b"") == earlier
+
+
+@pytest.mark.parametrize("byte", [0, 7, 8, 11, 16, 22, 23, 26, 43, 50])
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("batch", [0, 1], ids=["aborted", "marker"])
+def test_an_entry_stays_whose_marker_damage_hides(
+    tmp_path: Path, batch: int, byte: int, *, follows: bool
+) -> None:
+    aborted_before(tmp_path)
+    if follows:
+        own(Engine(tmp_path))
+    (path,) = tmp_path.glob("t-0/*.txnindex")
+    entries, log = path.read_bytes(), path.with_suffix(layout.LOG)
+    data = bytearray(log.read_bytes())
+    data[[position for position, _ in iterate_headers(data)][batch] + byte] ^= 0xFF
+    log.write_bytes(data)
+    own(Engine(tmp_path))
+    assert path.read_bytes() == entries
 
 
 class Refused:

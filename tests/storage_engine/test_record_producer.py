@@ -443,7 +443,9 @@ def test_a_log_is_closed_also_where_a_producer_cannot_be(tmp_path: Path) -> None
     log.delete_topic("gone")
     with pytest.raises(UnknownTopicError) as fault:
         log.close()
-    assert fault.value.__notes__ == ["topic 'gone': records that were sent and are not written: 1"]
+    assert fault.value.__notes__ == [
+        "topic 'gone': records that were sent and are not known to be written: 1"
+    ]
     assert len(rows(log, "there")) == 1
     with pytest.raises(InvalidInputError, match="the log is closed"):
         log.append("there", [("k", "v")])
@@ -576,6 +578,31 @@ def test_a_commit_that_only_seemed_to_fail_is_not_made_twice(
     assert [row["value"] for row in rows(log)] == [b"0", b"1"]
 
 
+def test_a_close_learns_what_became_of_a_commit_in_doubt(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = log.producer("t", linger_ms=NEVER_MS)
+    sent = producer.send("k", "0")
+    with monkeypatch.context() as patch:
+        LyingPages(patch, errno.EIO, lambda name: name == layout.COMMIT)
+        producer.close()
+    assert sent.done()
+    assert [row["value"] for row in rows(log)] == [b"0"]
+
+
+def test_a_record_that_was_taken_in_time_is_written_however_late(log: KafkaLog) -> None:
+    limits = {"message.timestamp.before.max.ms": "1000", "message.timestamp.after.max.ms": "1000"}
+    log.alter_topic("t", limits)
+    times = iter([10_000, 20_000, 3_600_000, 3_600_000])
+    with record_producer.Producer(
+        log, "t", linger_ms=NEVER_MS, clock=lambda: next(times)
+    ) as producer:
+        producer.send("early", "v", timestamp=9_000)
+        producer.send("late", "v", timestamp=21_000)
+        producer.flush()
+    assert sorted(keys(log)) == ["early", "late"]
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "behind"])
 def test_whichever_act_of_a_commit_fails_each_record_is_written_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool
@@ -607,7 +634,7 @@ def test_a_close_that_fails_says_how_much_is_not_written(
 ) -> None:
     producer = log.producer("t", linger_ms=NEVER_MS)
     sent = [producer.send("k", "v") for _ in range(3)]
-    text = "topic 't': records that were sent and are not written: 3"
+    text = "topic 't': records that were sent and are not known to be written: 3"
     with monkeypatch.context() as patch:
         fill_the_disk(patch)
         with pytest.raises(StorageError, match="No space left") as fault:

@@ -123,7 +123,9 @@ class ErasedKeys:
     def _hashes(self, arena: Bytes, positions: Integers, sizes: Integers) -> Uint64s:
         """Return the hash of each key, uint64 (n, 2); all lie within the arena."""
         hashes: Uint64s = np.empty((len(sizes), 2), dtype=np.uint64)
-        load_kernels().hash_keys(arena, positions, sizes, self._secret, hashes)
+        outside = load_kernels().hash_keys(arena, positions, sizes, self._secret, hashes)
+        if outside >= 0:  # then those behind it have no hash, and a trace of a key would be missed
+            raise AssertionError(f"key {outside} of {len(sizes)} does not lie within its arena")
         return hashes
 
     def mentions(self, records: RecordTable, table: BatchTable, rows: Integers) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from kafkalog.cleaner.status import status
-from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.clock import now_ms
 
 if TYPE_CHECKING:
@@ -180,8 +180,8 @@ def served(
 ) -> Iterator[int]:
     """Serve the metrics over HTTP at /metrics while the context lasts; yields the port.
 
-    Port 0 takes a free one. Raises InvalidInputError without prometheus-client, StorageError where
-    the port cannot be had.
+    Port 0 takes a free one. Raises InvalidInputError without prometheus-client, and where the port
+    of that address cannot be had.
     """
     try:
         import prometheus_client
@@ -198,7 +198,7 @@ def served(
         server, thread = prometheus_client.start_http_server(port, address, registry)
     except (OSError, OverflowError) as fault:
         reason = getattr(fault, "strerror", None) or fault
-        raise StorageError(f"metrics at {address}:{port}: {reason}") from fault
+        raise InvalidInputError(f"metrics at {address}:{port}: {reason}; try another") from fault
     try:
         yield _port_of(server)
     finally:

@@ -83,6 +83,8 @@ def command(
         raise InvalidInputError(
             f"--metrics-address {metrics_address}: metrics are served with --metrics-port alone"
         )
+    if metrics_address == "":  # to a socket that is every address
+        raise InvalidInputError("--metrics-address: expected an address, 0.0.0.0 for all")
     log = open_writable(path)
     check_disk(log)
     with RootLock(log.root).shared():

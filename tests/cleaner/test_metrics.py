@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.metrics import CleanerMetrics, served
 from kafkalog.cleaner.uncleanable import mark_uncleanable
-from kafkalog.errors import StorageError
+from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.test_manager import eventually
 
@@ -209,7 +209,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         message = rf"metrics at 127\.0\.0\.1:{port}: Address already in use"
         with (
-            pytest.raises(StorageError, match=message),
+            pytest.raises(InvalidInputError, match=message),
             served(engine, CleanerThread(engine), port),
         ):
             pass

@@ -128,6 +128,7 @@ def test_a_fault_of_a_partition_is_told_while_the_cleaner_runs(root: Path) -> No
         ["--config", "log.cleaner.threads=x"],
         ["--metrics-port", "70000"],
         ["--metrics-address", "0.0.0.0"],
+        ["--metrics-port", "0", "--metrics-address", ""],
         ["--threads", "2", "--config", "log.cleaner.threads=3"],
         ["--backoff-ms", "5", "--config", "log.cleaner.backoff.ms=7"],
     ],

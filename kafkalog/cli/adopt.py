@@ -12,7 +12,8 @@ from typing import Annotated, Final
 
 import typer
 
-from kafkalog.cli.output import LOG_HELP, counted, note, partition_progress, print_json, print_line
+from kafkalog.cli.arguments import LogPath
+from kafkalog.cli.output import counted, note, partition_progress, print_json, print_line
 
 EXAMPLES: Final = (
     "kafkalog adopt /data/kafka-logs",
@@ -21,7 +22,7 @@ EXAMPLES: Final = (
 
 
 def command(
-    path: Annotated[Path, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
+    path: LogPath,
     config: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,7 +44,7 @@ def command(
     given = _topic_configs(config or [])
     with partition_progress("adopting") as show:
         report = ownership.adopt(
-            path, config=given, metadata=metadata, now_ms=clock.now_ms(), progress=show
+            Path(path), config=given, metadata=metadata, now_ms=clock.now_ms(), progress=show
         )
     for line in (*report.damage, *report.notices):
         note(line)

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 
 import typer
 
+from kafkalog.cli.arguments import LogPath
 from kafkalog.cli.output import (
-    LOG_HELP,
     check_input,
     counted,
     note,
@@ -31,7 +31,7 @@ _DESCRIBED = re.compile(r"\bTopic:\s*(\S+)\s+TopicId:\s*(\S+)")
 
 
 def command(
-    path: Annotated[Path, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)],
+    path: LogPath,
     topic_ids: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The ids that the broker's cluster has for the topics."),
@@ -51,7 +51,7 @@ def command(
     ids = None if topic_ids is None else _read_ids(topic_ids)
     with partition_progress("releasing") as show:
         report = ownership.release(
-            path,
+            Path(path),
             topic_ids=ids,
             meta_properties=meta_properties,
             now_ms=clock.now_ms(),

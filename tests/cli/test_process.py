@@ -16,6 +16,7 @@ import pytest
 import kafkalog
 from kafkalog.cli import VERBS
 from kafkalog.cli.output import PipeClosed, pause
+from tests.acceptance.users import as_nobody
 from tests.cli.conftest import Command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -57,6 +58,43 @@ def test_a_path_that_is_too_long_is_one_line(kafkalog: Command, verb: list[str])
     result = kafkalog(*verb, "x" * 5000, *(["t"] if verb != ["adopt"] else []))
     assert (result.out, result.err.count("\n")) == ("", 1)
     assert result.status in (1, 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            [verb, "LOG"]
+            for verb in (
+                "status",
+                "verify",
+                "adopt",
+                "release",
+                "clean",
+                "cleaner",
+                "writers",
+                "ui",
+            )
+        ),
+        *([verb, "LOG", "t"] for verb in ("read", "explain", "append")),
+        ["topics", "list", "LOG"],
+        ["erase", "LOG", "t", "--key", "k"],
+        ["dump", "LOG/commit"],
+    ],
+    ids=" ".join,
+)
+def test_a_log_that_this_user_may_not_read_is_one_line_and_no_wrong_usage(
+    kafkalog: Command, log: Path, line: list[str]
+) -> None:
+    log.chmod(0o700)
+    for directory in list(log.parents)[:3]:
+        directory.chmod(directory.stat().st_mode | 0o011)
+    told = [word.replace("LOG", str(log)) for word in line]
+    kafkalog(*(word.replace("LOG", "nowhere") for word in line))  # its modules are loaded now
+    with as_nobody():
+        result = kafkalog(*told)
+    assert (result.status, result.out, result.err.count("\n")) == (1, "", 1)
+    assert "Permission denied" in result.err
 
 
 def test_a_limit_beyond_any_number_of_records_is_none(log: Path, kafkalog: Command) -> None:

@@ -61,7 +61,7 @@ LAG_ALLOWED_MS: Final = 3_600_000
 """Deletes stay in the log for so long: a follower that is further behind would never see them."""
 TOPIC_CONFIG: Final = {
     "cleanup.policy": "compact",
-    "segment.bytes": str(256 << 10),
+    "segment.bytes": str(32 << 10),
     "min.cleanable.dirty.ratio": "0.1",
     "delete.retention.ms": str(LAG_ALLOWED_MS),
     "file.delete.delay.ms": "1000",

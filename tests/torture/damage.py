@@ -79,7 +79,9 @@ class Damaged:
             return None
         if self.change == "cut":
             return data[: self.place]
-        return flipped(data, self.place, int(self.change.removeprefix("flip-")))
+        # Each process makes its roots, and there a number in a file may have a digit less.
+        place = min(self.place, len(data) - 1)
+        return flipped(data, place, int(self.change.removeprefix("flip-")))
 
 
 class Portion(tuple[Damaged, ...]):

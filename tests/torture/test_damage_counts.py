@@ -47,3 +47,9 @@ def test_a_reader_that_believes_wrong_bytes_is_found(
     assert "1 violations" in told.out
     assert f"--only '{case}'" in told.err
     assert "wrong records" in told.err
+
+
+def test_a_byte_that_another_process_has_and_this_one_has_not_is_the_last_one() -> None:
+    case = damage.Damaged("ours", "flip-1", 7, "commit", is_written=False)
+    assert case.content(b"abcdefgh") == b"abcdefgi"
+    assert case.content(b"abcdef") == b"abcdeg"

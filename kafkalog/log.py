@@ -11,7 +11,6 @@ from weakref import WeakSet
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import clock
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.record_producer import BATCH_SIZE, LINGER_MS, Producer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.key_lookup import Record
     from kafkalog.cleaner.stats import CleanerStats, PartitionStatus
     from kafkalog.cleaner.thread import CleanerThread
+    from kafkalog.storage_engine.record_producer import Producer
 
 
 class KafkaLog(Engine):
@@ -58,9 +58,7 @@ class KafkaLog(Engine):
             self.cleaner = CleanerThread(self, self._config, clock=clock.now_ms)
             self.cleaner.start()
 
-    def producer(
-        self, topic: str, *, batch_size: int = BATCH_SIZE, linger_ms: float = LINGER_MS
-    ) -> Producer:
+    def producer(self, topic: str, *, batch_size: int = 1 << 20, linger_ms: float = 5) -> Producer:
         """Return a producer of single records, a context manager: it commits many of them at once.
 
         It commits when what was sent takes `batch_size` bytes (0: each record alone), when the
@@ -69,6 +67,8 @@ class KafkaLog(Engine):
         sync. A producer left open is closed with the log. Raises UnknownTopicError, and
         InvalidInputError where the log is only read.
         """
+        from kafkalog.storage_engine.record_producer import Producer
+
         self._check_writable()
         producer = Producer(self, topic, batch_size=batch_size, linger_ms=linger_ms)
         self._producers.add(producer)

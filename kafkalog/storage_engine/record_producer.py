@@ -47,10 +47,8 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.staging import StagedMessage
     from kafkalog.storage_engine.state import State
 
-__all__ = ["BATCH_SIZE", "LINGER_MS", "Producer"]
+__all__ = ["Producer"]
 
-BATCH_SIZE: Final = 1 << 20
-LINGER_MS: Final = 5
 _BATCH_SIZE_MAX: Final = 1 << 30
 """An Arrow column, of which one is made for each commit, holds less than 2 GiB."""
 _RETRY_S: Final = 1.0
@@ -73,9 +71,9 @@ class Producer:
     **A commit that fails** is tried again, every second and at each `flush` and `close`, and is
     never written twice. Until it succeeds nothing is dropped, and no more is taken: `send`,
     `flush`, `result` and `close` raise what it failed with. A topic that was deleted, or altered so
-    that it refuses what was sent, is such a failure too. `close` tries once (again, where
-    it is in doubt what became of that), and then gives up: a note of its error says how many
-    records are not written.
+    that it refuses what was sent, is such a failure too. `close` tries once (again, where it is in
+    doubt what became of that), and then gives up: a note of its error says of how many records it
+    is not known that they are written.
 
     While it is open `kafkalog writers` lists it. A process that is forked off needs a producer of
     its own, and none can be pickled. One that is not closed is closed when the interpreter exits,
@@ -87,8 +85,8 @@ class Producer:
         engine: Engine,
         topic: str,
         *,
-        batch_size: int = BATCH_SIZE,
-        linger_ms: float = LINGER_MS,
+        batch_size: int,
+        linger_ms: float,
         clock: Callable[[], int] = clocks.now_ms,
     ) -> None:
         """`clock` gives epoch milliseconds, for records that come without a time."""

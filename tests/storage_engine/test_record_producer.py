@@ -102,7 +102,9 @@ def test_keys_go_where_an_append_sends_them(log: KafkaLog) -> None:
 
 def test_a_record_has_the_time_of_its_sending(log: KafkaLog) -> None:
     times = itertools.count(1_700_000_000_000)
-    with record_producer.Producer(log, "t", linger_ms=NEVER_MS, clock=times.__next__) as producer:
+    with record_producer.Producer(
+        log, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=times.__next__
+    ) as producer:
         for number in range(5):
             producer.send("k", str(number))
     found = [int(row["timestamp"].timestamp() * 1000) for row in rows(log)]
@@ -294,7 +296,9 @@ def test_what_append_refuses_send_refuses_at_once_in_its_words(
     with pytest.raises(InvalidInputError) as of_append:
         log.append("t", pa.RecordBatch.from_pydict(columns), now_ms=1_700_000_000_000)
     clock = lambda: 1_700_000_000_000  # noqa: E731
-    with record_producer.Producer(log, "t", linger_ms=NEVER_MS, clock=clock) as producer:
+    with record_producer.Producer(
+        log, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=clock
+    ) as producer:
         producer.send("before", "v")
         with pytest.raises(InvalidInputError) as of_send:
             producer.send(**record)
@@ -595,7 +599,7 @@ def test_a_record_that_was_taken_in_time_is_written_however_late(log: KafkaLog) 
     log.alter_topic("t", limits)
     times = iter([10_000, 20_000, 3_600_000, 3_600_000])
     with record_producer.Producer(
-        log, "t", linger_ms=NEVER_MS, clock=lambda: next(times)
+        log, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=lambda: next(times)
     ) as producer:
         producer.send("early", "v", timestamp=9_000)
         producer.send("late", "v", timestamp=21_000)

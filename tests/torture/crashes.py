@@ -150,7 +150,7 @@ class Crashes:
             with booted(self._boot(0)):
                 engine = Engine(self._scratch, read_only=True)
                 lower = self._shown.snapshot(engine)
-                goes_back = _goes_back(engine, disk)
+                goes_back = _goes_back(engine, disk, is_pending=bool(stage.older) and not is_done)
         except Exception as fault:
             return dataclasses.replace(crash, faults=[told(fault)])
         after = stage.after
@@ -238,7 +238,7 @@ class Crashes:
             else:
                 engine = Engine(self._scratch, read_only=True)
                 found = self._shown.snapshot(engine)
-                goes_back = _goes_back(engine, disk)
+                goes_back = _goes_back(engine, disk, is_pending=bool(crash.older))
                 older = (*crash.older, crash.stage.before) if goes_back else ()
             recording = record_recovery(
                 self._scratch,
@@ -274,14 +274,15 @@ class Crashes:
         return hashlib.blake2b(_tree(state) + crash.key, digest_size=8).digest()
 
 
-def _goes_back(engine: Engine, disk: Disk) -> bool:
+def _goes_back(engine: Engine, disk: Disk, *, is_pending: bool) -> bool:
     """Tell whether a power cut may take back what a reader sees, as it does relaxed commits.
 
-    A journal that was written anew has them as synced, and its name may not be durable.
+    A journal that is written anew has those that were pending as synced, and its name may not be
+    durable before the operation has returned.
     """
     names = (act.changes for _, act in disk.unsynced() if isinstance(act, Names))
     is_renamed = any(name == layout.COMMIT for changes in names for _, name, _ in changes)
-    return is_renamed or bool(engine.state().unsynced)
+    return (is_pending and is_renamed) or bool(engine.state().unsynced)
 
 
 def _tree(state: State) -> bytes:

@@ -170,9 +170,9 @@ def first_violation(directory: Path, name: str, most: int | None = None) -> str 
     return first_of(islice(outcomes, most))
 
 
-def first_violation_when_done(directory: Path, name: str) -> str | None:
+def first_violation_when_done(directory: Path, workload: str) -> str | None:
     """Look only at crashes right after an operation has returned."""
-    crashes = Worker(directory, seed=1).crashes(Task("plain", tuple(name.split(","))))
+    crashes = Worker(directory, seed=1).crashes(Task.parse(workload))
     (crash,) = crashes.crashes(crashes.stages[-1:], [crashes.stages[-1].end])
     return first_of(crashes.check(crash, state) for state in crashes.states(crash))
 
@@ -188,7 +188,7 @@ def test_each_operation_outlives_crashes(directory: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sync", "name"),
+    ("sync", "workload"),
     [
         ("sync_data", "append"),
         ("sync_file", "append"),
@@ -197,13 +197,16 @@ def test_each_operation_outlives_crashes(directory: Path, name: str) -> None:
         ("sync_directory", "clean"),
         ("sync_directory", "roll,append"),
         ("sync_file", "delete_records"),
+        ("sync_directory", "full/alter"),  # the journal's own new name
+        ("sync_directory", "relaxed/wide,alter"),
     ],
 )
 def test_a_missing_sync_is_found(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, sync: str, name: str
+    directory: Path, monkeypatch: pytest.MonkeyPatch, sync: str, workload: str
 ) -> None:
+    assert first_violation_when_done(directory, workload) is None
     monkeypatch.setattr(files, sync, lambda of: None)
-    assert first_violation_when_done(directory, name) is not None
+    assert first_violation_when_done(directory, workload) is not None
 
 
 def test_a_record_that_is_synced_before_the_data_is_found(

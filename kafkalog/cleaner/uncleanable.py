@@ -42,10 +42,11 @@ class Uncleanable:
     """Whether the disk refused: retention, which may free it, then goes on."""
 
     def is_due(self, config: Mapping[str, str], now_ms: int) -> bool:
-        """Whether to try again."""
-        return now_ms >= self.retry_at_ms or (
-            self.config is not None and dict(self.config) != dict(config)
-        )
+        """Whether to try again; a pause that is longer than any is one of a clock that came back."""
+        if self.config is not None and dict(self.config) != dict(config):
+            return True
+        is_retried = self.retry_at_ms < layout.INT64_MAX
+        return is_retried and not 0 < self.retry_at_ms - now_ms <= _LAST_BACKOFF_MS
 
 
 def read_uncleanable(directory: Path) -> Uncleanable | None:

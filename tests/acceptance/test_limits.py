@@ -15,6 +15,7 @@ import pytest
 
 import kafkalog
 from kafkalog.cleaner.manager import sweep
+from kafkalog.cleaner.uncleanable import Uncleanable, mark_uncleanable
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine import clock, files, pins
@@ -321,6 +322,14 @@ def test_rows_of_a_clock_ahead_are_refused_and_those_of_one_behind_kept(tmp_path
         log.append("t", rows(NOW_MS + A_YEAR_MS), now_ms=NOW_MS)
     log.append("t", rows(NOW_MS - A_DAY_MS), now_ms=NOW_MS)
     assert times(log) == [NOW_MS - A_DAY_MS]
+
+
+def test_a_clock_ahead_does_not_hold_off_cleaning_when_it_is_back(tmp_path: Path) -> None:
+    """A failure's pause is an hour at most, by whichever clock it was told."""
+    failed = mark_uncleanable(tmp_path, "no space", {}, now_ms=NOW_MS + A_YEAR_MS)
+    assert failed.is_due({}, NOW_MS)
+    assert not failed.is_due({}, NOW_MS + A_YEAR_MS)
+    assert not Uncleanable("written by a newer release").is_due({}, NOW_MS)
 
 
 def test_a_deleted_topics_files_wait_for_the_clock_that_came_back(tmp_path: Path) -> None:

@@ -98,10 +98,11 @@ class Tally:
         self.violations += 1
         if self.violations <= SHOWN:
             self._say(f"VIOLATION: {told}")
-            seed = self._options.seed
-            self._say(
-                f"replay: python -m tests.torture.{self._program} --seed {seed} --only '{case}'"
-            )
+            self._say_how(case)
+
+    def _say_how(self, case: str) -> None:
+        command = f"python -m tests.torture.{self._program} --seed {self._options.seed}"
+        self._say(f"replay: {command} --only '{case}'")
 
     @contextlib.contextmanager
     def deaths(self) -> Iterator[None]:
@@ -109,7 +110,10 @@ class Tally:
         try:
             yield
         except WorkerDied as death:
-            self.violated(str(death.tasks[0]), str(death))
+            first, *others = map(str, death.tasks)
+            self.violated(first, str(death))
+            for other in others:
+                self._say_how(other)
 
     @property
     def seconds(self) -> float:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import FrameType, MappingProxyType, ModuleType, TracebackType
 from typing import Any, Final, Self
 
 from tests.torture.acts import Names, Sync
@@ -32,6 +35,10 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "open": ("EIO", "EMFILE", "EINTR"),
         "create": ("EIO", "EMFILE", "EINTR", *_FULL),
         "pread": ("EIO", "EINTR", SHORT),
+        "listdir": ("EIO", "EMFILE", "EINTR"),
+        "scandir": ("EIO", "EMFILE", "EINTR"),
+        "stat": ("EIO",),
+        "flock": ("ENOLCK", "EIO"),
         "write": (*_BROKEN, "EINTR", SHORT, *_FULL),
         "pwrite": (*_BROKEN, "EINTR", SHORT, *_FULL),
         "ftruncate": ("EIO", "EINTR"),
@@ -53,8 +60,10 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 With a `+` so do all later ones that may fail like it: `ENOSPC+` is a full disk, `EIO+` one that
 takes no data any more.
 """
-READS: Final = ("open", "pread")
+READS: Final = ("open", "pread", "listdir", "scandir", "stat", "flock")
 """Calls that change nothing."""
+_AROUND: Final = frozenset({"genericpath", "posixpath", "pathlib", "glob", "os"})
+"""Modules through which the library makes calls; others, as of the tests, make their own."""
 
 
 class Calls:
@@ -89,6 +98,13 @@ class Calls:
         raise OSError(code, os.strerror(code), *(() if name is None else (os.fspath(name),)))
 
 
+def _is_the_librarys(frame: FrameType | None) -> bool:
+    """Tell whether it is the library that makes a call."""
+    while frame is not None and frame.f_globals["__name__"] in _AROUND:
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals["__name__"]).startswith("kafkalog")
+
+
 def _about(arguments: tuple[Any, ...]) -> str:
     target = arguments[0]
     if isinstance(target, int):
@@ -105,7 +121,7 @@ class Disturbed:
     def __init__(self, root: Path, calls: Calls) -> None:
         self.recorder = Recorder(root, before=calls)
         self._calls = calls
-        self._pread = os.pread
+        self._real: dict[tuple[ModuleType, str], Callable[..., Any]] = {}
         begin = self.recorder.begin
         self._disk, self._trusting = Disk(begin), Disk(begin)
         self._directories = set(begin.directories)
@@ -114,7 +130,14 @@ class Disturbed:
 
     def __enter__(self) -> Self:
         self.recorder.__enter__()
-        os.pread = self._read
+        ways: dict[tuple[ModuleType, str], Callable[..., Any]] = {
+            (os, "pread"): self._read,
+            **{(os, name): partial(self._look, name) for name in ("listdir", "scandir", "stat")},
+            (fcntl, "flock"): partial(self._look, "flock"),
+        }
+        self._real = {place: getattr(*place) for place in ways}
+        for (module, name), way in ways.items():
+            setattr(module, name, way)
         return self
 
     def __exit__(
@@ -123,7 +146,8 @@ class Disturbed:
         fault: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        os.pread = self._pread
+        for (module, name), real in self._real.items():
+            setattr(module, name, real)
         self.recorder.__exit__(kind, fault, at)
 
     @contextlib.contextmanager
@@ -137,7 +161,12 @@ class Disturbed:
 
     def _read(self, fd: int, size: int, position: int) -> bytes:
         most = self._calls("pread", (fd, size, position))
-        return self._pread(fd, size if most is None else most, position)
+        return bytes(self._real[os, "pread"](fd, size if most is None else most, position))
+
+    def _look(self, call: str, target: Any = ".", *args: Any, **kwargs: Any) -> Any:
+        if _is_the_librarys(sys._getframe(1)) and self.recorder.is_below(target):
+            self._calls(call, (target, *args))
+        return self._real[fcntl if call == "flock" else os, call](target, *args, **kwargs)
 
     def cuts(self) -> Iterator[State]:
         """Yield what a power cut may leave: without anything that no sync has made durable.

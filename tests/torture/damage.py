@@ -85,15 +85,16 @@ class Damaged:
 
 
 class Portion(tuple[Damaged, ...]):
-    """Cases that one process judges; told, of one that died, by its first case."""
+    """Cases that one process judges."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        return str(self[0])
+        """Name all of them, as `--only` takes them."""
+        return " ".join(map(str, self))
 
     def __repr__(self) -> str:
-        return f"{len(self)} cases from {self} on"
+        return f"{len(self)} cases from {self[0]} on"
 
 
 def damages(judge: Judge, root: str, bits: Sequence[int]) -> Iterator[Damaged]:
@@ -143,9 +144,9 @@ def judged(
 
 
 def chosen(options: argparse.Namespace, scratch: str) -> list[Damaged]:
-    """Return the cases to be judged: all, a sample by the seed, or one."""
+    """Return the cases to be judged: all, a sample by the seed, or those that are named."""
     if options.only:
-        return [Damaged.parse(options.only)]
+        return [Damaged.parse(case) for case in options.only.split()]
     bits = [1 << place for place in range(8)] if options.all_bits else BITS
     found = [case for root in _ROOTS for case in damages(judge_of(root, scratch), root, bits)]
     if not options.quick:

@@ -2,14 +2,16 @@
 
 Of each workload the last operation's calls below the log's root are counted; then the workload is
 done again as often, and each time another call fails: it raises EIO, ENOSPC, EDQUOT, EMFILE or
-EINTR, or writes half of what it was given. `ENOSPC+` is a disk that stays full until the operation
-has ended, `EIO+` one that refuses all writes and syncs until then. The operation must say what is
-wrong, or succeed; then the same process goes on with what is allowed to be there, or a new one,
-which knows nothing of the failure: it tries again, a little later, appends, cleans and opens anew.
-Where a sync has failed, its pages count as lost: what is acknowledged later must outlive a power
-cut without them. Nor may the library have logged an error that has no type of its own.
+EINTR, or writes half of what it was given; looks at files and directories and locks fail too.
+`ENOSPC+` is a disk that stays full until the operation has ended, `EIO+` one that refuses all
+writes and syncs until then. The operation must say what is wrong, or succeed; then the same process
+goes on with what is allowed to be there, or a new one, which knows nothing of the failure: it tries
+again, a little later, appends, cleans and opens anew. Where a sync has failed, its pages count as
+lost: what is acknowledged later must outlive a power cut without them. Nor may the library have
+logged an error that has no type of its own.
 
-A case is `OPERATION+OPERATION@VARIANT:N:KIND:PROCESS`, with `same` or `new` for the process.
+A case is `OPERATION+OPERATION@VARIANT:N:KIND:PROCESS`, with `same` or `new` for the process; what
+stands before the first colon names all cases of a workload.
 """
 
 from __future__ import annotations
@@ -60,6 +62,10 @@ class Plan:
     most: int = 0
     """How many cases, drawn; 0 for all."""
 
+    def __str__(self) -> str:
+        """Name all cases of the workload, as `--only` takes them."""
+        return str(self.workload)
+
 
 def plans(seed: int, *, quick: bool) -> Iterator[Plan]:
     """Yield what is tried."""
@@ -68,7 +74,8 @@ def plans(seed: int, *, quick: bool) -> Iterator[Plan]:
         if quick:
             yield Plan(workload, most=_QUICK)
         else:
-            yield Plan(workload, kinds=0 if variant == VARIANTS[0] else 1)
+            is_plain = variant == VARIANTS[0]
+            yield Plan(workload, kinds=0 if is_plain else 1, reads=1 if is_plain else 8)
     if quick:
         return
     dice = random.Random(f"variants {seed}")
@@ -77,7 +84,7 @@ def plans(seed: int, *, quick: bool) -> Iterator[Plan]:
     drawn = [random_sequences(seed, *what) for what in ((3, 60), (8, 20), (25, 6))]
     basic = itertools.product(BASIC, repeat=2)
     for sequence in itertools.chain(basic, dice.sample(further, _FURTHER_PAIRS), *drawn):
-        yield Plan(Workload(sequence, dice.choice(VARIANTS)), kinds=1, reads=4)
+        yield Plan(Workload(sequence, dice.choice(VARIANTS)), kinds=1, reads=12)
 
 
 def cases(plan: Plan, names: Iterable[str], seed: int) -> list[Case]:
@@ -119,8 +126,10 @@ def try_plan(place: Path, seed: int, plan: Plan) -> Found:
     return found
 
 
-def try_one(place: Path, text: str) -> Found:
-    """Try one case by its name."""
+def try_one(place: Path, seed: int, text: str) -> Found:
+    """Try one case by its name, or all of a workload."""
+    if ":" not in text:
+        return try_plan(place, seed, Plan(Workload.parse(text)))
     case, found, bench = Case.parse(text), Found(), Bench(place)
     with small_files():
         found.note(case, bench.try_case(case, bench.course(case.workload)))
@@ -129,7 +138,7 @@ def try_one(place: Path, text: str) -> Found:
 
 def _all(options: Namespace, place: Path) -> Iterator[Found]:
     if options.only:
-        yield try_one(place, options.only)
+        yield try_one(place, options.seed, options.only)
         return
     made = plans(options.seed, quick=options.quick)
     if options.jobs == 1:

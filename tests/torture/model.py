@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, Phase
 from hypothesis.stateful import get_state_machine_test
 
 from tests.torture import Tally, parser
+from tests.torture.model_draws import CELLS
 from tests.torture.model_machine import LogMachine
 
 __all__ = ["STEPS", "examples"]
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         LogMachine.end()
     for name in ("examples", "partitions_cleaned", "deaths"):
         tally.more[name] = LogMachine.counts[name]
+    tally.more["cells_of_the_matrix"] = f"{len(LogMachine.cells)} of {CELLS}"
     tally.report()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,11 +13,13 @@ from kafkalog.cleaner import CleanerConfig
 __all__ = [
     "BUDGET",
     "BY",
+    "CELLS",
     "CHANGE",
     "CLEANERS",
     "CONFIG",
     "DEATH",
     "KEYS",
+    "MATRIX",
     "PLACE",
     "ROWS",
     "SHARE",
@@ -24,7 +27,6 @@ __all__ = [
 
 NEVER: Final = str(2**63 - 1)
 KEYS: Final = st.integers(0, 7)
-BUDGET: Final = st.sampled_from([24 * 3, 24 * 6, 1 << 20])
 BY: Final = st.integers(0, 2)
 PLACE: Final = st.integers(0, 5)
 SHARE: Final = st.integers(0, 8)
@@ -55,9 +57,14 @@ CONFIGS: Final[Mapping[str, list[str]]] = {
 }
 CONFIG: Final = st.fixed_dictionaries({k: st.sampled_from(v) for k, v in CONFIGS.items()})
 CHANGE: Final = st.sampled_from([(k, v) for k, values in CONFIGS.items() for v in values])
+BUDGETS: Final = (24 * 3, 24 * 6, 1 << 20)
+BUDGET: Final = st.sampled_from(BUDGETS)
+MATRIX: Final = ("compression.type", "segment.bytes", "message.timestamp.type")
+CELLS: Final = len(BUDGETS) * math.prod(len(CONFIGS[name]) for name in MATRIX)
+"""How many there are of these and of the budgets."""
 CLEANERS: Final = st.builds(
     CleanerConfig,
-    dedupe_buffer_size=st.sampled_from([24 * 3, 24 * 6, 1 << 20]),
+    dedupe_buffer_size=BUDGET,
     io_buffer_size=st.sampled_from([100, 1000, 1 << 20]),
     spill=st.booleans(),
     merge_batches=st.booleans(),

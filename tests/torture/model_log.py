@@ -53,6 +53,14 @@ class Part:
         """The last stable offset."""
         return max(self.log_start, min(self.open.values(), default=self.end))
 
+    def is_older(self, now_ms: int, age_ms: int) -> bool:
+        """Tell whether all that is there has an age, and is older than that (ms; -1 for never).
+
+        Not of a log with transactions, whose markers have times of their own.
+        """
+        found = [row.timestamp for row in self.written.values() if row.offset >= self.log_start]
+        return age_ms >= 0 and not self.sequences and max(found, default=now_ms) < now_ms - age_ms
+
     # --- what happens ---
 
     def append(self, rows: Sequence[Row], producer: int | None = None) -> None:

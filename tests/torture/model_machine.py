@@ -248,7 +248,7 @@ class LogMachine(LogAndModel):
     def clean(self, by: int, config: CleanerConfig, force: bool, death: Death) -> None:
         self._cleaning_begins()
         done = self._do(by, death, lambda hands: hands.clean(config, self.now_ms, force=force))
-        self._cleaned(done or [])
+        self._cleaned(done or [], config)
         for name, topic in self.topics.items():
             self._look(name)
             if done is not None and force and topic.is_compacted:
@@ -262,7 +262,7 @@ class LogMachine(LogAndModel):
         self._cleaning_begins()
         for _ in range(QUIET_MAX):
             done = self.hands[by].clean(config, self.now_ms, force=False)
-            self._cleaned(done)
+            self._cleaned(done, config)
             if not done:
                 break
         assert not done, f"cleaned {QUIET_MAX} times, and again: {done}"
@@ -319,6 +319,8 @@ class LogMachine(LogAndModel):
                     assert topic.is_deleted and age_ms >= 0, state
                     assert all(row.timestamp < self.now_ms - age_ms for row in gone), gone
                 part.log_start = start
+                if done is not None and topic.is_deleted and part.is_older(self.now_ms, age_ms):
+                    assert start == part.end, f"expired, and still there: {state}"
             self._look(name)
 
     @precondition(lambda self: any(topic.is_deleted for topic in self.topics.values()))

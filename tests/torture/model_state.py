@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 
+from kafkalog.cleaner import CleanerConfig
 from kafkalog.storage_engine.inspection.verify import verify
 from tests.cleaner.naive import Batch
 from tests.storage_engine.faults import Died, each_act
-from tests.torture.model_draws import Death, Rows
+from tests.torture.model_draws import MATRIX, Death, Rows
 from tests.torture.model_hands import Hands, OtherProcess, Wanted
 from tests.torture.model_log import Row, Topic
 from tests.torture.scratch import memory_disk
@@ -33,6 +34,8 @@ class LogAndModel(RuleBasedStateMachine):
 
     counts: ClassVar[Counter[str]] = Counter()
     """Of what was tried."""
+    cells: ClassVar[set[tuple[str | int, ...]]] = set()
+    """Of the matrix of codecs, segment sizes, kinds of timestamps and budgets: what was cleaned."""
     other: ClassVar[OtherProcess | None] = None
     """Started by the first example, and used by all; see `end`."""
 
@@ -141,12 +144,13 @@ class LogAndModel(RuleBasedStateMachine):
             for part in topic.parts if topic.is_compacted else ():
                 part.clean(self.now_ms, topic.number("delete.retention.ms"))
 
-    def _cleaned(self, done: list[Any]) -> None:
+    def _cleaned(self, done: list[Any], config: CleanerConfig) -> None:
         for stats in done:
             assert stats.error is None, stats.error
-            self.counts["partitions_cleaned"] += 1
             self._check_gone(stats.topic, stats.partition)
             topic = self.topics[stats.topic]
+            self.counts["partitions_cleaned"] += 1
+            self.cells.add((*map(topic.config.__getitem__, MATRIX), config.dedupe_buffer_size))
             clean_to = self._looking().states(stats.topic)[stats.partition].first_dirty_offset
             retention_ms = topic.number("delete.retention.ms")
             topic.parts[stats.partition].cleaned(clean_to, self.now_ms, retention_ms)

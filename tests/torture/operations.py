@@ -242,6 +242,11 @@ def _topic(log: Opened) -> None:
     log.engine.create_topic("x", 1, config, now_ms=moment.now_ms)
 
 
+def _delete_topic(log: Opened) -> None:
+    if "x" in log.engine.topics():
+        log.engine.delete_topic("x", now_ms=log.moment.now_ms)
+
+
 def _alter(log: Opened) -> None:
     size = str(20_000 + log.moment.turn)
     log.engine.alter_topic("t", {"max.message.bytes": size}, now_ms=log.moment.now_ms)
@@ -288,6 +293,7 @@ _ALL: Final = (
     Operation("wide", _wide, "atomic"),
     Operation("transact", _transact, "atomic", repeatable=False),
     Operation("pin", _pin, "partial"),
+    Operation("delete_topic", _delete_topic, "atomic"),
 )
 OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType({each.name: each for each in _ALL})
 BASIC: Final = tuple(each.name for each in _ALL[:12])

@@ -143,6 +143,12 @@ class Recorder:
 
     # --- what is below the root ------------------------------------------------------------------
 
+    def is_below(self, target: Any) -> bool:
+        """Tell whether a path, or what a descriptor has open, is below the root."""
+        if isinstance(target, int):
+            return self._known(target) is not None
+        return isinstance(target, (str, os.PathLike)) and self._is_below(target)
+
     def _is_below(self, path: Any) -> bool:
         text = os.path.abspath(os.fspath(path))
         return text.startswith(self.root) and text[len(self.root) : len(self.root) + 1] in ("", "/")
@@ -185,6 +191,8 @@ class Recorder:
         is_path = isinstance(file, (str, os.PathLike))
         if set(mode) & set("wax+") and is_path and self._is_below(file):
             raise MissedActError(f"open({file}, {mode!r}): only `storage_engine.files` writes")
+        if self._before is not None and is_path and self._is_below(file):
+            self._ask("open", file, os.O_RDONLY)
         return self._real_open(file, mode, *args, **kwargs)
 
     # --- the calls -------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine import files
+from kafkalog.storage_engine import checkpoints, files
 from kafkalog.storage_engine.active_segment import ActiveSegment
 from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.transaction import Transaction
 from tests.torture import memory
-from tests.torture.calls import Calls, Disturbed
+from tests.torture.calls import READS, Calls, Disturbed
 from tests.torture.failed_calls import Plan, cases
 from tests.torture.trial import NEW, SAME, Bench, Case, Workload
 from tests.torture.workloads import small_files
@@ -117,6 +117,28 @@ def test_relaxed_commits_that_could_not_be_written_again_are_so_before_the_next_
 
     found = faults(tmp_path, workload, plant, ("fsync",), kind, BOTH)
     assert planted == any("power cut" in fault for fault in found), found
+
+
+def test_a_small_file_whose_reading_fails_with_an_error_of_no_type_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = checkpoints._read
+
+    def unkind(path: Path, names: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
+        try:
+            return iter([*real(path, names)])
+        except OSError:
+            raise KeyError(path.name) from None
+
+    def plant() -> None:
+        monkeypatch.setattr(checkpoints, "_read", unkind)
+
+    found = faults(tmp_path, "checkpoint@plain", plant, ("open",))
+    assert any("KeyError" in fault for fault in found), found
+
+
+def test_all_calls_that_look_are_tried(tmp_path: Path) -> None:
+    assert {*Bench(tmp_path).course(Workload.parse("clean@plain")).calls} >= {*READS}
 
 
 def test_an_error_that_is_not_of_those_that_are_promised_is_found(

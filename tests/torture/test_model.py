@@ -11,6 +11,7 @@ from hypothesis import Phase
 
 from kafkalog.storage_engine import commit
 from kafkalog.storage_engine.transaction import Transaction
+from tests.torture import model_hands
 from tests.torture.model import examples
 from tests.torture.model_log import Part, Row
 from tests.torture.model_machine import LogMachine
@@ -69,6 +70,12 @@ def test_the_model_finds_a_commit_of_which_a_death_leaves_a_part(
     monkeypatch.setattr(commit, "append_staged", publish_each)
     with pytest.raises(AssertionError, match=r"\[.*\], \[.*\]: \["):
         examples(1, 200, phases=GENERATE)
+
+
+def test_the_model_finds_what_has_expired_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_hands, "retain", lambda *_, **__: [])
+    with pytest.raises(AssertionError, match="expired, and still there"):
+        examples(1, 100, phases=GENERATE)
 
 
 ROWS = [Row(0, 5, b"a", b"1"), Row(1, 5, b"b", b"1"), Row(2, 5, b"a", None), Row(3, 5, b"c", b"1")]

@@ -57,6 +57,20 @@ def test_the_death_of_a_process_is_a_violation(capsys: pytest.CaptureFixture[str
     assert "--seed 7 --only '3'" in capsys.readouterr().err
 
 
+def die(tasks: list[int]) -> None:
+    raise WorkerDied(tasks)
+
+
+def test_each_task_of_a_process_that_may_have_died_is_named_with_a_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tally = Tally("kills", "kills", argparse.Namespace(quick=True, only=None, seed=7, json=False))
+    with tally.deaths():
+        die([3, 5])
+    told = capsys.readouterr().err
+    assert tally.violations == 1 and "--only '3'" in told and "--only '5'" in told
+
+
 def test_processes_end_in_the_middle_of_their_work() -> None:
     with Workers(2) as workers, pytest.raises(ZeroDivisionError):
         for _ in workers.results(time.sleep, [0, 600]):

@@ -191,6 +191,7 @@ SIGNS: dict[str, Callable[[Done], bool]] = {
     "wide": lambda done: done.grown() == {"t-0", "t-1", "d-0"},
     "transact": has_transactions,
     "pin": has_pinned,
+    "delete_topic": lambda done: {*done.before} - {*done.after} == {"x"},
 }
 
 

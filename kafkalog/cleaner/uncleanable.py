@@ -42,7 +42,7 @@ class Uncleanable:
     """Whether the disk refused: retention, which may free it, then goes on."""
 
     def is_due(self, config: Mapping[str, str], now_ms: int) -> bool:
-        """Whether to try again; a pause that is longer than any is one of a clock that came back."""
+        """Whether to try again; a pause longer than any is that of a clock that came back."""
         if self.config is not None and dict(self.config) != dict(config):
             return True
         is_retried = self.retry_at_ms < layout.INT64_MAX

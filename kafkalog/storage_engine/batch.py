@@ -76,8 +76,13 @@ class BatchHeader:
 
     @property
     def last_offset(self) -> int:
-        """The last offset the batch stands for, whether that record is still there or not."""
-        return self.base_offset + self.last_offset_delta
+        """The last offset the batch stands for, whether that record is still there or not.
+
+        Beyond 64 bits it goes round, as in the kernels and in Kafka: it lies below the base offset
+        then, as in no sound batch.
+        """
+        last = self.base_offset + self.last_offset_delta
+        return last if abs(last) <= layout.INT64_MAX else (last + (1 << 63)) % (1 << 64) - (1 << 63)
 
     @property
     def next_offset(self) -> int:

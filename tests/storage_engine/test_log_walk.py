@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine import kernel_cache
+from kafkalog.storage_engine import kernel_cache, layout
 from kafkalog.storage_engine.broker import log_walk
 from kafkalog.storage_engine.broker.log_walk import LogWalk
 from tests.storage_engine.log_builder import batch
@@ -101,6 +101,20 @@ def test_messages_and_batches_may_follow_each_other(tmp_path: Path, way: str) ->
     path.write_bytes(damaged)
     end, next_offset, _ = ends(path)
     assert (end, next_offset) == (len(first), 1)
+
+
+def test_a_batch_beyond_the_last_offset_there_can_be_ends_the_walk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The checksum does not cover the base offset: a flipped bit, and the last is too high."""
+    data = bytearray(joined(BATCHES))
+    second = len(joined(BATCHES[:1]))
+    data[second : second + 8] = layout.INT64_MAX.to_bytes(8, "big")
+    path = tmp_path / "f"
+    path.write_bytes(data)
+    for chunk_size in (1 << 20, 64):  # the second one is read as a large batch
+        monkeypatch.setattr(log_walk, "CHUNK_SIZE", chunk_size)
+        assert ends(path)[:2] == (second, 3)
 
 
 def test_a_large_batch_is_checked_piece_by_piece(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ _QUICK: Final = 3
 """Cases of each workload in a quick run."""
 _FURTHER_PAIRS: Final = 80
 """Pairs with operations that are no basic ones, drawn."""
+_OF_SEVERAL: Final = 40
+"""Cases of a workload of several operations, drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Plan:
 
     workload: Workload
     kinds: int = 0
-    """How many kinds, drawn, of each call; 0 for all."""
+    """How many kinds, drawn, of each call that changes something; 0 for all. Of others one."""
     reads: int = 1
     """One of so many calls that change nothing."""
     most: int = 0
@@ -84,7 +86,8 @@ def plans(seed: int, *, quick: bool) -> Iterator[Plan]:
     drawn = [random_sequences(seed, *what) for what in ((3, 60), (8, 20), (25, 6))]
     basic = itertools.product(BASIC, repeat=2)
     for sequence in itertools.chain(basic, dice.sample(further, _FURTHER_PAIRS), *drawn):
-        yield Plan(Workload(sequence, dice.choice(VARIANTS)), kinds=1, reads=12)
+        workload = Workload(sequence, dice.choice(VARIANTS))
+        yield Plan(workload, kinds=1, reads=4, most=_OF_SEVERAL)
 
 
 def cases(plan: Plan, names: Iterable[str], seed: int) -> list[Case]:
@@ -94,8 +97,8 @@ def cases(plan: Plan, names: Iterable[str], seed: int) -> list[Case]:
     for n, name in enumerate(names, 1):
         if name in READS and dice.randrange(plan.reads):
             continue
-        kinds = KINDS[name]
-        for kind in dice.sample(kinds, plan.kinds) if plan.kinds else kinds:
+        kinds, count = KINDS[name], 1 if name in READS else plan.kinds
+        for kind in dice.sample(kinds, count) if count else kinds:
             found.append(Case(plan.workload, n, kind, dice.choice((SAME, NEW))))
     return dice.sample(found, min(plan.most, len(found))) if plan.most else found
 

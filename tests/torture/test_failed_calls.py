@@ -234,14 +234,15 @@ def test_a_broken_disk_takes_no_data_any_more_and_gives_what_it_has(tmp_path: Pa
 
 
 def test_cases_name_each_call_and_fit_it() -> None:
-    names = ["open", "fsync", "pwrite"]
+    names = ["create", "fsync", "pwrite", "open"]
     plan = Plan(Workload.parse("clean+topic@lz4"))
     everything = cases(plan, names, 1)
     tried = {(case.n, case.kind) for case in everything}
     assert tried >= {(1, "EMFILE"), (2, "EIO+"), (3, "SHORT")} and (2, "SHORT") not in tried
     assert {case.who for case in everything} == {SAME, NEW}
-    assert [case.n for case in cases(replace(plan, kinds=1), names, 1)] == [1, 2, 3]
-    assert {case.n for case in cases(replace(plan, reads=10**9), names, 1)} == {2, 3}
+    assert [case.n for case in everything].count(4) == 1  # it changes nothing
+    assert [case.n for case in cases(replace(plan, kinds=1), names, 1)] == [1, 2, 3, 4]
+    assert {case.n for case in cases(replace(plan, reads=10**9), names, 1)} == {1, 2, 3}
     assert len(cases(replace(plan, most=2), names, 1)) == 2
     assert str(everything[0]) == "clean+topic@lz4:1:EIO:" + everything[0].who
     assert Case.parse(str(everything[0])) == everything[0]

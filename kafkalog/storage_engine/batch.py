@@ -76,13 +76,8 @@ class BatchHeader:
 
     @property
     def last_offset(self) -> int:
-        """The last offset the batch stands for, whether that record is still there or not.
-
-        Beyond 64 bits it goes round, as in the kernels and in Kafka: it lies below the base offset
-        then, as in no sound batch.
-        """
-        last = self.base_offset + self.last_offset_delta
-        return last if abs(last) <= layout.INT64_MAX else (last + (1 << 63)) % (1 << 64) - (1 << 63)
+        """The last offset the batch stands for, whether that record is still there or not."""
+        return self.base_offset + self.last_offset_delta
 
     @property
     def next_offset(self) -> int:
@@ -130,8 +125,9 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 def read_header(buffer: Buffer, position: int, remaining: int) -> BatchHeader | None:
     """Return the header of the whole batch, or message v0 or v1, at `position`; None if none is.
 
-    `remaining` bytes of log begin there; the buffer holds as many, or at least 61. Checksums are
-    not looked at. Kafka: FileLogInputStream.nextBatch.
+    None is one whose last offset has more than 64 bits, either. `remaining` bytes of log begin
+    there; the buffer holds as many, or at least 61. Checksums are not looked at. Kafka:
+    FileLogInputStream.nextBatch.
     """
     if remaining <= layout.MAGIC_POSITION:
         return None
@@ -140,7 +136,8 @@ def read_header(buffer: Buffer, position: int, remaining: int) -> BatchHeader | 
         if remaining < layout.BATCH_OVERHEAD:
             return None
         header = parse_header(buffer, position)
-        return header if layout.BATCH_OVERHEAD <= header.size <= remaining else None
+        is_whole = layout.BATCH_OVERHEAD <= header.size <= remaining
+        return header if is_whole and abs(header.last_offset) <= layout.INT64_MAX else None
     size_min = layout.MESSAGE_SIZE_MIN_V1 if magic else layout.MESSAGE_SIZE_MIN_V0
     if magic > 1 or remaining < size_min:
         return None

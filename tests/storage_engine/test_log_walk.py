@@ -114,7 +114,9 @@ def test_a_batch_beyond_the_last_offset_there_can_be_ends_the_walk(
     path.write_bytes(data)
     for chunk_size in (1 << 20, 64):  # the second one is read as a large batch
         monkeypatch.setattr(log_walk, "CHUNK_SIZE", chunk_size)
-        assert ends(path)[:2] == (second, 3)
+        end, next_offset, fault = ends(path)
+        assert (end, next_offset) == (second, 3)
+        assert fault is not None and "offset" in fault[1]
 
 
 def test_a_large_batch_is_checked_piece_by_piece(tmp_path: Path) -> None:

@@ -215,4 +215,6 @@ def _description(buffer: bytes, remaining: int) -> str:
     length = int.from_bytes(
         buffer[layout.LENGTH_POSITION : layout.LOG_OVERHEAD], "big", signed=True
     )
+    if layout.BATCH_OVERHEAD <= length + layout.LOG_OVERHEAD <= remaining:
+        return "one whose last offset has more than 64 bits"
     return f"a length of {length} bytes, of which {remaining - layout.LOG_OVERHEAD} follow"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import hashlib
+import io
 import json
 import struct
 from collections.abc import Callable, Mapping

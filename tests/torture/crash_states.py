@@ -51,7 +51,7 @@ _LONGS: Final = 20
 """Workloads of each of those lengths."""
 _DRAWN: Final = 4
 """States of a moment that are drawn besides those that are always checked."""
-_RECOVERED_ONE_IN: Final = 16
+_RECOVERED_ONE_IN: Final = 24
 _OF_ONE: Final = 14
 """States of one moment, with those of recoveries, on average."""
 

@@ -182,6 +182,12 @@ class Disturbed:
             numbers = (number for number, _ in self._disk.unsynced())
             yield self._disk.state("limbo", {number: None for number in numbers if number in kept})
 
+    def may_lose(self, name: str) -> bool:
+        """Tell whether a file got this name, and a power cut may take it away again."""
+        self._follow()
+        acts = [act for _, act in self._disk.unsynced() if isinstance(act, Names)]
+        return any(name == new for act in acts for _, new, _ in act.changes)
+
     def _follow(self) -> None:
         """Do to the disks what was done since they were looked at."""
         new, self._followed = self.recorder.acts[self._followed :], len(self.recorder.acts)

@@ -48,7 +48,7 @@ _QUICK: Final = 3
 """Cases of each workload in a quick run."""
 _FURTHER_PAIRS: Final = 80
 """Pairs with operations that are no basic ones, drawn."""
-_OF_SEVERAL: Final = 40
+_OF_SEVERAL: Final = 12
 """Cases of a workload of several operations, drawn."""
 
 

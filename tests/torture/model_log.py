@@ -42,6 +42,8 @@ class Part:
     sequences: dict[int, int] = field(default_factory=dict)
     may_go: dict[int, int] = field(default_factory=dict)
     """Offset of a tombstone -> when it may be gone at the earliest."""
+    horizon: dict[int, int] = field(default_factory=dict)
+    """Offset of a tombstone -> the latest horizon that a cleaning so far may have given it."""
     must_go: dict[int, int] = field(default_factory=dict)
     """Offset of a tombstone -> from when on a cleaning has to take it away."""
     cleanable: int = 0
@@ -89,13 +91,14 @@ class Part:
             if row.value is None:
                 before = self.may_go.get(row.offset, FOREVER)
                 self.may_go[row.offset] = min(before, now_ms + retention_ms)
+                latest = self.horizon.get(row.offset, 0)
+                self.horizon[row.offset] = max(latest, now_ms + retention_ms)
 
-    def cleaned(self, clean_to: int, now_ms: int, retention_ms: int) -> None:
-        """Note that all below an offset is clean."""
+    def cleaned(self, clean_to: int) -> None:
+        """Note that all below an offset is clean: what has a horizon now keeps it (KIP-534)."""
         for row in self.written.values():
             if row.value is None and row.offset < clean_to:
-                before = self.must_go.get(row.offset, FOREVER)
-                self.must_go[row.offset] = min(before, now_ms + retention_ms)
+                self.must_go.setdefault(row.offset, self.horizon[row.offset])
 
     # --- what must hold ---
 

@@ -152,8 +152,7 @@ class LogAndModel(RuleBasedStateMachine):
             self.counts["partitions_cleaned"] += 1
             self.cells.add((*map(topic.config.__getitem__, MATRIX), config.dedupe_buffer_size))
             clean_to = self._looking().states(stats.topic)[stats.partition].first_dirty_offset
-            retention_ms = topic.number("delete.retention.ms")
-            topic.parts[stats.partition].cleaned(clean_to, self.now_ms, retention_ms)
+            topic.parts[stats.partition].cleaned(clean_to)
 
     def _check_gone(self, name: str, number: int) -> None:
         hands = self._looking()

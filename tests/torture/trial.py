@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from kafkalog.errors import StorageError
+from kafkalog.storage_engine import layout
 from tests.torture.calls import Calls, CutReader, Disturbed
 from tests.torture.checks import (
     Snapshot,
@@ -207,7 +208,8 @@ class _Aftermath:
             safe = shown
             if raised and operation.kind == "partial":
                 safe = with_superseded(shown, before)  # a cleaning is durable when it is done
-            if faults := faults or self._cut(safe, after, operation.kind):
+            faults = faults or self._cut(safe, after, operation.kind, is_broken_off=bool(raised))
+            if faults:
                 return faults
         if raised == "CommitInDoubtError" and operation.name not in _SETTLES_DOUBT and not is_new:
             self.log.reopen()  # which settles it: until then nobody knows if it is to be done again
@@ -248,9 +250,17 @@ class _Aftermath:
         self.known.add(key)
         return is_known
 
-    def _cut(self, shown: Snapshot, after: Snapshot, kind: str) -> list[str]:
-        """Return what a power cut would take of what the log shows."""
+    def _cut(
+        self, shown: Snapshot, after: Snapshot, kind: str, *, is_broken_off: bool = False
+    ) -> list[str]:
+        """Return what a power cut would take of what the log shows.
+
+        Relaxed commits that were pending may go back with the name of a journal that was written
+        anew, until the next one who writes has synced that: nobody was told that they are durable.
+        """
         is_unsynced = bool(self.log.engine.state().unsynced)
+        if is_broken_off and self.course.older:
+            is_unsynced |= self.disturbed.may_lose(layout.COMMIT)
         older = (*self.course.older, self.course.before) if is_unsynced else ()
         for state in self.disturbed.cuts():
             with self.disturbed.away():

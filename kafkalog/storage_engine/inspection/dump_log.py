@@ -191,12 +191,16 @@ def _headers(arena: memoryview, position: int) -> list[tuple[bytes, bytes | None
 
 
 def _varint(arena: memoryview, position: int) -> tuple[int, int]:
-    """Return (value, next position) of the zigzag varint at `position`."""
+    """Return (value, next position) of the zigzag varint at `position`.
+
+    Bits past the 32nd are dropped, as in Java, and as the kernel has done that read it before.
+    """
     value = 0
     for place in range(_VARINT_SIZE_MAX):
         byte = arena[position + place]
         value |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
+            value &= 0xFFFF_FFFF
             return (value >> 1) ^ -(value & 1), position + place + 1
     raise AssertionError("the kernel has read this varint")
 

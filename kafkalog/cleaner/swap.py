@@ -29,6 +29,7 @@ from kafkalog.storage_engine.segments import (
     list_segments,
     remove_key_indexes,
     retire,
+    swap_in,
 )
 
 __all__ = ["keep_key_index", "replace_segments"]
@@ -70,11 +71,7 @@ def replace_segments(
     vanished = [base for base in bases if base not in {*new_bases, producer_snapshot}]
     retire(directory, vanished, suffixes=(layout.SNAPSHOT,))
 
-    for base in sorted(new_bases):
-        for suffix in layout.SEGMENT_SUFFIXES:
-            path = directory / layout.segment_file(base, suffix, layout.SWAP)
-            if path.exists():
-                files.rename(path, directory / layout.segment_file(base, suffix))
+    swap_in(directory, {base: set(layout.SEGMENT_SUFFIXES) for base in new_bases})
     for output in outputs:
         output.place_keys()
     files.sync_directory(directory)

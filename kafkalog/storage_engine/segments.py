@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,7 @@ __all__ = [
     "next_offset",
     "remove_key_indexes",
     "retire",
+    "swap_in",
     "sweep_deleted",
 ]
 
@@ -206,13 +207,32 @@ def finish_swaps(directory: Path) -> None:
     _remove(directory, found.cleaned, layout.CLEANED)
     # What is replaced is known only as long as the last .log.swap stands.
     retire(directory, found.replaced)
-    for base in sorted(found.swaps):
-        for suffix in (s for s in layout.SEGMENT_SUFFIXES if s in found.swaps[base]):
-            files.rename(
-                directory / layout.segment_file(base, suffix, layout.SWAP),
-                directory / layout.segment_file(base, suffix),
-            )
+    swap_in(directory, found.swaps)
     files.sync_directory(directory)
+
+
+def swap_in(directory: Path, found: Mapping[int, Collection[str]]) -> None:
+    """Give `.swap` files, by base offset and suffix, their own names; the caller syncs those.
+
+    The logs come first, durably: beside a `.log.swap` every file of that base counts as one to be
+    replaced. After a power cut in the middle that would be a new one, as the list of the aborted
+    transactions, where the log's name were lost alone.
+    """
+    logs = {base for base in found if layout.LOG in found[base]}
+    for base in sorted(logs):
+        _swap_in(directory, base, layout.LOG)
+    if logs:
+        files.sync_directory(directory)
+    for base in sorted(found):
+        for suffix in layout.SEGMENT_SUFFIXES:
+            if suffix in found[base] and suffix != layout.LOG:
+                _swap_in(directory, base, suffix)
+
+
+def _swap_in(directory: Path, base: int, suffix: str) -> None:
+    path = directory / layout.segment_file(base, suffix, layout.SWAP)
+    if path.exists():
+        files.rename(path, directory / layout.segment_file(base, suffix))
 
 
 def _remove(directory: Path, found: dict[int, set[str]], stage: str) -> None:

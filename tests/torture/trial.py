@@ -208,7 +208,9 @@ class _Aftermath:
             safe = shown
             if raised and operation.kind == "partial":
                 safe = with_superseded(shown, before)  # a cleaning is durable when it is done
-            faults = faults or self._cut(safe, after, operation.kind, is_broken_off=bool(raised))
+            # `close` tells of a sync that failed in a warning.
+            is_broken_off = bool(raised) or operation.name == "close"
+            faults = faults or self._cut(safe, after, operation.kind, is_broken_off=is_broken_off)
             if faults:
                 return faults
         if raised == "CommitInDoubtError" and operation.name not in _SETTLES_DOUBT and not is_new:

@@ -183,10 +183,9 @@ class Disturbed:
             yield self._disk.state("limbo", {number: None for number in numbers if number in kept})
 
     def may_lose(self, name: str) -> bool:
-        """Tell whether a file got this name, and a power cut may take it away again."""
+        """Tell whether a power cut may take away a name that was given."""
         self._follow()
-        acts = [act for _, act in self._disk.unsynced() if isinstance(act, Names)]
-        return any(name == new for act in acts for _, new, _ in act.changes)
+        return self._disk.may_lose(name)
 
     def _follow(self) -> None:
         """Do to the disks what was done since they were looked at."""

@@ -19,7 +19,6 @@ from typing import Final
 
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
-from tests.torture.acts import Names
 from tests.torture.checks import (
     Snapshot,
     faults_of,
@@ -280,9 +279,7 @@ def _goes_back(engine: Engine, disk: Disk, *, is_pending: bool) -> bool:
     A journal that is written anew has those that were pending as synced, and its name may not be
     durable before the operation has returned.
     """
-    names = (act.changes for _, act in disk.unsynced() if isinstance(act, Names))
-    is_renamed = any(name == layout.COMMIT for changes in names for _, name, _ in changes)
-    return (is_pending and is_renamed) or bool(engine.state().unsynced)
+    return (is_pending and disk.may_lose(layout.COMMIT)) or bool(engine.state().unsynced)
 
 
 def _tree(state: State) -> bytes:

@@ -211,6 +211,11 @@ class Disk:
 
     # --- what may be lost ------------------------------------------------------------------------
 
+    def may_lose(self, name: str) -> bool:
+        """Tell whether a file got this name, or lost it, and no sync has made that durable."""
+        acts = (act for _, act in self.unsynced() if isinstance(act, Names))
+        return any(name == changed for act in acts for _, changed, _ in act.changes)
+
     def unsynced(self) -> list[tuple[int, Act]]:
         """Return the acts that may be lost, and their numbers, in the order they were done."""
         entries = [entry for written in self._written.values() for entry in written]

@@ -182,8 +182,7 @@ class Recorder:
 
     def _refuse(self, name: str, *args: Any, **kwargs: Any) -> Any:
         for given in args:
-            is_path = isinstance(given, (str, os.PathLike))
-            if self._is_below(given) if is_path else self._known(given) is not None:
+            if self.is_below(given):
                 raise MissedActError(f"os.{name}{args}: is not recorded")
         return self._real[name](*args, **kwargs)
 

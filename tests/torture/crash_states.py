@@ -13,8 +13,9 @@ has synced may be lost.
 
 Workloads are all sequences of one, two and three operations (the moments before the last one are
 those of a shorter sequence), and long ones that are drawn. Of single operations all states are
-checked that are listed; of the others those of moments drawn by the seed: what a dead process
-leaves, all of the unsynced acts, none, all but one, and some of the rest. `--states` draws some
+checked that are listed. Of the others it is what a dead process leaves, all of the unsynced acts,
+none, all but one, and some of the rest: of pairs at every moment, in the plain log and in one of
+its variants that is drawn; of the rest at moments drawn by the seed. `--states` draws some
 workloads, for about so many states. Equal trees of which the same is expected count once.
 """
 
@@ -49,20 +50,35 @@ _QUICK: Final = 900
 _LONG: Final = range(8, 21)
 _LONGS: Final = 20
 """Workloads of each of those lengths."""
-_DRAWN: Final = 4
-"""States of a moment that are drawn besides those that are always checked."""
-_RECOVERED_ONE_IN: Final = 24
 _OF_ONE: Final = 14
 """States of one moment, with those of recoveries, on average."""
 
 
 @dataclass(frozen=True, slots=True)
+class Depth:
+    """How much of a workload is looked at."""
+
+    moments: int | None
+    """So many moments of its last operation are drawn; None: all."""
+    drawn: int | None
+    """So many states of a moment are drawn besides those that are always checked; None: all."""
+    recovered_one_in: int = 24
+    """Of so many states one is recovered from, and crashed in the middle of that."""
+
+
+ALL: Final = Depth(None, None)
+EVERY_MOMENT: Final = Depth(None, 1, recovered_one_in=240)
+ONE_MOMENT: Final = Depth(1, 4)
+TWO_MOMENTS: Final = Depth(2, 4)
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
-    """One workload, and at how many moments of its last operation it is crashed; None: at all."""
+    """One workload, and how much of it is looked at."""
 
     variant: str
     names: tuple[str, ...]
-    moments: int | None = None
+    depth: Depth = ALL
 
     def __str__(self) -> str:
         """Name the workload, for people and for `--only`."""
@@ -80,11 +96,14 @@ def tasks(seed: int, states: int | None = None) -> list[Task]:
     """Return all workloads, or some of each kind, for about so many states."""
     dice = random.Random(f"tasks {seed}")
     ones = [Task(variant, (name,)) for variant in VARIANTS for name in OPERATIONS]
-    pairs = itertools.product(VARIANTS, itertools.product(OPERATIONS, repeat=2))
-    twos = [Task(variant, names, 1) for variant, names in pairs]
-    threes = [Task(dice.choice(VARIANTS), names, 1) for names in sequences(3, least=3)]
+    twos = []
+    for names in itertools.product(OPERATIONS, repeat=2):
+        whole = {VARIANTS[0], dice.choice(VARIANTS[1:])}
+        depths = {each: EVERY_MOMENT if each in whole else ONE_MOMENT for each in VARIANTS}
+        twos += [Task(variant, names, depth) for variant, depth in depths.items()]
+    threes = [Task(dice.choice(VARIANTS), names, ONE_MOMENT) for names in sequences(3, least=3)]
     longs = [
-        Task(dice.choice(VARIANTS), names, 2)
+        Task(dice.choice(VARIANTS), names, TWO_MOMENTS)
         for length in _LONG
         for names in random_sequences(seed, length, _LONGS)
     ]
@@ -100,7 +119,7 @@ def tasks(seed: int, states: int | None = None) -> list[Task]:
 def _some(kind: list[Task], count: int, dice: random.Random) -> list[Task]:
     """Draw workloads, of which one moment is looked at."""
     drawn = dice.sample(kind, max(1, min(len(kind), count)))
-    return [dataclasses.replace(task, moments=1) for task in drawn]
+    return [dataclasses.replace(task, depth=ONE_MOMENT) for task in drawn]
 
 
 @dataclass
@@ -138,23 +157,23 @@ class Worker:
             checked.outcomes += self._run(task, crashes)
             first = {outcome.tree for outcome in checked.outcomes if not outcome.is_recovery}
             checked.trees = len(first)
-            checked.all_trees = crashes.count(crashes.stages[-1:]) if task.moments else len(first)
+            is_whole = task.depth == ALL
+            checked.all_trees = len(first) if is_whole else crashes.count(crashes.stages[-1:])
         except Exception as fault:
             checked.fault = told(fault)
         return checked
 
     def _run(self, task: Task, crashes: Crashes) -> Iterator[Outcome]:
-        dice = random.Random(f"states {self._seed} {task}")
+        dice, depth = random.Random(f"states {self._seed} {task}"), task.depth
         stages = crashes.stages[-1:]
         moments = crashes.moments(stages)
-        if task.moments is not None:
-            moments = sorted(dice.sample(moments, min(len(moments), task.moments)))
-        most = None if task.moments is None else _DRAWN
-        for crash, state, outcome in self._checked(crashes, stages, moments, most, dice):
+        if depth.moments is not None:
+            moments = sorted(dice.sample(moments, min(len(moments), depth.moments)))
+        for crash, state, outcome in self._checked(crashes, stages, moments, depth.drawn, dice):
             yield outcome
             if outcome.faults:
                 return
-            if dice.randrange(_RECOVERED_ONE_IN) == 0:
+            if dice.randrange(depth.recovered_one_in) == 0:
                 yield from self._recovered(crashes, crash, state, dice)
 
     def _recovered(
@@ -164,7 +183,7 @@ class Worker:
         below = crashes.recovery(crash, state)
         *before, end = below.moments(below.stages)
         moments = [*dice.sample(before, min(1, len(before))), end]
-        for _, _, outcome in self._checked(below, below.stages, moments, _DRAWN, dice):
+        for _, _, outcome in self._checked(below, below.stages, moments, ONE_MOMENT.drawn, dice):
             yield dataclasses.replace(outcome, is_recovery=True)
 
     def _checked(

@@ -20,7 +20,7 @@ from kafkalog.storage_engine.journal import Journal
 from kafkalog.storage_engine.state import State
 from kafkalog.storage_engine.transaction import Transaction
 from tests.torture.acts import Names, Sync, Write
-from tests.torture.crash_states import Task, Worker, tasks
+from tests.torture.crash_states import ALL, EVERY_MOMENT, ONE_MOMENT, Task, Worker, tasks
 from tests.torture.crashes import Outcome
 from tests.torture.disk import Disk, check_recorded
 from tests.torture.disk_states import states
@@ -166,8 +166,8 @@ def directory() -> Iterator[Path]:
 
 
 def first_violation(directory: Path, name: str, most: int | None = None) -> str | None:
-    moments = None if most is None else 1
-    outcomes = Worker(directory, seed=1).run(Task("plain", (name,), moments))
+    depth = ALL if most is None else ONE_MOMENT
+    outcomes = Worker(directory, seed=1).run(Task("plain", (name,), depth))
     return first_of(islice(outcomes, most))
 
 
@@ -336,20 +336,50 @@ def test_a_full_run_has_all_sequences_up_to_three_operations_and_all_states_of_o
     assert {*sequences(3)} <= names
     ones = [task for task in planned if len(task.names) == 1]
     assert {(task.variant, *task.names) for task in ones} == {*product(VARIANTS, OPERATIONS)}
-    assert all(task.moments is None for task in ones)
+    assert all(task.depth == ALL for task in ones)
+
+
+def test_a_full_run_has_pairs_in_each_variant_and_in_two_of_them_at_every_moment() -> None:
+    planned = tasks(seed=1)
+    pairs = {*product(OPERATIONS, repeat=2)}
+    twos = {(task.variant, *task.names) for task in planned if len(task.names) == 2}
+    assert twos == {(variant, *names) for variant, names in product(VARIANTS, pairs)}
+    whole = [(task.variant, task.names) for task in planned if task.depth == EVERY_MOMENT]
+    plain = [names for variant, names in whole if variant == "plain"]
+    assert sorted(plain) == sorted(names for variant, names in whole if variant != "plain")
+    assert {*plain} == pairs
+    assert {variant for variant, _ in whole} == {*VARIANTS}
 
 
 def test_of_a_single_operation_all_states_are_checked(directory: Path) -> None:
     worker = Worker(directory, seed=1)
     crashes = worker.crashes(Task("plain", ("alter",)))
     checked = worker.check(Task("plain", ("alter",)))
-    sampled = worker.check(Task("plain", ("alter",), 1))
+    sampled = worker.check(Task("plain", ("alter",), ONE_MOMENT))
     assert checked.trees == checked.all_trees == crashes.count(crashes.stages)
     assert sampled.trees < sampled.all_trees == checked.all_trees
 
 
+def test_of_a_pair_what_is_always_checked_is_checked_at_every_moment(directory: Path) -> None:
+    worker = Worker(directory, seed=1)
+    task = Task("plain", ("close", "alter"), EVERY_MOMENT)
+    crashes = worker.crashes(task)
+    wanted = {
+        crashes.key(crash, state)
+        for crash in crashes.crashes(crashes.stages[-1:], crashes.moments(crashes.stages[-1:]))
+        for state in crashes.states(crash)
+        if state.is_simple
+    }
+    checked = worker.check(task)
+    assert wanted <= {outcome.key for outcome in checked.outcomes}
+    assert checked.trees < checked.all_trees
+
+
 def test_a_worker_checks_the_same_states_whatever_it_did_before(directory: Path) -> None:
-    first, second = Task("plain", ("alter",), 1), Task("plain", ("close", "alter"), 1)
+    first, second = (
+        Task("plain", ("alter",), ONE_MOMENT),
+        Task("plain", ("close", "alter"), ONE_MOMENT),
+    )
     worker, other = Worker(directory, seed=1), Worker(directory, seed=1)
     assert [worker.check(first), worker.check(second)] == [other.check(first), other.check(second)]
     assert worker.check(first) == other.check(first)

@@ -197,9 +197,9 @@ class ActiveSegment:
     ) -> tuple[int, int]:
         """Give finished batches from `position` on their places, as far as they belong here.
 
-        Their base offsets count from `first_offset`. Returns the position and the offset that come
-        next: of a batch that needs a new segment, or of what is no whole batch v2. The bytes follow
-        by `write`.
+        Their base offsets count from `first_offset`, and one begins where the last has ended.
+        Returns the position and the offset that come next: of a batch that needs a new segment, or
+        of what is no whole batch v2 with such offsets. The bytes follow by `write`.
         """
         unpack, pack = layout.BATCH_PLACE.unpack_from, layout.STAMP.pack_into
         while (remaining := len(batches) - position) >= layout.BATCH_OVERHEAD:
@@ -209,6 +209,8 @@ class ActiveSegment:
                 break
             base_offset += first_offset
             last_offset = base_offset + delta
+            if base_offset != next_offset or not base_offset <= last_offset < layout.INT64_MAX:
+                break
             if not self.has_room(size, max_timestamp, base_offset, last_offset):
                 break
             pack(batches, position, base_offset, length, epoch)

@@ -166,8 +166,9 @@ class Appender:
 
         A run is the number of its rows and its bytes, in pieces of whole batches; its base offsets
         count from 0. Only headers are read. A batch larger than `segment.bytes` gets a segment of
-        its own. Raises StorageError for bytes that are no batch, and for other rows than announced;
-        what was appended before that is for the next holder to cut.
+        its own. Raises StorageError for bytes that are no batch or leave offsets out, for other
+        rows than announced, and where offsets end; what was appended before that is for the next
+        holder to cut.
         """
         self._note_own_epoch()
         next_offset = self.state.high_watermark
@@ -202,18 +203,27 @@ class Appender:
             rest = len(pending) - position
             if not rest:
                 break
-            header = batch.read_header(pending, position, rest)
-            if header is None or header.magic != layout.MAGIC:  # v0 and v1 cannot be stamped
+            header = _staged_header(pending, position, rest, next_offset - first_offset)
+            if header is None:
                 raise StorageError(
-                    f"{self.directory}: a staged run ends in {rest} bytes that are no batch (after "
-                    f"{position - start}): the staged file is damaged; write the batch again"
+                    f"{self.directory}: a staged run ends in {rest} bytes that are no batch from "
+                    f"offset {next_offset - first_offset} on (after {position - start}): the "
+                    "staged file is damaged; write the batch again"
                 )
+            self._check_end(next_offset + header.last_offset_delta + 1)
             with memoryview(pending) as view:
                 self._active.write(view[written:position])
             written = position
             self.roll(first_offset + header.base_offset)
         del pending[:written]
         return next_offset
+
+    def _check_end(self, next_offset: int) -> None:
+        if next_offset > layout.INT64_MAX:
+            raise StorageError(
+                f"{self.directory}: expected a log end of at most {layout.INT64_MAX}, found "
+                f"{next_offset}: no more offsets are left; write to another partition"
+            )
 
     def place(self, header: batch.BatchHeader, pending: memoryview) -> bool:
         """Make room for a batch that comes with its offsets; False if that took no new segment.
@@ -441,11 +451,11 @@ class Appender:
             size, position, next_offset = os.fstat(fd).st_size, 0, base_offset
             while position < size:
                 head = files.read_at(fd, layout.BATCH_OVERHEAD, position)
-                header = batch.read_header(head, 0, size - position)
-                expected = layout.MAGIC, next_offset - base_offset
-                if header is None or (header.magic, header.base_offset) != expected:
+                header = _staged_header(head, 0, size - position, next_offset - base_offset)
+                if header is None:
                     what = f"a staged segment has no next batch at byte {position}"
                     raise StorageError(f"{self.directory}: {what}; run the batch again")
+                self._check_end(next_offset + header.last_offset_delta + 1)
                 files.write_at(fd, layout.STAMP_OFFSET.pack(next_offset), position)
                 epoch = layout.STAMP_EPOCH.pack(self.state.leader_epoch)
                 files.write_at(fd, epoch, position + layout.EPOCH_POSITION)
@@ -497,3 +507,16 @@ class Appender:
 
     def _path(self, base_offset: int, suffix: str) -> Path:
         return self.directory / layout.segment_file(base_offset, suffix)
+
+
+def _staged_header(
+    data: batch.Buffer, position: int, remaining: int, base_offset: int
+) -> batch.BatchHeader | None:
+    """Return the header of a staged batch that begins at that offset; None if there is none.
+
+    v0 and v1 cannot be stamped. Nor may offsets be left out, or be taken twice.
+    """
+    header = batch.read_header(data, position, remaining)
+    if header is None or (header.magic, header.base_offset) != (layout.MAGIC, base_offset):
+        return None
+    return header if header.last_offset_delta >= 0 else None

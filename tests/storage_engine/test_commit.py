@@ -22,8 +22,9 @@ from kafkalog.errors import (
 from kafkalog.storage_engine import files, layout, staging
 from kafkalog.storage_engine.active_segment import ActiveSegment
 from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.staging import Run, StagedMessage, StagedWriter, writer_slug
 from tests.storage_engine.faults import Died, each_act
+from tests.storage_engine.raw_log import RawBatch
 
 NOW_MS = 1_700_000_000_000
 
@@ -225,6 +226,41 @@ def test_batches_that_hold_other_rows_than_announced_are_refused(engine: Engine)
     with pytest.raises(StorageError, match=r"a task announced \d+ rows, its batches hold \d+"):
         engine.commit([dataclasses.replace(staged, runs=runs)], now_ms=NOW_MS)
     assert read_all(engine) == []
+
+
+@pytest.mark.parametrize("base_offset", [-(2**48), -1, 0, 1, 3, 2**40])
+def test_a_batch_that_leaves_offsets_out_or_takes_them_twice_is_refused(
+    engine: Engine, base_offset: int
+) -> None:
+    first, second = RawBatch(0, (1, 2)), RawBatch(base_offset, (3,))
+    data = first.data() + second.data()
+    run = Run("t", 0, -1, 0, len(data), max(1, base_offset + 1))
+    ids = {"t": engine.describe("t").topic_id}
+    staged = StagedMessage(topic_ids=ids, runs=(run,), rows=run.rows, data=data)
+    with pytest.raises(StorageError, match=r"bytes that are no batch from offset 2 on"):
+        engine.commit([staged], now_ms=NOW_MS)
+    assert read_all(engine) == []
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["appended", "adopted"])
+def test_where_offsets_end_the_commit_is_refused_and_the_log_goes_on_as_it_was(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    last = RawBatch(layout.INT64_MAX - 2, (5,))
+    for partition in range(3):
+        engine.append_raw("t", partition, last.data(), now_ms=NOW_MS)
+    before = read_all(engine)
+    if large:
+        monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 1)
+        monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
+    staged = stage(engine, BATCH)
+    assert {run.is_segment for run in staged.runs} == {large}
+    expected = f"expected a log end of at most {layout.INT64_MAX}, found"
+    with pytest.raises(StorageError, match=expected):
+        engine.commit([staged], now_ms=NOW_MS)
+    assert read_all(engine) == before
+    engine.append("t", [("one", "more")], now_ms=NOW_MS)
+    assert sorted(read_all(engine)) == sorted([*before, (b"one", b"more")])
 
 
 def test_a_commit_whose_clean_up_fails_has_succeeded(

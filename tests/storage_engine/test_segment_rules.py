@@ -216,7 +216,7 @@ def test_a_segment_that_is_cut_to_nothing_takes_the_same_offsets_again(tmp_path:
 
 def test_a_cut_in_a_gap_takes_what_lies_behind_the_gap(tmp_path: Path) -> None:
     engine = topic(tmp_path, index_interval_bytes="1")
-    append(engine, batch(0, 1), batch(3, 1))
+    engine.append_raw("t", 0, batch(0, 1).data() + batch(3, 1).data(), now_ms=1)
     directory = engine.partition_directory("t", 0)
     with engine.transaction() as transaction:
         size = len(batch(0, 1).data())

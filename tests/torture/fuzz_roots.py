@@ -7,12 +7,12 @@ disk that lost bits, would leave behind.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 
@@ -171,22 +171,9 @@ def _replacing(
     return decode
 
 
-@contextlib.contextmanager
-def _few_partitions() -> Iterator[None]:
-    """Let topics have no more partitions than are looked at in the seconds of one input.
-
-    With as many as they may have, 100,000, that takes longer, and may: it is a bound on what one
-    number in a file can ask for, not on the time that a large topic takes.
-    """
-    most = layout.PARTITIONS_MAX
-    setattr(layout, "PARTITIONS_MAX", 1_000)  # noqa: B010  (a constant but for this)
-    try:
-        yield
-    finally:
-        setattr(layout, "PARTITIONS_MAX", most)  # noqa: B010
-
-
-@_few_partitions()
+# With as many partitions as a topic may have, 100,000, this takes longer than one input has, and
+# may: what is bounded is what one number in a file can ask for.
+@mock.patch.object(layout, "PARTITIONS_MAX", 1_000)
 def _use(path: Path) -> None:
     """Read everything there is, in every way."""
     journal._READ_PAUSE_S = 0

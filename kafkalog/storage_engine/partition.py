@@ -39,6 +39,11 @@ from kafkalog.storage_engine import (
 from kafkalog.storage_engine.active_segment import ActiveSegment
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.producers import Producers
+from kafkalog.storage_engine.staged_batch import (
+    check_log_end,
+    read_staged_header,
+    stamp_staged_file,
+)
 from kafkalog.storage_engine.state import PartitionState
 
 _logger = logging.getLogger(__name__)
@@ -203,27 +208,20 @@ class Appender:
             rest = len(pending) - position
             if not rest:
                 break
-            header = _staged_header(pending, position, rest, next_offset - first_offset)
+            header = read_staged_header(pending, position, rest, next_offset - first_offset)
             if header is None:
                 raise StorageError(
                     f"{self.directory}: a staged run ends in {rest} bytes that are no batch from "
                     f"offset {next_offset - first_offset} on (after {position - start}): the "
                     "staged file is damaged; write the batch again"
                 )
-            self._check_end(next_offset + header.last_offset_delta + 1)
+            check_log_end(self.directory, next_offset + header.last_offset_delta + 1)
             with memoryview(pending) as view:
                 self._active.write(view[written:position])
             written = position
             self.roll(first_offset + header.base_offset)
         del pending[:written]
         return next_offset
-
-    def _check_end(self, next_offset: int) -> None:
-        if next_offset > layout.INT64_MAX:
-            raise StorageError(
-                f"{self.directory}: expected a log end of at most {layout.INT64_MAX}, found "
-                f"{next_offset}: no more offsets are left; write to another partition"
-            )
 
     def place(self, header: batch.BatchHeader, pending: memoryview) -> bool:
         """Make room for a batch that comes with its offsets; False if that took no new segment.
@@ -429,42 +427,22 @@ class Appender:
         self._active.finish()
         self._names_changed |= self._active.has_new_name
         self._take_snapshot(base_offset)
-        next_offset = self._stamp_file(staged, base_offset)
+        log = staged.with_name(staged.name + layout.STAGED)
+        epoch = self.state.leader_epoch
+        next_offset = stamp_staged_file(self.directory, log, base_offset, epoch)
         self._check_rows(rows, next_offset - base_offset)
         renames = {
             staged.with_name(staged.name + layout.STAGED_INDEX): layout.INDEX,
             staged.with_name(staged.name + layout.STAGED_TIME_INDEX): layout.TIME_INDEX,
-            staged.with_name(staged.name + layout.STAGED): layout.LOG,
+            log: layout.LOG,
         }
-        size = staged.with_name(staged.name + layout.STAGED).stat().st_size
+        size = log.stat().st_size
         with locks.SegmentsLock(self.directory).exclusive():
             for source, suffix in renames.items():
                 files.rename(source, self._path(base_offset, suffix))
         self._names_changed = True
         self._advance(next_offset)
         self._begin(base_offset, size)
-
-    def _stamp_file(self, staged: Path, base_offset: int) -> int:
-        """Stamp every batch of a staged file in place, sync it, and return the next offset."""
-        fd = os.open(staged.with_name(staged.name + layout.STAGED), os.O_RDWR | os.O_CLOEXEC)
-        try:
-            size, position, next_offset = os.fstat(fd).st_size, 0, base_offset
-            while position < size:
-                head = files.read_at(fd, layout.BATCH_OVERHEAD, position)
-                header = _staged_header(head, 0, size - position, next_offset - base_offset)
-                if header is None:
-                    what = f"a staged segment has no next batch at byte {position}"
-                    raise StorageError(f"{self.directory}: {what}; run the batch again")
-                self._check_end(next_offset + header.last_offset_delta + 1)
-                files.write_at(fd, layout.STAMP_OFFSET.pack(next_offset), position)
-                epoch = layout.STAMP_EPOCH.pack(self.state.leader_epoch)
-                files.write_at(fd, epoch, position + layout.EPOCH_POSITION)
-                next_offset += header.last_offset_delta + 1
-                position += header.size
-            files.sync_file(fd)
-            return next_offset
-        finally:
-            os.close(fd)
 
     # --- durability ------------------------------------------------------------------------------
 
@@ -507,16 +485,3 @@ class Appender:
 
     def _path(self, base_offset: int, suffix: str) -> Path:
         return self.directory / layout.segment_file(base_offset, suffix)
-
-
-def _staged_header(
-    data: batch.Buffer, position: int, remaining: int, base_offset: int
-) -> batch.BatchHeader | None:
-    """Return the header of a staged batch that begins at that offset; None if there is none.
-
-    v0 and v1 cannot be stamped. Nor may offsets be left out, or be taken twice.
-    """
-    header = batch.read_header(data, position, remaining)
-    if header is None or (header.magic, header.base_offset) != (layout.MAGIC, base_offset):
-        return None
-    return header if header.last_offset_delta >= 0 else None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.torture import Count, Tally, __main__, page
-from tests.torture.page import Results
+from tests.torture.page import PROGRAMS, Results
 
 MACHINE = {"date": "2026-01-01", "commit": "abc"}
 
@@ -109,6 +109,7 @@ def test_what_went_wrong_and_what_was_skipped_is_told_in_the_end(
 
 def test_the_page_tells_of_full_runs_without_a_violation() -> None:
     results = Results.load()
+    assert [result.program for result in results] == [*PROGRAMS]
     for result in results:
         for count in (Count(**told) for told in result.counts):
             assert (count.violations, count.is_enough) == (0, True), count

@@ -20,6 +20,7 @@ import random
 import shutil
 import struct
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,7 +58,9 @@ _GETATTR, _STATFS, _OPEN, _READ, _WRITE, _RELEASE, _FSYNC, _FLUSH, _INIT = (
     26,
 )
 _UNANSWERED: Final = (2, 36, 42)  # forget, interrupt, batch forget
+_UNMOUNTED: Final = (errno.ENODEV, errno.ECONNABORTED)  # the other one with a request half read
 _WRITE_MAX: Final = 128 << 10
+_PATIENCE_S: Final = 10.0
 
 
 # --- mounting ------------------------------------------------------------------------------------
@@ -158,8 +161,23 @@ def recorded_disk(image: bytes, path: Path, notes: Notes) -> Iterator[None]:
     try:
         yield
     finally:
-        unmount(path)  # which ends the server
+        _unmount_disk(path)  # which ends the server
         server.wait()
+
+
+def _unmount_disk(path: Path) -> None:
+    """Unmount it as soon as its loop device has gone.
+
+    That stays for a moment where somebody else, looking for a free one, has just opened it.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return unmount(path)
+        except OSError as fault:
+            if fault.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def _serve(device: int, image: bytearray, notes: Notes) -> None:
@@ -167,7 +185,7 @@ def _serve(device: int, image: bytearray, notes: Notes) -> None:
         try:
             request = memoryview(os.read(device, _WRITE_MAX + 4096))
         except OSError as fault:
-            if fault.errno == errno.ENODEV:  # unmounted
+            if fault.errno in _UNMOUNTED:
                 os._exit(0)
             if fault.errno == errno.ENOENT:  # the request was taken back
                 continue

@@ -202,6 +202,8 @@ def finish_swaps(directory: Path) -> None:
     found = _resolve(directory, is_strict=True)
     if not (found.swaps or found.dead_swaps or found.cleaned):
         return
+    # A name that the dead process gave may still go with the power: nothing is built on it before.
+    files.sync_directory(directory)
     # A dead .swap is dead only as long as the .cleaned file stands that says so.
     _remove(directory, found.dead_swaps, layout.SWAP)
     _remove(directory, found.cleaned, layout.CLEANED)

@@ -50,6 +50,12 @@ def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch
                 what = f"a staged segment has no next batch at byte {position}"
                 raise StorageError(f"{directory}: {what}; run the batch again")
             check_log_end(directory, next_offset + header.last_offset_delta + 1)
+            if next_offset + header.last_offset_delta - base_offset > layout.INT32_MAX:
+                raise StorageError(
+                    f"{directory}: expected at most 2^31 rows in a staged segment, found more by "
+                    f"byte {position} of {log.name}: its indexes count offsets in 32 bits; write "
+                    "the batch in smaller parts"
+                )
             files.write_at(fd, layout.STAMP_OFFSET.pack(next_offset), position)
             epoch = layout.STAMP_EPOCH.pack(leader_epoch)
             files.write_at(fd, epoch, position + layout.EPOCH_POSITION)

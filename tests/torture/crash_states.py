@@ -9,7 +9,8 @@ directory is made as it would be found, and opened: what was acknowledged, or co
 there, what was not is all there or not at all, the operation can be tried again, and the log be
 read, appended to, cleaned, verified and opened. Some of those recoveries, in which a process with
 another clock tries again, are recorded, and crashed in the same way: then what neither of the two
-has synced may be lost.
+has synced may be lost. After single operations that is done for every death, as long as the names
+that the dead process has given are not all durable.
 
 Workloads are all sequences of one, two and three operations (the moments before the last one are
 those of a shorter sequence), and long ones that are drawn. Of single operations all states are
@@ -37,7 +38,7 @@ from typing import Final
 
 from tests.torture import Tally, parser
 from tests.torture.checks import told
-from tests.torture.crashes import Crash, Crashes, Outcome
+from tests.torture.crashes import DIED, Crash, Crashes, Outcome
 from tests.torture.disk import State
 from tests.torture.going_on import GoingOn
 from tests.torture.recording import Stage, booted, record, repeatable
@@ -50,6 +51,8 @@ _QUICK: Final = 900
 _LONG: Final = range(8, 21)
 _LONGS: Final = 20
 """Workloads of each of those lengths."""
+_OF_DEATH: Final = 2
+"""Moments of what the next process does, while names that a dead one has given may be lost."""
 _OF_ONE: Final = 14
 """States of one moment, with those of recoveries, on average."""
 
@@ -173,16 +176,31 @@ class Worker:
             yield outcome
             if outcome.faults:
                 return
+            if depth == ALL and state.label == DIED:
+                yield from self._recovered(crashes, crash, state, dice, has_died=True)
             if dice.randrange(depth.recovered_one_in) == 0:
                 yield from self._recovered(crashes, crash, state, dice)
 
     def _recovered(
-        self, crashes: Crashes, crash: Crash, state: State, dice: random.Random
+        self,
+        crashes: Crashes,
+        crash: Crash,
+        state: State,
+        dice: random.Random,
+        *,
+        has_died: bool = False,
     ) -> Iterator[Outcome]:
-        """Check states after a recovery: where it is done, and of a moment before."""
+        """Check states after a recovery: where it is done, and of a moment before.
+
+        After a process that `has_died`: of some moments while its names are not all durable.
+        """
         below = crashes.recovery(crash, state)
-        *before, end = below.moments(below.stages)
-        moments = [*dice.sample(before, min(1, len(before))), end]
+        if has_died:
+            before = below.inherited_moments(below.stages)
+            moments = dice.sample(before, min(_OF_DEATH, len(before)))
+        else:
+            *before, end = below.moments(below.stages)
+            moments = [*dice.sample(before, min(1, len(before))), end]
         for _, _, outcome in self._checked(below, below.stages, moments, ONE_MOMENT.drawn, dice):
             yield dataclasses.replace(outcome, is_recovery=True)
 

@@ -19,6 +19,7 @@ from typing import Final
 
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
+from tests.torture.acts import Names
 from tests.torture.checks import (
     Snapshot,
     faults_of,
@@ -33,7 +34,7 @@ from tests.torture.going_on import LATER_MS, GoingOn
 from tests.torture.recorder import scan
 from tests.torture.recording import Recording, Stage, booted, record_recovery, repeatable
 
-__all__ = ["Crash", "Crashes", "Outcome"]
+__all__ = ["DIED", "Crash", "Crashes", "Outcome"]
 
 DIED: Final = "died"
 Snapshots = tuple[Snapshot, ...]
@@ -109,6 +110,15 @@ class Crashes:
     def moments(self, stages: Sequence[Stage]) -> list[int]:
         """Return all moments of some stages."""
         return sorted({n for stage in stages for n in range(stage.first, stage.end + 1)})
+
+    def inherited_moments(self, stages: Sequence[Stage]) -> list[int]:
+        """Return those at which the power may still take names given before the recording."""
+        before = self.recording.begin.count
+        return [
+            count
+            for count, _, disk in self._disks(stages, self.moments(stages))
+            if any(n < before and isinstance(act, Names) for n, act in disk.unsynced())
+        ]
 
     def crashes(self, stages: Sequence[Stage], moments: Sequence[int]) -> Iterator[Crash]:
         """Yield crashes at some of the moments of stages; each disk is good until the next."""

@@ -17,7 +17,7 @@ from kafkalog.cleaner import partition_cleaner
 from kafkalog.storage_engine import clock, host
 from kafkalog.storage_engine.engine import Engine
 from tests.torture.acts import Act
-from tests.torture.checks import Snapshot, forget, recovered, snapshot
+from tests.torture.checks import Snapshot, forget, recovered, snapshot, with_superseded
 from tests.torture.disk import Disk, check_recorded
 from tests.torture.recorder import Recorder, Scan
 from tests.torture.workloads import OPERATIONS, Moment, Opened
@@ -179,16 +179,24 @@ def record_recovery(
             opened.append(Opened(root, moment))
             return opened[0].engine
 
-        kind = broken.kind if has_died and broken.kind != "handed" else "none"
-        found = stages.add(OPENING, found, lambda: moment, open_log, kind=kind)
-        retry = OPERATIONS[broken.retry or "append"]
-        if found != broken.before and (not retry.repeatable or retry.kind == "topic"):
-            retry = OPERATIONS["alter"]  # it was done, and would be seen to be done again
-
         def try_again() -> Engine:
             opened[0].perform_again(retry.name)
             return opened[0].engine
 
-        stages.add(retry.name, found, lambda: moment, try_again, kind=retry.kind)
+        def open_and_try_again() -> Engine:
+            open_log()
+            return try_again()
+
+        retry = OPERATIONS[broken.retry or "append"]
+        if has_died and broken.kind == "partial":
+            # What the dead process has cleaned is not durable before it is cleaned again.
+            before = with_superseded(found, broken.before)
+            stages.add(retry.name, before, lambda: moment, open_and_try_again, kind=retry.kind)
+        else:
+            kind = broken.kind if has_died and broken.kind != "handed" else "none"
+            found = stages.add(OPENING, found, lambda: moment, open_log, kind=kind)
+            if found != broken.before and (not retry.repeatable or retry.kind == "topic"):
+                retry = OPERATIONS["alter"]  # it was done, and would be seen to be done again
+            stages.add(retry.name, found, lambda: moment, try_again, kind=retry.kind)
         opened[0].engine.close()
     return Recording(disk, recorder.acts, stages.found)

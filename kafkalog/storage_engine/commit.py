@@ -249,8 +249,8 @@ def remove_done(
 ) -> None:
     """After a commit: remove its staged files, and what failed attempts of its writer left.
 
-    `directories` are those of the partitions it wrote to. The commit is made, so a failure here
-    must not look like one of the commit.
+    `directories` are those of the partitions it wrote to, or where any are left. The commit is
+    made, so a failure here must not look like one of the commit.
     """
     try:
         remove_staged(root, staged)

@@ -298,7 +298,9 @@ class Engine:
             if writer and not is_new:
                 is_new = not commit.is_committed(transaction.state, writer, rows, now_ms)
             if not is_new:
-                commit.remove_staged(self.root, staged)
+                # Of the attempt that has committed it and died, too: perhaps no later batch comes.
+                left = commit.staged_paths(self.root, transaction.state, lambda _: True)
+                commit.remove_done(self.root, staged, writer, {path.parent for path in left})
                 return CommitResult(skipped=True, rows=0)
             if rows == 0:
                 commit.remove_staged(self.root, staged)

@@ -19,7 +19,7 @@ from kafkalog.errors import (
     StorageError,
     UnknownTopicError,
 )
-from kafkalog.storage_engine import files, layout, staging
+from kafkalog.storage_engine import commit, files, layout, staging
 from kafkalog.storage_engine.active_segment import ActiveSegment
 from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
 from kafkalog.storage_engine.staging import Run, StagedMessage, StagedWriter, writer_slug
@@ -382,6 +382,26 @@ def test_abort_never_undoes_what_is_published(engine: Engine) -> None:
     engine.commit([message], writer=writer_at(5), now_ms=NOW_MS)
     assert not engine.abort([message], writer=writer_at(5), now_ms=NOW_MS)
     assert len(read_all(engine)) == 20
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["appended", "adopted"])
+def test_a_batch_that_comes_again_removes_what_the_attempt_that_committed_it_has_left(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    if large:
+        monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 1)
+        monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
+    stage(engine, BATCH, 5, 9)  # of an attempt that sent no message
+    with monkeypatch.context() as died:
+        died.setattr(commit, "remove_done", lambda *_: None)
+        engine.commit([stage(engine, BATCH, 5, 1)], writer=writer_at(5), now_ms=NOW_MS)
+    assert staged_names(engine)
+    later = stage(engine, BATCH, 6, 1)
+    kept = sorted(name for name in staged_names(engine) if "-6-" in name)
+    assert engine.commit([stage(engine, BATCH, 5, 2)], writer=writer_at(5), now_ms=NOW_MS).skipped
+    assert sorted(staged_names(engine)) == kept
+    engine.commit([later], writer=writer_at(6), now_ms=NOW_MS)
+    assert staged_names(engine) == []
 
 
 def test_a_commit_removes_what_earlier_attempts_left_but_not_other_queries_files(

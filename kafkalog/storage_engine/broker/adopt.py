@@ -326,7 +326,7 @@ class _Adopting:
         root = self.root
         if not (root / layout.GUARD).is_dir():
             files.make_directory(root / layout.GUARD)
-            files.sync_directory(root)
+        files.sync_directory(root)  # also what a run that died has named
         if (root / layout.META_PROPERTIES).exists():
             if not self.was_clean and (root / layout.CLEAN_ASIDE).exists():
                 files.remove(root / layout.CLEAN_ASIDE)  # of an earlier adoption
@@ -353,17 +353,16 @@ class _Adopting:
                 layout.CLEANER_LOCK,
                 layout.CANARY,
             )
-            missing = [directory / name for name in ours if not (directory / name).exists()]
-            for path in missing:
-                files.create(path)
+            for path in (directory / name for name in ours):
+                if not path.exists():
+                    files.create(path)
             # What was listed when it was ours last may be of files that the broker has replaced.
             stale = [directory / name for name in (layout.GAPS, layout.RAW_GAPS)]
             stale = [path for path in stale if path.exists()]
             stale += directory.glob(f"{layout.OURS}*{layout.KEYS}")
             for path in stale:
                 files.remove(path)
-            if missing or stale:
-                files.sync_directory(directory)
+            files.sync_directory(directory)
 
     # --- ours ------------------------------------------------------------------------------------
 

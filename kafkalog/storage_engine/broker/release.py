@@ -111,7 +111,8 @@ def release(
         else:
             releasing.prepare(wanted, properties, progress)
             files.rename(root / layout.COMMIT, root / layout.COMMIT_RELEASED)
-            files.sync_directory(root)
+        # Also what a run that died has renamed: the canaries go only once that is durable.
+        files.sync_directory(root)
         return releasing.hand_over()
 
 
@@ -397,6 +398,5 @@ def _remove_ours(directory: Path) -> bool:
     names = [name for name in sorted(os.listdir(directory)) if name.startswith(layout.OURS)]
     for name in names:
         files.remove(directory / name)
-    if names:
-        files.sync_directory(directory)
+    files.sync_directory(directory)
     return bool(names)

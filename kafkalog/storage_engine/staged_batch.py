@@ -49,8 +49,9 @@ def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch
             if header is None:
                 what = f"a staged segment has no next batch at byte {position}"
                 raise StorageError(f"{directory}: {what}; run the batch again")
-            check_log_end(directory, next_offset + header.last_offset_delta + 1)
-            if next_offset + header.last_offset_delta - base_offset > layout.INT32_MAX:
+            end_offset = next_offset + header.last_offset_delta + 1
+            check_log_end(directory, end_offset)
+            if end_offset - 1 - base_offset > layout.INT32_MAX:
                 raise StorageError(
                     f"{directory}: expected at most 2^31 rows in a staged segment, found more by "
                     f"byte {position} of {log.name}: its indexes count offsets in 32 bits; write "
@@ -59,7 +60,7 @@ def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch
             files.write_at(fd, layout.STAMP_OFFSET.pack(next_offset), position)
             epoch = layout.STAMP_EPOCH.pack(leader_epoch)
             files.write_at(fd, epoch, position + layout.EPOCH_POSITION)
-            next_offset += header.last_offset_delta + 1
+            next_offset = end_offset
             position += header.size
         files.sync_file(fd)
         return next_offset

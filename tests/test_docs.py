@@ -47,6 +47,8 @@ def test_a_documents_examples_print_what_it_shows(
 ) -> None:
     found = examples(document)
     assert found
+    for table in spark.catalog.listTables():  # of a test that had this session before
+        spark.catalog.dropTempView(table.name)
     names: dict[str, Any] = {"spark": spark}
     for source, output in found:
         here = source.replace("/data/", f"{tmp_path}/")

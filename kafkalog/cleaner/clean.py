@@ -345,7 +345,11 @@ class _Publisher:
             state = self._load_state()
             if state.cleaned_to < self._end:
                 self._announce(transaction, state)
-            transaction.check_lock()  # a later swap publishes nothing, which would look
+            elif transaction.state.unsynced:
+                # After a power cut the journal must not name an active segment that is swapped.
+                transaction.sync_on_publish()
+                transaction.publish(self._now_ms)
+            transaction.check_lock()  # a later swap may publish nothing, which would look
             with locks.SegmentsLock(view.directory).exclusive():
                 replace_segments(
                     view.directory,

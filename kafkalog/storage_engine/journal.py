@@ -50,8 +50,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _NO_CHANGE = (
     ValueError,
     TypeError,
-    KeyError,
-    IndexError,
+    LookupError,
     AttributeError,
     ArithmeticError,
     RecursionError,
@@ -178,9 +177,8 @@ class Journal:
     def records(self) -> tuple[dict[str, Any], Iterator[tuple[int, int, int, dict[str, Any]]]]:
         """Return the header's fields, and the whole records: (position, size, number, change).
 
-        For whoever looks at the file itself: also records that are not published. The header is
-        `formatVersion`, `generation` (hex), `publishedEnd` and `syncedEnd` (bytes of the file).
-        Raises CorruptJournalError and StorageError.
+        Also records that are not published. The header is `formatVersion`, `generation` (hex),
+        `publishedEnd` and `syncedEnd` (bytes). Raises CorruptJournalError and StorageError.
         """
         fd = self._open(os.O_RDONLY)
         try:
@@ -370,18 +368,19 @@ class Journal:
         finally:
             os.close(fd)
 
-    def append(self, change: Mapping[str, Any], *, sync: bool = True) -> State:
+    def append(
+        self, change: Mapping[str, Any], *, sync: bool = True, ends_work: bool = False
+    ) -> State:
         """Write a record: the commit point, when `sync`. The journal must be settled.
 
+        It ends what `begin_syncs` has noted, and if it `ends_work`, what `begin_work` has.
         Raises CommitInDoubtError when the record was written and its sync failed: it may be on
         disk, and the next holder of the lock finds out.
         """
         known = self._settled
         assert known is not None, "settle first"
         number = known.state.number + 1
-        content = dict(change)
-        if not sync:
-            content["unsynced"] = True
+        content = {**change} if sync else {**change, "unsynced": True}
         record = _record(number, content)
         if known.end + len(record) > self.path.stat().st_size:
             known = self.rewrite()  # the caller has synced all data: see `is_full`
@@ -393,7 +392,7 @@ class Journal:
                 files.write_at(fd, record, known.end)
                 if sync:
                     files.sync_data(fd)
-                header = self._publish(fd, replay, ends_syncs=True)
+                header = self._publish(fd, replay, b"\0\0" if ends_work else b"\0")
             except OSError as fault:
                 self._in_doubt = True
                 raise CommitInDoubtError(
@@ -409,14 +408,24 @@ class Journal:
     def begin_syncs(self) -> bool:
         """Note here that data are about to be synced; the next record that is appended ends that.
 
-        False where it is noted already: the sync of an earlier holder has failed, or the process
-        was killed over it. So whoever comes next knows, and the one that failed need not live.
+        False where it is noted already: the sync of an earlier holder has failed, or it was killed.
         """
+        return self._note(layout.JOURNAL_SYNCING_POSITION)
+
+    def begin_work(self) -> bool:
+        """Note in the same way that files are about to be changed.
+
+        False where an earlier holder has not ended that: what it has left may not be durable.
+        (After a power cut it is, and may be noted all the same.)
+        """
+        return self._note(layout.JOURNAL_WORKING_POSITION)
+
+    def _note(self, position: int) -> bool:
         fd = self._open(os.O_RDWR)
         try:
-            if files.read_at(fd, 1, layout.JOURNAL_SYNCING_POSITION) != b"\0":
+            if files.read_at(fd, 1, position) != b"\0":
                 return False
-            files.write_at(fd, b"\1", layout.JOURNAL_SYNCING_POSITION)
+            files.write_at(fd, b"\1", position)
             return True
         finally:
             os.close(fd)
@@ -437,19 +446,16 @@ class Journal:
         kept = {name: entry for name, entry in state.writers.items() if entry.time_ms >= horizon_ms}
         state = State(state.number, state.time_ms, state.topics, kept, deleting=state.deleting)
         image = _image(state, layout.JOURNAL_SIZE)
+        image[layout.JOURNAL_WORKING_POSITION] = 1  # as it is in the old file, where it matters
         files.write_atomically(self.path, image, temporary_name=layout.COMMIT_TEMPORARY)
         self._settled = replay = self._load()
         return replay
 
-    def _publish(self, fd: int, replay: _Replay, *, ends_syncs: bool = False) -> _Header:
-        synced_end = replay.synced_end
-        published = _published(replay.end, synced_end)
-        if ends_syncs:
-            published += b"\0"  # of `begin_syncs`
+    def _publish(self, fd: int, replay: _Replay, noted: bytes = b"") -> _Header:
+        published = _published(replay.end, replay.synced_end) + noted
         files.write_at(fd, published, layout.JOURNAL_PUBLISHED_POSITION)
-        return _Header(
-            replay.header.generation, replay.end, synced_end, is_other_boot=False, outlived=False
-        )
+        generation, end, synced_end = replay.header.generation, replay.end, replay.synced_end
+        return _Header(generation, end, synced_end, is_other_boot=False, outlived=False)
 
     def _erase(self, fd: int, position: int) -> None:
         """Zero what follows, so that no record of a lost future fits behind a new one."""
@@ -478,7 +484,7 @@ def _published(end: int, synced_end: int) -> bytes:
     return content + layout.CHECKSUM.pack(crc32c(content))
 
 
-def _image(state: State, size_min: int) -> bytes:
+def _image(state: State, size_min: int) -> bytearray:
     """Return a whole journal file whose only record is a snapshot of `state`."""
     record = _record(state.number, state.snapshot()) if state.number else b""
     end = layout.JOURNAL_RECORDS_POSITION + len(record)
@@ -490,4 +496,4 @@ def _image(state: State, size_min: int) -> bytes:
     position = layout.JOURNAL_PUBLISHED_POSITION
     image[position : position + len(published)] = published
     image[layout.JOURNAL_RECORDS_POSITION : end] = record
-    return bytes(image)
+    return image

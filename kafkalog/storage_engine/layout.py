@@ -430,6 +430,8 @@ JOURNAL_VERSION: Final = 1
 JOURNAL_PUBLISHED_POSITION: Final = 64
 JOURNAL_SYNCING_POSITION: Final = 100
 """A byte behind that and its checksum: 1 while somebody syncs what relaxed commits have left."""
+JOURNAL_WORKING_POSITION: Final = JOURNAL_SYNCING_POSITION + 1
+"""A byte behind that one: 1 from before a writer cuts or appends up to its record."""
 JOURNAL_RECORDS_POSITION: Final = 512
 """Records begin in a disk sector of their own: a torn one cannot reach the header."""
 JOURNAL_SIZE: Final = 1 << 20

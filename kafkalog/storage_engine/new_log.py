@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from kafkalog.errors import StorageError
@@ -20,10 +21,8 @@ def create_log(root: Path) -> None:
     """
     directory_signs.check_is_free(root)
     try:
-        missing = [path for path in (root, *root.parents) if not path.exists()]
         root.mkdir(parents=True, exist_ok=True)
-        for path in missing:
-            files.sync_directory(path.parent)
+        _sync_names_up_to(root)
     except OSError as fault:
         raise StorageError(
             f"{root}: the log's directory cannot be created: {fault.strerror}"
@@ -32,3 +31,20 @@ def create_log(root: Path) -> None:
     with files.disk_faults(root), locks.RootLock(root).shared(), commit_lock.exclusive():
         if not (root / layout.COMMIT).exists():
             Journal.create(root / layout.COMMIT)
+
+
+def _sync_names_up_to(root: Path) -> None:
+    """Make the names of a directory and of those above it durable, up to the mount point.
+
+    Whoever has made them may have died before. By `..`, since what the path says may be links, or
+    lead through the namespace of another process. What this user may not read is passed over.
+    """
+    path, found = root, root.stat()
+    with contextlib.suppress(PermissionError):
+        while True:
+            path, below = path / "..", found
+            found = path.stat()
+            if found.st_dev != below.st_dev or found.st_ino == below.st_ino:
+                return
+            with contextlib.suppress(PermissionError):
+                files.sync_directory(path)

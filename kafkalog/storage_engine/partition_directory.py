@@ -24,6 +24,8 @@ _MADE: Final = {
     layout.segment_file(0, layout.LOG),
 }
 """What `create_partition` makes, besides the canary."""
+_MISSING: Final = (FileNotFoundError, NotADirectoryError)
+"""No directory of a partition, which is for `check_canary` to describe, of that partition alone."""
 
 
 def sync_segments(directory: Path, start: Place) -> None:
@@ -31,7 +33,20 @@ def sync_segments(directory: Path, start: Place) -> None:
     for _, log in _logs(directory, start):
         with contextlib.suppress(FileNotFoundError):  # a cleaner replaced it, by synced files
             files.sync_path(log)
-    files.sync_directory(directory)
+    with contextlib.suppress(*_MISSING):
+        files.sync_directory(directory)
+
+
+def sync_cut(directory: Path, active_base: int) -> None:
+    """Make durable what somebody may have cut: the indexes of the active segment, and all names.
+
+    Of a `.log` what is cut off comes back no further than to be cut again.
+    """
+    for suffix in (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX):
+        with contextlib.suppress(*_MISSING):
+            files.sync_path(directory / layout.segment_file(active_base, suffix))
+    with contextlib.suppress(*_MISSING):
+        files.sync_directory(directory)
 
 
 def write_again(directory: Path, start: Place, end: Place) -> None:
@@ -58,7 +73,10 @@ def write_again(directory: Path, start: Place, end: Place) -> None:
 
 
 def _logs(directory: Path, start: Place) -> Iterator[tuple[int, Path]]:
-    for name in os.listdir(directory):
+    names: list[str] = []
+    with contextlib.suppress(*_MISSING):
+        names = os.listdir(directory)
+    for name in names:
         parsed = layout.parse_segment_file(name)
         if parsed and parsed[1:] == (layout.LOG, "") and parsed[0] >= start[0]:
             yield parsed[0], directory / name

@@ -242,7 +242,9 @@ def _retain(
         transaction.roll(topic, partition, now_ms)
     if log_start > state.log_start_offset:
         transaction.raise_log_start(topic, partition, log_start)
-    if is_all or log_start > state.log_start_offset:
+    if is_all or log_start > state.log_start_offset or transaction.state.unsynced:
+        # After a power cut the journal must not name an active segment that is gone.
+        transaction.sync_on_publish()
         transaction.publish(now_ms)
     _trim_epochs(directory, log_start, state.high_watermark)
     transaction.check_lock()

@@ -3,6 +3,10 @@
 Order of things: the root lock shared and the commit lock (both taken by `Engine.transaction`), the
 journal settled, then any number of changes, then `publish`: sync every touched file, write the
 record, move `published_end`. An exception before `publish` undoes everything.
+
+Where the holder before died, or failed, what it has left is made durable before anything is built
+upon it: it may have cut what a third one had left, and a power cut bring that back, now among
+committed records.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import errno
+import functools
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -60,8 +65,13 @@ class Transaction:
         """Partitions whose appenders have their files open; the others closed them on the way."""
         self._touched: set[str] = set()
         self._needs_sync = False
-        self._may_sync = False
-        """Whether what relaxed commits have left may be synced: see `_begin_syncs`."""
+        self._may_work = False
+        """Whether files may be changed, and synced: see `_begin_work`."""
+        self._uncertain: dict[tuple[str, int], OSError] = {}
+        """Partitions of which what an earlier holder has left could not be made durable, and why.
+
+        A fault of one is none of the others, as long as nothing there waits for a sync of its own.
+        """
 
     def topic(self, name: str) -> TopicState:
         """Return a topic, also one created in this transaction."""
@@ -145,9 +155,11 @@ class Transaction:
     def _opened(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         appender = self._appenders.get((topic, number))
         if appender is None:
-            self._begin_syncs()
             known = self.topic(topic)
             self.check_is_here(topic, number)
+            self._begin_work()
+            if (topic, number) in self._uncertain:
+                raise self._uncertain[topic, number]
             return partition.Appender(
                 self._root / layout.partition_directory(topic, number),
                 known.topic_id,
@@ -233,6 +245,7 @@ class Transaction:
         Raises CommitInDoubtError when the record was written and its sync failed: then nothing may
         be undone.
         """
+        self._begin_work()
         for (topic, number), appender in self._appenders.items():
             if appender.state != self.topic(topic).partitions[number]:
                 self._change.partition(topic, number, appender.state)
@@ -243,7 +256,7 @@ class Transaction:
         if sync:
             self._sync()
         self.check_lock()
-        self.state = self._journal.append(change, sync=sync)
+        self.state = self._journal.append(change, sync=sync, ends_work=not self._uncertain)
         self._let_go()
         for created in self._created.values():
             for number in range(len(created.partitions)):
@@ -252,7 +265,7 @@ class Transaction:
         self._change = Change()
         self._created.clear()
         self._touched.clear()
-        self._needs_sync = self._may_sync = False
+        self._needs_sync = self._may_work = False
         return self.state
 
     def _must_sync(self, change: Mapping[str, Any], rows: int, now_ms: int) -> bool:
@@ -269,21 +282,39 @@ class Transaction:
         )
 
     def _sync(self) -> None:
-        self._begin_syncs()
         files.all_at_once([appender.sync for appender in self._appenders.values()])
         for directory, start, _ in self._unsynced():
             partition_directory.sync_segments(directory, start)
 
-    def _begin_syncs(self) -> None:
-        """Before a file is synced that relaxed commits wrote to: mend what a failed sync has left.
+    def _begin_work(self) -> None:
+        """Before files are changed or synced, and a record says so: mend what others have left.
 
-        Its pages only pretend to be clean: the next sync would write nothing, and succeed.
+        Of a failed sync of relaxed commits the pages only pretend to be clean: the next one would
+        write nothing, and succeed. And nobody knows what a holder that died had cut: the next one
+        finds nothing to cut there, and syncs nothing.
         """
-        if self._may_sync or not self.state.unsynced:
+        if self._may_work:
             return
-        if not self._journal.begin_syncs():
+        if self.state.unsynced and not self._journal.begin_syncs():
             self._write_unsynced_again()
-        self._may_sync = True
+        if not self._journal.begin_work():
+            files.all_at_once(
+                [
+                    functools.partial(self._sync_cut, topic.name, number, state.active_base)
+                    for topic in self.state.topics.values()
+                    for number, state in topic.present()
+                ]
+            )
+        self._may_work = True
+
+    def _sync_cut(self, topic: str, number: int, active_base: int) -> None:
+        try:
+            directory = self._root / layout.partition_directory(topic, number)
+            partition_directory.sync_cut(directory, active_base)
+        except OSError as fault:
+            if fault.errno == errno.EMFILE:  # no fault of this partition: see `appender`
+                raise
+            self._uncertain[topic, number] = fault
 
     def close(self) -> None:
         """Close the partitions' files; what was not published stays for the next holder to cut."""

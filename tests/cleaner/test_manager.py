@@ -430,9 +430,12 @@ def test_a_full_disk_is_emptied_by_retention_though_cleaning_fails(tmp_path: Pat
     engine.create_topic("t", 1, config)
     for i in range(10):
         engine.append("t", [("k", f"{i}")], now_ms=1)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with pytest.MonkeyPatch.context() as patch:
-        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        patch.setattr(files, "write_at", lambda *_: (_ for _ in ()).throw(full))
+        patch.setattr(os, "pwrite", full)
         (stats,) = clean(engine, force=False, now_ms=2)
     # The key index was given up, and the journal is the next file that is written.
     assert re.match(rf"{tmp_path}/[^ ]+: .*No space left on device", str(stats.error))

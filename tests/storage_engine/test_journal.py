@@ -229,6 +229,18 @@ def test_the_name_of_a_file_another_process_put_in_place_is_synced_before_a_comm
     assert synced == [path.parent]
 
 
+def test_work_is_noted_until_a_record_ends_it_also_in_a_rewritten_file(path: Path) -> None:
+    journal = filled(path)
+    assert journal.begin_work()
+    assert not journal.begin_work()
+    journal.append(partition_change(3))
+    assert not journal.begin_work()
+    journal.rewrite()
+    assert not journal.begin_work()
+    journal.append(partition_change(4), ends_work=True)
+    assert journal.begin_work()
+
+
 def test_a_full_journal_is_rewritten_as_one_snapshot(path: Path) -> None:
     journal = filled(path)
     reader = Journal(path)

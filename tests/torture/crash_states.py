@@ -10,13 +10,14 @@ there, what was not is all there or not at all, the operation can be tried again
 read, appended to, cleaned, verified and opened. Some of those recoveries, in which a process with
 another clock tries again, are recorded, and crashed in the same way: then what neither of the two
 has synced may be lost. After single operations that is done for every death, as long as the names
-that the dead process has given are not all durable.
+that the dead process has given are not all durable. And then the one that comes next does another
+operation, and dies too, having cut or named something; the power goes in the third one.
 
 Workloads are all sequences of one, two and three operations (the moments before the last one are
 those of a shorter sequence), and long ones that are drawn. Of single operations all states are
 checked that are listed. Of the others it is what a dead process leaves, all of the unsynced acts,
-none, all but one, and some of the rest: of pairs at every moment, in the plain log and in one of
-its variants that is drawn; of the rest at moments drawn by the seed. `--states` draws some
+none, all but one, and some of the rest: of pairs at every moment, in one of the log's variants that
+is drawn; of the rest at moments drawn by the seed. `--states` draws some
 workloads, for about so many states. Equal trees of which the same is expected count once.
 """
 
@@ -53,6 +54,10 @@ _LONGS: Final = 20
 """Workloads of each of those lengths."""
 _OF_DEATH: Final = 2
 """Moments of what the next process does, while names that a dead one has given may be lost."""
+_OF_SECOND_DEATH: Final = 1
+"""Moments at which the next process dies too, having cut or named something."""
+_NEXT: Final = ("append", "commit", "adopt", "transact", "roll", "release_adopt")
+"""What the process that comes after a death does, and the next one."""
 _OF_ONE: Final = 14
 """States of one moment, with those of recoveries, on average."""
 
@@ -101,8 +106,8 @@ def tasks(seed: int, states: int | None = None) -> list[Task]:
     ones = [Task(variant, (name,)) for variant in VARIANTS for name in OPERATIONS]
     twos = []
     for names in itertools.product(OPERATIONS, repeat=2):
-        whole = {VARIANTS[0], dice.choice(VARIANTS[1:])}
-        depths = {each: EVERY_MOMENT if each in whole else ONE_MOMENT for each in VARIANTS}
+        whole = dice.choice(VARIANTS)
+        depths = {each: EVERY_MOMENT if each == whole else ONE_MOMENT for each in VARIANTS}
         twos += [Task(variant, names, depth) for variant, depth in depths.items()]
     threes = [Task(dice.choice(VARIANTS), names, ONE_MOMENT) for names in sequences(3, least=3)]
     longs = [
@@ -116,7 +121,7 @@ def tasks(seed: int, states: int | None = None) -> list[Task]:
         kinds = [_some(kind, round(states * share / _OF_ONE), dice) for kind, share in shares]
     found = list(itertools.chain(*kinds))
     dice.shuffle(found)
-    return found
+    return sorted(found, key=lambda task: len(task.names))  # what is looked at most comes first
 
 
 def _some(kind: list[Task], count: int, dice: random.Random) -> list[Task]:
@@ -170,6 +175,7 @@ class Worker:
         dice, depth = random.Random(f"states {self._seed} {task}"), task.depth
         stages = crashes.stages[-1:]
         moments = crashes.moments(stages)
+        died: set[bytes] = set()
         if depth.moments is not None:
             moments = sorted(dice.sample(moments, min(len(moments), depth.moments)))
         for crash, state, outcome in self._checked(crashes, stages, moments, depth.drawn, dice):
@@ -178,6 +184,9 @@ class Worker:
                 return
             if depth == ALL and state.label == DIED:
                 yield from self._recovered(crashes, crash, state, dice, has_died=True)
+                if state.digest() not in died:
+                    died.add(state.digest())
+                    yield from self._relayed(crashes, crash, state, dice)
             if dice.randrange(depth.recovered_one_in) == 0:
                 yield from self._recovered(crashes, crash, state, dice)
 
@@ -203,6 +212,25 @@ class Worker:
             moments = [*dice.sample(before, min(1, len(before))), end]
         for _, _, outcome in self._checked(below, below.stages, moments, ONE_MOMENT.drawn, dice):
             yield dataclasses.replace(outcome, is_recovery=True)
+
+    def _relayed(
+        self, crashes: Crashes, crash: Crash, state: State, dice: random.Random
+    ) -> Iterator[Outcome]:
+        """Check states after two deaths: where the third process is done, and of a moment before.
+
+        The second one dies while what it has cut, or named, is not all durable.
+        """
+        below = crashes.recovery(crash, state, _next(crash, dice))
+        moments = below.cutting_moments(below.stages)
+        drawn = dice.sample(moments, min(_OF_SECOND_DEATH, len(moments)))
+        for again in below.crashes(below.stages, drawn):
+            died = next(below.states(again))
+            third = below.recovery(again, died, _next(again, dice))
+            before = third.inherited_moments(third.stages)
+            *_, end = third.moments(third.stages)
+            moments = sorted({*dice.sample(before, min(1, len(before))), end})
+            for _, _, outcome in self._checked(third, third.stages, moments, 1, dice):
+                yield dataclasses.replace(outcome, is_recovery=True)
 
     def _checked(
         self,
@@ -250,10 +278,16 @@ class Worker:
         crashes = self.crashes(Task.parse(name))
         crash, state = _found(crashes, crashes.stages[-1:], int(moment), label)
         for below in rest:
-            crashes = crashes.recovery(crash, state)
-            moment, label = below.split(":")
+            then, _, place = below.rpartition("@")
+            crashes = crashes.recovery(crash, state, then or None)
+            moment, label = place.split(":")
             crash, state = _found(crashes, crashes.stages, int(moment), label)
         yield crashes.check(crash, state)
+
+
+def _next(crash: Crash, dice: random.Random) -> str | None:
+    """Draw what is done after a death. What goes record by record is gone on with: None."""
+    return None if crash.stage.kind == "partial" else dice.choice(_NEXT)
 
 
 def _chosen(

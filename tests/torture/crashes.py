@@ -12,14 +12,14 @@ import functools
 import hashlib
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
-from tests.torture.acts import Names
+from tests.torture.acts import Names, Resize, Sync
 from tests.torture.checks import (
     Snapshot,
     faults_of,
@@ -32,7 +32,7 @@ from tests.torture.disk import Disk, State
 from tests.torture.disk_states import states
 from tests.torture.going_on import LATER_MS, GoingOn
 from tests.torture.recorder import scan
-from tests.torture.recording import Recording, Stage, booted, record_recovery, repeatable
+from tests.torture.recording import OPENING, Recording, Stage, booted, record_recovery, repeatable
 
 __all__ = ["DIED", "Crash", "Crashes", "Outcome"]
 
@@ -112,12 +112,24 @@ class Crashes:
         return sorted({n for stage in stages for n in range(stage.first, stage.end + 1)})
 
     def inherited_moments(self, stages: Sequence[Stage]) -> list[int]:
-        """Return those at which the power may still take names given before the recording."""
+        """Return those at which the power may still take what was cut before the recording."""
         before = self.recording.begin.count
+        return self._moments_with(stages, lambda number: number < before)
+
+    def cutting_moments(self, stages: Sequence[Stage]) -> list[int]:
+        """Return those right before a sync, where something was named, or cut, and is not synced.
+
+        By this recording itself.
+        """
+        before, acts = self.recording.begin.count, self.recording.acts
+        found = self._moments_with(stages, lambda number: number >= before)
+        return [count for count in found if count < len(acts) and isinstance(acts[count], Sync)]
+
+    def _moments_with(self, stages: Sequence[Stage], is_meant: Callable[[int], bool]) -> list[int]:
         return [
             count
             for count, _, disk in self._disks(stages, self.moments(stages))
-            if any(n < before and isinstance(act, Names) for n, act in disk.unsynced())
+            if any(is_meant(n) and isinstance(act, Names | Resize) for n, act in disk.unsynced())
         ]
 
     def crashes(self, stages: Sequence[Stage], moments: Sequence[int]) -> Iterator[Crash]:
@@ -149,6 +161,7 @@ class Crashes:
     def _seen(self, count: int, stage: Stage, disk: Disk) -> Crash:
         """Look at the log as a reader does at that moment."""
         is_done = count == stage.end
+        is_pending = bool(stage.older) and (not is_done or stage.name == OPENING)
         begin = stage.after if is_done else stage.before
         crash = Crash(count, stage, disk, begin, stage.older, ())
         older = (*stage.older, stage.before)
@@ -159,7 +172,7 @@ class Crashes:
             with booted(self._boot(0)):
                 engine = Engine(self._scratch, read_only=True)
                 lower = self._shown.snapshot(engine)
-                goes_back = _goes_back(engine, disk, is_pending=bool(stage.older) and not is_done)
+                goes_back = _goes_back(engine, disk, is_pending=is_pending)
         except Exception as fault:
             return dataclasses.replace(crash, faults=[told(fault)])
         after = stage.after
@@ -225,13 +238,14 @@ class Crashes:
 
     # --- a crash while a crash is recovered from -------------------------------------------------
 
-    def recovery(self, crash: Crash, state: State) -> Crashes:
+    def recovery(self, crash: Crash, state: State, then: str | None = None) -> Crashes:
         """Open the log in that state and try again, and return the crashes of that.
 
         The second attempt is made at another time than the first one, by a clock that went on or
-        was set back: what it writes at the same places is not the same.
+        was set back: what it writes at the same places is not the same. Or nothing is tried again,
+        and an operation is done `then`.
         """
-        case = self._name(crash, state) + ">"
+        case = self._name(crash, state) + ">" + (f"{then}@" if then else "")
         later_ms = random.Random(f"{self._seed} {case}").choice((LATER_MS, -LATER_MS))
         self._write(state)
         is_cut = state.label != DIED
@@ -258,6 +272,7 @@ class Crashes:
                 older,
                 has_died=not is_cut,
                 later_ms=later_ms,
+                then=then,
             )
         boots = self._boots + is_cut
         return Crashes(case, recording, self._scratch, self._seed, self._going_on, boots=boots)

@@ -155,8 +155,11 @@ def record_recovery(
     *,
     has_died: bool,
     later_ms: int,
+    then: str | None = None,
 ) -> Recording:
     """Record how a log is opened after a crash in a stage, and that operation is tried again.
+
+    Or, with `then`, another one is done that comes next.
 
     `disk` has what is in `root`, and may lose some of it; the log shows `found`, and may go back
     to `older` ones. What a process that `has_died` has written may count from then on. The clock of
@@ -165,7 +168,8 @@ def record_recovery(
     recorder = Recorder(root, begin=begin)
     with recorder, repeatable("recovery"):
         stages = _Stages(recorder, older)
-        moment = replace(broken.moment, now_ms=broken.moment.now_ms + later_ms)
+        last = broken.moment if then is None else broken.moment.next()
+        moment = replace(last, now_ms=last.now_ms + later_ms)
         if broken.kind == "handed":
 
             def recover() -> Engine:
@@ -187,7 +191,7 @@ def record_recovery(
             open_log()
             return try_again()
 
-        retry = OPERATIONS[broken.retry or "append"]
+        retry = OPERATIONS[then or broken.retry or "append"]
         if has_died and broken.kind == "partial":
             # What the dead process has cleaned is not durable before it is cleaned again.
             before = with_superseded(found, broken.before)
@@ -195,7 +199,10 @@ def record_recovery(
         else:
             kind = broken.kind if has_died and broken.kind != "handed" else "none"
             found = stages.add(OPENING, found, lambda: moment, open_log, kind=kind)
-            if found != broken.before and (not retry.repeatable or retry.kind == "topic"):
+            # Opening makes nothing durable, not even the name of a journal that was written anew.
+            stages.older = stages.older or older
+            is_again = then is None and found != broken.before
+            if is_again and (not retry.repeatable or retry.kind == "topic"):
                 retry = OPERATIONS["alter"]  # it was done, and would be seen to be done again
             stages.add(retry.name, found, lambda: moment, try_again, kind=retry.kind)
         opened[0].engine.close()

@@ -9,12 +9,14 @@ import pyarrow as pa
 
 from tests.storage_engine import naive
 
-__all__ = ["KEYS", "Rows", "batch", "rows", "transactions"]
+__all__ = ["KEYS", "Rows", "abort", "batch", "commit", "rows", "transactions"]
 
 KEYS: Final = 12
 Rows = list[tuple[bytes, bytes | None]]
 _TRANSACTIONAL, _CONTROL = 0x10, 0x20
 _ABORT, _COMMIT = 0, 1
+_GAP: Final = 2
+"""Offsets that an import leaves out."""
 
 
 def rows(turn: int, count: int) -> Rows:
@@ -43,27 +45,47 @@ def batch(
 
 
 def transactions(turn: int, base: int, now_ms: int) -> bytes:
-    """Return the batches, from an offset on, of a transaction that commits, and one that aborts."""
+    """Return the batches, from an offset on, of a transaction that commits, and one that aborts.
+
+    They leave a gap in the offsets, as a broker's cleaner does, and have a leader epoch of their
+    own.
+    """
+    base += _GAP
     producer = 2 * turn
-    found = _data(rows(turn, 2), base, producer, now_ms)
-    found += _marker(_COMMIT, base + 2, producer, now_ms)
-    found += _data([(b"k0", b"aborted")], base + 3, producer + 1, now_ms)
-    return found + _marker(_ABORT, base + 4, producer + 1, now_ms)
+    found = commit(base, producer, now_ms, rows(turn, 2), leader_epoch=turn)
+    return found + abort(base + 3, producer + 1, now_ms, leader_epoch=turn)
 
 
-def _data(records: Rows, base: int, producer: int, now_ms: int) -> bytes:
-    made = [naive.Record(base + n, now_ms, *record) for n, record in enumerate(records)]
-    return naive.batch(
-        made, base_offset=base, attributes=_TRANSACTIONAL, leader_epoch=0, producer=(producer, 0, 0)
-    )
+def commit(
+    base: int,
+    producer: int,
+    now_ms: int,
+    records: Rows = [(b"k0", b"committed")],  # noqa: B006  (nobody changes it)
+    *,
+    leader_epoch: int = 0,
+) -> bytes:
+    """Return the batches of a transaction that commits, from an offset on."""
+    return _transaction(_COMMIT, base, producer, now_ms, records, leader_epoch)
 
 
-def _marker(kind: int, base: int, producer: int, now_ms: int) -> bytes:
-    key, value = struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0)
-    return naive.batch(
-        [naive.Record(base, now_ms, key, value)],
-        base_offset=base,
-        attributes=_TRANSACTIONAL | _CONTROL,
-        leader_epoch=0,
-        producer=(producer, 0, -1),
-    )
+def abort(base: int, producer: int, now_ms: int, *, leader_epoch: int = 0) -> bytes:
+    """Return the batches of a transaction of one record that aborts, from an offset on."""
+    return _transaction(_ABORT, base, producer, now_ms, [(b"k0", b"aborted")], leader_epoch)
+
+
+def _transaction(
+    kind: int, base: int, producer: int, now_ms: int, records: Rows, leader_epoch: int
+) -> bytes:
+    marker = struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0)
+    place = base
+    data = b""
+    for attributes, sequence, written in ((0, 0, records), (_CONTROL, -1, [marker])):
+        data += naive.batch(
+            [naive.Record(place + n, now_ms, *record) for n, record in enumerate(written)],
+            base_offset=place,
+            attributes=_TRANSACTIONAL | attributes,
+            leader_epoch=leader_epoch,
+            producer=(producer, 0, sequence),
+        )
+        place += len(written)
+    return data

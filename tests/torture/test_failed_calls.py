@@ -214,7 +214,7 @@ def test_unsynced_commits_may_go_back_as_a_whole_and_no_further(
 
 def unsynced(append: Callable[..., Any]) -> Callable[..., Any]:
     """Believe that a record was synced, whatever was done."""
-    return lambda self, change, *, sync: append(self, change, sync=True)
+    return lambda self, change, **how: append(self, change, **{**how, "sync": True})
 
 
 def test_a_broken_disk_takes_no_data_any_more_and_gives_what_it_has(tmp_path: Path) -> None:

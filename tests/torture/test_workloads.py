@@ -153,11 +153,11 @@ def has_cut(done: Done) -> bool:
 
 
 def has_transactions(done: Done) -> bool:
-    """Of two transactions one is seen, and of the other it is noted that it was aborted."""
+    """Of two transactions one is seen, the other is noted as aborted, and the gap before them."""
     was, now = done.rows("t", 1)
     new = set(now.rows) - set(was.rows)
-    is_committed = len(new) == 2 and now.high_watermark == was.high_watermark + 5
-    return is_committed and bool(done.names(layout.TRANSACTION_INDEX))
+    is_committed = len(new) == 2 and now.high_watermark == was.high_watermark + 7
+    return is_committed and all(map(done.names, (layout.TRANSACTION_INDEX, layout.RAW_GAPS)))
 
 
 def has_pinned(done: Done) -> bool:

@@ -55,6 +55,7 @@ from kafkalog.storage_engine.transaction import Transaction, new_topic_id
 __all__ = ["AdoptReport", "adopt"]
 
 _NO_POLICY = {"cleanup.policy": ""}
+_READ_AS_FOUND = (layout.PARTITION_METADATA, layout.LEADER_EPOCH_CHECKPOINT)
 ALL_TOPICS = "*"
 
 
@@ -344,6 +345,10 @@ class _Adopting:
             repaired = repair_partition(loaded, index_interval_bytes=interval)
             self._loaded[key] = repaired
             directory = repaired.directory
+            # `commit` will build on them, and whoever has written them may have died.
+            for path in map(directory.joinpath, _READ_AS_FOUND):
+                if path.exists():
+                    files.sync_path(path)
             if repaired.topic_id is None:
                 content = checkpoints.partition_metadata(self._ids[key[0]])
                 files.write_atomically(directory / layout.PARTITION_METADATA, content)

@@ -59,6 +59,8 @@ class _Repair:
 
     def run(self) -> LoadedPartition:
         segments.finish_swaps(self.directory)
+        # What a run that died has retired, before the segment below is cut for good.
+        files.sync_directory(self.directory)
         live = self._drop_later(segments.list_segments(self.directory))
         if live:
             self._cut(live[-1])

@@ -102,6 +102,7 @@ def release(
             raise InvalidInputError(f"{root}: no log here (it has no `{layout.COMMIT}` file)")
         _check_is_as_released(root, wanted, properties)
         if has_broker or properties is None:
+            files.sync_directory(root)  # the run that did it may have died
             return ReleaseReport(root, True, 0, has_broker, _what_is_left_to_do(root))
     with locks.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
         releasing = _Releasing(root, check_lock, now_ms)
@@ -364,6 +365,7 @@ def _describe(directory: Path, topic: TopicState, state: PartitionState, now_ms:
         files.write_atomically(directory / layout.PARTITION_METADATA, content)
     if not (directory / layout.LEADER_EPOCH_CHECKPOINT).exists():
         checkpoints.write_leader_epochs(directory, [])
+    files.sync_directory(directory)  # also what a run that died has put in place
     _set_times(directory)
 
 
@@ -388,9 +390,10 @@ def _set_times(directory: Path) -> None:
     for segment in found:
         if segment.size:
             largest_ms = max(largest_ms, segments.largest_timestamp(segment, segment.size))
-        elif segment.log.stat().st_mtime_ns // 1_000_000 != largest_ms:
+            continue
+        if segment.log.stat().st_mtime_ns // 1_000_000 != largest_ms:
             files.set_times(segment.log, largest_ms * 1_000_000)
-            files.sync_path(segment.log)
+        files.sync_path(segment.log)  # also what a run that died has set
 
 
 def _remove_ours(directory: Path) -> bool:

@@ -282,6 +282,9 @@ class Transaction:
         )
 
     def _sync(self) -> None:
+        for key in self.state.unsynced:
+            if key in self._uncertain:  # a sync that comes after a failed one proves nothing
+                raise self._uncertain[key]
         files.all_at_once([appender.sync for appender in self._appenders.values()])
         for directory, start, _ in self._unsynced():
             partition_directory.sync_segments(directory, start)

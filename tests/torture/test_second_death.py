@@ -409,3 +409,28 @@ def test_a_missing_directory_whose_commits_wait_for_their_sync_stops_no_other_pa
         append_one(engine, "good")
     adopt(root, config=COMPACT, now_ms=NOW_MS)
     assert set(Engine(root, create=False).state().topics) == {"good"}
+
+
+def test_a_failed_sync_where_relaxed_commits_wait_is_not_believed_when_the_next_one_succeeds(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(root) as engine:
+        engine.create_topic("good", 1, now_ms=NOW_MS)
+        engine.create_topic("t", 1, {"flush.messages": "1000"}, now_ms=NOW_MS)
+        append_one(engine, "t")
+        dies_in_a_commit(engine, "good")
+        failed, real = [], files.sync_directory
+
+        def sync(path: Path) -> None:
+            if path.name == "t-0" and not failed:
+                failed.append(path)
+                raise OSError(5, "Input/output error", str(path))
+            real(path)
+
+        monkeypatch.setattr(files, "sync_directory", sync)
+        with pytest.raises(StorageError, match="t-0"):
+            append_one(engine, "good")
+        assert failed
+        assert set(engine.state().unsynced) == {("t", 0)}
+        append_one(engine, "good")
+        assert not engine.state().unsynced

@@ -419,7 +419,8 @@ def test_a_failed_sync_where_relaxed_commits_wait_is_not_believed_when_the_next_
         engine.create_topic("t", 1, {"flush.messages": "1000"}, now_ms=NOW_MS)
         append_one(engine, "t")
         dies_in_a_commit(engine, "good")
-        failed, real = [], files.sync_directory
+        failed: list[Path] = []
+        real = files.sync_directory
 
         def sync(path: Path) -> None:
             if path.name == "t-0" and not failed:

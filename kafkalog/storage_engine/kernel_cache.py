@@ -37,14 +37,14 @@ def prepare() -> None:
     directory = str(_private_directory())
     os.environ[VARIABLE] = directory  # for this process's children too
     if "numba" in sys.modules:  # it has read its environment already
-        sys.modules["numba"].config.CACHE_DIR = directory
+        importlib.import_module("numba").config.CACHE_DIR = directory
 
 
 @cache
 def load(module: str = STORAGE_ENGINE) -> Any:
     """Return a `kernels` module, or its image, at the first call: 0.7 s, or a twentieth of it."""
     if module in sys.modules:  # so the tests have what they look at themselves
-        return sys.modules[module]
+        return importlib.import_module(module)  # whole: another thread may still be importing it
     is_plain = not any(name.startswith("NUMBA_") for name in os.environ.keys() - _HARMLESS)
     if not is_plain:
         prepare()

@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from kafkalog.storage_engine import kernel_cache
 
 PROGRAM = """
 import os, sys
@@ -74,3 +80,31 @@ def test_numba_uses_the_place(tmp_path: Path, first: str) -> None:
     last = "import numba; print(numba.config.CACHE_DIR)"
     chosen, used = run(tmp_path, writable=False, first=first, last=last).split()
     assert chosen == used
+
+
+def test_kernels_that_another_thread_is_importing_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = SimpleNamespace(begun=threading.Event(), go_on=threading.Event())
+    monkeypatch.setitem(sys.modules, "gate_of_kernels", gate)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "kernels_of_gate.py").write_text(
+        "import gate_of_kernels\n"
+        "gate_of_kernels.begun.set()\n"
+        "gate_of_kernels.go_on.wait()\n"
+        "OK = 0\n"
+    )
+    found: list[Any] = []
+    first = threading.Thread(target=import_module, args=["kernels_of_gate"])
+    second = threading.Thread(
+        target=lambda: found.append(vars(kernel_cache.load("kernels_of_gate")).get("OK"))
+    )
+    first.start()
+    gate.begun.wait()
+    second.start()
+    second.join(0.2)
+    gate.go_on.set()
+    first.join()
+    second.join()
+    monkeypatch.delitem(sys.modules, "kernels_of_gate")
+    assert found == [0]

@@ -383,7 +383,7 @@ class Journal:
         content = {**change} if sync else {**change, "unsynced": True}
         record = _record(number, content)
         if known.end + len(record) > self.path.stat().st_size:
-            known = self.rewrite()  # the caller has synced all data: see `is_full`
+            known = self.rewrite(content["time_ms"])  # all data are synced: see `is_full`
         # Before it is written: what `State.apply` refuses could never be read again.
         replay = known.after(known.end + len(record), number, content)
         fd = self._open(os.O_RDWR)
@@ -437,12 +437,13 @@ class Journal:
         size = len(_record(known.state.number + 1, {**change, "unsynced": True}))
         return known.end + size > self.path.stat().st_size
 
-    def rewrite(self) -> _Replay:
+    def rewrite(self, now_ms: int = layout.INT64_MAX) -> _Replay:
         """Replace the file by one snapshot record, forgetting writers that are long silent."""
         known = self._settled
         assert known is not None, "settle first"
         state = known.state
-        horizon_ms = state.time_ms - WRITER_RETENTION_MS
+        # By the clock of this commit and of the last one: one of them may have jumped ahead.
+        horizon_ms = min(state.time_ms, now_ms) - WRITER_RETENTION_MS
         kept = {name: entry for name, entry in state.writers.items() if entry.time_ms >= horizon_ms}
         state = State(state.number, state.time_ms, state.topics, kept, deleting=state.deleting)
         image = _image(state, layout.JOURNAL_SIZE)

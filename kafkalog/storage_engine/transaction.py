@@ -269,15 +269,20 @@ class Transaction:
         return self.state
 
     def _must_sync(self, change: Mapping[str, Any], rows: int, now_ms: int) -> bool:
-        """Decide by `flush.messages` and `flush.ms` of the touched topics; unset means now."""
+        """Decide by `flush.messages` and `flush.ms` of the touched topics; unset means now.
+
+        By `flush.ms` also of topics that wait for their sync; of a clock that went back as well.
+        """
         configs = [TopicConfig.parse(self.topic(name).config) for name in self._touched]
         only_rows = set(change) <= {"time_ms", "rows", "partitions", "writers"}
         if not configs or not only_rows or not all(config.is_relaxed for config in configs):
             return True
-        unsynced = self.state.unsynced_rows + rows
+        waiting = {name for name, _ in self.state.unsynced} - self._touched
+        all_flush_ms = [config.flush_ms for config in configs]
+        all_flush_ms += [TopicConfig.parse(self.topic(name).config).flush_ms for name in waiting]
         return (
-            unsynced >= min(config.flush_messages for config in configs)
-            or now_ms - self.state.synced_ms >= min(config.flush_ms for config in configs)
+            self.state.unsynced_rows + rows >= min(config.flush_messages for config in configs)
+            or abs(now_ms - self.state.synced_ms) >= min(all_flush_ms)
             or self._journal.is_full(change)
         )
 

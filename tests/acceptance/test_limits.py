@@ -310,6 +310,24 @@ def test_a_clock_that_skips_the_time_writers_are_remembered_forgets_them_until_i
     assert len(records(log, "t")) == 3
 
 
+@pytest.mark.parametrize("first_ms", [0, A_YEAR_MS])
+def test_one_commit_of_a_clock_ahead_forgets_no_writer_for_good(
+    tmp_path: Path, first_ms: int
+) -> None:
+    """Not even where the journal is written anew behind it."""
+    log = kafkalog.open(tmp_path / "log")
+    log.create_topic("t", 1)
+    writer = Writer("first", "t", 3)
+    log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS)
+    journal = tmp_path / "log" / "commit"
+    inode = journal.stat().st_ino
+    at = first_ms
+    while journal.stat().st_ino == inode:  # each second commit is of that clock
+        log.append("t", [("k", "v")], now_ms=NOW_MS + at)
+        at = A_YEAR_MS - at
+    assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 2).skipped
+
+
 def test_rows_of_a_clock_ahead_are_refused_and_those_of_one_behind_kept(tmp_path: Path) -> None:
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 1)

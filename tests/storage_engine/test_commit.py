@@ -615,6 +615,37 @@ def test_relaxed_topics_are_synced_when_so_many_rows_are_not(tmp_path: Path) -> 
     assert engine.state().unsynced == {}
 
 
+def test_relaxed_topics_are_synced_by_the_first_commit_after_flush_ms(tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "log")
+    engine.create_topic("t", 1, {"flush.ms": "1000"}, now_ms=NOW_MS)
+    engine.append("t", [("k", "1")], now_ms=NOW_MS + 1)
+    engine.append("t", [("k", "2")], now_ms=NOW_MS + 999)
+    assert engine.state().unsynced
+    engine.append("t", [("k", "3")], now_ms=NOW_MS + 1000)
+    assert not engine.state().unsynced
+
+
+def test_flush_ms_counts_too_for_topics_that_others_are_committed_after(tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "log")
+    engine.create_topic("t", 1, {"flush.ms": "1000"}, now_ms=NOW_MS)
+    engine.create_topic("patient", 1, {"flush.messages": "1000"}, now_ms=NOW_MS)
+    engine.append("patient", [("k", "1")], now_ms=NOW_MS + 3000)
+    assert set(engine.state().unsynced) == {("patient", 0)}
+    engine.append("t", [("k", "1")], now_ms=NOW_MS + 3001)
+    assert not engine.state().unsynced
+    engine.append("t", [("k", "1")], now_ms=NOW_MS + 3002)
+    assert set(engine.state().unsynced) == {("t", 0)}
+    engine.append("patient", [("k", "1")], now_ms=NOW_MS + 4001)
+    assert not engine.state().unsynced
+
+
+def test_flush_ms_holds_when_a_clock_that_was_ahead_is_back(tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "log")
+    engine.create_topic("t", 1, {"flush.ms": "1000"}, now_ms=NOW_MS + 10 * 86_400_000)
+    engine.append("t", [("k", "1")], now_ms=NOW_MS)
+    assert not engine.state().unsynced
+
+
 def test_close_syncs_what_relaxed_commits_left(tmp_path: Path) -> None:
     with Engine(tmp_path / "log") as engine:
         engine.create_topic("t", 1, {"flush.ms": "100000"})

@@ -165,8 +165,7 @@ class Worker:
             checked.outcomes += self._run(task, crashes)
             first = {outcome.tree for outcome in checked.outcomes if not outcome.is_recovery}
             checked.trees = len(first)
-            is_whole = task.depth == ALL
-            checked.all_trees = len(first) if is_whole else crashes.count(crashes.stages[-1:])
+            checked.all_trees = crashes.count(crashes.stages[-1:])
         except Exception as fault:
             checked.fault = told(fault)
         return checked

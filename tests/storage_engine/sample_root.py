@@ -67,6 +67,8 @@ class Segment:
     name: str
     base: int
     batches: list[Stored]
+    aborted: Sequence[tuple[int, int, int, int]] = ()
+    """Producer, first and last offset of an aborted transaction, and the last stable one then."""
 
     @property
     def data(self) -> bytes:
@@ -277,8 +279,9 @@ def varied() -> Log:
         stored(some(71, 2), epoch=2, codec=GZIP),
     ]
     segments = [
-        Segment(log_name(base), base, items)
-        for base, items in ((0, cleaned), (40, middle), (60, active))
+        Segment(log_name(0), 0, cleaned),
+        Segment(log_name(40), 40, middle, [(7, 40, 47, 48)]),
+        Segment(log_name(60), 60, active, [(7, 51, 62, 63)]),
     ]
     return Log("t", 0, segments, stable=68, config={"cleanup.policy": "compact"})
 
@@ -322,13 +325,20 @@ def mirrored() -> Log:
 
 def swapping() -> Log:
     """Half a swap: what replaces two segments is in place, and they are not away yet."""
-    cleaned = [stored(some(2, 3, step=3), base=0, last=9), stored(some(12, 4, step=2), last=19)]
+    aborted = [(7, 12, 14, 15)]
+    cleaned = [
+        stored(some(2, 3, step=3), base=0, last=9),
+        marker(14, ABORT, 7),
+        stored(some(15, 3, step=2), last=19),
+    ]
     shadow = [
         Segment(log_name(0), 0, [stored(some(0, 10))]),
-        Segment(log_name(10), 10, [stored(some(10, 10))]),
+        Segment(
+            log_name(10), 10, [stored(some(10, 2)), *_aborted(12), stored(some(15, 5))], aborted
+        ),
     ]
     segments = [
-        Segment(log_name(0) + ".swap", 0, cleaned),
+        Segment(log_name(0) + ".swap", 0, cleaned, aborted),
         Segment(log_name(20), 20, [stored(some(20, 3)), stored(some(23, 3))]),
     ]
     return Log("swap", 0, segments, shadow=shadow, config={"cleanup.policy": "compact"})
@@ -336,13 +346,21 @@ def swapping() -> Log:
 
 def cleaning() -> Log:
     """A cleaner died before its first rename: what it wrote is no part of the log."""
+    aborted = [(7, 0, 2, 3)]
     segments = [
-        Segment(log_name(0), 0, [stored(some(0, 6))]),
+        Segment(log_name(0), 0, [*_aborted(0), stored(some(3, 3))], aborted),
         Segment(log_name(6), 6, [stored(some(6, 4))]),
         Segment(log_name(10), 10, [stored(some(10, 4))]),
     ]
-    shadow = [Segment(log_name(0) + ".cleaned", 0, [stored(some(5, 1), base=0, last=5)])]
+    left = [marker(2, ABORT, 7), stored(some(5, 1), base=3, last=5)]
+    shadow = [Segment(log_name(0) + ".cleaned", 0, left, aborted)]
     return Log("swap", 1, segments, shadow=shadow)
+
+
+def _aborted(base: int) -> list[Stored]:
+    """Two records and the marker that takes them back."""
+    rows = stored(some(base, 2), producer=(7, 1, 0), committed=False, attributes=TRANSACTIONAL)
+    return [rows, marker(base + 2, ABORT, 7)]
 
 
 def log_name(base: int) -> str:
@@ -376,7 +394,7 @@ class Root:
         for segment in (*log.segments, *log.shadow):
             stage = Path(segment.name).suffix.replace(".log", "")
             (directory / segment.name).write_bytes(segment.data)
-            for suffix, data in indexes(segment, log).items():
+            for suffix, data in indexes(segment).items():
                 (directory / f"{segment.base:020d}{suffix}{stage}").write_bytes(data)
         for name, data in gap_lists(log).items():
             (directory / name).write_bytes(data)
@@ -445,7 +463,7 @@ def gap_lists(log: Log) -> dict[str, bytes]:
     return {"kl-gaps": gap_list(sections)}
 
 
-def indexes(segment: Segment, log: Log) -> dict[str, bytes]:
+def indexes(segment: Segment) -> dict[str, bytes]:
     """An entry of both indexes for every second batch, and the aborted transactions."""
     offsets = times = b""
     position, largest, largest_at = 0, -1, segment.base
@@ -458,7 +476,6 @@ def indexes(segment: Segment, log: Log) -> dict[str, bytes]:
                 times += struct.pack(">qi", largest, largest_at - segment.base)
         position += len(item.data)
     found = {".index": offsets, ".timeindex": times}
-    if log.topic == "t" and segment.base:
-        aborts = {40: [(7, 40, 47, 48)], 60: [(7, 51, 62, 63)]}[segment.base]
-        found[".txnindex"] = b"".join(struct.pack(">hqqqq", 0, *entry) for entry in aborts)
+    if segment.aborted:
+        found[".txnindex"] = b"".join(struct.pack(">hqqqq", 0, *one) for one in segment.aborted)
     return found

@@ -102,6 +102,7 @@ class Tally:
 
     def _say_how(self, case: str) -> None:
         command = f"python -m tests.torture.{self._program} --seed {self._options.seed}"
+        command += " --quick" if self._options.quick else ""
         self._say(f"replay: {command} --only '{case}'")
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Every state in which a crash may leave a log: opened, judged, and worked on.
+"""The states in which a crash may leave a log: opened, judged, and worked on.
 
     python -m tests.torture.crash_states [--quick] [--json] [--seed N] [--only CASE]
                                          [--jobs N] [--states N]
@@ -7,18 +7,23 @@ A workload is run once, and all that it does to the disk is recorded. For each m
 operation, and for each way in which the disk may have the acts that are not synced by then, the
 directory is made as it would be found, and opened: what was acknowledged, or could be read, is
 there, what was not is all there or not at all, the operation can be tried again, and the log be
-read, appended to, cleaned, verified and opened. Some of those recoveries, in which a process with
-another clock tries again, are recorded, and crashed in the same way: then what neither of the two
-has synced may be lost. After single operations that is done for every death, as long as the names
-that the dead process has given are not all durable. And then the one that comes next does another
-operation, and dies too, having cut or named something; the power goes in the third one.
+read, appended to, cleaned, verified and opened.
+
+Then recoveries are crashed. Some of them, in which a process with another clock tries again, are
+recorded as well, and the power goes in the middle: what neither of the two processes has synced may
+be lost. After each death within a single operation that is done at two moments, drawn from those at
+which names that the dead process has given are not all durable. And with one more process: the
+second one does another operation, and dies as soon as it has cut or named something; the third one
+does an operation, too, and the power goes.
 
 Workloads are all sequences of one, two and three operations (the moments before the last one are
-those of a shorter sequence), and long ones that are drawn. Of single operations all states are
-checked that are listed. Of the others it is what a dead process leaves, all of the unsynced acts,
-none, all but one, and some of the rest: of pairs at every moment, in one of the log's variants that
-is drawn; of the rest at moments drawn by the seed. `--states` draws some
-workloads, for about so many states. Equal trees of which the same is expected count once.
+those of a shorter sequence), and long ones that are drawn. Of single operations every state that is
+listed is checked, in each of the log's variants. Of the others it is what a dead process leaves,
+all of the unsynced acts, none, all but one, and some of the rest: of pairs at every moment, in one
+variant that is drawn; of sequences of three, and of the other variants of pairs, at one moment that
+is drawn; of long ones at two. The count of trees, the different directories that a crash may leave,
+says how many there would be. `--states` draws some workloads, for about so many states. Equal trees
+of which the same is expected count once.
 """
 
 from __future__ import annotations
@@ -72,12 +77,15 @@ class Depth:
     """So many states of a moment are drawn besides those that are always checked; None: all."""
     recovered_one_in: int = 24
     """Of so many states one is recovered from, and crashed in the middle of that."""
+    deaths: bool = False
+    """Whether each death is recovered from and crashed again, and one of that process follows."""
 
 
-ALL: Final = Depth(None, None)
+ALL: Final = Depth(None, None, deaths=True)
 EVERY_MOMENT: Final = Depth(None, 1, recovered_one_in=240)
 ONE_MOMENT: Final = Depth(1, 4)
 TWO_MOMENTS: Final = Depth(2, 4)
+OF_ONE_DRAWN: Final = Depth(1, 4, deaths=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,10 @@ def tasks(seed: int, states: int | None = None) -> list[Task]:
 def _some(kind: list[Task], count: int, dice: random.Random) -> list[Task]:
     """Draw workloads, of which one moment is looked at."""
     drawn = dice.sample(kind, max(1, min(len(kind), count)))
-    return [dataclasses.replace(task, depth=ONE_MOMENT) for task in drawn]
+    depths = {1: OF_ONE_DRAWN}
+    return [
+        dataclasses.replace(task, depth=depths.get(len(task.names), ONE_MOMENT)) for task in drawn
+    ]
 
 
 @dataclass
@@ -181,7 +192,7 @@ class Worker:
             yield outcome
             if outcome.faults:
                 return
-            if depth == ALL and state.label == DIED:
+            if depth.deaths and state.label == DIED:
                 yield from self._recovered(crashes, crash, state, dice, has_died=True)
                 if state.digest() not in died:
                     died.add(state.digest())

@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
     made.add_argument("--all-bits", action="store_true", help="flip each bit of every byte")
     made.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     options = made.parse_args(arguments)
-    tally = Tally("damage", "bytes damaged", options)
+    tally = Tally("damage", "damages of bytes", options)
     outcomes: Counter[tuple[str, str]] = Counter()
     with scratch("damage") as directory:
         cases = chosen(options, str(directory))

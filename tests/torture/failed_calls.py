@@ -1,7 +1,7 @@
-"""Every call of the operating system fails once, in every way it may, and work goes on.
+"""Calls of the operating system fail, one in each trial, in the ways they may, and work goes on.
 
 Of each workload the last operation's calls below the log's root are counted; then the workload is
-done again as often, and each time another call fails: it raises EIO, ENOSPC, EDQUOT, EMFILE or
+done again and again, and each time another call fails: it raises EIO, ENOSPC, EDQUOT, EMFILE or
 EINTR, or writes half of what it was given; looks at files and directories and locks fail too.
 `ENOSPC+` is a disk that stays full until the operation has ended, `EIO+` one that refuses all
 writes and syncs until then. The operation must say what is wrong, or succeed; then the same process
@@ -9,6 +9,11 @@ goes on with what is allowed to be there, or a new one, which knows nothing of t
 again, a little later, appends, cleans and opens anew. Where a sync has failed, its pages count as
 lost: what is acknowledged later must outlive a power cut without them. Nor may the library have
 logged an error that has no type of its own.
+
+Each call that changes something fails: of single operations, in the plainest of the log's variants,
+in every way; in the other variants, and of pairs of basic operations, in one way that is drawn.
+Looks and locks fail in one way: all of them in that plainest variant, elsewhere some. Of the other
+pairs, and of longer sequences, a dozen cases each are drawn. The count says of how many it is.
 
 A case is `OPERATION+OPERATION@VARIANT:N:KIND:PROCESS`, with `same` or `new` for the process; what
 stands before the first colon names all cases of a workload.
@@ -48,8 +53,8 @@ _QUICK: Final = 3
 """Cases of each workload in a quick run."""
 _FURTHER_PAIRS: Final = 80
 """Pairs with operations that are no basic ones, drawn."""
-_OF_SEVERAL: Final = 12
-"""Cases of a workload of several operations, drawn."""
+_OF_FURTHER: Final = 12
+"""Cases of such a pair, or of a longer workload, drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,10 @@ def plans(seed: int, *, quick: bool) -> Iterator[Plan]:
     pairs = [*itertools.product(OPERATIONS, repeat=2)]
     further = [pair for pair in pairs if not {*pair} <= {*BASIC}]
     drawn = [random_sequences(seed, *what) for what in ((3, 60), (8, 20), (25, 6))]
-    basic = itertools.product(BASIC, repeat=2)
-    for sequence in itertools.chain(basic, dice.sample(further, _FURTHER_PAIRS), *drawn):
-        workload = Workload(sequence, dice.choice(VARIANTS))
-        yield Plan(workload, kinds=1, reads=4, most=_OF_SEVERAL)
+    for sequence in itertools.product(BASIC, repeat=2):
+        yield Plan(Workload(sequence, dice.choice(VARIANTS)), kinds=1, reads=16)
+    for sequence in itertools.chain(dice.sample(further, _FURTHER_PAIRS), *drawn):
+        yield Plan(Workload(sequence, dice.choice(VARIANTS)), kinds=1, reads=4, most=_OF_FURTHER)
 
 
 def cases(plan: Plan, names: Iterable[str], seed: int) -> list[Case]:
@@ -109,6 +114,8 @@ class Found:
 
     raised: Counter[str] = field(default_factory=Counter)
     """How often the operation raised an error of that type; empty where it succeeded."""
+    all_cases: int = 0
+    """Each call of the workload in each way, with each process that goes on."""
     violations: list[tuple[str, str]] = field(default_factory=list)
     """Cases, and what was wrong."""
 
@@ -124,6 +131,7 @@ def try_plan(place: Path, seed: int, plan: Plan) -> Found:
     found, bench = Found(), Bench(place)
     with small_files():
         course = bench.course(plan.workload)
+        found.all_cases = sum(2 * len(KINDS[name]) for name in course.calls)
         for case in cases(plan, course.calls, seed):
             found.note(case, bench.try_case(case, course))
     return found
@@ -167,13 +175,16 @@ def main() -> None:
     logging.disable(logging.CRITICAL)  # the library warns of every failure
     tally = Tally("failed_calls", "failed calls", options, TARGET)
     raised: Counter[str] = Counter()
+    all_cases = 0
     with scratch("failed_calls") as directory, tally.deaths():
         for found in _all(options, directory):
             tally.tried(found.raised.total())
+            all_cases += found.all_cases
             raised += found.raised
             for case, fault in found.violations:
                 tally.violated(case, fault)
     tally.more = {
+        "of_all_cases": all_cases,
         "operations_done_all_the_same": raised[""],
         "operations_that_raised": raised.total() - raised[""],
         "commits_in_doubt": raised["CommitInDoubtError"],

@@ -138,6 +138,10 @@ def _section(program: str) -> str:
 def _found() -> Iterator[str]:
     found = tomllib.loads(FOUND.read_text())["found"]
     yield "## What was found and mended on the way\n"
+    yield (
+        "Each with what found it: a program, *limits* (tests of full disks, few descriptors and\n"
+        "jumping clocks) or *review* (somebody who read the code to break it). Each has a test.\n"
+    )
     for one in found:
         yield textwrap.fill(f"- **{one['by']}**: {one['what']}", 118, subsequent_indent="  ")
     yield ""
@@ -148,9 +152,11 @@ _HEAD: Final = """# Reliability
 What is promised: what was acknowledged is there after any crash, what was not is there whole or not
 at all, and bad bytes are an error and never a wrong record. This page says how that was tried, and
 how often; `make torture` runs it all (hours; as root, for the power cuts), `make torture-quick` a
-sample of it, in minutes. A full run that tries less than the least that is named fails. A seed and
-a program repeat what was tried, and a violation names the command that repeats it alone. The tests
-of the suite, of which many kill, cut and flip as well, are not counted here.
+sample of it, in minutes. (Both are of a checkout, with `make setup` done; a program alone is
+`.venv/bin/python -m tests.torture.PROGRAM`.) A full run that tries less than the least that is
+named fails. What is drawn follows from the seed; where processes and a real clock take part, as in
+kills and power cuts, the moment does not. A violation names the command that tries it again alone.
+The tests of the suite, of which many kill, cut and flip as well, are not counted here.
 
 | what | tried | at least | violations | seed | took | of which | program, date, commit |
 |---|---|---|---|---|---|---|---|"""

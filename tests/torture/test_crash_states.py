@@ -348,6 +348,10 @@ def test_a_full_run_has_pairs_in_each_variant_and_in_one_of_them_at_every_moment
     assert {variant for variant, _ in whole} == {*VARIANTS}
 
 
+def test_a_sample_has_deaths_after_deaths() -> None:
+    assert any(task.depth.deaths for task in tasks(seed=1, states=900))
+
+
 def test_of_a_single_operation_all_states_are_checked(directory: Path) -> None:
     worker = Worker(directory, seed=1)
     crashes = worker.crashes(Task("plain", ("alter",)))

@@ -103,6 +103,25 @@ def test_without_atheris_a_full_run_is_not_complete(
     fuzz.main(["--quick"])
 
 
+def test_a_full_run_that_leaves_something_out_is_not_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nearly_all(_: object, run: fuzz.Run) -> None:
+        run.seconds["coverage"] = 3600.0 - is_late
+        run.count("mutation", {name: 1 for name in targets() if name != left_out})
+
+    monkeypatch.setattr(fuzz, "_has_atheris", lambda: True)
+    monkeypatch.setattr(fuzz, "fuzz", nearly_all)
+    left_out, is_late = "gaps", False
+    with pytest.raises(SystemExit, match=r"NOT COMPLETE: no input of gaps$"):
+        fuzz.main([])
+    left_out, is_late = "", True
+    with pytest.raises(SystemExit, match="NOT COMPLETE: 3599 of 3600 seconds"):
+        fuzz.main([])
+    is_late = False
+    fuzz.main([])
+
+
 def test_decoding_that_ends_at_a_new_place_is_noticed_though_the_error_is_suppressed(
     tmp_path: Path,
 ) -> None:

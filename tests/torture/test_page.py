@@ -113,4 +113,5 @@ def test_the_page_tells_of_full_runs_without_a_violation() -> None:
     for result in results:
         for count in (Count(**told) for told in result.counts):
             assert (count.violations, count.is_enough) == (0, True), count
+            assert "missing" not in count.more, count
     assert page.PAGE.read_text() == results.page()

@@ -37,7 +37,7 @@ def prepare() -> None:
     directory = str(_private_directory())
     os.environ[VARIABLE] = directory  # for this process's children too
     if "numba" in sys.modules:  # it has read its environment already
-        importlib.import_module("numba").config.CACHE_DIR = directory
+        sys.modules["numba"].config.CACHE_DIR = directory
 
 
 @cache

@@ -13,8 +13,8 @@ Then recoveries are crashed. Some of them, in which a process with another clock
 recorded as well, and the power goes in the middle: what neither of the two processes has synced may
 be lost. After each death within a single operation that is done at two moments, drawn from those at
 which names that the dead process has given are not all durable. And with one more process: the
-second one does another operation, and dies as soon as it has cut or named something; the third one
-does an operation, too, and the power goes.
+second one does another operation, and dies while what it has cut or named is not all durable; the
+third one does an operation, too, and the power goes.
 
 Workloads are all sequences of one, two and three operations (the moments before the last one are
 those of a shorter sequence), and long ones that are drawn. Of single operations every state that is

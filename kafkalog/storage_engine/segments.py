@@ -155,7 +155,7 @@ def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
                     found = f"one of the offsets {header.base_offset} to {header.last_offset}"
                     fault = CorruptLogError(segment.log, position, expected, found)
                     break
-                end = header.next_offset
+                end = max(end, header.next_offset)
         finally:
             os.close(fd)
         if fault is not None and is_strict:
@@ -396,7 +396,7 @@ def next_offset(segment: SegmentFiles) -> int:
         index = OffsetIndex(segment.index, segment.base_offset)
         following = segment.base_offset
         for _, header in headers(fd, locate(fd, limit, index, layout.INT64_MAX), limit):
-            following = header.next_offset
+            following = max(following, header.next_offset)  # a damaged one may be below the others
         return following
     finally:
         os.close(fd)

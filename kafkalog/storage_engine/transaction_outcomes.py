@@ -91,7 +91,7 @@ class TransactionOutcomes:
         """Say which batches (b) of a chunk belong to an aborted transaction.
 
         Raises CorruptBatchError for a marker that is none, CorruptLogError where the index
-        contradicts it.
+        contradicts it, or tells of one that is lost.
         """
         import numpy as np
 
@@ -115,12 +115,36 @@ class TransactionOutcomes:
             # Of the markers that cannot be reached any file may tell.
             entries = self._index.between(0, layout.INT64_MAX)
             result |= is_wanted & ~is_known & entries.cover(table)
+        elif self._is_at_end:
+            self._check_lost(chunk, is_wanted & ~is_known & (table.counts > 0))
         if is_known.any():
             # A marker that is lost was one before those that were found.
             first, end = int(table.base_offsets[0]), int(ends.max()) + 1
             entries = self._index.between(first, end, is_strict=False)
             _check_agreement(chunk, result, ends, entries)
         return result
+
+    def _check_lost(self, chunk: Chunk, is_open: npt.NDArray[np.bool_]) -> None:
+        """Raise CorruptLogError where batches (b) that no marker ends were aborted by the index.
+
+        A cleaner removes markers, and those of aborted transactions after all of their records.
+        """
+        table = chunk.table
+        if not is_open.any():
+            return
+        first = int(table.base_offsets[is_open.argmax()])
+        entries = self._index.between(first, layout.INT64_MAX, is_strict=False)
+        is_lost = is_open & entries.cover(table)
+        if is_lost.any():
+            batch = int(is_lost.argmax())
+            raise CorruptLogError(
+                chunk.path,
+                chunk.file_position + int(table.positions[batch]),
+                "a batch whose transaction has a marker, since the .txnindex files beside it say "
+                "that it was aborted",
+                "none up to the end of the log (if `kafkalog verify` finds nothing else, remove "
+                "these files)",
+            )
 
     def _markers_from(self, offset: int) -> Markers:
         """Return the markers that are known, all from `offset` up to their frontier."""

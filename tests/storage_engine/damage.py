@@ -174,17 +174,20 @@ class Damage:
     @classmethod
     def of(cls, log: Log, name: Path, position: int, *, is_listed: bool) -> Damage:
         is_listed = is_listed and log.listed_from == 0
-        offset, before = log.start, 0
+        offset, before, has_room = log.start, 0, False
         for segment in (*log.segments, *log.shadow):
             for item in segment.batches:
                 if name.parts == (log.name, segment.name) and position < len(item.data):
                     moved = item if position < 8 else None
-                    # How many messages a wrapper has is not known unless it is decompressed: one
-                    # that is overlapped by what follows is doubted too.
-                    offset = before if moved and log.topic == "old" else offset
+                    # The batch before is doubted as well where the damaged one overlaps it, and it
+                    # may be the one that is moved: how many messages a wrapper has is not known
+                    # unless it is decompressed, and others may lie in a gap that is not listed.
+                    is_doubted = log.topic == "old" or (has_room and not is_listed)
+                    offset = before if moved and is_doubted else offset
                     return cls(offset, moved, is_in_log=True, is_listed=is_listed)
                 position -= len(item.data) if name.parts == (log.name, segment.name) else 0
-                offset, before = item.last + 1, item.base
+                has_room = item.base > offset
+                offset, before = item.last + 1, offset
         return cls(log.start, is_listed=is_listed)
 
     @property

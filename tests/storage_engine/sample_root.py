@@ -332,7 +332,7 @@ def swapping() -> Log:
         stored(some(15, 3, step=2), last=19),
     ]
     shadow = [
-        Segment(log_name(0), 0, [stored(some(0, 10))]),
+        Segment(log_name(0), 0, [stored(some(0, 5)), stored(some(5, 5))]),
         Segment(
             log_name(10), 10, [stored(some(10, 2)), *_aborted(12), stored(some(15, 5))], aborted
         ),

@@ -174,6 +174,28 @@ def test_a_log_that_lost_a_marker_without_a_trace_is_an_error(tmp_path: Path) ->
         log.offsets()
 
 
+def test_a_log_that_lost_the_last_marker_of_an_aborted_transaction_is_an_error(
+    tmp_path: Path,
+) -> None:
+    first = [of(7, batch(0, 2)), of(7, marker(2, abort=True))]
+    log = Log(tmp_path, [first, [batch(3, 2), of(8, batch(5, 1)), of(8, marker(6))]])
+    (tmp_path / name(0, ".txnindex")).write_bytes(entry(7, 0, 2))
+    assert log.offsets() == [3, 4, 5]
+    path = tmp_path / name(0, ".log")
+    path.write_bytes(first[0].data())
+    with pytest.raises(CorruptLogError, match="found none up to the end of the log"):
+        log.offsets()
+    assert log.offsets(3) == [3, 4, 5]
+    path.write_bytes(replace(first[0], records=()).data())  # cleaned, as its marker was
+    assert log.offsets() == [3, 4, 5]
+
+
+def test_a_committed_transaction_whose_marker_was_cleaned_away_is_read(tmp_path: Path) -> None:
+    log = Log(tmp_path, [[of(7, batch(0, 2)), batch(6, 1)]])
+    (tmp_path / name(0, ".txnindex")).write_bytes(entry(7, 3, 5))
+    assert log.offsets() == [0, 1, 6]
+
+
 def test_where_the_marker_is_damaged_the_index_decides(tmp_path: Path) -> None:
     batches = [of(7, batch(0, 2)), of(8, batch(2, 2)), of(7, marker(4, abort=True))]
     log = Log(tmp_path, [[*batches, of(8, marker(5))]])

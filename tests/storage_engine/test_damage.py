@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import kafkalog
+from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine import journal, layout
-from tests.storage_engine.damage import BITS, Judge, cases, flipped, kind_of, outcome_lines
+from tests.storage_engine.damage import BITS, Judge, cases, flipped, kind_of, outcome_lines, read
 from tests.storage_engine.sample_root import Root
 
 FULL = os.environ.get("KAFKALOG_DAMAGE") == "full"
@@ -73,3 +76,22 @@ def test_every_kind_of_file_is_among_the_damaged(judge: Judge) -> None:
     stages = ("", layout.SWAP, layout.CLEANED)
     of_segments = {suffix + stage for suffix in layout.SEGMENT_SUFFIXES for stage in stages}
     assert of_segments | {layout.SNAPSHOT} <= kinds
+
+
+@pytest.mark.parametrize("is_brokers", [False, True])
+def test_half_a_swap_is_read_up_to_a_batch_whose_last_offset_is_damaged(
+    tmp_path: Path, is_brokers: bool
+) -> None:
+    root = Root(tmp_path / "root")
+    if is_brokers:
+        root.give_to_a_broker()
+    log = root.logs["swap-0"]
+    swap = log.segments[0]
+    *before, damaged = swap.batches
+    place = len(swap.data) - len(damaged.data) + 23  # the offset delta, which is negative then
+    (root.path / log.name / swap.name).write_bytes(flipped(swap.data, place, 0x80))
+    engine = kafkalog.open(root.path, read_only=True, create=False)
+    rows = [row for item in before for row in item.rows if not item.is_control]
+    assert read(engine, log, committed=False, end=damaged.base) == rows
+    with pytest.raises(KafkaLogError):
+        read(engine, log, committed=False)

@@ -72,6 +72,8 @@ class TransactionOutcomes:
         self._ahead_offset = -1
         self._is_at_end = False
         self._is_damaged = False
+        self._indexed: AbortedRanges | None = None
+        """Entries from the first batch on that no marker ends: read once, not for each chunk."""
 
     def __enter__(self) -> Self:
         return self
@@ -132,9 +134,10 @@ class TransactionOutcomes:
         table = chunk.table
         if not is_open.any():
             return
-        first = int(table.base_offsets[is_open.argmax()])
-        entries = self._index.between(first, layout.INT64_MAX, is_strict=False)
-        is_lost = is_open & entries.cover(table)
+        first, last = int(table.base_offsets[is_open.argmax()]), int(table.last_offsets[-1])
+        if self._indexed is None:
+            self._indexed = self._index.between(first, layout.INT64_MAX, is_strict=False)
+        is_lost = is_open & self._indexed.overlapping(first, last).cover(table)
         if is_lost.any():
             batch = int(is_lost.argmax())
             raise CorruptLogError(

@@ -135,10 +135,8 @@ def tasks(seed: int, states: int | None = None) -> list[Task]:
 def _some(kind: list[Task], count: int, dice: random.Random) -> list[Task]:
     """Draw workloads, of which one moment is looked at."""
     drawn = dice.sample(kind, max(1, min(len(kind), count)))
-    depths = {1: OF_ONE_DRAWN}
-    return [
-        dataclasses.replace(task, depth=depths.get(len(task.names), ONE_MOMENT)) for task in drawn
-    ]
+    depth = OF_ONE_DRAWN if len(drawn[0].names) == 1 else ONE_MOMENT
+    return [dataclasses.replace(task, depth=depth) for task in drawn]
 
 
 @dataclass

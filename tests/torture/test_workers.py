@@ -54,7 +54,7 @@ def test_the_death_of_a_process_is_a_violation(capsys: pytest.CaptureFixture[str
     with tally.deaths(), Workers(1) as workers:
         list(workers.results(die_at_three, range(5)))
     assert tally.violations == 1
-    assert "--seed 7 --only '3'" in capsys.readouterr().err
+    assert "--seed 7 --quick --only '3'" in capsys.readouterr().err
 
 
 def die(tasks: list[int]) -> None:

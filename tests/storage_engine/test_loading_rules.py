@@ -359,6 +359,25 @@ def test_the_log_starts_at_the_later_of_checkpoint_and_first_segment(
     assert log.read(loaded) == list(range(expected, 24))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_live_log_ends_where_it_is_told_to_whatever_batches_are_indexed(
+    tmp_path: Path, count: int
+) -> None:
+    """A batch of one record that begins at the end has an index entry of that very offset."""
+    log = Log(tmp_path)
+    for number in range(40):
+        if number == 20:
+            log.roll()
+        log.append(count, size=5000, epoch=number)
+    log.write()
+    for number, end in enumerate(range(0, log.end + 1, count)):
+        state = log.load(end=end).state
+        assert (state.high_watermark, state.active_base) == (end, 0 if number < 20 else 20 * count)
+        below = log.segments[state.active_base][: number % 20 if number < 40 else None]
+        assert state.active_size == sum(map(len, below))
+        assert state.leader_epoch == (number - 1 if below else 0)
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 

@@ -184,7 +184,8 @@ class _Loading:
         fd = files.open_to_read(segment.log)
         try:
             index = OffsetIndex(segment.index, segment.base_offset)
-            position = locate(fd, segment.size, index, wanted)
+            # The batch of `wanted` may be the one that is indexed: begin at one below it.
+            position = locate(fd, segment.size, index, wanted - 1)
             following = segment.base_offset
             for start, header in headers(fd, position, segment.size):
                 begin = header.base_offset if header.magic == layout.MAGIC else header.last_offset

@@ -123,8 +123,8 @@ def _resolve(directory: Path, *, is_strict: bool) -> _Files:
     logs = [base for base in swaps if layout.LOG in swaps[base]]
     replaced: set[int] = set()
     if logs:
-        end = max(_swap_end(directory, base, is_strict=is_strict) for base in logs)
-        start = min(logs)
+        ends = {base: _swap_end(directory, base, is_strict=is_strict) for base in logs}
+        start, end = min(logs), _checked_end(directory, live, ends, is_strict=is_strict)
         # An empty .log.swap spans no offsets, and still replaces what has its own base.
         replaced = {base for base in live if start <= base < end or base in logs}
     return _Files(live, swaps, dead_swaps, cleaned, replaced)
@@ -161,6 +161,27 @@ def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
         if fault is not None and is_strict:
             raise fault
         return end
+
+
+def _checked_end(
+    directory: Path, live: Mapping[int, set[str]], ends: Mapping[int, int], *, is_strict: bool
+) -> int:
+    """Return where the swaps end, of which each one's end is given by its base offset.
+
+    The last segment is the active one, which no cleaner replaces; if that is missing, the last one
+    of those that were cleaned. An end amid its offsets, or above, is that of a damaged batch.
+    """
+    base, end = max(ends.items(), key=lambda found: found[1])
+    last = max((offset for offset in live if layout.LOG in live[offset]), default=base)
+    if last in ends or not base <= last < end:
+        return end
+    if end == next_offset(_segment_files(directory, last, set())):
+        return end
+    if is_strict:
+        path = directory / layout.segment_file(base, layout.LOG, layout.SWAP)
+        expected = f"offsets below {last}, where the last segment begins"
+        raise CorruptLogError(path, path.stat().st_size, expected, f"some up to {end - 1}")
+    return last
 
 
 def _swapped(directory: Path, base: int) -> SegmentFiles:
@@ -388,15 +409,23 @@ def locate_time(
 def next_offset(segment: SegmentFiles) -> int:
     """Return the offset after a segment's last whole batch; its base offset when it has none.
 
-    Kafka: LogSegment.readNextOffset.
+    No checksum covers a batch's base offset, and others may be damaged: one that lies below those
+    before it, or above those after it, does not count. Kafka: LogSegment.readNextOffset.
     """
     fd = files.open_to_read(segment.log)
     try:
         limit = os.fstat(fd).st_size
         index = OffsetIndex(segment.index, segment.base_offset)
-        following = segment.base_offset
+        before = following = segment.base_offset
         for _, header in headers(fd, locate(fd, limit, index, layout.INT64_MAX), limit):
-            following = max(following, header.next_offset)  # a damaged one may be below the others
+            # Of compressed messages v0 and v1 the last offset alone is told.
+            first = header.base_offset if header.magic == layout.MAGIC else header.last_offset
+            if header.last_offset < first or first < before:
+                continue  # below the others
+            if first >= following:
+                before = following
+            # Else it was the one before that lay above the others.
+            following = header.next_offset
         return following
     finally:
         os.close(fd)

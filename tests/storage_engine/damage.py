@@ -170,6 +170,8 @@ class Damage:
     is_in_log: bool = False
     is_listed: bool = True
     """The gaps of the log are listed there, so no damage of it may be passed over."""
+    sound_from: int | None = None
+    """Where the next segment begins, which no damage of a batch in half a swap takes along."""
 
     @classmethod
     def of(cls, log: Log, name: Path, position: int, *, is_listed: bool) -> Damage:
@@ -184,7 +186,10 @@ class Damage:
                     # unless it is decompressed, and others may lie in a gap that is not listed.
                     is_doubted = log.topic == "old" or (has_room and not is_listed)
                     offset = before if moved and is_doubted else offset
-                    return cls(offset, moved, is_in_log=True, is_listed=is_listed)
+                    above = [other.base for other in log.segments if other.base > segment.base]
+                    is_amid = name.suffix == layout.SWAP and item is not segment.batches[-1]
+                    sound = above[0] if is_amid else None
+                    return cls(offset, moved, True, is_listed, sound)
                 position -= len(item.data) if name.parts == (log.name, segment.name) else 0
                 has_room = item.base > offset
                 offset, before = item.last + 1, offset
@@ -282,6 +287,12 @@ def check_read(engine: Engine, log: Log, damage: Damage, *, committed: bool) -> 
             expected = [row for row in wanted if row.offset < end]
             assert below == expected, f"below {end}: {below} instead of {expected}"
         return "refused"
+    finally:
+        if damage.sound_from is not None:
+            start = damage.sound_from
+            above = read(engine, log, committed=committed, start=start)
+            expected = [row for row in wanted if row.offset >= start]
+            assert above == expected, f"from {start} on: {above} instead of {expected}"
     offsets = [row.offset for row in rows]
     assert offsets == sorted(set(offsets)), f"offsets {offsets}"
     wrong = [row for row in rows if row not in allowed]
@@ -360,13 +371,15 @@ def check_kept(engine: Engine, log: Log, damage: Damage, kept: list[Row]) -> Non
     assert not lost, f"lost by writing: {lost}"
 
 
-def read(engine: Engine, log: Log, *, committed: bool, end: int | None = None) -> list[Row]:
-    """Everything of one partition, or what lies below `end`."""
+def read(
+    engine: Engine, log: Log, *, committed: bool, start: int = 0, end: int | None = None
+) -> list[Row]:
+    """Everything of one partition, or what lies from `start` on, or below `end`."""
     with engine.view(log.topic, log.partition) as view:
         state = view.state
         stop = state.last_stable_offset if committed else state.high_watermark
         stop = stop if end is None else min(end, stop)
-        start = state.log_start_offset
+        start = max(start, state.log_start_offset)
         if stop < start:
             return []
         return rows_of(view.read(start, stop, schema=SCHEMA, read_committed=committed))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.index import OffsetIndex
 from kafkalog.storage_engine.segments import (
@@ -23,6 +24,7 @@ from kafkalog.storage_engine.segments import (
     sweep_deleted,
 )
 from tests.storage_engine.log_builder import Batch, batch, empty, name, write_segment
+from tests.storage_engine.naive_messages import Message, message, wrapper
 
 SUFFIXES = [".log", ".index", ".timeindex"]
 Content = list[tuple[int, bytes, bytes]]
@@ -306,6 +308,42 @@ def test_an_empty_swap_replaces_only_its_own_base(tmp_path: Path) -> None:
     assert content(tmp_path) == listed
 
 
+@pytest.mark.parametrize("place", [4, 7, 23, 26])
+@pytest.mark.parametrize("bit", [1, 0x10, 0x40, 0x80])
+def test_damaged_offsets_of_a_swap_take_no_sound_segment_along(
+    tmp_path: Path, place: int, bit: int
+) -> None:
+    """Whichever batch has them: in its base offset, which no checksum covers, or the last one."""
+    batches = [b.data() for b in ONE.segments[0]]
+    for number, data in enumerate(batches):
+        damaged = bytearray(data)
+        damaged[place] ^= bit
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        make_sources(directory)
+        swap = directory / name(0, ".log.swap")
+        swap.write_bytes(b"".join([*batches[:number], damaged, *batches[number + 1 :]]))
+        bases = [segment.base_offset for segment in list_segments(directory)]
+        is_last = number + 1 == len(batches)
+        assert bases == [0, 30] or ((bases[0], bases[-1]) == (0, 30) and (is_last or place == 23))
+        before = sorted(path.name for path in directory.iterdir())
+        try:
+            finish_swaps(directory)
+        except CorruptLogError as fault:
+            assert is_last and "offsets below 30, where the last segment begins" in str(fault)
+            assert sorted(path.name for path in directory.iterdir()) == before
+        assert [segment.base_offset for segment in list_segments(directory)] == bases
+
+
+def test_where_the_active_segment_is_lost_a_swap_replaces_the_last_one(tmp_path: Path) -> None:
+    make_sources(tmp_path)
+    (tmp_path / name(30, ".log")).unlink()
+    write_segment(tmp_path, 0, ONE.segments[0], stage=".swap")
+    assert [segment.base_offset for segment in list_segments(tmp_path)] == [0]
+    finish_swaps(tmp_path)
+    assert [segment.base_offset for segment in list_segments(tmp_path)] == [0]
+
+
 def test_an_index_without_a_log_is_no_segment(tmp_path: Path) -> None:
     write_segment(tmp_path, 0, small(0, 3))
     (tmp_path / name(99, ".index")).write_bytes(b"")
@@ -372,6 +410,22 @@ def test_the_next_offset_is_that_after_the_last_whole_batch(
     assert next_offset(segment) == 290
     segment.log.write_bytes(b"")
     assert next_offset(segment) == 100
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", [0, 1])
+def test_the_next_offset_after_messages_is_that_of_the_last_one(
+    tmp_path: Path, magic: int, codec: int
+) -> None:
+    """A wrapper's header tells of its last message alone."""
+    data = b""
+    for first in (100, 103, 120):
+        some = [Message(offset, 1, b"k", b"v") for offset in range(first, first + 3)]
+        each = [message(magic, item.offset, b"k", b"v", timestamp=1) for item in some]
+        data += wrapper(magic, codec, some) if codec else b"".join(each)
+        (tmp_path / name(100, ".log")).write_bytes(data)
+        [segment] = list_segments(tmp_path)
+        assert next_offset(segment) == first + 3
 
 
 def test_headers_are_those_of_all_batches_large_and_small(tmp_path: Path) -> None:

@@ -60,9 +60,12 @@ class CommitResult:
 
 
 def last_batch(state: State, writer: Writer, now_ms: int) -> WriterState | None:
-    """Return a writer's last batch, if it is not forgotten."""
+    """Return a writer's last batch, if it is not forgotten.
+
+    By this clock and by that of the log's last commit: one of them may have jumped ahead.
+    """
     known = state.writers.get(writer.name)
-    if known is None or known.time_ms < now_ms - WRITER_RETENTION_MS:
+    if known is None or known.time_ms < min(now_ms, state.time_ms) - WRITER_RETENTION_MS:
         return None
     return known
 

@@ -232,8 +232,8 @@ class Transaction:
         )
 
     def record_writer(self, name: str, batch_id: int, rows: int, time_ms: int) -> None:
-        """Remember a writer's last batch."""
-        self._change.writers[name] = [batch_id, rows, time_ms]
+        """Remember a writer's last batch, of now, though this clock be behind the last one."""
+        self._change.writers[name] = [batch_id, rows, max(time_ms, self.state.time_ms)]
 
     def forget_writer(self, name: str) -> None:
         """Forget a writer's last batch."""

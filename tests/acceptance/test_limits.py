@@ -300,14 +300,36 @@ def test_a_clock_that_skips_the_time_writers_are_remembered_forgets_them_until_i
 ) -> None:
     """As a broker forgets its producers; what no jump of the clock does is to lose rows."""
     log = kafkalog.open(tmp_path / "log")
-    log.create_topic("t", 1)
+    log.create_topic("t", 1, now_ms=NOW_MS)
     first, second = Writer("first", "t", 3), Writer("second", "t", 3)
     for writer in (first, second):
         log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS)
-    assert not log.commit([stage(log, 3)], writer=first, now_ms=NOW_MS + A_YEAR_MS).skipped
+    later_ms = NOW_MS + A_YEAR_MS
+    assert log.commit([stage(log, 3)], writer=first, now_ms=later_ms).skipped, "nobody at once"
+    log.append("t", [("k", "v")], now_ms=later_ms)
+    assert not log.commit([stage(log, 3)], writer=first, now_ms=later_ms).skipped
     assert log.commit([stage(log, 3)], writer=second, now_ms=NOW_MS + 1).skipped
     assert log.commit([stage(log, 3)], writer=first, now_ms=NOW_MS + 1).skipped
-    assert len(records(log, "t")) == 3
+    assert len(records(log, "t")) == 4
+
+
+def test_a_writer_is_not_forgotten_for_a_clock_that_was_behind(tmp_path: Path) -> None:
+    """As that of a host that has no clock of its own before it has asked for the time."""
+    log = kafkalog.open(tmp_path / "log")
+    log.create_topic("t", 1, now_ms=NOW_MS)
+    log.append("t", [("k", "v")], now_ms=NOW_MS)
+    writer = Writer("first", "t", 3)
+    log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS - A_YEAR_MS)
+    assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 1).skipped
+    rewrite_journal(log)
+    assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 3).skipped
+
+
+def rewrite_journal(log: KafkaLog) -> None:
+    journal = log.root / "commit"
+    inode = journal.stat().st_ino
+    while journal.stat().st_ino == inode:
+        log.append("t", [("k", "v")], now_ms=NOW_MS + 2)
 
 
 @pytest.mark.parametrize("first_ms", [0, A_YEAR_MS])
@@ -316,7 +338,7 @@ def test_one_commit_of_a_clock_ahead_forgets_no_writer_for_good(
 ) -> None:
     """Not even where the journal is written anew behind it."""
     log = kafkalog.open(tmp_path / "log")
-    log.create_topic("t", 1)
+    log.create_topic("t", 1, now_ms=NOW_MS)
     writer = Writer("first", "t", 3)
     log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS)
     journal = tmp_path / "log" / "commit"

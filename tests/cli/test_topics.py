@@ -84,7 +84,7 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
     append(kafkalog, root)
     with library.open(root) as log:
         staged = staged_record(log)
-        log.commit([staged], writer=Writer("query", "t", 4), now_ms=1_700_000_000_000)
+        log.commit([staged], writer=Writer("query", "t", 4), now_ms=4_000_000_000_000)
     kinds: dict[str, list[dict[str, object]]] = {}
     for row in kafkalog("status", root, "--json").json:
         kinds.setdefault(str(row["type"]), []).append(row)
@@ -97,7 +97,7 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
         "topic": "t",
         "batchId": 4,
         "rows": 1,
-        "timeMs": 1_700_000_000_000,
+        "timeMs": 4_000_000_000_000,
     }
     assert sum(int(str(row["highWatermark"])) for row in kinds["partition"]) == 21
     assert {row["state"] for row in kinds["partition"]} == {"clean"}

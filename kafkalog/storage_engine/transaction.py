@@ -232,8 +232,10 @@ class Transaction:
         )
 
     def record_writer(self, name: str, batch_id: int, rows: int, time_ms: int) -> None:
-        """Remember a writer's last batch, of now, though this clock be behind the last one."""
-        self._change.writers[name] = [batch_id, rows, max(time_ms, self.state.time_ms)]
+        """Remember a writer's last batch, as the latest of all, though the clock has gone back."""
+        known = (entry.time_ms for entry in self.state.writers.values())
+        latest_ms = max(time_ms, self.state.time_ms, *known)
+        self._change.writers[name] = [batch_id, rows, latest_ms]
 
     def forget_writer(self, name: str) -> None:
         """Forget a writer's last batch."""

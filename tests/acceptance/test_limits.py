@@ -318,8 +318,10 @@ def test_a_writer_is_not_forgotten_for_a_clock_that_was_behind(tmp_path: Path) -
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 1, now_ms=NOW_MS)
     log.append("t", [("k", "v")], now_ms=NOW_MS)
-    writer = Writer("first", "t", 3)
-    log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS - A_YEAR_MS)
+    for batch_id in (1, 2, 3):
+        writer = Writer("first", "t", batch_id)
+        assert log.commit([stage(log, batch_id)], writer=writer, now_ms=NOW_MS - A_YEAR_MS).rows
+        log.append("t", [("k", "v")], now_ms=NOW_MS - A_YEAR_MS)
     assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 1).skipped
     rewrite_journal(log)
     assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 3).skipped

@@ -36,7 +36,7 @@ __all__ = ["OffsetRangePartition", "RangeReader", "SnapshotPartition"]
 
 _VIEW_BUDGET: Final = 128 << 20
 """Bytes of the map that finds the newest record of each key, as the cleaner's default."""
-_CLEANER_WAIT_S: Final = 2.0
+_CLEANER_WAIT_S: Final = 10.0
 _CLEANER_PAUSE_S: Final = 0.02
 
 

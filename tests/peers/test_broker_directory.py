@@ -110,10 +110,10 @@ def wait_for_markers(broker: KafkaBroker) -> None:
     A broker that is killed in between writes them after its next start.
     """
     latest = dict.fromkeys(traffic.partitions(), OffsetSpec.latest())
-    before, ends = None, listed(broker, latest)
-    while ends != before:
-        time.sleep(1.0)
-        before, ends = ends, listed(broker, latest)
+    looks = [listed(broker, latest)]
+    while len(looks) < 4 or any(ends != looks[-1] for ends in looks[-4:]):
+        time.sleep(0.5)
+        looks.append(listed(broker, latest))
 
 
 def answers(

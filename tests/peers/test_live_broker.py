@@ -156,10 +156,10 @@ class Reader(threading.Thread):
         self.ends: dict[Partition, set[int]] = defaultdict(set)
 
     def run(self) -> None:
+        known = dict.fromkeys(PLACES, (0, 0))
         try:
             while not self.stop.is_set():
                 with kafkalog.open(self._roots) as log:
-                    known = dict.fromkeys(PLACES, (0, 0))
                     for _ in range(30):
                         place = self._draw.choice(PLACES)
                         known[place] = self._look(log, place, *known[place])

@@ -273,8 +273,11 @@ class BrokerTwin:
     def _is_written(self) -> bool:
         """Whether all markers of ended transactions are there: nothing grows any more."""
         before = self._sizes()
-        time.sleep(0.5)
-        return self._sizes() == before
+        for _ in range(4):
+            time.sleep(0.25)
+            if self._sizes() != before:
+                return False
+        return True
 
     def _sizes(self) -> list[int]:
         paths = (self._broker.log_dir / f"{topic.name}-0" for topic in self.topics)

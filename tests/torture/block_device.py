@@ -39,6 +39,8 @@ _CHUNK: Final = 64 << 10
 _NOTHING: Final = bytes(_CHUNK)
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_outside: int | None = None
+"""The mounts that this process had before it kept its own to itself."""
 _CAP_SYS_ADMIN: Final = 21
 _CLONE_NEWNS, _MS_PRIVATE_ALL, _MS_NOATIME = 0x20000, 0x44000, 0x400
 _LOOP_GET_FREE, _LOOP_CONFIGURE, _LOOP_AUTOCLEAR = 0x4C82, 0x4C0A, 4
@@ -95,6 +97,8 @@ def unmount(target: Path) -> None:
 
 def keep_mounts_private() -> None:
     """Mount for this process and its children alone: nothing stays mounted when they end."""
+    global _outside
+    _outside = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     if _libc.unshare(_CLONE_NEWNS) or _libc.mount(b"none", b"/", b"", _MS_PRIVATE_ALL, b""):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -181,6 +185,11 @@ def _unmount_disk(path: Path) -> None:
 
 
 def _serve(device: int, image: bytearray, notes: Notes) -> None:
+    # Were it the last one that dies of those that see the mounts, the kernel would write what is
+    # left to the disk in its name, wait for its answer, and so for ever.
+    if _outside is not None and _libc.setns(_outside, _CLONE_NEWNS):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
     while True:
         try:
             request = memoryview(os.read(device, _WRITE_MAX + 4096))

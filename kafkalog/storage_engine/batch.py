@@ -80,6 +80,11 @@ class BatchHeader:
         return self.base_offset + self.last_offset_delta
 
     @property
+    def known_first_offset(self) -> int:
+        """The first offset; of messages v0 and v1, of which the last alone is told, that one."""
+        return self.base_offset if self.magic == layout.MAGIC else self.last_offset
+
+    @property
     def next_offset(self) -> int:
         """The offset after the batch."""
         return self.last_offset + 1

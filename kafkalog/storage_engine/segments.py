@@ -178,9 +178,9 @@ def _checked_end(
     if end == next_offset(_segment_files(directory, last, set())):
         return end
     if is_strict:
-        path = directory / layout.segment_file(base, layout.LOG, layout.SWAP)
+        swap = _swapped(directory, base)
         expected = f"offsets below {last}, where the last segment begins"
-        raise CorruptLogError(path, path.stat().st_size, expected, f"some up to {end - 1}")
+        raise CorruptLogError(swap.log, swap.size, expected, f"some up to {end - 1}")
     return last
 
 
@@ -418,8 +418,7 @@ def next_offset(segment: SegmentFiles) -> int:
         index = OffsetIndex(segment.index, segment.base_offset)
         before = following = segment.base_offset
         for _, header in headers(fd, locate(fd, limit, index, layout.INT64_MAX), limit):
-            # Of compressed messages v0 and v1 the last offset alone is told.
-            first = header.base_offset if header.magic == layout.MAGIC else header.last_offset
+            first = header.known_first_offset
             if header.last_offset < first or first < before:
                 continue  # below the others
             if first >= following:

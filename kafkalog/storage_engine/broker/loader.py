@@ -188,8 +188,7 @@ class _Loading:
             position = locate(fd, segment.size, index, wanted - 1)
             following = segment.base_offset
             for start, header in headers(fd, position, segment.size):
-                begin = header.base_offset if header.magic == layout.MAGIC else header.last_offset
-                if begin >= wanted:
+                if header.known_first_offset >= wanted:
                     break
                 following = header.next_offset
                 self.last_epoch = header.leader_epoch

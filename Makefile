@@ -40,7 +40,7 @@ damage-test: $(READY) ## every file of a log cut and flipped at every byte, coun
 
 twin-test: $(READY) $(PEERS) ## 300 logs, and 300 topics, cleaned by Kafka and by us; jobs of Spark with both formats
 	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/peers/test_cleaner_twin.py tests/peers/test_spark_twin.py \
-	    tests/peers/test_sink_twin.py tests/peers/test_live_broker.py $(ARGS)
+	    tests/peers/test_sink_twin.py $(ARGS)
 
 test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a real Kafka makes of our files, and we of its files
 	$(BIN)/python -m pytest -m peers tests/peers $(ARGS)

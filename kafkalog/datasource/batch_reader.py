@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -117,7 +118,8 @@ def _resolve(
     latest = options.latest_offset(held)
     named = {EARLIEST: held.log_start_offset, LATEST: latest}
     is_open = start == EARLIEST
-    return OffsetRange(partition, named.get(start, start), named.get(end, end), is_open)
+    first, last = named.get(start, start), named.get(end, end)
+    return OffsetRange(partition, first, last, is_open, held.high_watermark)
 
 
 def _check(resolved: list[OffsetRange]) -> None:
@@ -149,5 +151,5 @@ def _bound(
             is_first, is_last = index == 0, index == len(group) - 1
             first = EARLIEST if is_first and start[partition] == EARLIEST else part.start
             last = LATEST if is_last and end[partition] == LATEST else part.end
-            bound.append(OffsetRange(partition, first, last, range_.from_earliest))
+            bound.append(dataclasses.replace(range_, start=first, end=last))
     return bound

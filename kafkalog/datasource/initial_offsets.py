@@ -88,25 +88,36 @@ class InitialOffsets:
         elif options.starting_offsets is not None:
             options.starting_offsets.offsets(self.ends, option="startingOffsets")
 
+    def behind(self, until: Offsets) -> list[TopicPartition]:
+        """Return those whose time was looked up, in vain, in less than a first batch was to read.
+
+        Such a batch ends where the partition did; a broker that has started again may tell less.
+        """
+        starts, ends = from_json(self.offsets), self.ends
+        return [p for p in self.times if starts[p] == LATEST and ends[p] < until.get(p, 0)]
+
     def report_lost(self, until: Offsets, state: State, options: SourceOptions) -> None:
         """Report partitions that a first batch was to read, up to `until`, and cannot any more.
 
         Each had a record since the time given, or the batch would not have been planned. That it is
-        not there is the cleaner's doing where the log still starts at 0, and no loss. Raises
-        DataLossError, or warns.
+        not there is the cleaner's doing where the log still starts at 0, and no loss, unless the
+        log ends too early. Raises DataLossError, or warns.
         """
-        if options.non_matching != "error":
-            return  # it may have had nothing to read from the first
         # A batch that waits for more ends where it begins.
         least = 1 if options.min_offsets_per_trigger is None else 0
-        starts = from_json(self.offsets)
+        starts, behind = from_json(self.offsets), set(self.behind(until))
         for partition, time in sorted(self.times.items()):
             held = held_partition(partition, state)
             is_left = 0 <= starts[partition] <= until.get(partition, 0) - least
-            is_retained = held is not None and held.log_start_offset == 0
-            if partition in until and not is_left and not is_retained:
+            # With the strategy "latest" there may have been nothing to read from the first.
+            is_retained = options.non_matching != "error" or (
+                held is not None and held.log_start_offset == 0
+            )
+            if partition in behind or (partition in until and not is_left and not is_retained):
                 available = (
-                    "it is gone" if held is None else f"it starts at {held.log_start_offset}"
+                    "it is gone"
+                    if held is None
+                    else f"available are [{held.log_start_offset}, {self.ends[partition]})"
                 )
                 report_data_loss(
                     "INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS",

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
+from typing import Final
 
 from kafkalog.datasource.data_loss import report_data_loss
 from kafkalog.datasource.micro_batch import held_partition, report_deleted
 from kafkalog.datasource.offsets import Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine import locks
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.state import State
 
 __all__ = ["LatestEnds"]
 
 _LOGGER = logging.getLogger(__name__)
+
+_WAIT_S: Final = 120.0
+"""As long as a task of Spark waits for its broker (`kafkaConsumer.pollTimeoutMs`)."""
+_PAUSE_S: Final = 0.1
 
 
 class LatestEnds:
@@ -55,6 +62,31 @@ class LatestEnds:
     def are_of(self, ends: Offsets, state: State) -> bool:
         """Tell whether an answer of `of` holds as long as the state does."""
         return ends is self._ends and state is self._state
+
+    def wait_for(self, ends: Offsets) -> None:
+        """Wait until a live broker tells at least these, which were seen.
+
+        One that has just started tells the high watermark of a while ago, and a query that starts
+        with it knows more, from its own checkpoint. After two minutes it goes on as it is.
+        """
+        if not self._engine.is_brokers or not self._is_behind(ends):
+            return
+        _LOGGER.warning("waiting for the broker, whose checkpoint is older than the query's")
+        deadline = time.monotonic() + _WAIT_S
+        while self._is_behind(ends) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+
+    def _is_behind(self, ends: Offsets) -> bool:
+        state = self._engine.state()
+        return any(
+            self._options.latest_offset(held) < end and self._is_live(partition)
+            for partition, end in ends.items()
+            if (held := held_partition(partition, state)) is not None
+        )
+
+    def _is_live(self, partition: TopicPartition) -> bool:
+        root = self._engine.partition_directory(*partition).parent
+        return locks.RootLock(root).is_held_alone()
 
     def check_starts(self, starts: Offsets) -> None:
         """Report given offsets of `startingOffsets` that lie beyond the end of their partition.

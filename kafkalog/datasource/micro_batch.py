@@ -45,7 +45,9 @@ def micro_batch_ranges(
             if end < start and not moving_start:
                 _report_changed(partition, start, end, state, fail=fail)
         if start is not None and start < end:
-            ranges.append(OffsetRange(partition, start, end))
+            held = held_partition(partition, state)
+            seen = 0 if held is None else held.high_watermark
+            ranges.append(OffsetRange(partition, start, end, high_watermark=seen))
     return ranges
 
 

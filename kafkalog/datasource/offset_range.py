@@ -24,6 +24,10 @@ class OffsetRange:
     end: int
     from_earliest: bool = False
     """A piece of what starts at the earliest offset: what retention takes meanwhile is no loss."""
+    high_watermark: int = 0
+    """The partition's when the range was planned. A task sees no less of a broker's log: what ended
+    a transaction of the range may lie above it, where a broker that has just started tells less.
+    """
 
     @property
     def size(self) -> int:

@@ -117,7 +117,7 @@ class RangeReader:
                 number,
                 whole=is_whole,
                 start=max(wanted.start, self.filters.start) or None,
-                known_end=wanted.end,
+                known_end=max(wanted.end, wanted.high_watermark),
             )
             if (
                 pin is None

@@ -22,6 +22,7 @@ from kafkalog.datasource.initial_offsets import InitialOffsets
 from kafkalog.datasource.latest_ends import LatestEnds
 from kafkalog.datasource.micro_batch import held_partition, micro_batch_ranges
 from kafkalog.datasource.offsets import (
+    EARLIEST,
     LATEST,
     OffsetJson,
     Offsets,
@@ -162,20 +163,29 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
         """Return the ranges of a micro-batch; raises DataLossError where records are gone.
 
-        Only `start` and `end` count, since the batch may be a repetition after a crash.
+        Only `start` and `end` count, since the batch may be a repetition after a crash. For one of
+        a broker that has started again meanwhile, its checkpoint is waited for.
         """
         options = self._options()
         self._is_begun = True
         if self._first_batch is None and self._initial and start == self._initial.offsets:
             self._first_batch = start, end
-        until = from_json(end)
+        begin, until = from_json(start), from_json(end)
+        self._latest().wait_for(
+            {p: end for p, end in until.items() if begin.get(p, EARLIEST) < end}
+        )
         is_moving = options.starting_time is not None and self._first_batch == (start, end)
         if is_moving and self._initial:
-            self._initial.report_lost(until, self._load(), options)
+            state = self._load()
+            if self._initial.behind(until):
+                assert self._engine is not None
+                self._initial = InitialOffsets.find(self._engine, options, state)
+            self._initial.report_lost(until, state, options)
+            begin = from_json(self._initial.offsets)
         if self._target:
             check_available_now(until, self._target, self._latest_ends(until))
         ranges = micro_batch_ranges(
-            from_json(start),
+            begin,
             until,
             self._load(),
             fail_on_data_loss=options.fail_on_data_loss,
@@ -184,7 +194,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert self._engine is not None
         views: Sequence[InputPartition] = []
         if options.latest_view:
-            views, ranges = split_off_snapshots(self._engine, from_json(start), ranges)
+            views, ranges = split_off_snapshots(self._engine, begin, ranges)
         pieces = task_ranges(self._engine, options, ranges)
         return [*views, *(OffsetRangePartition(piece) for piece in pieces)]
 

@@ -15,6 +15,7 @@ from typing import Any
 from tests.acceptance.cluster import EXECUTOR_MB, MASTER_HOST, SLOTS, SMALL_JVM, WORKER_HOSTS
 from tests.acceptance.cluster_straggler import SCHEMA, straggling
 
+NEVER = "1000"
 _SPECULATION_MULTIPLIER = "spark.speculation.multiplier"
 
 
@@ -46,7 +47,7 @@ def start_session(master: str, scratch: Path) -> Any:
         .config("spark.speculation.interval", "100ms")
         .config("spark.speculation.quantile", "0.5")
         .config("spark.speculation.minTaskRuntime", "1s")
-        .config(_SPECULATION_MULTIPLIER, "1000")
+        .config(_SPECULATION_MULTIPLIER, NEVER)
         .config("spark.speculation.efficiency.enabled", "false")
         # Large values in small batches: the executors are small.
         .config("spark.sql.execution.arrow.maxBytesPerBatch", "4mb")
@@ -97,8 +98,6 @@ class Jobs:
             reader = reader.option("maxOffsetsPerTrigger", limit)
         rows = reader.option("startingOffsets", "earliest").load(log)
         if meeting:
-            # Spark has no public way to change it while it runs; each stage looks at it anew.
-            self.session.sparkContext._jsc.sc().conf().set(_SPECULATION_MULTIPLIER, "1.5")
             slow = straggling(Path(meeting), Path(log) / f"{topic}-0")
             rows = rows.select("key", "value", "partition").mapInArrow(slow, SCHEMA)
         self.query = (
@@ -110,6 +109,11 @@ class Jobs:
             .option("checkpointLocation", str(self.scratch / topic))
             .start()
         )
+
+    def copy_tasks(self, beyond: str) -> None:
+        """Have Spark run a copy of each task that takes so many times longer than others."""
+        # Spark has no public way to change it while it runs; each stage looks at it anew.
+        self.session.sparkContext._jsc.sc().conf().set(_SPECULATION_MULTIPLIER, beyond)
 
     def drain(self) -> None:
         """Wait until the stream has processed all there is, and stop it."""

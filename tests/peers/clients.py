@@ -223,7 +223,7 @@ _PASSING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 }
 
-COORDINATOR_LOAD_IN_PROGRESS, OUT_OF_ORDER_SEQUENCE = 14, 45
+NOT_LEADER_OR_FOLLOWER, COORDINATOR_LOAD_IN_PROGRESS, OUT_OF_ORDER_SEQUENCE = 6, 14, 45
 
 
 class _EndOfEpochResponse(Response):
@@ -268,7 +268,11 @@ class HandDriven:
     def send(
         self, topic: str, values: Iterable[bytes], sequence: int, *, partition: int = 0
     ) -> tuple[int, int]:
-        """Send a batch whose first record has that sequence; returns error code and base offset."""
+        """Send a batch whose first record has that sequence; returns error code and base offset.
+
+        A broker that has just started answers before it leads a partition: asked again, as by
+        every client.
+        """
         batch = DefaultRecordBatchBuilder(
             magic=2,
             compression_type=0,
@@ -284,8 +288,12 @@ class HandDriven:
         request = ProduceRequest_v7(
             None, -1, 10_000, [(topic, [(partition, bytes(batch.build()))])]
         )
-        ((_, ((_, code, offset, *_),)),) = self._ask(request).topics
-        return code, offset
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while True:
+            ((_, ((_, code, offset, *_),)),) = self._ask(request).topics
+            if code != NOT_LEADER_OR_FOLLOWER or time.monotonic() > deadline:
+                return code, offset
+            time.sleep(0.05)
 
     def end_of_epoch(self, place: Partition, epoch: int) -> int:
         """Return where the broker says that a leader epoch ends.

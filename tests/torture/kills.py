@@ -282,9 +282,10 @@ def warm() -> None:
 
 def outcomes(seed: int, lives: Iterable[int], kills: int, jobs: int) -> Generator[Outcome]:
     """Yield what came of one life after the other, `jobs` at a time. Raises WorkerDied."""
-    warm()
-    with scratch("kills") as directory, Workers(jobs, be_quiet) as workers:
-        yield from workers.results(partial(live, directory, seed, kills), lives)
+    with scratch("kills") as directory:
+        warm()
+        with Workers(jobs, be_quiet) as workers:
+            yield from workers.results(partial(live, directory, seed, kills), lives)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -31,16 +31,23 @@ def memory_disk() -> Path | None:
 
 @contextlib.contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """Have a directory; it is removed in the end, also when this process is told to end."""
+    """Have a directory; it is removed in the end, also when this process is told to end.
+
+    Who is told so while he removes it, for another reason, ends when it is gone.
+    """
     with ending():
         prefix = f"kafkalog-{name}-{os.getpid()}-"
         directory = Path(tempfile.mkdtemp(prefix=prefix, dir=memory_disk()))
         try:
             yield directory
         finally:
+            late: list[int] = []
             for number in _ENDING:  # once is enough
-                signal.signal(number, signal.SIG_IGN)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, lambda number, _: late.append(number))
             _remove(directory)
+        if late:
+            sys.exit(128 + late[0])
 
 
 @contextlib.contextmanager

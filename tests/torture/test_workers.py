@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture import Tally, block_device
+from tests.torture import Tally, block_device, kills
+from tests.torture import scratch as scratches
 from tests.torture.scratch import memory_disk, scratch
 from tests.torture.workers import WorkerDied, Workers
 
@@ -124,6 +125,33 @@ def test_who_ends_programs_has_his_own_way_again_afterwards() -> None:
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
     assert not directory.exists()
+
+
+def test_who_is_told_to_end_while_he_removes_ends_when_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    removes = scratches._remove
+
+    def told(directory: Path) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        removes(directory)
+
+    monkeypatch.setattr(scratches, "_remove", told)
+    with pytest.raises(SystemExit, match=f"{128 + signal.SIGTERM}"), scratch("test") as directory:
+        assert directory.is_dir()
+    assert not directory.exists()
+
+
+def test_who_kills_is_prepared_for_his_own_end_before_he_does_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told() -> None:
+        assert signal.getsignal(signal.SIGTERM) is scratches._end
+        raise WorkerDied([])
+
+    monkeypatch.setattr(kills, "warm", told)
+    with pytest.raises(WorkerDied):
+        next(kills.outcomes(seed=1, lives=[0], kills=1, jobs=1))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import itertools
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -260,19 +260,14 @@ class HandDriven:
         self._correlation = itertools.count()
         request = InitProducerIdRequest_v0(None, 60_000)
         # Who asks first has the broker fetch ids from its controller, and is told to come back.
-        while (answer := self._ask(request)).error_code == COORDINATOR_LOAD_IN_PROGRESS:
-            time.sleep(0.05)
+        answer = self._ask_while(COORDINATOR_LOAD_IN_PROGRESS, lambda it: it.error_code, request)
         assert answer.error_code == 0, answer
         self.producer_id, self.producer_epoch = answer.producer_id, answer.producer_epoch
 
     def send(
         self, topic: str, values: Iterable[bytes], sequence: int, *, partition: int = 0
     ) -> tuple[int, int]:
-        """Send a batch whose first record has that sequence; returns error code and base offset.
-
-        A broker that has just started answers before it leads a partition: asked again, as by
-        every client.
-        """
+        """Send a batch whose first record has that sequence; returns error code and base offset."""
         batch = DefaultRecordBatchBuilder(
             magic=2,
             compression_type=0,
@@ -288,12 +283,10 @@ class HandDriven:
         request = ProduceRequest_v7(
             None, -1, 10_000, [(topic, [(partition, bytes(batch.build()))])]
         )
-        deadline = time.monotonic() + _WAIT_SECONDS
-        while True:
-            ((_, ((_, code, offset, *_),)),) = self._ask(request).topics
-            if code != NOT_LEADER_OR_FOLLOWER or time.monotonic() > deadline:
-                return code, offset
-            time.sleep(0.05)
+        # Who asks a broker that has just started may come before it leads the partition.
+        answer = self._ask_while(NOT_LEADER_OR_FOLLOWER, lambda it: it.topics[0][1][0][1], request)
+        ((_, ((_, code, offset, *_),)),) = answer.topics
+        return code, offset
 
     def end_of_epoch(self, place: Partition, epoch: int) -> int:
         """Return where the broker says that a leader epoch ends.
@@ -305,6 +298,13 @@ class HandDriven:
         ((_, ((code, _, _, end_offset),)),) = self._ask(request).topics
         assert code == 0
         return int(end_offset)
+
+    def _ask_while(self, passing: int, code_of: Callable[[Any], int], request: Any) -> Any:
+        """Ask again, as every client does, as long as the answer is an error that passes."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while code_of(answer := self._ask(request)) == passing and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return answer
 
     def _ask(self, request: Any) -> Any:
         header = RequestHeader_v1(request, next(self._correlation), "by-hand").encode()

@@ -46,7 +46,7 @@ class Topic:
         return {"path": self.path, "subscribe": self.name}
 
     def append(self, records: Any, *, now_ms: int | None = None) -> CommitResult:
-        """Append (key, value) pairs, or what `KafkaLog.append` takes else, in one commit.
+        """Append tuples, dicts or an Arrow table, as `KafkaLog.append` takes them, in one commit.
 
         A value of None is a tombstone. `now_ms` is the time of records that name none.
         """

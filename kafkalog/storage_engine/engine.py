@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kafkalog.errors import (
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["CommitResult", "Engine", "NewTopic", "RetentionStats", "Writer"]
 
 _logger = logging.getLogger(__name__)
-AppendResult = CommitResult
 
 
 class Engine:
@@ -231,12 +229,19 @@ class Engine:
         *,
         now_ms: int | None = None,
         batch_size: int = staging.BATCH_SIZE,
-    ) -> AppendResult:
-        """Append records in one atomic, synced commit.
+    ) -> CommitResult:
+        """Append records in one atomic, synced commit: all of them, or none.
 
-        `records` is a pyarrow table or record batch with the columns value and, if wanted, key,
-        headers, timestamp and partition; or (key, value) pairs of bytes or text, where a value of
-        None is a tombstone. Raises InvalidInputError for a row that the topic does not take.
+        `records` are tuples or dicts, also mixed, or a pyarrow table or record batch:
+
+            [("k1", "v1"), ("k2", None), ("k3", b"v3", headers, timestamp)]
+            [{"key": "k1", "value": "v1", "headers": headers, "timestamp": timestamp}]
+            pyarrow.table({"key": ["k1"], "value": ["v1"]})
+
+        Keys and values are bytes or text (UTF-8); a value of None is a tombstone. Dicts and tables
+        need a value alone: no key is a null key, no timestamp is now. headers: (text, bytes) pairs,
+        or a mapping; timestamp: epoch ms. A table may have a column partition. Raises
+        InvalidInputError for any other form, and for a record that the topic does not take.
         """
         writer = StagedWriter(
             None, self.state(), now_ms=lambda: _now(now_ms), batch_size=batch_size
@@ -247,7 +252,7 @@ class Engine:
 
     def append_raw(
         self, topic: str, partition: int, source: Source, *, now_ms: int | None = None
-    ) -> AppendResult:
+    ) -> CommitResult:
         """Append whole record batches as they are, in one atomic, synced commit.
 
         `source` is a `.log` file, a binary stream or bytes: batches v2, whose offsets, producers,
@@ -487,12 +492,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

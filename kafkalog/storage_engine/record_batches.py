@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.record_fields import to_bytes, to_headers, to_int64
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["record_batches", "to_bytes"]
+__all__ = ["record_batches"]
+
+_FIELDS: Final = ("key", "value", "headers", "timestamp")
+_SIZES: Final = {2, 3, 4}
+_SINGLE: Final = (Mapping, str, bytes, bytearray, memoryview)
+"""What can be iterated, and is no list of records."""
+_FORMS: Final = 'Give [("k1", "v1")], [{"key": "k1", "value": "v1"}] or an Arrow table.'
 
 
-def record_batches(records: Any) -> Iterable[pa.RecordBatch]:
-    """Return record batches of a table, a batch or (key, value) pairs; see `Engine.append`.
+def record_batches(records: Any) -> list[pa.RecordBatch]:
+    """Return record batches of what `Engine.append` takes; see there.
 
-    Raises InvalidInputError, which names the column and its types.
+    Raises InvalidInputError, which names the record and the field, or the column and its types.
     """
     import pyarrow as pa
 
@@ -25,28 +33,92 @@ def record_batches(records: Any) -> Iterable[pa.RecordBatch]:
         return [_checked(records)]
     if isinstance(records, pa.Table):
         return [_checked(batch) for batch in records.to_batches()]
-    if isinstance(records, Mapping):
-        raise InvalidInputError("records: expected (key, value) pairs, found a dict: give .items()")
+    if not isinstance(records, Iterable) or isinstance(records, _SINGLE):
+        advice = " A dict of keys and values has .items()." if _is_of_values(records) else ""
+        raise InvalidInputError(
+            "records: no list of records (expected tuples or dicts in a list, found "
+            f"{type(records).__name__}). {_FORMS}{advice}"
+        )
+    rows = [
+        record if type(record) is tuple else _as_tuple(place, record)
+        for place, record in enumerate(records)
+    ]
+    return [_of_tuples(rows)]
+
+
+def _is_of_values(records: Any) -> bool:
+    """Tell whether it is a mapping that is not itself a record."""
+    return isinstance(records, Mapping) and not records.keys() <= set(_FIELDS)
+
+
+def _as_tuple(place: int, record: Any) -> tuple[Any, ...]:
+    """Return the fields of a dict, a list, or a tuple with names, as Spark's Row is."""
+    if isinstance(record, tuple):
+        names = getattr(record, "__fields__", getattr(record, "_fields", ()))
+        if names and set(names) <= set(_FIELDS):
+            record = dict(zip(names, record, strict=True))
+    if isinstance(record, tuple | list):
+        return tuple(record)
+    if not isinstance(record, Mapping):
+        raise InvalidInputError(
+            f"records[{place}]: no record (expected a tuple or a dict, found "
+            f"{type(record).__name__} {reprlib.repr(record)}). {_FORMS}"
+        )
+    for name in record:
+        if name not in _FIELDS:
+            raise InvalidInputError(
+                f"records[{place}]: unknown field {reprlib.repr(name)} "
+                f"(expected {', '.join(_FIELDS)}). {_FORMS}"
+            )
+    if "value" not in record:
+        found = ", ".join(record) or "no field"
+        raise InvalidInputError(
+            f"records[{place}]: a record without a value (expected the field 'value', found "
+            f"{found}). Give None as the value of a tombstone. {_FORMS}"
+        )
+    return tuple(map(record.get, _FIELDS))
+
+
+def _of_tuples(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    from kafkalog.schema import HEADERS
+
+    sizes = set(map(len, rows))
+    if not sizes <= _SIZES:
+        place = next(place for place, row in enumerate(rows) if len(row) not in _SIZES)
+        raise InvalidInputError(
+            f"records[{place}]: no record (expected (key, value[, headers, timestamp]), found a "
+            f"tuple of {len(rows[place])}). {_FORMS}"
+        )
+    columns = {
+        "key": pa.array(_converted(rows, 0, to_bytes), pa.binary()),
+        "value": pa.array(_converted(rows, 1, to_bytes), pa.binary()),
+    }
+    if max(sizes, default=0) > 2:
+        rows = [(*row, None, None) for row in rows]
+        headers = _converted(rows, 2, to_headers)
+        if any(headers):
+            columns["headers"] = pa.array(headers, HEADERS)
+        times = _converted(rows, 3, lambda time: None if time is None else to_int64(time))
+        if any(time is not None for time in times):
+            columns["timestamp"] = pa.array(times, pa.int64())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _converted(
+    rows: list[tuple[Any, ...]], number: int, convert: Callable[[Any], Any]
+) -> list[Any]:
+    """Return one field of all rows."""
+    found: list[Any] = []
     try:
-        pairs = [(to_bytes(key), to_bytes(value)) for key, value in records]
+        for row in rows:
+            found.append(convert(row[number]))
     except (TypeError, ValueError) as fault:
         raise InvalidInputError(
-            f"records: expected a pyarrow table or (key, value) pairs of bytes or text: {fault}"
+            f"records[{len(found)}]: {_FIELDS[number]}: {fault}. {_FORMS}"
         ) from None
-    columns = {
-        "key": pa.array([key for key, _ in pairs], pa.binary()),
-        "value": pa.array([value for _, value in pairs], pa.binary()),
-    }
-    return [pa.RecordBatch.from_pydict(columns)]
-
-
-def to_bytes(value: bytes | str | None) -> bytes | None:
-    """Return a key or a value as it is written; raises TypeError, and ValueError for no Unicode."""
-    if value is None or isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    raise TypeError(f"{type(value).__name__} is neither bytes nor text")
+    return found
 
 
 @functools.cache

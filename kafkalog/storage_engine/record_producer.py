@@ -30,9 +30,9 @@ from kafkalog.storage_engine import clock as clocks
 from kafkalog.storage_engine import layout, writers
 from kafkalog.storage_engine.commit import Writer
 from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.record_fields import Headers
 from kafkalog.storage_engine.sent_records import UNKNOWN, SentRecord, SentRecords
 from kafkalog.storage_engine.single_record import (
-    Headers,
     Record,
     TopicRules,
     record_batch,

@@ -6,23 +6,20 @@ a few comparisons tell that it takes them; only the others are staged alone, to 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import compression, layout
 from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.record_batches import to_bytes
+from kafkalog.storage_engine.record_fields import Headers, to_bytes, to_headers, to_int64
 from kafkalog.storage_engine.state import State, TopicState
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Headers", "Record", "TopicRules", "record_batch", "with_any_time"]
-
-Headers: TypeAlias = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
+__all__ = ["Record", "TopicRules", "record_batch", "with_any_time"]
 
 _OVERHEAD: Final = 36
 _HEADER_OVERHEAD: Final = 10
@@ -54,14 +51,15 @@ class Record(NamedTuple):
             return cls(
                 to_bytes(key),
                 to_bytes(value),
-                None if headers is None else _header_list(headers),
-                _int64(timestamp),
-                None if partition is None else _int64(partition),
+                to_headers(headers),
+                to_int64(timestamp),
+                None if partition is None else to_int64(partition),
             )
         except (TypeError, ValueError) as fault:
             raise InvalidInputError(
                 "record: expected a key and a value of bytes or text, headers as (text, bytes) "
-                f"pairs, a timestamp in epoch ms and a partition's number: {fault}"
+                f"pairs, a timestamp in epoch ms and a partition's number: {fault}. "
+                'Give send("k1", "v1").'
             ) from None
 
     def size(self) -> int:
@@ -70,23 +68,6 @@ class Record(NamedTuple):
         for name, value in self.headers or ():
             size += _HEADER_OVERHEAD + len(name.encode()) + len(value or b"")
         return size
-
-
-def _int64(number: int) -> int:
-    found = operator.index(number)
-    if abs(found) > layout.INT64_MAX:
-        raise ValueError(f"{found} takes more than 64 bits")
-    return found
-
-
-def _header_list(headers: Headers) -> list[tuple[str, bytes | None]] | None:
-    found = []
-    for name, value in headers.items() if isinstance(headers, Mapping) else headers:
-        if not isinstance(name, str):
-            raise TypeError(f"a header's key is text, not {type(name).__name__}")
-        name.encode()  # raises for what is no Unicode
-        found.append((name, to_bytes(value)))
-    return found or None
 
 
 def record_batch(records: Sequence[Record], topic: TopicState, keyless: int) -> pa.RecordBatch:

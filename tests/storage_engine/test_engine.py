@@ -261,21 +261,6 @@ def test_a_read_only_log_is_not_written(tmp_path: Path) -> None:
         Engine(tmp_path, read_only=True).append("t", [("k", "v")])
 
 
-@pytest.mark.parametrize("records", [[1], [("k",)], [("k", 3)], 7])
-def test_records_of_the_wrong_shape_are_an_error(tmp_path: Path, records: object) -> None:
-    engine = Engine(tmp_path)
-    engine.create_topic("t")
-    with pytest.raises(InvalidInputError, match="records"):
-        engine.append("t", records)
-
-
-def test_a_dict_of_records_is_told_to_give_its_pairs(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
-    engine.create_topic("t")
-    with pytest.raises(InvalidInputError, match=r"found a dict: give \.items\(\)"):
-        engine.append("t", {"apple": "1"})
-
-
 def test_a_record_above_max_message_bytes_is_an_error(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.create_topic("t", 1, {"max.message.bytes": "1000"})

@@ -89,6 +89,13 @@ def test_records_are_written_as_they_were_sent(log: KafkaLog) -> None:
     assert third["headers"] == [{"key": "by", "value": b"ann"}, {"key": "none", "value": None}]
 
 
+def test_headers_are_sent_as_they_are_read(log: KafkaLog) -> None:
+    headers = [{"key": "by", "value": b"ann"}, {"key": "by", "value": None}]
+    with log.producer("t") as producer:
+        producer.send("k", "v", headers=headers)
+    assert [row["headers"] for row in rows(log)] == [headers]
+
+
 def test_keys_go_where_an_append_sends_them(log: KafkaLog) -> None:
     pairs = [(f"k{n}", "v") for n in range(50)]
     log.append("t", pairs)
@@ -315,7 +322,16 @@ def test_what_append_refuses_send_refuses_at_once_in_its_words(
         ({"value": "\ud800"}, "surrogates not allowed"),
         ({"headers": [("h", 3)]}, "int is neither bytes nor text"),
         ({"headers": {b"h": "v"}}, "a header's key is text, not bytes"),
-        ({"headers": ["h"]}, "not enough values"),
+        ({"key": {"key": "k", "value": "v"}}, 'dict is neither.* Give send."k1", "v1".'),
+        ({"value": ("k", "v")}, "tuple is neither bytes nor text"),
+        ({"value": bytearray(b"v")}, "bytearray is neither bytes nor text"),
+        ({"headers": ["h"]}, "a header is a pair, not 'h': give"),
+        ({"headers": ["ab"]}, "a header is a pair, not 'ab': give"),
+        ({"headers": ("ab", "cd")}, "a header is a pair, not 'ab': give"),
+        ({"headers": "ab"}, "str is no list of headers: give"),
+        ({"headers": b""}, "bytes is no list of headers: give"),
+        ({"headers": [{"by": "ann"}]}, "a header is a pair, not {'by': 'ann'}: give"),
+        ({"headers": {"key": "by", "value": "ann"}}, "one header stands in a list"),
         ({"headers": 3}, "not iterable"),
         ({"timestamp": "now"}, "'str' object"),
         ({"partition": 1.0}, "'float' object"),

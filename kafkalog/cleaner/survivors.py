@@ -25,8 +25,8 @@ from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kafkalog.storage_engine.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.log_view import LogView
-    from kafkalog.storage_engine.record_filter import RecordFilter
     from kafkalog.storage_engine.tables import RecordTable
 
 __all__ = ["latest"]
@@ -38,13 +38,13 @@ def latest(
     *,
     budget_bytes: int,
     schema: pa.Schema,
-    keep: RecordFilter | None = None,
+    keys: ChosenKeys | None = None,
     may_be_passed: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the newest record of each key below `end`, without those that are tombstones.
 
-    Of what `keep` does not want most is left out; it may look at keys alone.
+    With `keys`, those of these keys alone.
 
     Exact at any number of keys: where they do not fit the budget, the hash space is split and the
     log read once (twice, counting the map) per part. Records come in offset order within a part.
@@ -64,7 +64,7 @@ def latest(
             f"log is cleaned up to offset {state.cleaned_to}; ask for that offset or a later one"
         )
     span = start, min(end, state.last_stable_offset)
-    return _latest(view, span, budget_bytes, schema, keep, passes=_Passes(span, progress))
+    return _latest(view, span, budget_bytes, schema, keys, passes=_Passes(span, progress))
 
 
 def _latest(
@@ -72,7 +72,7 @@ def _latest(
     span: tuple[int, int],
     budget_bytes: int,
     schema: pa.Schema,
-    keep: RecordFilter | None,
+    keys: ChosenKeys | None,
     *,
     passes: _Passes,
 ) -> Iterator[pa.RecordBatch]:
@@ -96,7 +96,7 @@ def _latest(
         else:
             parts.pop(0)
             passes.end_one()
-            yield from _at(view, offset_map.take_offsets(), schema, keep, passes)
+            yield from _at(view, offset_map.take_offsets(), schema, keys, passes)
             passes.end_one()
         if parts:
             offset_map.clear()
@@ -131,7 +131,7 @@ class _Passes:
 
 
 def _at(
-    view: LogView, offsets: Int64s, schema: pa.Schema, keep: RecordFilter | None, passes: _Passes
+    view: LogView, offsets: Int64s, schema: pa.Schema, keys: ChosenKeys | None, passes: _Passes
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records at these offsets (n, rising) that are no tombstones.
 
@@ -150,7 +150,7 @@ def _at(
         for run, records in chunk.runs(is_wanted):
             rows = _rows_at(records.offsets, offsets)
             rows = rows[records.value_sizes[rows] >= 0]
-            wanted = rows if keep is None else keep.rows(records, rows)
+            wanted = rows if keys is None else keys.rows(records, rows)
             passes.tell(records)
             yield from arrow_batches(records, run.table, wanted, place, schema=schema)
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.log_view import LogView
-    from kafkalog.storage_engine.record_filter import RecordFilter
     from kafkalog.storage_engine.state import State
 
 __all__ = ["Changelog"]
@@ -114,7 +114,7 @@ class Changelog:
         self, view: LogView, start: int, end: int, passed: Callable[[int], None]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of [start, end) of an open partition; raises as `read` does."""
-        from kafkalog.storage_engine.record_filter import RecordFilter
+        from kafkalog.storage_engine.chosen_keys import ChosenKeys
 
         if self.key is None:
             done = start
@@ -125,27 +125,17 @@ class Changelog:
                 done = following
             passed(end - done)
             return
-        keep = RecordFilter(keys=frozenset({self.key}))
-        self._batches(view, start, end, keep)  # which looks at the whole range
+        keys = ChosenKeys([self.key])
+        self._batches(view, start, end, keys)  # which looks at the whole range
         for first in range(start, end, _SPAN):
             last = min(first + _SPAN, end)
-            yield from self._of_key(self._batches(view, first, last, keep), self.key)
+            yield from self._batches(view, first, last, keys)
             passed(last - first)
 
     def _batches(
-        self, view: LogView, start: int, end: int, keep: RecordFilter | None
+        self, view: LogView, start: int, end: int, keys: ChosenKeys | None
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.schema import changelog_schema
 
         schema = changelog_schema(include_headers=True)
-        return view.read(start, end, schema=schema, read_committed=self.is_committed, keep=keep)
-
-    def _of_key(self, batches: Iterator[pa.RecordBatch], key: bytes) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        wanted = pa.scalar(key, pa.binary())
-        for batch in batches:
-            found = batch.filter(pc.equal(batch["key"], wanted))
-            if found.num_rows:
-                yield found
+        return view.read(start, end, schema=schema, read_committed=self.is_committed, keys=keys)

@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import driver_name
-from kafkalog.datasource.pushed_filters import PushedFilters, are_pushed
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
 from kafkalog.datasource.resolve import ending_offsets, starting_offsets
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.time_offsets import first_batch_since
+from kafkalog.storage_engine.murmur2 import partition_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.storage_engine.state import State
 
-__all__ = ["KafkaLogBatchReader", "PushDownBatchReader", "batch_reader"]
+__all__ = ["KafkaLogBatchReader"]
 
 _LOGGER = logging.getLogger(__name__)
-
-
-def batch_reader(options: SourceOptions, columns: tuple[str, ...]) -> KafkaLogBatchReader:
-    """Return the reader for this process: one that takes filters where Spark has some."""
-    reader = PushDownBatchReader if are_pushed() else KafkaLogBatchReader
-    return reader(options, columns)
 
 
 class KafkaLogBatchReader(DataSourceReader):
@@ -49,7 +42,6 @@ class KafkaLogBatchReader(DataSourceReader):
         options.check_batch()
         self.options = options
         self.columns = columns
-        self.filters = PushedFilters()
         self.driver = driver_name()
         if options.warn_of_batch:
             _LOGGER.warning("ignored in batch queries: %s", ", ".join(options.warn_of_batch))
@@ -68,46 +60,32 @@ class KafkaLogBatchReader(DataSourceReader):
             end = ending_offsets(engine, self.options, assigned)
             resolved = [_resolve(p, start[p], end[p], state, self.options) for p in assigned]
             _check(resolved)
-            wanted = [piece for piece in resolved if self._wants(piece.partition, state)]
+            chosen = set(self._with_keys(assigned, state))
+            wanted = [piece for piece in resolved if piece.partition in chosen]
             # A view takes a partition whole: the newest record of a key may be anywhere in it.
             is_whole = self.options.latest_view
             split = wanted if is_whole else task_ranges(engine, self.options, wanted)
             pieces = _bound(split, wanted, start, end)
-            pieces = self._pruned(engine, pieces)
         return [OffsetRangePartition(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one range."""
-        return RangeReader(self.options, self.columns, self.filters, self.driver).read(partition)
+        return RangeReader(self.options, self.columns, self.driver).read(partition)
 
-    def _wants(self, partition: TopicPartition, state: State) -> bool:
-        count = len(state.topic(partition.topic).partitions)
-        return self.filters.wants(partition, count, self.options.partitioner)
-
-    def _pruned(self, engine: Engine, pieces: list[OffsetRange]) -> list[OffsetRange]:
-        """Leave out pieces in which the filters' offsets and times do not lie."""
-        pieces = [piece for piece in pieces if self.filters.wants_range(piece)]
-        since = self.filters.records.min_timestamp
-        closed = {piece.partition for piece in pieces if piece.end != LATEST}
-        if since is None or not closed:
-            return pieces
-        firsts: Offsets = {}
-        for topic, number in closed:
-            with engine.view(topic, number) as view:
-                first, last = view.state.log_start_offset, view.state.high_watermark
-                found = first_batch_since(view, since, first, last)
-            firsts[TopicPartition(topic, number)] = found
-        return [p for p in pieces if p.end == LATEST or p.end > firsts[p.partition]]
-
-
-class PushDownBatchReader(KafkaLogBatchReader):
-    """The same, for the process in which Spark pushes filters; see `pushed_filters`."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what prunes, and give all filters back for Spark to look at again."""
-        found = PushedFilters.of(filters)
-        self.filters = found.of_view if self.options.latest_view else found
-        return filters
+    def _with_keys(
+        self, assigned: Sequence[TopicPartition], state: State
+    ) -> Sequence[TopicPartition]:
+        """Return the partitions that may have chosen keys: all, unless `partitioner` says more."""
+        keys = self.options.keys
+        if keys is None or self.options.partitioner != "murmur2":
+            return assigned
+        counts = {p.topic: len(state.topic(p.topic).partitions) for p in assigned}
+        sent_to = {
+            TopicPartition(topic, partition_of(key, count))
+            for topic, count in counts.items()
+            for key in keys
+        }
+        return [partition for partition in assigned if partition in sent_to]
 
 
 def _resolve(

@@ -34,6 +34,7 @@ SUPPORTED: Final = (
     "includeHeaders",
     "kafka.isolation.level",
     "view",
+    "keys",
     "partitioner",
 )
 INERT_INTEGERS: Final = (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kafkalog.datasource.keys import parse_keys
 from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, StartOrEnd, TopicPartition
 from kafkalog.datasource.option_names import INERT_INTEGERS, check_names
 from kafkalog.datasource.start_or_end_time import StartOrEndTime
@@ -63,6 +64,8 @@ class SourceOptions:
     include_headers: bool
     isolation_level: str
     latest_view: bool
+    keys: frozenset[bytes] | None
+    """Those whose records are read; None: all, also records without a key."""
     partitioner: str
     """`murmur2`: each key is only where Kafka's default partitioner sends it; `any`: who knows."""
     ignored: tuple[str, ...]
@@ -127,6 +130,7 @@ class SourceOptions:
             include_headers=_boolean(given, "includeHeaders", default=False),
             isolation_level=_choice(given, "kafka.isolation.level", _ISOLATION_LEVELS),
             latest_view=_choice(given, "view", (_CHANGELOG, _LATEST_VIEW)) == _LATEST_VIEW,
+            keys=parse_keys(given["keys"]) if "keys" in given else None,
             partitioner=_choice(given, "partitioner", _PARTITIONERS),
             ignored=tuple(ignored),
             warn_of_batch=tuple(name for name in _OF_STREAMS if name.lower() in given),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,14 +20,13 @@ from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import as_pinned, pinned_moment, renewed
-from kafkalog.datasource.pushed_filters import PushedFilters
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.time_offsets import first_batch_since
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kafkalog.storage_engine.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.log_view import LogView
     from kafkalog.storage_engine.pins import Pin
     from kafkalog.storage_engine.state import PartitionState
@@ -63,7 +62,6 @@ class RangeReader:
 
     options: SourceOptions
     columns: tuple[str, ...]
-    filters: PushedFilters = field(default_factory=PushedFilters)
     driver: str = ""
     """Which application planned the read; see `pin.driver_name`. Streams need none."""
 
@@ -116,7 +114,7 @@ class RangeReader:
                 topic,
                 number,
                 whole=is_whole,
-                start=max(wanted.start, self.filters.start) or None,
+                start=max(wanted.start, 0) or None,
                 known_end=max(wanted.end, wanted.high_watermark),
             )
             if (
@@ -131,16 +129,13 @@ class RangeReader:
 
     def _records(self, view: LogView, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         start, end = self._available(view.state, wanted)
-        keep = self.filters.records
-        if start < end and keep.min_timestamp is not None:
-            start = first_batch_since(view, keep.min_timestamp, start, end)
         if start < end:
             yield from view.read(
                 start,
                 end,
                 schema=arrow_schema(self.columns),
                 read_committed=self.options.read_committed,
-                keep=keep,
+                keys=self._keys(),
             )
 
     def _latest(
@@ -164,12 +159,17 @@ class RangeReader:
             end,
             budget_bytes=_VIEW_BUDGET,
             schema=arrow_schema(self.columns),
-            keep=self.filters.records,
+            keys=self._keys(),
             may_be_passed=is_snapshot,
         )
 
+    def _keys(self) -> ChosenKeys | None:
+        from kafkalog.storage_engine.chosen_keys import ChosenKeys
+
+        return None if self.options.keys is None else ChosenKeys(self.options.keys)
+
     def _available(self, state: PartitionState, wanted: OffsetRange) -> tuple[int, int]:
-        """Look up -2 and -1, and fit the range to the filters and to what the partition holds.
+        """Look up -2 and -1, and fit the range to what the partition holds.
 
         A range that reaches beyond it is data loss; a gap inside is not (the cleaner made it), nor
         is what retention took of a range that starts at the earliest offset.
@@ -181,10 +181,6 @@ class RangeReader:
         end = self.options.latest_offset(state) if wanted.end == LATEST else wanted.end
         if wanted.from_earliest:
             start, end = max(start, first), max(end, first)
-        if start < end:
-            start, end = max(start, self.filters.start), min(end, self.filters.end)
-            if start >= end:
-                return start, start
         if wanted.size and not first <= start <= end <= last:
             report_data_loss(
                 "COULD_NOT_READ_OFFSET_RANGE",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from kafkalog.datasource.batch_reader import KafkaLogBatchReader, batch_reader
+from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.datasource.columns import check_columns, spark_schema
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
@@ -56,7 +56,7 @@ class KafkaLogDataSource(DataSource):
     def reader(self, schema: StructType) -> KafkaLogBatchReader:
         """Return the batch reader for a schema: ours, or the user's subset of it."""
         check_columns(schema)
-        return batch_reader(SourceOptions.parse(self.options), tuple(schema.fieldNames()))
+        return KafkaLogBatchReader(SourceOptions.parse(self.options), tuple(schema.fieldNames()))
 
     def streamReader(self, schema: StructType) -> KafkaLogStreamReader:
         """Return the micro-batch reader; what is wrong it says when it is first asked something.

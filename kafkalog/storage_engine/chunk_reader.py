@@ -2,8 +2,8 @@
 
 Where nothing is left out of the batches, no table of the records is made: one kernel finds them and
 copies their columns in one pass over the bytes, with the checks that an index makes. A read of a
-whole range goes this way nearly always. Filters, headers, the ends of a range, messages v0 and v1,
-and batches of large values take the other one, by a table and `arrow_batches`.
+whole range goes this way nearly always. Chosen keys, headers, the ends of a range, messages v0 and
+v1, and batches of large values take the other one, by a table and `arrow_batches`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from kafkalog.storage_engine.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.open_segment import Chunk
-    from kafkalog.storage_engine.record_filter import RecordFilter
 
 __all__ = ["ChunkReader"]
 
@@ -45,16 +45,16 @@ class ChunkReader:
     """Turns chunks of one partition into Arrow batches of `schema`, one after the other."""
 
     def __init__(
-        self, place: tuple[str, int], schema: pa.Schema, keep: RecordFilter | None = None
+        self, place: tuple[str, int], schema: pa.Schema, keys: ChosenKeys | None = None
     ) -> None:
-        """`place` is topic and partition; of what `keep` does not want most is left out."""
+        """`place` is topic and partition; with `keys`, records of these alone are read."""
         self._place = place
         self._schema = schema
-        self._keep = keep
+        self._keys = keys
         self._constants: dict[_Constant, pa.Array] = {}
         names = set(schema.names)
         is_plain = bool(names) and names <= _COLUMNS  # of no columns, rows are counted elsewhere
-        self._is_all = is_plain and (keep is None or not keep.is_any)
+        self._is_all = is_plain and keys is None
 
     def read(self, chunk: Chunk, is_wanted: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
         """Yield the records of the wanted batches (b) that lie in the chunk's range.
@@ -68,12 +68,10 @@ class ChunkReader:
         return self._chosen(chunk, is_wanted)
 
     def _chosen(self, chunk: Chunk, is_wanted: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
-        if self._keep is not None:
-            is_wanted = is_wanted & self._keep.batches(chunk.table)
         for run, records in chunk.runs(is_wanted):
             rows = records.rows_between(chunk.start, chunk.end)
-            if self._keep is not None:
-                rows = self._keep.rows(records, rows)
+            if self._keys is not None:
+                rows = self._keys.rows(records, rows)
             yield from arrow_batches(records, run.table, rows, self._place, schema=self._schema)
             del run, records
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from kafkalog.storage_engine.record_filter import RecordFilter
+    from kafkalog.storage_engine.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.tables import BatchTable, RecordTable
 
 __all__ = ["Chunk", "LogView", "open_view"]
@@ -227,12 +227,12 @@ class LogView:
         *,
         schema: pa.Schema,
         read_committed: bool = True,
-        keep: RecordFilter | None = None,
+        keys: ChosenKeys | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the data records with start <= offset < end, in order, as columns of `schema`.
 
         With `read_committed` records of aborted transactions are left out; whoever reads past the
-        last stable offset gets those of open ones. Of what `keep` does not want most is left out.
+        last stable offset gets those of open ones. With `keys`, records of these alone are read.
         A batch holds a chunk at most (2 MiB, decompressed where it is compressed), or 4 MiB of a
         record batch where that is larger, or one record; none is empty.
         Control batches never surface. Raises OffsetOutOfRangeError outside [log start, high
@@ -245,7 +245,7 @@ class LogView:
             raise InvalidInputError(
                 f"{self.topic}-{self.partition}: the range [{start}, {end}) ends before it starts"
             )
-        return self._read(start, end, schema, read_committed, keep)
+        return self._read(start, end, schema, read_committed, keys)
 
     def _read(
         self,
@@ -253,11 +253,11 @@ class LogView:
         end: int,
         schema: pa.Schema,
         read_committed: bool,
-        keep: RecordFilter | None,
+        keys: ChosenKeys | None,
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.storage_engine.chunk_reader import ChunkReader
 
-        reader = ChunkReader((self.topic, self.partition), schema, keep)
+        reader = ChunkReader((self.topic, self.partition), schema, keys)
         with self.transaction_outcomes() as outcomes:
             for chunk in self.chunks(start, end, chunk_size=READ_SIZE):
                 is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0

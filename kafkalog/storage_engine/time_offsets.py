@@ -37,7 +37,6 @@ __all__ = [
     "READ_UNCOMMITTED",
     "TimeOffset",
     "end_offset",
-    "first_batch_since",
     "first_since",
     "newest",
     "offset_for_time",
@@ -128,23 +127,6 @@ def first_since(view: LogView, timestamp: int) -> TimeOffset | None:
             if found is not None:
                 return TimeOffset(*found, header.leader_epoch)
     return None
-
-
-def first_batch_since(view: LogView, timestamp: int, start: int, end: int) -> int:
-    """Return an offset of [start, end] such that all records of [start, it) are older.
-
-    That is, older than `timestamp` (epoch ms). It is where a batch begins. No record is decoded;
-    of what is passed over checksums are compared, since a wrong header would hide records.
-    """
-    for segment in view.open_segments(start, end):
-        for _, header in segment.batches_since(timestamp):
-            if header.base_offset >= end:
-                return end
-            if header.magic != layout.MAGIC:
-                return start  # of a wrapper it is not known where it begins
-            if header.last_offset >= start:
-                return max(start, header.base_offset)
-    return end
 
 
 def newest(view: LogView) -> TimeOffset | None:

@@ -1,4 +1,4 @@
-"""What only Spark can show of a batch read: how frames are used again, and how filters arrive."""
+"""What only Spark can show of a batch read: how frames and views are used again."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kafkalog.datasource.ktable import KTable
 from tests.datasource.logs import append_to
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -25,10 +26,16 @@ def scanned(frame: Any) -> tuple[int, int]:
     return plan.execute().getNumPartitions(), scan.metrics().apply("numOutputRows").value()
 
 
-@pytest.fixture
-def pushing(spark: Any) -> Iterator[None]:
-    spark.conf.set(PUSH_DOWN, "true")
-    yield
+def counted(spark: Any, query: str) -> tuple[int, ...]:
+    (row,) = spark.sql(query).collect()
+    return tuple(row)
+
+
+@pytest.fixture(params=["true", "false"])
+def pushing(spark: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Whether Spark offers its filters to sources in Python."""
+    spark.conf.set(PUSH_DOWN, request.param)
+    yield request.param
     spark.conf.unset(PUSH_DOWN)
 
 
@@ -46,25 +53,58 @@ def test_frames_are_used_again_and_see_what_came_later(spark: Any, tmp_path: Pat
     assert frame.count() == 30
 
 
-def test_filters_are_pushed_where_spark_pushes_them_and_change_no_answer(
-    spark: Any, tmp_path: Path, request: pytest.FixtureRequest
+VIEWS = ["changelog", "latest"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_filter_of_one_query_is_none_of_the_next(
+    spark: Any, pushing: str, tmp_path: Path, view: str
+) -> None:
+    append_to(tmp_path, "t", {0: 27, 1: 40, 2: 33})
+    reading(spark, tmp_path, view=view).createOrReplaceTempView("used_again")
+
+    assert counted(spark, "SELECT count(*) FROM used_again") == (100,)
+    assert counted(spark, "SELECT count(*) FROM used_again WHERE partition = 0") == (27,)
+    assert counted(spark, "SELECT count(*) FROM used_again") == (100,)
+    assert counted(spark, "SELECT count(*) FROM used_again WHERE key = X'3939'") == (1,)
+    assert counted(spark, "SELECT count(*) FROM used_again WHERE offset >= 30") == (13,)
+    assert counted(spark, "SELECT count(*) FROM used_again") == (100,)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_use_of_a_view_in_a_statement_has_its_own_filter(
+    spark: Any, pushing: str, tmp_path: Path, view: str
+) -> None:
+    append_to(tmp_path, "t", {0: 27, 1: 40, 2: 33})
+    reading(spark, tmp_path, view=view).createOrReplaceTempView("used_twice")
+
+    of_each = "SELECT (SELECT count(*) FROM used_twice WHERE partition = {})".format
+    assert counted(spark, f"{of_each(0)}, ({of_each(1)}), ({of_each(2)})") == (27, 40, 33)
+    joined = (
+        "SELECT count(*) FROM used_twice a JOIN used_twice b ON a.offset = b.offset "
+        "WHERE a.partition = 1 AND b.partition = 2"
+    )
+    assert counted(spark, joined) == (33,)
+
+
+def test_a_view_of_a_ktable_has_all_rows_after_a_query_with_a_filter(
+    spark: Any, pushing: str, tmp_path: Path
+) -> None:
+    append_to(tmp_path, "t", {0: 27, 1: 40, 2: 33})
+    KTable(spark, tmp_path, "t").create_view("table_of_t")
+
+    assert counted(spark, "SELECT count(*) FROM table_of_t WHERE partition = 0") == (27,)
+    assert counted(spark, "SELECT count(*) FROM table_of_t") == (100,)
+    assert counted(spark, "SELECT count(*) FROM table_of_t WHERE key = X'3939'") == (1,)
+    assert counted(spark, "SELECT count(*) FROM table_of_t") == (100,)
+
+
+def test_rows_of_other_keys_do_not_leave_the_tasks(
+    spark: Any, pushing: str, tmp_path: Path
 ) -> None:
     append_to(tmp_path, "t", {0: 40, 1: 40, 2: 40})
-    conditions = {
-        "partition = 1 AND offset >= 30": (1, 10),
-        "key IN (X'3131', X'3535')": (3, 2),
-        "timestamp > TIMESTAMP'2023-11-14 22:13:20Z'": (3, 0),
-        "cast(key AS string) = '11'": (3, 120),
-    }
-    plain = reading(spark, tmp_path)
-    expected = {c: sorted(map(str, plain.where(c).collect())) for c in conditions}
-    assert scanned(plain.where("partition = 1 AND offset >= 30")) == (3, 120)
 
-    request.getfixturevalue("pushing")
-    frame = reading(spark, tmp_path)
-
-    for condition, work in conditions.items():
-        assert sorted(map(str, frame.where(condition).collect())) == expected[condition]
-        assert scanned(frame.where(condition)) == work
-    view = reading(spark, tmp_path, view="latest")
-    assert view.where("partition = 2 AND offset < 10").count() == 10
+    assert scanned(reading(spark, tmp_path)) == (3, 120)
+    assert scanned(reading(spark, tmp_path, keys='["11", "55"]')) == (3, 2)
+    sent = {"partitioner": "murmur2", "keys": '["11"]'}
+    assert scanned(reading(spark, tmp_path, **sent))[0] == 1

@@ -1,14 +1,15 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from kafkalog.schema import HEADERS, changelog_schema
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.arrow_batches import ARROW_SIZE, arrow_batches
+from kafkalog.storage_engine.chosen_keys import ChosenKeys
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.record_filter import RecordFilter
 
 SCHEMA = changelog_schema(include_headers=True)
 
@@ -85,7 +86,7 @@ def test_any_bound_keeps_rows_and_order(tmp_path: Path, max_bytes: int) -> None:
     with Engine(tmp_path, read_only=True) as engine, engine.view("t", 0) as view:
         for chunk in view.chunks(0, 200):
             for run, records in chunk.runs(chunk.table.attributes & layout.CONTROL_BIT == 0):
-                rows = RecordFilter(has_value=True).rows(records, None)
+                rows = np.flatnonzero(records.value_sizes >= 0)
                 found = list(
                     arrow_batches(
                         records, run.table, rows, ("t", 0), schema=SCHEMA, max_bytes=max_bytes
@@ -99,6 +100,5 @@ def test_any_bound_keeps_rows_and_order(tmp_path: Path, max_bytes: int) -> None:
 
 def test_of_no_rows_there_is_no_batch(tmp_path: Path) -> None:
     log_of(tmp_path, [b"x"])
-    keep = RecordFilter(has_value=False)
     with Engine(tmp_path, read_only=True) as engine, engine.view("t", 0) as view:
-        assert list(view.read(0, 1, schema=SCHEMA, keep=keep)) == []
+        assert list(view.read(0, 1, schema=SCHEMA, keys=ChosenKeys([b"k"]))) == []

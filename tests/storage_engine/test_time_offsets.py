@@ -149,7 +149,6 @@ def test_a_wrappers_own_timestamp_is_not_trusted(tmp_path: Path) -> None:
     )
 
     with open_view(tmp_path, "t", 0, lambda: state) as view:
-        assert time_offsets.first_batch_since(view, 5, 0, 3) == 0
         assert plain(time_offsets.first_since(view, 5)) == (0, 7)
         assert time_offsets.first_since(view, 8) is None
 

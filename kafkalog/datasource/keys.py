@@ -1,0 +1,52 @@
+"""The option `keys`: the keys whose records a read is about."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, Final
+
+from kafkalog.errors import InvalidInputError
+
+__all__ = ["parse_keys"]
+
+_EXAMPLE: Final = '["apple", {"base64": "AAE="}]'
+_SHOWN: Final = 60
+
+
+def parse_keys(text: str) -> frozenset[bytes]:
+    """Return the keys that a JSON array names: texts (UTF-8), or objects with bytes in base64.
+
+    Raises InvalidInputError for anything else, and for an array without a key.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list):
+        raise _fault("no JSON array", text)
+    if not found:
+        raise InvalidInputError(
+            "option keys: the array is empty (expected one key or more, found none). "
+            "Leave the option out to read the records of all keys."
+        )
+    return frozenset(_key_bytes(key) for key in found)
+
+
+def _key_bytes(key: Any) -> bytes:
+    try:
+        if isinstance(key, str):
+            return key.encode()
+        if isinstance(key, dict) and key.keys() == {"base64"}:
+            return base64.b64decode(key["base64"], validate=True)
+    except (ValueError, TypeError):  # half of a surrogate pair; no base64
+        pass
+    raise _fault("no key", json.dumps(key))
+
+
+def _fault(problem: str, found: str) -> InvalidInputError:
+    shown = found if len(found) <= _SHOWN else found[:_SHOWN] + "..."
+    return InvalidInputError(
+        f"option keys: {problem} (expected an array such as {_EXAMPLE}, found {shown}). "
+        "Write a key as text, or its bytes in base64."
+    )

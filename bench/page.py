@@ -40,7 +40,7 @@ PROGRAMS: Final = (
     "view_latest",
     "table_view",
     "previous_value",
-    "pushdown",
+    "chosen",
     "lookup",
     "commit",
     "staging",

@@ -23,6 +23,7 @@ from kafkalog.cleaner.key_index import KeyIndex
 from kafkalog.cleaner.offset_map import load_kernels
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.locks import SegmentsLock
 from kafkalog.storage_engine.log_view import CHUNK_SIZE
 from kafkalog.storage_engine.murmur2 import partition_of
 
@@ -32,15 +33,17 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.log_view import Chunk, LogView
     from kafkalog.storage_engine.open_segment import OpenSegment
-    from kafkalog.storage_engine.state import PartitionState, TopicState
+    from kafkalog.storage_engine.state import TopicState
     from kafkalog.storage_engine.tables import Integers, RecordTable
     from kafkalog.storage_engine.transaction_index import IndexedTransactions
     from kafkalog.storage_engine.transaction_outcomes import TransactionOutcomes
 
-__all__ = ["KeyLookup", "Record", "key_bytes"]
+__all__ = ["KeyLookup", "PartitionLookup", "Record", "key_bytes"]
 
 _ABORTED_MAX: Final = 1 << 20
 """Aborted transactions of a partition that are kept between lookups: 24 MiB."""
+_INDEXED_SIZE: Final = 1 << 16
+"""Bytes that asking a segment for a key through its index counts as: some blocks and a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class KeyLookup:
         engine.describe(topic)
         self._engine = engine
         self._topic = topic
-        self._open: dict[int, _Partition] = {}
+        self._open: dict[int, tuple[str, PartitionLookup]] = {}
         self._mutex = threading.Lock()
         self.is_closed = False
         """Whether `close` was called: no key is looked up any more."""
@@ -97,9 +100,8 @@ class KeyLookup:
         """Close all files, for good."""
         with self._mutex:
             self.is_closed = True
-            for held in self._open.values():
-                held.close()
-            self._open.clear()
+            for number in list(self._open):
+                self._close(number)
 
     def get(self, key: bytes | str, *, partition: int | None = None) -> Record | None:
         """Return the newest record of a key; None where there is none, or it is a tombstone.
@@ -122,20 +124,29 @@ class KeyLookup:
             self.scanned_bytes += held.take_scanned_bytes()
             return record
 
-    def _partition(self, topic: TopicState, number: int) -> _Partition:
+    def _partition(self, topic: TopicState, number: int) -> PartitionLookup:
         """Return the partition as it is now."""
-        held = self._open.get(number)
-        if held is not None:
-            if 0 <= number < len(topic.partitions) and held.moment == (
+        if number in self._open:
+            topic_id, held = self._open[number]
+            if 0 <= number < len(topic.partitions) and (topic_id, held.view.state) == (
                 topic.topic_id,
                 topic.partitions[number],
             ):
                 return held
-            del self._open[number]
-            held.close()
-        held = _Partition(self._engine, topic, number)
-        self._open[number] = held
+            self._close(number)
+        view = self._engine.view(topic.name, number, whole=True)
+        try:
+            held = PartitionLookup(view)
+        except BaseException:
+            view.close()
+            raise
+        self._open[number] = topic.topic_id, held
         return held
+
+    def _close(self, number: int) -> None:
+        _, held = self._open.pop(number)
+        held.close()
+        held.view.close()
 
 
 def key_bytes(key: bytes | str) -> bytes:
@@ -159,30 +170,43 @@ def _partition_number(partition: int) -> int:
     raise InvalidInputError(f"a partition is a whole number, found {partition!r}")
 
 
-class _Partition:
-    """One partition at one moment, with the key indexes of its segments."""
+class PartitionLookup:
+    """Looks keys of one partition at one moment up; a context manager, which leaves the view open.
 
-    def __init__(self, engine: Engine, topic: TopicState, number: int) -> None:
-        self._view: LogView = engine.view(topic.name, number, whole=True)
+    The view was opened whole.
+    """
+
+    def __init__(self, view: LogView) -> None:
+        self.view = view
         self._indexes: dict[int, KeyIndex] = {}
         self._aborted: IndexedTransactions | None = None
         """What the transaction indexes say, as far as it was asked for at this moment."""
         self._scanned_bytes = 0
         try:
-            self.moment: tuple[str, PartitionState] = (topic.topic_id, self._view.state)
-            if self._view.state.listed_from == layout.INT64_MAX:
+            if view.state.listed_from == layout.INT64_MAX:
                 return  # a broker's: it writes no index, and takes no lock of ours
-            with engine.listing_lock(self._view.directory):
-                for segment in self._view.whole_segments():
-                    index = KeyIndex.open(self._view.directory, segment)
+            with SegmentsLock(view.directory).shared():
+                for segment in view.whole_segments():
+                    index = KeyIndex.open(view.directory, segment)
                     if index is not None:
                         self._indexes[segment.files.base_offset] = index
         except BaseException:
             self.close()
             raise
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
     def close(self) -> None:
-        self._view.close()
+        """Close the key indexes."""
         for index in self._indexes.values():
             index.close()
 
@@ -191,18 +215,24 @@ class _Partition:
         count, self._scanned_bytes = self._scanned_bytes, 0
         return count
 
-    def newest(self, key: bytes) -> Record | None:
-        """Return the newest record of a key, None for none or a tombstone."""
+    def is_less_work(self, key_count: int) -> bool:
+        """Tell whether to look so many keys up reads less than the whole partition."""
+        segments = self.view.whole_segments()
+        size = sum(segment.limit for segment in segments)
+        scanned = sum(s.limit for s in segments if s.files.base_offset not in self._indexes)
+        return key_count * (scanned + len(self._indexes) * _INDEXED_SIZE) < size
+
+    def newest(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
+        """Return the newest record of a key below `end`, None for none or a tombstone."""
         try:
-            return self._newest(key)
+            return self._newest(key, min(end, self.view.state.last_stable_offset))
         except KafkaLogError:
             self._aborted = None  # they may be what is wrong, and be mended
             raise
 
-    def _newest(self, key: bytes) -> Record | None:
-        state = self._view.state
-        start, end = state.log_start_offset, state.last_stable_offset
-        for segment in reversed(self._view.whole_segments()):
+    def _newest(self, key: bytes, end: int) -> Record | None:
+        start = self.view.state.log_start_offset
+        for segment in reversed(self.view.whole_segments()):
             if segment.files.base_offset >= end or segment.end_offset <= start:
                 continue
             found = self._of_segment(segment, key, start, end)
@@ -242,8 +272,8 @@ class _Partition:
 
     def _outcomes(self) -> TransactionOutcomes:
         if self._aborted is None:
-            self._aborted = self._view.indexed_transactions(kept_max=_ABORTED_MAX)
-        return self._view.transaction_outcomes(self._aborted)
+            self._aborted = self.view.indexed_transactions(kept_max=_ABORTED_MAX)
+        return self.view.transaction_outcomes(self._aborted)
 
     def _of_chunk(
         self, chunk: Chunk, outcomes: TransactionOutcomes, key: bytes, start: int, end: int
@@ -274,8 +304,8 @@ class _Partition:
 
         is_tombstone = int(records.value_sizes[row]) < 0
         return Record(
-            self._view.topic,
-            self._view.partition,
+            self.view.topic,
+            self.view.partition,
             int(records.offsets[row]),
             int(records.timestamps[row]),
             field(records.key_positions, records.key_sizes),
@@ -297,8 +327,8 @@ class _Partition:
             run.table,
             np.array([row], dtype=np.int64),
             schema=chosen_columns(["headers"]),
-            topic=self._view.topic,
-            partition=self._view.partition,
+            topic=self.view.topic,
+            partition=self.view.partition,
         )
         (headers,) = batch["headers"].to_pylist()
         return tuple((header["key"], header["value"]) for header in headers or ())

@@ -34,6 +34,7 @@ from kafkalog.storage_engine.log_view import CHUNK_SIZE
 if TYPE_CHECKING:
     from kafkalog.cleaner.log_to_clean import LogToClean
     from kafkalog.cleaner.stats import CleanerStats
+    from kafkalog.storage_engine.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.log_view import Chunk, LogView
     from kafkalog.storage_engine.records import RecordTable
     from kafkalog.storage_engine.tables import BatchTable
@@ -216,6 +217,7 @@ def build_offset_map(
     *,
     is_mapped: IsMapped,
     part: Part = WHOLE,
+    keys: ChosenKeys | None = None,
     chunk_size: int = CHUNK_SIZE,
     stats: CleanerStats | None = None,
     check_abort: Callable[[], None] | None = None,
@@ -228,6 +230,7 @@ def build_offset_map(
     Returns the end of what the map knows: `end`, or one past the last record that was put when the
     next keyed one found the map full (rules C9 to C21). With `on_full`, which makes room, that is
     called then, with how many bytes of the run at hand are done, and the work goes on.
+    With `keys` the records of other keys are passed over.
     `on_uncounted` is told the last offsets of batches with data that `is_mapped` leaves out.
     `on_records` is shown the records of the others. `check_abort` is called between runs and raises
     to stop. Raises CorruptBatchError.
@@ -246,16 +249,17 @@ def build_offset_map(
                 offset_map.update_latest_offset(run.segment_base - 1)
             table = run.table
             hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)
+            key_sizes = records.key_sizes if keys is None else _sizes_of(keys, records)
             size, count = int(table.sizes.sum()), len(records.offsets)
             if on_records is not None:
                 on_records(records)
             stop, _ = offset_map.put(
-                hashes, records.key_sizes, records.offsets, start=start, end=end, part=part
+                hashes, key_sizes, records.offsets, start=start, end=end, part=part
             )
             while stop < count and on_full is not None:
                 on_full(size * stop // count)
                 stop, _ = offset_map.put(
-                    hashes, records.key_sizes, records.offsets,
+                    hashes, key_sizes, records.offsets,
                     first=stop, start=start, end=end, part=part,
                 )  # fmt: skip
             if stats is not None:
@@ -269,6 +273,14 @@ def build_offset_map(
             offset_map.update_latest_offset(min(int(table.last_offsets[-1]), end - 1))
     offset_map.update_latest_offset(end - 1)
     return end
+
+
+def _sizes_of(keys: ChosenKeys, records: RecordTable) -> Int64s:
+    """Return the key size of each record (n); -1, as without a key, for a key not chosen."""
+    sizes: Int64s = np.full(len(records), -1, dtype=np.int64)
+    rows = keys.rows(records)
+    sizes[rows] = records.key_sizes[rows]
+    return sizes
 
 
 def _has_data(chunk: Chunk) -> npt.NDArray[np.bool_]:

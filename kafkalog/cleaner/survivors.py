@@ -12,20 +12,21 @@ Kafka has no such reader; a consumer that reads a compacted topic keeps such a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kafkalog.cleaner.key_lookup import PartitionLookup
 from kafkalog.cleaner.newest import build_offset_map
 from kafkalog.cleaner.offset_map import WHOLE, Int64s, OffsetMap
 from kafkalog.cleaner.transactions import mapped_batches
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
+from kafkalog.storage_engine.chosen_keys import ChosenKeys
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.log_view import LogView
     from kafkalog.storage_engine.tables import RecordTable
 
@@ -38,13 +39,13 @@ def latest(
     *,
     budget_bytes: int,
     schema: pa.Schema,
-    keys: ChosenKeys | None = None,
+    keys: Collection[bytes] | None = None,
     may_be_passed: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the newest record of each key below `end`, without those that are tombstones.
 
-    With `keys`, those of these keys alone.
+    With `keys`, those of these keys alone: few are looked up, in a view that was opened whole.
 
     Exact at any number of keys: where they do not fit the budget, the hash space is split and the
     log read once (twice, counting the map) per part. Records come in offset order within a part.
@@ -64,7 +65,16 @@ def latest(
             f"log is cleaned up to offset {state.cleaned_to}; ask for that offset or a later one"
         )
     span = start, min(end, state.last_stable_offset)
-    return _latest(view, span, budget_bytes, schema, keys, passes=_Passes(span, progress))
+    passes = _Passes(span, progress)
+    if keys is None:
+        return _latest(view, span, budget_bytes, schema, None, passes=passes)
+    with PartitionLookup(view) as lookup:
+        if lookup.is_less_work(len(keys)):
+            found = [lookup.newest(key, span[1]) for key in set(keys)]
+            offsets = sorted(record.offset for record in found if record is not None)
+            places = np.array(offsets, dtype=np.int64).reshape(-1, 1)
+            return (batch for place in places for batch in _at(view, place, schema, passes))
+    return _latest(view, span, budget_bytes, schema, ChosenKeys(keys), passes=passes)
 
 
 def _latest(
@@ -88,6 +98,7 @@ def _latest(
             offset_map,
             is_mapped=mapped_batches(view),
             part=parts[0],
+            keys=keys,
             on_records=passes.tell,
         )
         if known_to < end:
@@ -96,7 +107,7 @@ def _latest(
         else:
             parts.pop(0)
             passes.end_one()
-            yield from _at(view, offset_map.take_offsets(), schema, keys, passes)
+            yield from _at(view, offset_map.take_offsets(), schema, passes)
             passes.end_one()
         if parts:
             offset_map.clear()
@@ -131,7 +142,7 @@ class _Passes:
 
 
 def _at(
-    view: LogView, offsets: Int64s, schema: pa.Schema, keys: ChosenKeys | None, passes: _Passes
+    view: LogView, offsets: Int64s, schema: pa.Schema, passes: _Passes
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records at these offsets (n, rising) that are no tombstones.
 
@@ -150,9 +161,8 @@ def _at(
         for run, records in chunk.runs(is_wanted):
             rows = _rows_at(records.offsets, offsets)
             rows = rows[records.value_sizes[rows] >= 0]
-            wanted = rows if keys is None else keys.rows(records, rows)
             passes.tell(records)
-            yield from arrow_batches(records, run.table, wanted, place, schema=schema)
+            yield from arrow_batches(records, run.table, rows, place, schema=schema)
 
 
 def _rows_at(found: Int64s, wanted: Int64s) -> Int64s:

@@ -26,7 +26,6 @@ from kafkalog.storage_engine.engine import Engine
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.log_view import LogView
     from kafkalog.storage_engine.pins import Pin
     from kafkalog.storage_engine.state import PartitionState
@@ -128,6 +127,9 @@ class RangeReader:
             time.sleep(_CLEANER_PAUSE_S)
 
     def _records(self, view: LogView, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        from kafkalog.storage_engine.chosen_keys import ChosenKeys
+
+        keys = self.options.keys
         start, end = self._available(view.state, wanted)
         if start < end:
             yield from view.read(
@@ -135,7 +137,7 @@ class RangeReader:
                 end,
                 schema=arrow_schema(self.columns),
                 read_committed=self.options.read_committed,
-                keys=self._keys(),
+                keys=None if keys is None else ChosenKeys(keys),
             )
 
     def _latest(
@@ -159,14 +161,9 @@ class RangeReader:
             end,
             budget_bytes=_VIEW_BUDGET,
             schema=arrow_schema(self.columns),
-            keys=self._keys(),
+            keys=self.options.keys,
             may_be_passed=is_snapshot,
         )
-
-    def _keys(self) -> ChosenKeys | None:
-        from kafkalog.storage_engine.chosen_keys import ChosenKeys
-
-        return None if self.options.keys is None else ChosenKeys(self.options.keys)
 
     def _available(self, state: PartitionState, wanted: OffsetRange) -> tuple[int, int]:
         """Look up -2 and -1, and fit the range to what the partition holds.

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
+import kafkalog
+from kafkalog.cleaner.key_lookup import PartitionLookup
 from kafkalog.cleaner.newest import build_offset_map
 from kafkalog.cleaner.offset_map import OffsetMap
 from kafkalog.cleaner.stats import CleanerStats
@@ -30,12 +33,17 @@ def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[
         return found, stats
 
 
-def newest(engine: Engine, end: int | None = None, budget_bytes: int = 1 << 20) -> dict[bytes, int]:
+def newest(
+    engine: Engine,
+    end: int | None = None,
+    budget_bytes: int = 1 << 20,
+    keys: Collection[bytes] | None = None,
+) -> dict[bytes, int]:
     with engine.view("t", 0, whole=True) as view:
         end = view.state.high_watermark if end is None else end
         schema = changelog_schema()
         found: dict[bytes, int] = {}
-        for rows in latest(view, end, budget_bytes=budget_bytes, schema=schema):
+        for rows in latest(view, end, budget_bytes=budget_bytes, schema=schema, keys=keys):
             assert rows.schema == schema
             for key, offset in zip(
                 rows["key"].to_pylist(), rows["offset"].to_pylist(), strict=True
@@ -120,6 +128,47 @@ def test_progress_counts_every_offset_twice_in_each_part_and_comes_to_its_end(
     parts = of // 200
     assert of == 200 * parts
     assert (parts > 1) == (slots == 10)
+
+
+@pytest.mark.parametrize("indexed_size", [0, 1 << 40])
+@pytest.mark.parametrize("seed", range(4))
+def test_chosen_keys_have_the_records_that_they_have_among_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, indexed_size: int
+) -> None:
+    """Whether they are looked up, since that costs nothing, or filtered, since that costs much."""
+    monkeypatch.setattr("kafkalog.cleaner.key_lookup._INDEXED_SIZE", indexed_size)
+    rng = random.Random(seed)
+    with kafkalog.open(tmp_path) as log:
+        log.create_topic("t", 1, {"segment.bytes": "3000"})
+        for i in range(20):
+            rows = [
+                (f"k{rng.randrange(90)}", None if rng.random() < 0.2 else f"{i}-{j}")
+                for j in range(30)
+            ]
+            log.append("t", rows, now_ms=1000)
+            if i in (8, 16):
+                log.clean("t", force=True, now_ms=1000)
+    with Engine(tmp_path, read_only=True) as engine:
+        cleaned_to = engine.describe("t").partitions[0].cleaned_to
+        for end in (cleaned_to, cleaned_to + 25, 600):
+            everything = newest(engine, end)
+            for count in (1, 2, 30):
+                keys = [b"k%d" % number for number in rng.sample(range(95), count)]
+                found = newest(engine, end, keys=[*keys, keys[0]])
+                assert found == {key: at for key, at in everything.items() if key in keys}
+                assert list(found.values()) == sorted(found.values())
+
+
+def test_few_keys_are_looked_up_and_many_are_not(tmp_path: Path) -> None:
+    with kafkalog.open(tmp_path) as log:
+        log.create_topic("t", 1, {"segment.bytes": str(1 << 20)})
+        log.append("t", [(f"k{n}", bytes(1000)) for n in range(3000)])
+        with log.view("t", 0, whole=True) as view, PartitionLookup(view) as lookup:
+            assert not lookup.is_less_work(1)
+        log.clean("t", force=True)
+        with log.view("t", 0, whole=True) as view, PartitionLookup(view) as lookup:
+            assert lookup.is_less_work(5)
+            assert not lookup.is_less_work(50)
 
 
 @pytest.mark.parametrize("slots", [5, 13, 40, 10_000])

@@ -1,4 +1,4 @@
-"""The option `keys`: of a read, the records of these keys and no others."""
+"""The option `keys`: a read gives the records of these keys and no others."""
 
 import json
 import random
@@ -63,7 +63,7 @@ def planned(root: Path, **options: str) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("extra", [{}, {"minPartitions": "40"}, {"includeHeaders": "true"}])
 @pytest.mark.parametrize("seed", range(6))
-def test_of_all_records_those_of_the_keys_are_read(
+def test_a_read_gives_the_records_of_the_keys_and_no_others(
     log: Path, seed: int, extra: dict[str, str]
 ) -> None:
     keys = random.Random(seed).sample([*KEYS, b"none"], 3)
@@ -74,7 +74,7 @@ def test_of_all_records_those_of_the_keys_are_read(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_of_the_latest_records_those_of_the_keys_are_read(log: Path, seed: int) -> None:
+def test_a_view_gives_the_latest_records_of_the_keys_and_no_others(log: Path, seed: int) -> None:
     keys = random.Random(seed).sample([*KEYS, b"none"], 3)
 
     found = read(log, subscribe="t,u", view="latest", keys=option(keys))

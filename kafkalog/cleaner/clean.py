@@ -6,10 +6,13 @@ segments below that end (`decision`) and writes it (`batch_writer`), group by gr
 segments become one. What is kept keeps its offset.
 
 A round touches the log only by swaps, each under the commit lock and, exclusively, the segments
-lock. Before the first one the journal is told how far this round goes (`cleaning_offset`), so that
-no view of an older moment is given a log that lacks records; after the last one, that all below is
-clean (`first_dirty_offset`). A round that dies in between is done again, with the same result.
-A round ends below every live pin (`pins`), and looks for new ones once the journal has been told.
+lock. They come together, after the rewriting (but for very large rounds, `SWAP_SIZE`): so the files
+are synced side by side, and the gaps are listed once, however many segments there are. Before the
+first swap the journal is told how far this round goes (`cleaning_offset`), so that no view of an
+older moment is given a log that lacks records; after the last one, that all below is clean
+(`first_dirty_offset`). A round that dies in between is done again, with the same result; one that
+fails swaps in what it has finished. It ends below every live pin (`pins`), and looks for new ones
+once the journal has been told.
 
 Kafka: Cleaner.doClean, cleanSegments.
 """
@@ -20,7 +23,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kafkalog.cleaner.active_producers import ActiveProducers, active_producers
 from kafkalog.cleaner.batch_writer import BatchWriter
@@ -32,12 +35,19 @@ from kafkalog.cleaner.log_to_clean import LogToClean, group_segments_by_size, lo
 from kafkalog.cleaner.newest import find_newest
 from kafkalog.cleaner.settled import SettledSegments
 from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.cleaner.swap import keep_key_index, replace_segments
+from kafkalog.cleaner.swap import (
+    RewrittenGroup,
+    adjacent_groups,
+    drop_replaced_gaps,
+    keep_key_index,
+    list_gaps,
+    replace_segments,
+)
 from kafkalog.cleaner.transactions import CleanedTransactions, mapped_batches
-from kafkalog.storage_engine import layout, locks
+from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.checkpoints import write_cleaner_checkpoint
 from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.gaps import Section, SourceGaps
+from kafkalog.storage_engine.gaps import SourceGaps
 from kafkalog.storage_engine.log_view import LogView, open_view
 from kafkalog.storage_engine.pins import LivePins
 from kafkalog.storage_engine.segments import SegmentFiles
@@ -46,9 +56,13 @@ from kafkalog.storage_engine.state import PartitionState
 if TYPE_CHECKING:
     from kafkalog.cleaner.erasure.keys import ErasedKeys
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.transaction import Transaction
-
 __all__ = ["CleaningAborted", "clean_round"]
+
+SWAP_SIZE: Final = 1 << 30
+"""Bytes of finished outputs that are swapped in before the rewriting is over: so much work a death
+may cost. Later ones wait until they are as many as all before, so that lists are written rarely."""
+GAPS_MAX: Final = 1 << 20
+"""Gaps that are held in memory until then: 16 MiB."""
 
 
 class CleaningAborted(Exception):
@@ -125,6 +139,7 @@ def clean_round(
                 topic_id=topic_id,
                 end=end,
                 now_ms=now_ms,
+                stats=stats,
             )
             decider = Decider(
                 view=view,
@@ -179,11 +194,22 @@ class _SecondPass:
 
     def clean(self, end: int) -> None:
         """Go through every group of segments that begins below the round's end."""
+        try:
+            self._rewrite(end)
+        except Exception:
+            # Nothing that is finished is done twice; and on a full disk it may make room.
+            self.publisher.swap_finished()
+            raise
+        else:
+            self.publisher.swap_finished()
+        finally:
+            self.publisher.discard_finished()
+
+    def _rewrite(self, end: int) -> None:
         log, stats = self.log, self.decider.stats
         active_base = self.decider.view.state.active_base
         closed = [s for s in log.segments if s.base_offset < active_base]
         sources = [s for s in closed if s.base_offset < end]
-        bases = [s.base_offset for s in closed] + [active_base]
         groups = group_segments_by_size(
             sources,
             max_size=log.config.segment_bytes,
@@ -192,45 +218,28 @@ class _SecondPass:
         )
         stats.segments_before += len(sources)
         left = self.settled.bases_to_leave(self.decider.newest)
-        for group in groups:
+        bases = [group[0].base_offset for group in groups]
+        last_end = closed[len(sources)].base_offset if closed[len(sources) :] else active_base
+        for group, group_end in zip(groups, [*bases[1:], last_end], strict=True):
             if len(group) == 1 and group[0].base_offset in left:
                 stats.segments_after += 1
                 continue
-            group_end = bases[bases.index(group[-1].base_offset) + 1]
-            before = stats.left_out
             rewritten = self._write(group, group_end)
             if rewritten.is_changed:
-                self._swap(group, rewritten)
-                records, size = stats.left_out
-                stats.records_removed += records - before[0]
-                stats.bytes_removed += size - before[1]
+                self.publisher.add_finished(rewritten)
             else:
-                keep_key_index(log.directory, group, rewritten.outputs)
-                for output in rewritten.outputs:
-                    output.discard()
+                keep_key_index(log.directory, rewritten)
+                rewritten.discard()
             kept = rewritten.outputs if rewritten.is_changed else group
             stats.segments_after += len(kept)
 
-    def _swap(self, group: Sequence[SegmentFiles], rewritten: _Rewritten) -> None:
-        """Put the outputs in place.
-
-        Where that fails after the first rename nothing is discarded: a `.cleaned` file may be all
-        that still says that the sources are live. The next cleaner settles it (`finish_swaps`).
-        """
-        try:
-            self.publisher.swap(group, rewritten)
-        except Exception:
-            if all(output.path(layout.LOG).exists() for output in rewritten.outputs):
-                for output in rewritten.outputs:  # on a full disk they would keep writers waiting
-                    output.discard()
-            raise
-
-    def _write(self, group: Sequence[SegmentFiles], end: int) -> _Rewritten:
+    def _write(self, group: Sequence[SegmentFiles], end: int) -> RewrittenGroup:
         """Write what stays of a group, which ends before offset `end`, to `.cleaned` files.
 
         Where it raises no output is left.
         """
         decider, transactions = self.decider, self.decider.transactions
+        records_before, bytes_before = decider.stats.left_out
         start = group[0].base_offset
         active = self.publisher.active_producers()
         writer = BatchWriter(
@@ -256,7 +265,10 @@ class _SecondPass:
             writer.discard()
             raise
         is_indexed_alike = entries == b"".join(_transactions(segment) for segment in group)
-        return _Rewritten(
+        records_after, bytes_after = decider.stats.left_out
+        return RewrittenGroup(
+            group,
+            end,
             outputs,
             [output.section(following) for output, following in _followed(outputs, end)],
             [
@@ -264,21 +276,9 @@ class _SecondPass:
                 for s, following in _followed(group, end)
             ],
             writer.is_changed or len(group) > 1 or not is_indexed_alike,
+            records_after - records_before,
+            bytes_after - bytes_before,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Rewritten:
-    """What was made of a group of segments."""
-
-    outputs: list[CleanedSegment]
-    """Finished, ascending."""
-    sections: list[Section]
-    """The gaps of the outputs."""
-    source_sections: list[Section]
-    """The gaps of the group's segments."""
-    is_changed: bool
-    """Whether the outputs differ from their sources."""
 
 
 _Segment = TypeVar("_Segment", SegmentFiles, CleanedSegment)
@@ -317,6 +317,7 @@ class _Publisher:
         topic_id: str,
         end: int,
         now_ms: int,
+        stats: CleanerStats,
     ) -> None:
         self._engine = engine
         self._load_state = load_state
@@ -325,8 +326,12 @@ class _Publisher:
         self._topic_id = topic_id
         self._end = end
         self._now_ms = now_ms
+        self._stats = stats
         self._active = ActiveProducers()
         self._active_at = -1
+        self._live = {(segment.base_offset, segment.size) for segment in view.segments}
+        self._finished: list[RewrittenGroup] = []
+        self._waiting_size = self._waiting_gaps = self._swapped_size = 0
 
     def active_producers(self) -> ActiveProducers:
         """Return the producers that are active by now, as the journal knows them (C50)."""
@@ -338,45 +343,99 @@ class _Publisher:
                 self._active_at = state.producer_snapshot
         return self._active
 
-    def swap(self, sources: Sequence[SegmentFiles], rewritten: _Rewritten) -> None:
-        """Put the outputs in the place of their sources."""
-        view = self._view
+    def add_finished(self, group: RewrittenGroup) -> None:
+        """Take a group whose outputs differ from their sources; its swap may wait for others."""
+        self._finished.append(group)
+        self._waiting_size += group.size
+        self._waiting_gaps += group.gap_count
+        is_large = self._waiting_size >= max(SWAP_SIZE, self._swapped_size)
+        if is_large or self._waiting_gaps >= GAPS_MAX:
+            self.swap_finished()
+
+    def swap_finished(self) -> None:
+        """Put the outputs that wait in the place of their sources.
+
+        Where a swap fails after its first rename, nothing of it is discarded: a `.cleaned` file may
+        be all that still says that the sources are live. The next cleaner settles it
+        (`finish_swaps`).
+        """
+        if not self._finished:
+            return
+        directory, groups, self._finished = self._view.directory, self._finished, []
+        swaps = list(adjacent_groups(groups))
+        try:
+            files.all_at_once(
+                [sync for group in groups for output in group.outputs for sync in output.syncs()]
+            )
+            self._announce()
+            with self._changing():
+                list_gaps(directory, groups, self._live)
+            while swaps:
+                self._swap(swaps[0])
+                del swaps[0]
+        except Exception:
+            outputs = [output for group in swaps[0] for output in group.outputs]
+            is_whole = all(output.path(layout.LOG).exists() for output in outputs)
+            for swap in swaps if is_whole else swaps[1:]:
+                for group in swap:  # on a full disk they would keep writers waiting
+                    group.discard()
+            raise
+        with self._changing():
+            drop_replaced_gaps(directory, groups, self._live)
+        self._swapped_size += self._waiting_size
+        self._waiting_size = self._waiting_gaps = 0
+
+    def discard_finished(self) -> None:
+        """Remove the outputs that wait."""
+        for group in self._finished:
+            group.discard()
+
+    def _swap(self, groups: Sequence[RewrittenGroup]) -> None:
+        """Put the outputs of groups that lie side by side in the place of their sources."""
+        with self._changing() as state:
+            replace_segments(
+                self._view.directory, groups, producer_snapshot=state.producer_snapshot
+            )
+        for group in groups:
+            self._live.difference_update(section.key for section in group.source_sections)
+            self._live.update(section.key for section in group.sections)
+            self._stats.records_removed += group.records_removed
+            self._stats.bytes_removed += group.bytes_removed
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[PartitionState]:
+        """Hold the locks under which files of the partition are replaced; yields its state."""
         with self._engine.transaction() as transaction:
             state = self._load_state()
-            if state.cleaned_to < self._end:
-                self._announce(transaction, state)
-            elif transaction.state.unsynced:
+            if transaction.state.unsynced:
                 # After a power cut the journal must not name an active segment that is swapped.
                 transaction.sync_on_publish()
                 transaction.publish(self._now_ms)
-            transaction.check_lock()  # a later swap may publish nothing, which would look
-            with locks.SegmentsLock(view.directory).exclusive():
-                replace_segments(
-                    view.directory,
-                    sources,
-                    rewritten.outputs,
-                    sections=rewritten.sections,
-                    source_sections=rewritten.source_sections,
-                    producer_snapshot=state.producer_snapshot,
-                )
+            transaction.check_lock()  # which nothing else does where nothing is published
+            with locks.SegmentsLock(self._view.directory).exclusive():
+                yield state
 
-    def _announce(self, transaction: Transaction, before: PartitionState) -> None:
+    def _announce(self) -> None:
         """Tell the journal how far this round goes; take it back where a reader was quicker.
 
         A reader pins, then looks at the journal. So one of the two sees the other.
         """
         view = self._view
-        self._check_pins()
-        transaction.change_partition(view.topic, view.partition, cleaning_offset=self._end)
-        transaction.publish(self._now_ms)
-        try:
+        with self._engine.transaction() as transaction:
+            before = self._load_state()
+            if before.cleaned_to >= self._end:
+                return
             self._check_pins()
-        except CleaningAborted:
-            transaction.change_partition(
-                view.topic, view.partition, cleaning_offset=before.cleaning_offset
-            )
+            transaction.change_partition(view.topic, view.partition, cleaning_offset=self._end)
             transaction.publish(self._now_ms)
-            raise
+            try:
+                self._check_pins()
+            except CleaningAborted:
+                transaction.change_partition(
+                    view.topic, view.partition, cleaning_offset=before.cleaning_offset
+                )
+                transaction.publish(self._now_ms)
+                raise
 
     def _check_pins(self) -> None:
         view = self._view

@@ -57,6 +57,8 @@ class CleanedSegment:
         self._transaction_entries = bytearray()
         self._sampled: list[int] = []
         self._last_position = 0
+        self._suffixes: tuple[str, ...] = ()
+        """Of the files that are finished."""
         self.keys = KeyIndexWriter(directory, base_offset, key_secret) if key_secret else None
         """The key index, under a temporary name until the swap; None too where it failed."""
         for suffix in layout.SEGMENT_SUFFIXES:
@@ -142,7 +144,7 @@ class CleanedSegment:
         self._transaction_entries += entries
 
     def finish(self, mtime_ns: int) -> None:
-        """Write the indexes, give them the time of their last source, sync them all (C109).
+        """Write the indexes, give them the time of their last source (C109); `syncs` is to follow.
 
         As in Kafka the transaction index has its own time. The key index is `finish_keys`'.
         """
@@ -152,15 +154,16 @@ class CleanedSegment:
             layout.INDEX: b"".join(self._offset_entries),
             layout.TIME_INDEX: b"".join(self._time_entries),
         }
+        self._offset_entries.clear()  # many finished segments may wait for their swap
+        self._time_entries.clear()
         if self._transaction_entries:
             contents[layout.TRANSACTION_INDEX] = bytes(self._transaction_entries)
         for suffix, content in contents.items():
-            self._in_room(suffix, partial(files.create, self.path(suffix), content))
-        for suffix in (layout.LOG, *contents):
+            self._in_room(suffix, partial(_write, self.path(suffix), content))
+        self._suffixes = (layout.LOG, *contents)
+        for suffix in self._suffixes:
             if suffix != layout.TRANSACTION_INDEX:
                 files.set_times(self.path(suffix), mtime_ns)
-            # Never tried again: after a failed sync the pages only pretend to be clean.
-            files.sync_path(self.path(suffix))
 
     def finish_keys(self, *, is_settled: bool = False) -> None:
         """Write the key index of the finished segment, unless the disk has no room for it.
@@ -172,6 +175,21 @@ class CleanedSegment:
             sampled = [0, *self._sampled, self._last_position] if self.size else []
             with self._dispensable_keys():
                 self.keys.finish(self.path(layout.LOG), self.size, sorted(set(sampled)))
+            self._sampled.clear()
+
+    def syncs(self) -> list[Callable[[], None]]:
+        """Return what makes the finished files durable, each to be called once, in any order.
+
+        Never tried again: after a failed sync the pages only pretend to be clean.
+        """
+        of_files = [partial(files.sync_path, self.path(suffix)) for suffix in self._suffixes]
+        return [*of_files, self.sync_keys]
+
+    def sync_keys(self) -> None:
+        """Make the key index durable, under the name that it has until the swap."""
+        if self.keys is not None:
+            with self._dispensable_keys():
+                files.sync_path(self.keys.temporary)
 
     def place_keys(self) -> None:
         """Give the key index its name, as the segment it is of now has; durable once synced.
@@ -233,3 +251,13 @@ class CleanedSegment:
         entry = time_entry(self.base_offset, timestamp, offset)
         self._time_entries.append(entry)
         self._last_timestamp = timestamp
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a new file; content and name are yet to be synced."""
+    files.create(path)
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        files.write_at(fd, data, 0)
+    finally:
+        os.close(fd)

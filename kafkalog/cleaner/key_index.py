@@ -125,7 +125,7 @@ class KeyIndexWriter:
                 self._spill()
 
     def finish(self, log: Path, size: int, positions: Sequence[int]) -> None:
-        """Write the index of the finished `.log` file, and sync it.
+        """Write the index of the finished `.log` file; to sync it is the caller's.
 
         `positions` are those of some of its batches, ascending: up to eight are looked at. Raises
         OSError, StorageError.
@@ -140,7 +140,6 @@ class KeyIndexWriter:
                 data = _blocks(entries)
                 files.write_at(fd, data, place)
                 place += len(data)
-            files.sync_file(fd)
         finally:
             os.close(fd)
             self._close_spilled()

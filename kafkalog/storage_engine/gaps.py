@@ -333,11 +333,16 @@ def list_sections(
     path = directory / layout.GAPS
     before = GapFile(path)
     try:
-        kept = [s for s in before.sections() if s.key in present]
-        stored: list[_Stored] = [(part, before) for section in kept for part in section.parts]
+        kept: dict[tuple[int, int], list[GapSection]] = {}
+        for known in before.sections():
+            if known.key in present:
+                kept.setdefault(known.key, []).append(known)
+        stored: list[_Stored] = [
+            (part, before) for alike in kept.values() for known in alike for part in known.parts
+        ]
         for section in sections:
             added = list(_parts(section))
-            if not any(known.key == section.key and _is_alike(known, added) for known in kept):
+            if not any(_is_alike(known, added) for known in kept.get(section.key, ())):
                 stored += added
         _write(path, stored)
     finally:
@@ -417,7 +422,10 @@ def _parts(section: Section, first_number: int = 0) -> Iterator[_Stored]:
 def _write(path: Path, stored: Sequence[_Stored]) -> None:
     """Put a whole file in place, piece by piece: temporary file, sync, rename, sync."""
     table = layout.GAPS_HEADER.pack(layout.GAPS_MAGIC, layout.GAPS_VERSION, len(stored))
-    table += b"".join(layout.GAPS_PART.pack(*dataclasses.astuple(p)[1:]) for p, _ in stored)
+    table += b"".join(
+        layout.GAPS_PART.pack(p.base_offset, p.size, p.number, p.count, p.first_from, p.crc)
+        for p, _ in stored
+    )
     temporary = path.with_name(path.name + layout.TEMPORARY)
     files.create(temporary, table + layout.CHECKSUM.pack(crc32c(table)))
     fd = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)

@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -79,13 +80,15 @@ class Death:
 
     def __init__(self, step: int) -> None:
         self._left = step
+        self._counting = threading.Lock()  # syncs may run side by side
         for name in ACTS:
             setattr(files, name, self._wrapped(name, getattr(files, name)))
 
     def step(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with self._counting:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def _wrapped(self, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from kafkalog.cleaner import clean, latest, manager
 from kafkalog.cleaner.cleaned_segment import CleanedSegment
-from kafkalog.cleaner.swap import replace_segments
+from kafkalog.cleaner.swap import RewrittenGroup, list_gaps, replace_segments
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine import files, locks
 from kafkalog.storage_engine.config import TopicConfig
@@ -105,7 +105,7 @@ def test_several_outputs_cut_short_at_any_rename_are_old_or_new_as_a_whole(tmp_p
         sources = list_segments(directory)[:2]
         config = TopicConfig.parse({})
         outputs = []
-        sections = []
+        gaps = []
         # A second output whose base is that of a source must not be taken for a vanished one.
         for base, pairs in ((0, [("x", "1")]), (1, [("a", "2"), ("b", "1")])):
             output = CleanedSegment(directory, base, config)
@@ -116,11 +116,14 @@ def test_several_outputs_cut_short_at_any_rename_are_old_or_new_as_a_whole(tmp_p
             output.append([item.data()], *figures)
             output.finish(10**18)
             outputs.append(output)
-            sections.append(output.section(item.last + 1))
+            gaps.append(output.section(item.last + 1))
+        group = RewrittenGroup(sources, 3, outputs, gaps, [], True, 0, 0)
+        live = {(source.base_offset, source.size) for source in sources}
 
         def swap() -> None:
             with locks.SegmentsLock(directory).exclusive():  # noqa: B023
-                replace_segments(directory, sources, outputs, sections=sections)  # noqa: B023
+                list_gaps(directory, [group], live)  # noqa: B023
+                replace_segments(directory, [group])  # noqa: B023
 
         is_cut_short = each_act(swap, n, Died())
         keys = tuple(record.key for record in records_of(dump(engine)))

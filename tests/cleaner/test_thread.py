@@ -285,6 +285,7 @@ def test_what_a_broken_off_round_removed_is_counted_and_the_round_too(
         assert stopped.wait(20)
 
     monkeypatch.setattr(clean_module, "replace_segments", slow_swap)
+    monkeypatch.setattr(clean_module, "GAPS_MAX", 0)  # no swap waits for the rest
     cleaner = CleanerThread(engine, CleanerConfig(backoff_ms=5))
     cleaner.start()
     assert swapped.wait(20)

@@ -6,6 +6,7 @@ disk goes through its functions.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -110,7 +111,8 @@ class LyingPages:
         self._disk: dict[int, bytearray] = {}
         self._code, self._is_refused = code, is_refused
         self._write_at, self._truncate, self._create = files.write_at, files.truncate, files.create
-        for name in ("write_at", "truncate", "create"):
+        self._remove = files.remove
+        for name in ("write_at", "truncate", "create", "remove"):
             patch.setattr(files, name, getattr(self, name))
         for name in ("sync_file", "sync_data"):
             patch.setattr(files, name, self._sync)
@@ -139,6 +141,13 @@ class LyingPages:
         self._disk.pop(inode, None)
         if data:
             self._create(path, data)
+
+    def remove(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            inode = path.stat().st_ino  # the next file may get it
+            self._unwritten.pop(inode, None)
+            self._disk.pop(inode, None)
+        self._remove(path)
 
     def _sync(self, fd: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{fd}"))

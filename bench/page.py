@@ -31,6 +31,7 @@ PROGRAMS: Final = (
     "merge",
     "dedup",
     "growth",
+    "many_segments",
     "codec",
     "spark_read",
     "spark_write",

@@ -1,0 +1,218 @@
+"""Cleaning a log of many small segments, beside Kafka's own cleaner on the same segments.
+
+    python -m bench.many_segments [--json] [--quick] [--path DIR]
+
+100, 1,000 and 10,000 segments of 8 records of 100 bytes, of which half are obsolete. Either cleaner
+groups neighbours as long as their files fit `segment.bytes` (1 MiB) and their indexes
+`segment.index.bytes`. In the first three logs the index of one segment fills that, so each segment
+is rewritten and swapped alone: what is measured is the cost of a swap. In the last log the indexes
+have their usual room, and the segments become a few.
+
+The peer is the broker of `bench.clean`, with one cleaner thread, and cleans copies in turn with us.
+Ours is timed around the call, theirs by the line that it logs, which has tenths of a second: so of
+small logs several copies are taken together. Memory is the whole process's. What is left must be
+the same, record by record (offset, key and value), and so must the number of segments. The last
+claim is about us alone: what a segment costs in the largest log beside a tenth of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from bench import LESS, MORE, Claim, compare_figures, in_turn, kafka_cleaner, leave_out, report
+from bench.clean import check_alike
+from bench.cleaning_process import Cleaning, CleaningProcess
+from bench.kafka_cleaner import KafkasCleaner, KafkasCleaning
+from bench.overwritten import NOW_MS, TOPIC, append, link, partition_of, roll
+from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.engine import Engine
+
+RECORDS: Final = 8
+"""Records of a segment."""
+SEGMENT_SIZE: Final = 1000
+"""Bytes that such a segment fills while it is written."""
+BUFFER: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A log to be cleaned."""
+
+    segments: int
+    rounds: int
+    copies: int = 1
+    """Copies that are taken together in a round."""
+    is_grouped: bool = False
+
+    @property
+    def claim(self) -> str:
+        """What is measured."""
+        how = "grouped into large ones" if self.is_grouped else "each swapped alone"
+        return f"clean {self.segments:,} segments of {RECORDS} records, {how}"
+
+    @property
+    def config(self) -> dict[str, str]:
+        """The topic's while it is cleaned, for either side."""
+        index = layout.TIME_INDEX_ENTRY.size  # of one segment
+        return {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(1 << 20),  # a broker takes no less
+            "file.delete.delay.ms": "1000",
+            **({} if self.is_grouped else {"segment.index.bytes": str(index)}),
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark and print its figures."""
+    parser = argparse.ArgumentParser(prog="python -m bench.many_segments", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
+    parser.add_argument("--quick", action="store_true", help="fewer segments, one round")
+    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
+    options = parser.parse_args(arguments)
+    reason = kafka_cleaner.fault()
+    if reason:
+        leave_out("Kafka's cleaner", reason)
+    with (
+        tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as scratch,
+        CleaningProcess() as process,
+    ):
+        costs = list[list[float]]()
+        for number, case in enumerate(cases(is_quick=options.quick)):
+            place = Path(scratch, str(number))
+            place.mkdir()
+            if reason:
+                alone(case, place, process)
+            else:
+                claim, seconds = compared(case, place, process)
+                costs.append([1e3 * took / case.copies / case.segments for took in seconds])
+                report(claim, as_json=options.json)
+            shutil.rmtree(place)
+    if costs:
+        report(growth(costs[1], costs[2]), as_json=options.json)
+
+
+def cases(*, is_quick: bool) -> list[Case]:
+    """Return the logs of the claims: small, medium and large, and the large one to be grouped.
+
+    A broker holds each segment open, and the system bounds how many copies that allows.
+    """
+    if is_quick:
+        return [Case(10, 1), Case(20, 1), Case(200, 1), Case(200, 1, is_grouped=True)]
+    large = 10_000
+    return [Case(100, 3, 10), Case(1_000, 3), Case(large, 1), Case(large, 1, is_grouped=True)]
+
+
+def growth(before: Sequence[float], after: Sequence[float]) -> Claim:
+    """Compare what a segment costs, in ms, as a log grows."""
+    count = min(len(before), len(after))
+    return compare_figures(
+        "cleaning for each small segment, ten times as many of them, each swapped alone",
+        after[:count],
+        before[:count],
+        unit="ms",
+        peer_name="the same for a tenth of the segments",
+        ratio_is=LESS,
+        target="<= 1.5",
+    )
+
+
+def build(root: Path, case: Case) -> int:
+    """Write the log of a case; returns its end."""
+    count = case.segments * RECORDS
+    numbers = np.random.default_rng(1).permutation(np.arange(count) % (count // 2))
+    with Engine(root) as engine:
+        small = {"segment.bytes": str(SEGMENT_SIZE), "compression.type": "uncompressed"}
+        engine.create_topic(TOPIC, 1, {"cleanup.policy": "compact", **small})
+        for first in range(0, count, RECORDS):  # a batch for each
+            append(engine, numbers[first : first + RECORDS])
+        end = roll(engine)
+        engine.alter_topic(TOPIC, case.config)
+    check_count(root, case.segments + 1)  # the active one, which is empty
+    return end
+
+
+def check_count(root: Path, expected: int) -> None:
+    """End the program if a partition has another number of segments."""
+    found = count_segments(partition_of(root))
+    if found != expected:
+        raise SystemExit(f"{found} segments, expected {expected}")
+
+
+def count_segments(directory: Path) -> int:
+    """Return how many segments a partition has."""
+    return len(list(directory.glob(f"*{layout.LOG}")))
+
+
+def alone(case: Case, scratch: Path, process: CleaningProcess) -> None:
+    """Clean the log without a peer, and say how long it took."""
+    build(scratch / "log", case)
+    took = cleaned(process, link(scratch / "log", scratch / "copy"))
+    print(f"{case.claim}: {took.seconds:.2f} s; no peer", file=sys.stderr, flush=True)
+
+
+def compared(case: Case, scratch: Path, process: CleaningProcess) -> tuple[Claim, list[float]]:
+    """Let both clean copies of a log in turn, and before that a small one that is not counted.
+
+    Returns our seconds for each round, too.
+    """
+    small = Case(min(case.segments, 100), 1, is_grouped=case.is_grouped)
+    ends = [build(scratch / "small", small), build(scratch / "log", case)]
+    large = partition_of(scratch / "log"), ends[1], case.config
+    sources = [(partition_of(scratch / "small"), ends[0], case.config)]
+    sources += [large] * case.rounds * case.copies
+    ours, theirs = list[list[Cleaning]](), list[list[KafkasCleaning]]()
+    with KafkasCleaner(scratch / "broker", sources, buffer_size=BUFFER) as peer:
+        cleaned(process, link(scratch / "small", scratch / "warm"))
+        peer.clean()
+        for turn in range(case.rounds):
+            copies = [
+                link(scratch / "log", scratch / f"copy-{number}") for number in range(case.copies)
+            ]
+            for is_ours in in_turn(turn, [True, False]):
+                if is_ours:
+                    ours.append([cleaned(process, copy) for copy in copies])
+                else:
+                    theirs.append([peer.clean() for _ in copies])
+            for copy, their in zip(copies, theirs[-1], strict=True):
+                check_alike(copy, peer.broker.log_dir, their.topic)
+                left = count_segments(partition_of(copy))
+                if left != count_segments(their.directory):
+                    raise SystemExit(f"we left {left} segments, Kafka's cleaner another number")
+                shutil.rmtree(copy)
+    seconds = [sum(took.seconds for took in each) for each in ours]
+    mib = [took.mib for each in theirs for took in each if took.mib is not None]
+    claim = compare_figures(
+        case.claim,
+        [took / case.copies for took in seconds],
+        [sum(took.seconds for took in each) / case.copies for each in theirs],
+        unit="s",
+        peer_name=kafka_cleaner.NAME,
+        ratio_is=MORE,
+        is_time=True,
+        ours_mib=max(took.mib for each in ours for took in each),
+        peer_mib=max(mib, default=None),
+    )
+    count = case.rounds * case.copies
+    our_cpu = sum(took.cpu_seconds for each in ours for took in each) / count
+    their_cpu = sum(took.cpu_seconds for each in theirs for took in each) / count
+    told = {"our_CPU_s": round(our_cpu, 2), "CPU_s_of_their_thread": round(their_cpu, 2)}
+    return claim.told(**told, segments_left=left - 1), seconds
+
+
+def cleaned(process: CleaningProcess, root: Path) -> Cleaning:
+    """Clean a log."""
+    return process.clean(root, TOPIC, buffer_size=BUFFER, now_ms=2 * NOW_MS)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -86,19 +87,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as scratch,
         CleaningProcess() as process,
     ):
-        costs = list[list[float]]()
+        found = list[tuple[Case, list[Cleaning]]]()
         for number, case in enumerate(cases(is_quick=options.quick)):
             place = Path(scratch, str(number))
             place.mkdir()
             if reason:
                 alone(case, place, process)
             else:
-                claim, seconds = compared(case, place, process)
-                costs.append([1e3 * took / case.copies / case.segments for took in seconds])
+                claim, ours = compared(case, place, process)
+                found.append((case, ours))
                 report(claim, as_json=options.json)
             shutil.rmtree(place)
-    if costs:
-        report(growth(costs[1], costs[2]), as_json=options.json)
+    if found:
+        report(growth(found[1], found[2]), as_json=options.json)
 
 
 def cases(*, is_quick: bool) -> list[Case]:
@@ -112,17 +113,22 @@ def cases(*, is_quick: bool) -> list[Case]:
     return [Case(100, 3, 10), Case(1_000, 3), Case(large, 1), Case(large, 1, is_grouped=True)]
 
 
-def growth(before: Sequence[float], after: Sequence[float]) -> Claim:
+def growth(before: tuple[Case, list[Cleaning]], after: tuple[Case, list[Cleaning]]) -> Claim:
     """Compare what a segment costs, in ms, as a log grows."""
-    count = min(len(before), len(after))
+    few, many = (
+        statistics.median(1e3 * took.seconds / case.segments for took in cleanings)
+        for case, cleanings in (before, after)
+    )
     return compare_figures(
         "cleaning for each small segment, ten times as many of them, each swapped alone",
-        after[:count],
-        before[:count],
+        [many],
+        [few],
         unit="ms",
-        peer_name="the same for a tenth of the segments",
+        peer_name=f"the same for {before[0].segments:,} segments",
         ratio_is=LESS,
         target="<= 1.5",
+        ours_mib=max(took.mib for took in after[1]),
+        peer_mib=max(took.mib for took in before[1]),
     )
 
 
@@ -160,10 +166,10 @@ def alone(case: Case, scratch: Path, process: CleaningProcess) -> None:
     print(f"{case.claim}: {took.seconds:.2f} s; no peer", file=sys.stderr, flush=True)
 
 
-def compared(case: Case, scratch: Path, process: CleaningProcess) -> tuple[Claim, list[float]]:
+def compared(case: Case, scratch: Path, process: CleaningProcess) -> tuple[Claim, list[Cleaning]]:
     """Let both clean copies of a log in turn, and before that a small one that is not counted.
 
-    Returns our seconds for each round, too.
+    Returns our cleanings, too.
     """
     small = Case(min(case.segments, 100), 1, is_grouped=case.is_grouped)
     ends = [build(scratch / "small", small), build(scratch / "log", case)]
@@ -189,24 +195,23 @@ def compared(case: Case, scratch: Path, process: CleaningProcess) -> tuple[Claim
                 if left != count_segments(their.directory):
                     raise SystemExit(f"we left {left} segments, Kafka's cleaner another number")
                 shutil.rmtree(copy)
-    seconds = [sum(took.seconds for took in each) for each in ours]
+    all_ours = [took for each in ours for took in each]
     mib = [took.mib for each in theirs for took in each if took.mib is not None]
     claim = compare_figures(
         case.claim,
-        [took / case.copies for took in seconds],
+        [sum(took.seconds for took in each) / case.copies for each in ours],
         [sum(took.seconds for took in each) / case.copies for each in theirs],
         unit="s",
         peer_name=kafka_cleaner.NAME,
         ratio_is=MORE,
         is_time=True,
-        ours_mib=max(took.mib for each in ours for took in each),
+        ours_mib=max(took.mib for took in all_ours),
         peer_mib=max(mib, default=None),
     )
-    count = case.rounds * case.copies
-    our_cpu = sum(took.cpu_seconds for each in ours for took in each) / count
-    their_cpu = sum(took.cpu_seconds for each in theirs for took in each) / count
+    our_cpu = statistics.mean(took.cpu_seconds for took in all_ours)
+    their_cpu = statistics.mean(took.cpu_seconds for each in theirs for took in each)
     told = {"our_CPU_s": round(our_cpu, 2), "CPU_s_of_their_thread": round(their_cpu, 2)}
-    return claim.told(**told, segments_left=left - 1), seconds
+    return claim.told(**told, segments_left=left - 1), all_ours
 
 
 def cleaned(process: CleaningProcess, root: Path) -> Cleaning:

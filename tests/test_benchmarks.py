@@ -72,6 +72,11 @@ PROMISED = [
     ("idle", "after 90 s", "empty source and sink", "<= 1"),
     ("open", "1,000 partitions", "start of Kafka's broker", ">= 10"),
     ("growth", "dirty byte, the clean part 10 times as large", "", "<= 1.5"),
+    *(
+        ("many_segments", f"clean {count} segments of 8 records, each swapped alone", "LogC", "")
+        for count in ("100", "1,000", "10,000")
+    ),
+    ("many_segments", "small segment, ten times as many", "the same for 1,000", "<= 1.5"),
     ("cold_start", "kernels warm", "", "<= 1"),
     ("cold_start", "kernels cold", "", ""),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner import clean, latest, manager
+from kafkalog.cleaner import clean, latest, manager, swap
 from kafkalog.cleaner.cleaned_segment import CleanedSegment
 from kafkalog.cleaner.swap import RewrittenGroup, list_gaps, replace_segments
 from kafkalog.schema import changelog_schema
@@ -51,10 +51,16 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("segments_max", [1, 128])
 @pytest.mark.parametrize("fault", [Died, lambda: OSError(28, "No space left on device")])
 def test_a_cleaning_cut_short_at_any_durable_act_loses_nothing_and_heals(
-    template: Path, tmp_path: Path, fault: Fault
+    template: Path,
+    tmp_path: Path,
+    fault: Fault,
+    segments_max: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(swap, "SEGMENTS_MAX", segments_max)  # several swaps, or one
     before = Engine(template, read_only=True)
     all_records, newest_offsets = records_of(dump(before)), newest(before)
     reference = tmp_path / "reference"
@@ -120,12 +126,12 @@ def test_several_outputs_cut_short_at_any_rename_are_old_or_new_as_a_whole(tmp_p
         group = RewrittenGroup(sources, 3, outputs, gaps, [], True, 0, 0)
         live = {(source.base_offset, source.size) for source in sources}
 
-        def swap() -> None:
+        def swap_in() -> None:
             with locks.SegmentsLock(directory).exclusive():  # noqa: B023
                 list_gaps(directory, [group], live)  # noqa: B023
                 replace_segments(directory, [group])  # noqa: B023
 
-        is_cut_short = each_act(swap, n, Died())
+        is_cut_short = each_act(swap_in, n, Died())
         keys = tuple(record.key for record in records_of(dump(engine)))
         outcomes.add(keys)
         assert keys in {(b"a", b"a", b"b"), (b"x", b"a", b"b")}, n

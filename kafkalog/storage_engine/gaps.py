@@ -11,10 +11,10 @@ outlived the swap that should have replaced them, listed ones, may begin within 
 last gap.)
 
 - `kl-gaps` has a *section* for every segment that the cleaner has written, keyed by the segment's
-  base offset and the size of its `.log`. It is written before the swap that brings the segment in,
-  and holds the sections of the old files and of the new ones until then: a reader takes that of the
-  file it has open. Whatever is replaced gets a section too, so the sections of a base are those of
-  all files that may bear it, and a file of another size is damaged.
+  base offset and the size of its `.log`. It is written before the swaps that bring the segments in,
+  once for all of them, and holds the sections of the old files and of the new ones until the next
+  time: a reader takes that of the file it has open. Whatever is replaced gets a section too, so the
+  sections of a base are those of all files that may bear it, and a file of another size is damaged.
 - `kl-raw-gaps` has what raw appends have left out, in one section. It is written before the commit;
   what lies above the high watermark is of a commit that died, and goes at the next cut.
 

@@ -39,18 +39,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
-from kafkalog.storage_engine import files, layout, locks
+from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.listing import Listing
 from kafkalog.storage_engine.offset_chain import GapLists
 from kafkalog.storage_engine.open_segment import Chunk, OpenSegment
-from kafkalog.storage_engine.segments import (
-    SegmentFiles,
-    bases_below,
-    file_names,
-    list_segments,
-)
+from kafkalog.storage_engine.segments import SegmentFiles, bases_below
 from kafkalog.storage_engine.state import PartitionState
 from kafkalog.storage_engine.transaction_index import AbortedTransaction, IndexedTransactions
 from kafkalog.storage_engine.transaction_markers import log_moment
@@ -71,8 +67,6 @@ READ_SIZE = 2 << 20
 """Bytes of a chunk of which records are read: what a run holds of others (`RUN_SIZE`)."""
 WINDOW = 128
 """Segments a view opens at once, unless it is opened whole."""
-_LISTINGS = 100
-"""Attempts to list a directory between two changes of a broker's."""
 
 
 class _Window:
@@ -173,7 +167,7 @@ class LogView:
         load_state: Callable[[], PartitionState] | None = None,
         start: int | None = None,
         held: bool = False,
-        locked: bool = True,
+        listing: Listing,
         aborted: Sequence[AbortedTransaction] | None = None,
     ) -> None:
         """Open the segments; the caller holds the segments lock, shared or exclusive.
@@ -191,7 +185,7 @@ class LogView:
         self.segments = _committed(segments, state)
         self._load_state = load_state
         self._held = held
-        self._locked = locked
+        self._listing = listing
         self._known_aborted = aborted
         self._window = _Window(
             directory,
@@ -404,7 +398,7 @@ class LogView:
             _check_present(self.directory, committed, state, offset, state.high_watermark)
             return _Window(self.directory, state, committed, offset, WINDOW)
 
-        window = _open_moment(self.directory, load_state, reopen, locked=self._locked)
+        window = self._listing.open_moment(load_state, reopen)
         try:
             yield window
         finally:
@@ -417,8 +411,6 @@ class LogView:
 
 
 # --- opening -------------------------------------------------------------------------------------
-
-_Moment = TypeVar("_Moment", "LogView", _Window)
 
 
 def open_view(
@@ -455,39 +447,9 @@ def open_view(
             load_state=later,
             start=start,
             held=held,
-            locked=locked,
+            listing=listing,
             aborted=None if load_aborted is None else load_aborted(),
         )
 
-    return _open_moment(directory, load_state, opened, locked=locked)
-
-
-def _open_moment(
-    directory: Path,
-    load_state: Callable[[], PartitionState],
-    opened: Callable[[PartitionState, list[SegmentFiles]], _Moment],
-    *,
-    locked: bool,
-) -> _Moment:
-    """Call `opened` with a state and a listing that belong together.
-
-    Our own processes wait for the lock; a broker does not know it, so the listing counts only when
-    a second one agrees, and a file that vanishes in between means: once more.
-    """
-    if not directory.is_dir():
-        raise StorageError(f"{directory}: the directory of the partition is missing")
-    for _ in range(_LISTINGS):
-        lock = locks.SegmentsLock(directory).shared() if locked else contextlib.nullcontext()
-        with files.reading_faults(directory), lock:
-            names = file_names(directory)
-            state = load_state()
-            try:
-                result = opened(state, list_segments(directory))
-            except FileNotFoundError:
-                continue
-            if file_names(directory) == names:
-                return result
-            result.close()
-    raise StorageError(
-        f"{directory}: its segments changed during each of {_LISTINGS} listings; try again"
-    )
+    listing = Listing(directory, locked=locked)
+    return listing.open_moment(load_state, opened)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from kafkalog.errors import (
     StorageError,
 )
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import locks, log_view, open_segment
+from kafkalog.storage_engine import listing, locks, log_view, open_segment
 from kafkalog.storage_engine.log_view import LogView, open_view
 from kafkalog.storage_engine.segments import retire
 from kafkalog.storage_engine.state import PartitionState
@@ -553,7 +554,7 @@ def vanishing(
     partition: Partition, monkeypatch: pytest.MonkeyPatch, acts: list[Callable[[], None]]
 ) -> None:
     """Let a broker, which has no lock of ours, act between a listing and the opening."""
-    listed = log_view.list_segments
+    listed = listing.list_segments
 
     def list_and_lose(directory: Path) -> object:
         found = listed(directory)
@@ -561,7 +562,7 @@ def vanishing(
             acts.pop(0)()
         return found
 
-    monkeypatch.setattr(log_view, "list_segments", list_and_lose)
+    monkeypatch.setattr(listing, "list_segments", list_and_lose)
 
 
 def test_a_file_that_vanishes_before_it_is_opened_is_listed_again(
@@ -655,12 +656,49 @@ def test_a_whole_view_opens_all_and_never_lists_again(partition: Partition, narr
     assert open_logs(partition.directory) == 0
 
 
-def test_later_windows_see_what_was_cleaned_and_rolled_meanwhile(
-    partition: Partition, narrow: int
+def counted_listings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Gather the directories that are listed."""
+    found, list_segments = list[Path](), listing.list_segments
+
+    def list_counted(directory: Path) -> object:
+        found.append(directory)
+        return list_segments(directory)
+
+    monkeypatch.setattr(listing, "list_segments", list_counted)
+    return found
+
+
+def test_windows_of_a_directory_that_rests_share_one_listing(
+    partition: Partition, narrow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    listings = counted_listings(monkeypatch)
+    monkeypatch.setattr(listing, "REST_S", 0.0)
+    with partition.view() as view:
+        assert read(view, 0, 161) == partition.expected(0, 161)
+    assert partition.loads == 3  # the state is that of each window's own moment
+    assert len(listings) == 1
+
+
+def test_a_listing_soon_after_a_change_is_not_shared(
+    partition: Partition, narrow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next change might bear the same time."""
+    listings = counted_listings(monkeypatch)
+    monkeypatch.setattr(listing, "REST_S", 3600.0)
+    with partition.view() as view:
+        assert read(view, 0, 161) == partition.expected(0, 161)
+    assert len(listings) == 3
+
+
+@pytest.mark.parametrize("rest_s", [0.0, 3600.0])
+def test_later_windows_see_what_was_cleaned_and_rolled_meanwhile(
+    partition: Partition, narrow: int, monkeypatch: pytest.MonkeyPatch, rest_s: float
+) -> None:
+    monkeypatch.setattr(listing, "REST_S", rest_s)
     with partition.view() as view:
         reader = view.read(0, 161, schema=SCHEMA)
         first = next(reader)
+        time.sleep(0.05)  # longer than a tick of the file system's clock
         # Meanwhile: all but the first segment merged, batches too; two commits and a roll.
         merged = Batch(60, 159, [r for r in partition.expected(0, 160) if r.offset in (65, 95)])
         retire(partition.directory, [0, 40, 50, 80, 90, 150])

@@ -33,7 +33,7 @@ from bench import LESS, MORE, Claim, compare_figures, in_turn, kafka_cleaner, le
 from bench.clean import check_alike
 from bench.cleaning_process import Cleaning, CleaningProcess
 from bench.kafka_cleaner import KafkasCleaner, KafkasCleaning
-from bench.overwritten import NOW_MS, TOPIC, append, link, partition_of, roll
+from bench.overwritten import NOW_MS, TOPIC, link, partition_of, roll, table
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
 
@@ -139,8 +139,8 @@ def build(root: Path, case: Case) -> int:
     with Engine(root) as engine:
         small = {"segment.bytes": str(SEGMENT_SIZE), "compression.type": "uncompressed"}
         engine.create_topic(TOPIC, 1, {"cleanup.policy": "compact", **small})
-        for first in range(0, count, RECORDS):  # a batch for each
-            append(engine, numbers[first : first + RECORDS])
+        rows = table(numbers, 0)
+        engine.append(TOPIC, rows, now_ms=NOW_MS, batch_size=SEGMENT_SIZE)  # a batch for each
         end = roll(engine)
         engine.alter_topic(TOPIC, case.config)
     check_count(root, case.segments + 1)  # the active one, which is empty

@@ -127,15 +127,16 @@ class Appender:
     def _later_segments(self, names: Iterable[str]) -> list[int]:
         """Return the base offsets above the recorded active segment, of any file, ascending."""
         found = set()
-        for name in names:
-            parsed = layout.parse_segment_file(name) if name[0].isdecimal() else None
+        # A partition has many files, and every commit comes here: few are worth a closer look.
+        lowest = layout.segment_file(min(self.state.active_base, self.state.high_watermark), "")
+        for name in [name for name in names if name > lowest and name[0].isdecimal()]:
+            parsed = layout.parse_segment_file(name)
             if parsed is None or parsed[2] == layout.DELETED:
                 continue
             base_offset, suffix, _ = parsed
             limit = (
                 self.state.high_watermark if suffix == layout.SNAPSHOT else self.state.active_base
             )
-            # A stat only of what is above: a partition has many files, and every commit comes here.
             if base_offset > limit and not (self.directory / name).is_dir():
                 found.add(base_offset)
         return sorted(found)

@@ -20,6 +20,7 @@ Kafka: Cleaner.doClean, cleanSegments.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.erasure.keys import ErasedKeys
     from kafkalog.storage_engine.engine import Engine
 __all__ = ["CleaningAborted", "clean_round"]
+
+_log = logging.getLogger(__name__)
 
 SWAP_SIZE: Final = 1 << 30
 """Bytes of finished outputs that are swapped in before the rewriting is over: so much work a death
@@ -198,7 +201,10 @@ class _SecondPass:
             self._rewrite(end)
         except Exception:
             # Nothing that is finished is done twice; and on a full disk it may make room.
-            self.publisher.swap_finished()
+            try:
+                self.publisher.swap_finished()
+            except Exception as fault:  # the first one is the reason
+                _log.warning("%s: not swapped in: %s", self.log.directory, fault)
             raise
         else:
             self.publisher.swap_finished()
@@ -220,7 +226,7 @@ class _SecondPass:
         left = self.settled.bases_to_leave(self.decider.newest)
         bases = [group[0].base_offset for group in groups]
         last_end = closed[len(sources)].base_offset if closed[len(sources) :] else active_base
-        for group, group_end in zip(groups, [*bases[1:], last_end], strict=True):
+        for group, group_end in zip(groups, [*bases, last_end][1:], strict=True):
             if len(group) == 1 and group[0].base_offset in left:
                 stats.segments_after += 1
                 continue

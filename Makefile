@@ -10,14 +10,18 @@ UPSERT_KILLS ?= 40
 WORKER_KILLS ?= 100
 TORTURE ?= 300
 JOBS ?= 2
+KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -name '*.pxd')
+KERNEL_TESTS := tests/storage_engine/test_kernels.py tests/storage_engine/test_lz4_kernels.py \
+    tests/cleaner/test_kernels.py tests/cleaner/test_merge_kernels.py
+export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-fast test-kernels damage-test twin-test test-peers kill-test cluster-test torture-cleaner torture torture-quick lint docs bench bench-quick clean
+.PHONY: help setup peers demo test test-fast test-kernels damage-test twin-test test-peers kill-test cluster-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
-setup: $(READY) ## install what is missing: Java and venv (as root), then .venv and the package
+setup: $(READY) ## install what is missing: gcc, Java and venv (as root), then .venv and the package
 
 peers: $(PEERS) ## fetch Kafka's broker and tools, and Spark's connector, into .peers/ (Maven; as root it is installed)
 
@@ -30,10 +34,12 @@ test: $(READY) ## the whole test suite, Spark included, in JOBS (2) processes; A
 test-fast: $(READY) ## the tests without Spark and without slow ones
 	$(BIN)/python -m pytest -m "not spark and not slow" $(ARGS)
 
-test-kernels: $(READY) ## the kernels' tests: compiled, with bounds checks, and as plain Python
-	$(BIN)/python -m pytest tests/*/test_*kernels.py
-	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest tests/*/test_*kernels.py
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/*/test_*kernels.py
+test-kernels: $(READY) ## the kernels' tests with bounds checks, with sanitizers, as Python, and with wrong types
+	$(BIN)/python -m tests.kernel_builds checked -m pytest $(KERNEL_TESTS)
+	$(BIN)/python -m tests.kernel_builds sanitized -m pytest $(KERNEL_TESTS)
+	$(BIN)/python -m tests.kernel_builds python -m coverage run --include='*/kernels.py' -m pytest $(KERNEL_TESTS)
+	$(BIN)/python -m tests.kernel_builds python -m coverage report --show-missing --fail-under=100
+	$(BIN)/python -m tests.mutated_sheets
 
 damage-test: $(READY) ## every file of a log cut and flipped at every byte, counted; takes a while
 	KAFKALOG_DAMAGE=full $(BIN)/python -m pytest -s tests/storage_engine/test_damage*.py $(ARGS)
@@ -63,6 +69,10 @@ torture: $(READY) $(FUZZ) ## break the log in every way there is, hours, as root
 torture-quick: $(READY) ## a sample of each way, in minutes
 	$(BIN)/python -m tests.torture --quick $(ARGS)
 
+torture-quick-kernels: $(READY) ## the same with kernels that check bounds, and with sanitized ones
+	$(BIN)/python -m tests.kernel_builds checked -m tests.torture --quick crash_states failed_calls kills damage fuzz model
+	$(BIN)/python -m tests.kernel_builds sanitized -m tests.torture --quick failed_calls kills damage fuzz model
+
 lint: $(READY) ## ruff's format and rules, mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -81,9 +91,10 @@ bench-quick: $(READY) $(PEERS) ## the same programs on small inputs, in minutes:
 clean: ## remove .venv, .peers and every cache
 	rm -rf .venv .peers .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build site spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find kafkalog -name '*.so' -delete
 
-# A stamp, so that it is done once; a change of the dependencies does it again.
-$(READY): pyproject.toml
+# A stamp, so that it is done once; a change of the dependencies or of a kernel does it again.
+$(READY): pyproject.toml $(KERNELS)
 	@sh ./.ci/system-packages "$(PYTHON)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip

@@ -5,27 +5,22 @@
 Each start is a process of its own with a Spark of its own. Timed is what lies between the query's
 start and the end of its first micro-batch, which has one row, into Spark's `noop` sink: with
 `format("kafkalog")`, and with a source that gives a row without looking at anything, the least that
-any source in Python costs. They take turns, and who begins changes from round to round. The kernels
-are compiled on a machine once and kept. One start that has to compile them, from a copy of the
-package that has none, is told beside the median of the floor's starts: a single sample, without a
-target, since `kafkalog warm` does it ahead; --quick leaves it out. Memory is the sum of what each
-of a start's processes had resident at most: the driver's Python, its JVM, the workers.
+any source in Python costs. They take turns, and who begins changes from round to round. Memory is
+the sum of what each of a start's processes had resident at most: the driver's Python, its JVM, the
+workers.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import bench
 import kafkalog
-import pyspark_kafkalog
 from bench import Claim, in_turn, report
 from bench.query_process import TOPIC, QueryProcess
 
@@ -38,28 +33,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(prog="python -m bench.cold_start", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="one round, and none that compiles")
+    parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--path", type=Path, help="a directory on the disk to use")
     parser.add_argument("--rounds", type=int, help="rounds")
     options = parser.parse_args(arguments)
-    rounds = options.rounds or (1 if options.quick else 3)
-    starts: dict[str, list[Start]] = {"floor": [], "warm": []}
+    rounds = options.rounds or (1 if options.quick else 7)
+    starts: dict[str, list[Start]] = {"floor": [], "kafkalog": []}
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:
         for turn in range(rounds):
             for name in in_turn(turn, list(starts)):
                 starts[name].append(first(Path(directory, f"{name}-{turn}"), name))
-        warm, floor = starts["warm"], starts["floor"]
-        show("kernels warm", warm, floor, "<= 1", as_json=options.json)
-        if not options.quick:
-            tree = Path(directory, "tree")
-            cold = first(Path(directory, "cold"), "cold", uncompiled(tree))
-            if not any(tree.rglob("*.nbi")):
-                raise SystemExit("nothing was compiled")
-            usual = Start(
-                statistics.median(start.seconds for start in floor),
-                max(start.mib for start in floor),
-            )
-            show("kernels cold, one start", [cold], [usual], "", as_json=options.json)
+        show(starts["kafkalog"], starts["floor"], as_json=options.json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +54,12 @@ class Start:
     mib: float
 
 
-def first(scratch: Path, name: str, environment: Mapping[str, str] | None = None) -> Start:
+def first(scratch: Path, name: str) -> Start:
     """Start a query in a new process."""
     scratch.mkdir(parents=True)
     prepare(scratch)
     way = "ready" if name == "floor" else "kafkalog"
-    with QueryProcess(scratch, way, "noop", environment) as process:
+    with QueryProcess(scratch, way, "noop") as process:
         process.ask("session")
         seconds = float(process.ask("first"))
         told = process.ask("next")
@@ -84,18 +68,8 @@ def first(scratch: Path, name: str, environment: Mapping[str, str] | None = None
     return Start(seconds, told["all_mib"])
 
 
-def uncompiled(tree: Path) -> dict[str, str]:
-    """Copy the packages as they are after an installation; returns what makes Python use them."""
-    without = shutil.ignore_patterns("*.nbi", "*.nbc", "*.image")
-    for package in (bench, kafkalog, pyspark_kafkalog):
-        assert package.__file__ is not None
-        shutil.copytree(Path(package.__file__).parent, tree / package.__name__, ignore=without)
-    cache = {"XDG_CACHE_HOME": str(tree / "cache")}
-    return {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1", **cache}
-
-
 def prepare(scratch: Path) -> None:
-    """Write one row for either source, and see to it that the kernels are compiled."""
+    """Write one row for either source."""
     (scratch / "rows").write_bytes(b"1")
     with kafkalog.open(scratch / "log") as log:
         log.create_topic(TOPIC)
@@ -103,15 +77,13 @@ def prepare(scratch: Path) -> None:
         assert sum(batch.num_rows for batch in log.read(TOPIC, 0)) == 1
 
 
-def show(
-    state: str, ours: Sequence[Start], floor: Sequence[Start], target: str, *, as_json: bool
-) -> None:
+def show(ours: Sequence[Start], floor: Sequence[Start], *, as_json: bool) -> None:
     """Print what was measured."""
     claim = over_floor(
-        f"first micro-batch of a query in a new process, {state}",
+        "first micro-batch of a query in a new process",
         [start.seconds for start in ours],
         [start.seconds for start in floor],
-        target,
+        "<= 0.3",
     )
     ours_mib, peer_mib = (max(start.mib for start in side) for side in (ours, floor))
     claim = replace(claim, ours_mib=round(ours_mib, 1), peer_mib=round(peer_mib, 1))

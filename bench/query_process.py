@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
@@ -40,9 +40,7 @@ _NO_BYTECODE: Final = "PYTHONDONTWRITEBYTECODE"
 class QueryProcess:
     """The process, as its parent sees it; a context manager."""
 
-    def __init__(
-        self, directory: Path, way: str, sink: str, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, directory: Path, way: str, sink: str) -> None:
         self._errors = directory / f"{way}.err"
         inherited = {name: value for name, value in os.environ.items() if name != _NO_BYTECODE}
         with self._errors.open("ab") as errors:
@@ -52,7 +50,7 @@ class QueryProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**inherited, **(environment or {})},
+                env=inherited,
             )
 
     def __enter__(self) -> Self:

@@ -1,11 +1,13 @@
 """Kafka's compacted log for Spark, with no broker.
 
-`open` gives a log directory. Importing this package loads nothing heavy: no numba, pyarrow or
-Spark. `kafkalog.cleaner`, `kafkalog.errors` and `kafkalog.sink` are loaded when first used.
+`open` gives a log directory. Importing this package loads nothing heavy: no pyarrow, no Spark.
+`kafkalog.cleaner`, `kafkalog.errors` and `kafkalog.sink` are loaded when first used.
+`__compiled__` (a bool) says whether the kernels are compiled or run as Python.
 """
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,10 +25,13 @@ if TYPE_CHECKING:
     from kafkalog.sink.order import in_order
     from kafkalog.sink.table_view import KTableView
 
+    __compiled__: bool
+
 __all__ = [
     "KTable",
     "KTableView",
     "LagListener",
+    "__compiled__",
     "__version__",
     "in_order",
     "offsets_behind_latest",
@@ -57,6 +62,10 @@ def open(
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__compiled__":
+        libraries = [f"kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+        sheets = Path(__file__).parent.rglob("kernels.pxd")
+        return all(any(s.with_name(library).exists() for library in libraries) for s in sheets)
     if name == "in_order":
         from kafkalog.sink.order import in_order
 

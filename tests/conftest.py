@@ -1,31 +1,15 @@
-"""What all tests share: where numba caches, a Spark session, and a clean environment.
-
-The first lines run before anything imports numba: its cache does not notice edits of the files a
-kernel imports, and takes no notice of NUMBA_BOUNDSCHECK, so each state of the sources and each set
-of flags gets a cache of its own.
-"""
+"""What all tests share: a look at the kernels, a clean environment, a Spark session."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-_LAYOUT = ROOT / "kafkalog" / "storage_engine" / "layout.py"
-_SOURCES = [*sorted((ROOT / "kafkalog").rglob("kernels.py")), _LAYOUT]
-_FLAGS = [
-    f"{name}={os.environ.get(name, '')}" for name in ("NUMBA_BOUNDSCHECK", "NUMBA_DISABLE_JIT")
-]
-_KEY = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES) + ",".join(_FLAGS).encode())
-os.environ["NUMBA_CACHE_DIR"] = str(
-    Path(tempfile.gettempdir()) / f"kafkalog-numba-{os.getuid()}" / _KEY.hexdigest()[:16]
-)
-# Spark's workers are other processes; they inherit this interpreter and the cache above.
+# Spark's workers inherit this interpreter.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -38,6 +22,25 @@ import pytest  # noqa: E402 - the environment comes first
 
 from tests.peers.installation import decided  # noqa: E402
 from tests.postgres_server import postgres, postgres_server  # noqa: E402, F401 - fixtures
+
+
+def pytest_configure() -> None:
+    """Refuse to test compiled kernels of other sources than these."""
+    shared = (ROOT / "kafkalog" / "storage_engine").glob("[!k]*.pxd")
+    newest = max(path.stat().st_mtime for path in shared)
+    for library in (ROOT / "kafkalog").rglob("kernels.*.so"):
+        own = [path.stat().st_mtime for path in library.parent.glob("kernels.p*")]
+        if library.stat().st_mtime < max(newest, *own):
+            raise pytest.UsageError(f"{library}: older than its sources. Run `make setup`.")
+
+
+@pytest.fixture(scope="module")
+def compared_kernels() -> Iterator[None]:
+    """Compare each kernel that is called with its own source as Python."""
+    from tests.compared_kernels import compared
+
+    with compared():
+        yield
 
 
 @pytest.fixture(scope="session")

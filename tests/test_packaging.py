@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -26,6 +27,7 @@ FINDS_THE_FORMAT = """
 import sys
 import kafkalog
 assert kafkalog.__file__.startswith(sys.argv[1]), kafkalog.__file__
+assert kafkalog.__compiled__
 with kafkalog.open(sys.argv[2]) as log:
     log.create_topic("t")
     log.append("t", [(b"k", b"v")])
@@ -54,6 +56,7 @@ print(kafkalog.KTable(None, sys.argv[1], "t").lookup("a").value)
 """
 TYPED = """
 import kafkalog
+compiled: bool = kafkalog.__compiled__
 with kafkalog.open("/data/log") as log:
     log.create_topic("t", partitions="2")  # type: ignore[arg-type]
     print(log.append("t", [("a", "1")]).name)  # type: ignore[attr-defined]
@@ -102,7 +105,7 @@ def attempt(*command: str, cwd: Path, **environment: str) -> subprocess.Complete
 
     Nor has it the Spark of this run.
     """
-    ours = {"PYTHONPATH", "SPARK_HOME"}
+    ours = {"PYTHONPATH", "SPARK_HOME", "KAFKALOG_REQUIRE_COMPILER"}
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     return subprocess.run(
         command, cwd=cwd, env=kept | environment, check=False, capture_output=True, text=True
@@ -116,11 +119,11 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
     return result.stdout
 
 
-def install(environment: Path, *wanted: str) -> None:
+def install(environment: Path, *wanted: str, **more: str) -> None:
     """Install into an environment, which has no pip of its own, with this one's."""
     quiet = ("-q", "--disable-pip-version-check")
     pip = (sys.executable, "-m", "pip", "--python", python(environment), "install", *quiet)
-    run(*pip, *wanted, cwd=environment)
+    run(*pip, *wanted, cwd=environment, **more)
 
 
 def python(environment: Path) -> str:
@@ -158,16 +161,24 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from the unpacked sdist, as a packager would."""
-    target = tmp_path_factory.mktemp("wheel")
+def sources(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the unpacked sdist."""
+    target = tmp_path_factory.mktemp("sources")
     # Not tarfile: early releases of Python 3.11 lack its `filter`, later ones demand it.
     run("tar", "-xf", str(sdist), "-C", str(target), cwd=target)
-    (sources,) = target.iterdir()
+    (unpacked,) = target.iterdir()
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from the unpacked sdist, as a packager would."""
+    target = tmp_path_factory.mktemp("wheel")
     run(
         *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target)),
         str(sources),
         cwd=target,
+        KAFKALOG_REQUIRE_COMPILER="1",
     )
     (built,) = target.glob("*.whl")
     return built
@@ -210,6 +221,12 @@ def test_the_wheel_holds_every_room_and_nothing_else(wheel: Path) -> None:
         for path in (ROOT / package).rglob("*.py")
     }
     assert {name for name in names if name.endswith(".py")} == sources
+    kernels = [name for name in names if name.endswith(".so")]
+    assert {Path(name).parent for name in kernels} == {
+        sheet.parent.relative_to(ROOT) for sheet in (ROOT / "kafkalog").rglob("kernels.pxd")
+    }
+    assert all(name.endswith(".abi3.so") for name in kernels)
+    assert "-cp311-abi3-" in wheel.name
     assert {name.split("/")[0].split("-")[0] for name in names} == {"kafkalog", "pyspark_kafkalog"}
 
 
@@ -220,6 +237,7 @@ def test_the_sdist_can_be_tested(sdist: Path) -> None:
         "LICENSE",
         "README.md",
         "Makefile",
+        "kafkalog/storage_engine/kernels.pxd",
         "tests/conftest.py",
         "examples/git_table.py",
     } <= names
@@ -241,7 +259,8 @@ def test_a_log_needs_no_extra(bare: Path, tmp_path: Path) -> None:
     assert printed == "[(b'a', b'2'), (b'b', b'3')]\nb'2'\n"
     command = str(bare / "bin" / "kafkalog")
     assert "explain" in run(command, "--help", cwd=tmp_path)
-    assert run(command, "--version", cwd=tmp_path).split() == ["kafkalog", kafkalog.__version__]
+    release = f"kafkalog {kafkalog.__version__} (kernels: compiled)\n"
+    assert run(command, "--version", cwd=tmp_path) == release
     (tmp_path / "more.jsonl").write_text('{"key": "c", "value": "4"}\n')
     run(command, "append", log, "t", "more.jsonl", cwd=tmp_path)
     assert '"value":"4"' in run(command, "read", log, "t", "--json", cwd=tmp_path)
@@ -294,13 +313,44 @@ def test_the_types_of_an_installed_kafkalog_are_known(bare: Path, tmp_path: Path
     run(sys.executable, "-m", "mypy", *options, "program.py", cwd=tmp_path)
 
 
-@pytest.mark.spark
-def test_spark_finds_the_format_of_an_editable_install(tmp_path: Path) -> None:
+NO_COMPILER = "/nowhere/gcc"
+
+
+def test_without_a_compiler_the_installation_succeeds_and_the_kernels_are_python(
+    sources: Path, bare: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "sources"
+    shutil.copytree(sources, place, ignore=shutil.ignore_patterns("build", "*.so", "*.egg-info"))
+    environment = clean_environment(tmp_path / "venv", bare, Path(sys.prefix))
+    wanted = ("--no-deps", "--no-build-isolation", str(place))
+    install(environment, *wanted, CC=NO_COMPILER)
+    log = str(tmp_path / "log")
+    done = attempt(python(environment), "-c", WITHOUT_EXTRAS, log, cwd=tmp_path)
+    assert done.stdout == "[(b'a', b'2'), (b'b', b'3')]\nb'2'\n"
+    assert done.stderr.count("RuntimeWarning: kafkalog: the kernels are not compiled") == 1
+    command = str(environment / "bin" / "kafkalog")
+    assert "not compiled" in run(command, "--version", cwd=tmp_path)
+
+
+def test_a_compiler_that_is_required_and_missing_is_an_error(sources: Path, tmp_path: Path) -> None:
+    place = tmp_path / "sources"
+    shutil.copytree(sources, place, ignore=shutil.ignore_patterns("build", "*.so", "*.egg-info"))
     environment = clean_environment(tmp_path / "venv", Path(sys.prefix))
-    install(environment, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    with pytest.raises(AssertionError, match="nowhere/gcc"):
+        install(
+            *(environment, "--no-deps", "--no-build-isolation", str(place)),
+            CC=NO_COMPILER,
+            KAFKALOG_REQUIRE_COMPILER="1",
+        )
+
+
+@pytest.mark.spark
+def test_spark_finds_the_format_of_an_editable_install(sources: Path, tmp_path: Path) -> None:
+    environment = clean_environment(tmp_path / "venv", Path(sys.prefix))
+    install(environment, "--no-deps", "--no-build-isolation", "--editable", str(sources))
     own = python(environment)
     printed = run(
-        *(own, "-c", FINDS_THE_FORMAT, str(ROOT), str(tmp_path / "log")),
+        *(own, "-c", FINDS_THE_FORMAT, str(sources), str(tmp_path / "log")),
         cwd=tmp_path,
         PYSPARK_PYTHON=own,
         PYSPARK_DRIVER_PYTHON=own,

@@ -21,8 +21,9 @@ import numpy as np
 
 from kafkalog.cleaner.cleaned_segment import CleanedSegment
 from kafkalog.cleaner.key_index import key_hashes
+from kafkalog.cleaner.merge import codes, kernels
 from kafkalog.cleaner.merge.group import Group, NewBatch, encode
-from kafkalog.cleaner.merge.plan import load_kernels, merge_size, plan_run
+from kafkalog.cleaner.merge.plan import merge_size, plan_run
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.files import Buffer
@@ -70,7 +71,7 @@ class BatchWriter:
         self._merges = merges and config.kafkalog_cleaner_merge_batches
         self._stats = stats
         self._transactions = bytearray()
-        self._state = np.zeros(load_kernels().GROUP_FIELDS, dtype=np.int64)
+        self._state = np.zeros(codes.GROUP_FIELDS, dtype=np.int64)
         self._group: Group | None = None
         self._key_secret = secrets.token_bytes(16) if key_secret is None else key_secret
         self._is_settled = self._merges
@@ -84,7 +85,6 @@ class BatchWriter:
 
         Raises CorruptBatchError, OSError.
         """
-        kernels = load_kernels()
         plan = plan_run(
             run,
             records,
@@ -93,23 +93,23 @@ class BatchWriter:
             new_delete_horizon_ms=self._new_delete_horizon_ms,
             merges=self._merges,
         )
-        self.is_changed |= bool((plan.batches[0] == kernels.DROP).any())
+        self.is_changed |= bool((plan.batches[0] == codes.DROP).any())
         self._is_settled = self._is_settled and _is_settled(run, records, plan, decision)
         self._keys.add(run, records, plan.rows, self._key_secret)
-        outputs = np.empty((kernels.OUTPUT_FIELDS, len(run.table) + 1), dtype=np.int64)
+        outputs = np.empty((codes.OUTPUT_FIELDS, len(run.table) + 1), dtype=np.int64)
         count, first_open = kernels.plan_outputs(
             plan.batches, merge_size(self._config), self._state, outputs
         )
         written = _Written()
         for kind, first, end, is_behind in outputs[:, :count].T.tolist():
-            if kind == kernels.COPY and is_behind:
+            if kind == codes.COPY and is_behind:
                 assert self._group is not None
                 assert self._group.original is not None
                 written.add_bytes(self._group.original)
                 self._group = None
-            elif kind == kernels.COPY:
+            elif kind == codes.COPY:
                 written.copy(run, first, end)
-            elif kind == kernels.EMPTY:
+            elif kind == codes.EMPTY:
                 self._write_empty(written, run, first)
             else:
                 batches = self._rebuilt(run, records, plan, first, end, is_behind=bool(is_behind))
@@ -193,7 +193,7 @@ class BatchWriter:
         if self._group is None:
             self._group = Group()
             batch = int(batches[0])
-            if len(batches) == 1 and plan.batches[0, batch] == load_kernels().WHOLE:
+            if len(batches) == 1 and plan.batches[0, batch] == codes.WHOLE:
                 start = int(run.table.positions[batch])
                 self._group.original = run.buffer[start : start + int(run.table.sizes[batch])]
         rows = plan.rows[plan.bounds[first] : plan.bounds[end]]

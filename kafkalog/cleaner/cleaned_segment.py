@@ -19,8 +19,9 @@ from typing import Final
 
 import numpy as np
 
+from kafkalog.cleaner import kernels
 from kafkalog.cleaner.key_index import KeyIndexWriter
-from kafkalog.cleaner.offset_map import Int64s, Uint64s, load_kernels
+from kafkalog.cleaner.offset_map import Int64s, Uint64s
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.config import TopicConfig
@@ -98,7 +99,6 @@ class CleanedSegment:
 
         `keys` are hashes and offsets of their records with keys, (r) each, for the key index.
         """
-        kernels = load_kernels()
         if not len(sizes):
             return
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)

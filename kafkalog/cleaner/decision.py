@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.cleaner.offset_map import Int64s, load_kernels
+from kafkalog.cleaner import kernels
+from kafkalog.cleaner.offset_map import Int64s
 from kafkalog.storage_engine import layout
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Decider:
         keep: Flags = np.empty(len(records), dtype=np.bool_)
         kept = np.zeros(len(table), dtype=np.int64)
         tombstones = np.zeros(len(table), dtype=np.int64)
-        keyless = load_kernels().keep_records(
+        keyless = kernels.keep_records(
             self.newest.superseded(run, records),
             records.key_sizes,
             records.value_sizes,

@@ -11,120 +11,30 @@ its memory is taken up page by page.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-from llvmlite import ir
-from numba import config, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
-from numba.np.arrayobj import make_array
+from kafkalog.cleaner import codes
+from kafkalog.storage_engine import ops
 
-RELEASE = "0.1.0"
-"""Part of what numba's cache is keyed by: a new release never runs an old release's code."""
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Integers: TypeAlias = npt.NDArray[np.int64]
-Words: TypeAlias = npt.NDArray[np.uint64]
-Flags: TypeAlias = npt.NDArray[np.bool_]
-Indexes: TypeAlias = npt.NDArray[np.int32]
-Word: TypeAlias = Any  # uint64, whose arithmetic the checker sees otherwise than the compiler
-
-kernel: Any = partial(njit, cache=True, nogil=True, _nrt=False)
-inlined: Any = partial(kernel, forceinline=True)
-
-BYTES = types.Array(types.uint8, 1, "C", readonly=True)  # accepts writable arrays too
-INTEGERS = types.Array(types.int64, 1, "C", readonly=True)
-WORDS = types.Array(types.uint64, 1, "C", readonly=True)
-FLAGS = types.Array(types.bool_, 1, "C", readonly=True)
-INDEXES = types.Array(types.int32, 1, "C", readonly=True)
-HASHES_OUT = types.Array(types.uint64, 2, "C")
-ROWS = types.Array(types.uint64, 2, "C", readonly=True)
-SLOTS = types.Array(types.uint64, 2, "C")
-INTEGERS_OUT = types.Array(types.int64, 1, "C")
-FLAGS_OUT = types.Array(types.bool_, 1, "C")
-BYTES_OUT = types.Array(types.uint8, 1, "C")
-
-_TURN = 8
-"""Bits of a hash that a level of spilled keys is split by; `BUCKETS` in `spill.key_runs`."""
-_TOP = np.uint64(64 - _TURN)
-_U1 = np.uint64(1)
-_U8 = np.uint64(8)
-_LOW = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
-_AHEAD = 12
-"""Records whose slots are asked for before they are looked at. The table is larger than any cache,
-and a slot that has to be waited for took three times as long as all else (measured)."""
-
-if getattr(config, "DISABLE_JIT", False):
-
-    def prefetch(slots: Words, slot: Any) -> None:
-        """Do nothing: there is no cache to fill."""
-
-else:
-    # Numba passes its own types to an intrinsic, for which there are no stubs.
-    @intrinsic
-    def prefetch(typing_context, slots, slot):  # type: ignore[no-untyped-def]
-        """Ask for a slot's memory; a hint, so that any number may be given."""
-        signature = types.void(slots, types.uint64)
-
-        def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-            table = make_array(signature.args[0])(context, builder, arguments[0])
-            bytes_in = builder.mul(arguments[1], ir.Constant(ir.IntType(64), 24))
-            place = builder.gep(builder.bitcast(table.data, pointer), [bytes_in])
-            function = cgutils.get_or_insert_function(
-                builder.module,
-                ir.FunctionType(ir.VoidType(), [pointer, word, word, word]),
-                "llvm.prefetch.p0i8",
-            )
-            hints = [ir.Constant(word, hint) for hint in (0, 3, 1)]  # to read, keep, data
-            builder.call(function, [place, *hints])
-            return context.get_dummy_value()
-
-        return signature, codegen
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.ops import Bytes, Flags, Int32s, Int64s, Rows, Word, Words
 
 
-@inlined()
-def _turn(word: Word, bits: int) -> Word:
-    return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
-
-
-@inlined()
 def _round(v0: Word, v1: Word, v2: Word, v3: Word) -> tuple[Word, Word, Word, Word]:
-    v0 += v1
-    v1 = _turn(v1, 13) ^ v0
-    v0 = _turn(v0, 32)
-    v2 += v3
-    v3 = _turn(v3, 16) ^ v2
-    v0 += v3
-    v3 = _turn(v3, 21) ^ v0
-    v2 += v1
-    v1 = _turn(v1, 17) ^ v2
-    v2 = _turn(v2, 32)
+    v0 = ops.add(v0, v1)
+    v1 = ops.turn(v1, 13) ^ v0
+    v0 = ops.turn(v0, 32)
+    v2 = ops.add(v2, v3)
+    v3 = ops.turn(v3, 16) ^ v2
+    v0 = ops.add(v0, v3)
+    v3 = ops.turn(v3, 21) ^ v0
+    v2 = ops.add(v2, v1)
+    v1 = ops.turn(v1, 17) ^ v2
+    v2 = ops.turn(v2, 32)
     return v0, v1, v2, v3
 
 
-@inlined()
-def _word(arena: Bytes, position: Word) -> Word:
-    """Eight bytes as a little-endian word; the compiler makes one load of it."""
-    word = np.uint64(arena[position])
-    word |= np.uint64(arena[position + _U1]) << np.uint64(8)
-    word |= np.uint64(arena[position + np.uint64(2)]) << np.uint64(16)
-    word |= np.uint64(arena[position + np.uint64(3)]) << np.uint64(24)
-    word |= np.uint64(arena[position + np.uint64(4)]) << np.uint64(32)
-    word |= np.uint64(arena[position + np.uint64(5)]) << np.uint64(40)
-    word |= np.uint64(arena[position + np.uint64(6)]) << np.uint64(48)
-    word |= np.uint64(arena[position + np.uint64(7)]) << np.uint64(56)
-    return word
-
-
-@kernel(types.int64(BYTES, INTEGERS, INTEGERS, WORDS, HASHES_OUT))
-def hash_keys(
-    arena: Bytes, positions: Integers, sizes: Integers, secret: Words, hashes: Words
-) -> int:
+def hash_keys(arena: Bytes, positions: Int64s, sizes: Int64s, secret: Words, hashes: Rows) -> int:
     """Write SipHash-2-4 with 128 bits of output of every key into `hashes`.
 
     arena uint8; positions int64 (n); sizes int64 (n), -1 for no key; secret uint64 (2);
@@ -140,45 +50,43 @@ def hash_keys(
             continue
         if positions[i] < 0 or positions[i] > limit - size:
             return i
-        v0 = k0 ^ np.uint64(0x736F6D6570736575)
-        v1 = k1 ^ np.uint64(0x646F72616E646F6D) ^ np.uint64(0xEE)
-        v2 = k0 ^ np.uint64(0x6C7967656E657261)
-        v3 = k1 ^ np.uint64(0x7465646279746573)
-        position = np.uint64(positions[i])
+        v0 = k0 ^ ops.SIP_0
+        v1 = k1 ^ ops.SIP_1 ^ 0xEE
+        v2 = k0 ^ ops.SIP_2
+        v3 = k1 ^ ops.SIP_3
+        position = positions[i]
         for _ in range(size >> 3):
-            word = _word(arena, position)
-            position += _U8
+            word = ops.little_64(arena, position)
+            position += 8
             v3 ^= word
             v0, v1, v2, v3 = _round(v0, v1, v2, v3)
             v0, v1, v2, v3 = _round(v0, v1, v2, v3)
             v0 ^= word
-        word = np.uint64(size & 0xFF) << np.uint64(56)
-        shift = np.uint64(0)
-        for _ in range(size & 7):
-            word |= np.uint64(arena[position]) << shift
-            position += _U1
-            shift += _U8
+        word = size & 0xFF
+        word <<= 56
+        for place in range(size & 7):
+            byte = arena[position + place]
+            word |= byte << (8 * place)
         v3 ^= word
         v0, v1, v2, v3 = _round(v0, v1, v2, v3)
         v0, v1, v2, v3 = _round(v0, v1, v2, v3)
         v0 ^= word
-        v2 ^= np.uint64(0xEE)
+        v2 ^= 0xEE
         for _ in range(4):
             v0, v1, v2, v3 = _round(v0, v1, v2, v3)
         hashes[i, 0] = v0 ^ v1 ^ v2 ^ v3
-        v1 ^= np.uint64(0xDD)
+        v1 ^= 0xDD
         for _ in range(4):
             v0, v1, v2, v3 = _round(v0, v1, v2, v3)
         hashes[i, 1] = v0 ^ v1 ^ v2 ^ v3
     return -1
 
 
-@kernel(types.int64(BYTES, INTEGERS, INTEGERS, INTEGERS, BYTES, types.int64, types.int64))
 def find_key(
     arena: Bytes,
-    positions: Integers,
-    sizes: Integers,
-    offsets: Integers,
+    positions: Int64s,
+    sizes: Int64s,
+    offsets: Int64s,
     key: Bytes,
     start: int,
     end: int,
@@ -206,51 +114,36 @@ def find_key(
     return -1
 
 
-@inlined()
-def _home(slots: Words, high: Word) -> Any:
+def _home(slots: Rows, high: Word) -> int:
     """The slot where the search for a key begins."""
-    return ((high >> _HALF) * np.uint64(slots.shape[0])) >> _HALF
+    return ((high >> 32) * slots.shape[0]) >> 32
 
 
-@inlined()
-def _find(slots: Words, high: Word, low: Word) -> Any:
+def _find(slots: Rows, high: Word, low: Word) -> int:
     """The slot of a key, or the free one where it would go; -1 when the table is full."""
-    count = np.uint64(slots.shape[0])
+    count = slots.shape[0]
     slot = _home(slots, high)
     for _ in range(slots.shape[0]):
-        if slots[slot, 2] == 0 or (slots[slot, 0] == high and slots[slot, 1] == low):
-            return np.int64(slot)
-        slot += _U1
+        if (slots[slot, 0] == high and slots[slot, 1] == low) or slots[slot, 2] == 0:
+            return slot
+        slot += 1
         if slot == count:
-            slot = np.uint64(0)
-    return np.int64(-1)
+            slot = 0
+    return -1
 
 
-@inlined()
-def _set_bit(bits: Bytes, place: Any) -> None:
+def _set_bit(bits: Bytes, place: int) -> None:
     """Set a bit, if there is such a one."""
     byte = place >> 3
     if place >= 0 and byte < bits.shape[0]:
-        bits[byte] |= np.uint8(1 << (place & 7))
+        bits[byte] |= 1 << (place & 7)
 
 
-@kernel(
-    types.UniTuple(types.int64, 3)(
-        SLOTS,
-        ROWS,
-        INTEGERS,
-        INTEGERS,
-        *[types.int64] * 5,
-        *[types.uint64] * 2,
-        BYTES_OUT,
-        types.int64,
-    )
-)
 def put_offsets(
-    slots: Words,
-    hashes: Words,
-    sizes: Integers,
-    offsets: Integers,
+    slots: Rows,
+    hashes: Rows,
+    sizes: Int64s,
+    offsets: Int64s,
     first: int,
     start: int,
     end: int,
@@ -270,10 +163,10 @@ def put_offsets(
     Returns (index of the record that ended it or n, size, index of the last put or -1).
     """
     last = -1
-    ahead = offsets.shape[0] - _AHEAD
+    ahead = offsets.shape[0] - codes.AHEAD
     for i in range(first, offsets.shape[0]):
         if i < ahead:
-            prefetch(slots, _home(slots, hashes[i + _AHEAD, 0]))
+            ops.prefetch(slots, _home(slots, hashes[i + codes.AHEAD, 0]))
         if sizes[i] < 0 or offsets[i] < start or offsets[i] >= end:
             continue
         if hashes[i, 1] & mask != prefix:
@@ -288,26 +181,27 @@ def put_offsets(
             slots[slot, 1] = hashes[i, 1]
             size += 1
         else:
-            _set_bit(bits, np.int64(slots[slot, 2]) - 1 - bits_start)
-        slots[slot, 2] = np.uint64(offsets[i] + 1)
+            _set_bit(bits, ops.signed(slots[slot, 2]) - 1 - bits_start)
+        slots[slot, 2] = ops.word(offsets[i] + 1)
         last = i
     return offsets.shape[0], size, last
 
 
-@kernel(types.void(SLOTS, ROWS, INTEGERS_OUT))
-def get_offsets(slots: Words, hashes: Words, out: Integers) -> None:
+def get_offsets(slots: Rows, hashes: Rows, out: Int64s) -> None:
     """Write the offset of every hash (n, 2) into `out` int64 (n); -1 where it is absent."""
+    ahead = hashes.shape[0] - codes.AHEAD
     for i in range(hashes.shape[0]):
+        if i < ahead:
+            ops.prefetch(slots, _home(slots, hashes[i + codes.AHEAD, 0]))
         slot = _find(slots, hashes[i, 0], hashes[i, 1])
-        out[i] = -1 if slot < 0 else np.int64(slots[slot, 2]) - 1
+        out[i] = -1 if slot < 0 else ops.signed(slots[slot, 2]) - 1
 
 
-@kernel(types.void(SLOTS, ROWS, INTEGERS, INTEGERS, types.int64, FLAGS_OUT))
 def mark_superseded(
-    slots: Words,
-    hashes: Words,
-    key_sizes: Integers,
-    offsets: Integers,
+    slots: Rows,
+    hashes: Rows,
+    key_sizes: Int64s,
+    offsets: Int64s,
     latest_offset: int,
     flags: Flags,
 ) -> None:
@@ -315,30 +209,28 @@ def mark_superseded(
 
     flags bool (n): False also beyond `latest_offset` and where there is no key.
     """
-    ahead = offsets.shape[0] - _AHEAD
+    ahead = offsets.shape[0] - codes.AHEAD
     for i in range(offsets.shape[0]):
         if i < ahead:
-            prefetch(slots, _home(slots, hashes[i + _AHEAD, 0]))
+            ops.prefetch(slots, _home(slots, hashes[i + codes.AHEAD, 0]))
         flags[i] = False
         if key_sizes[i] >= 0 and offsets[i] <= latest_offset:
             slot = _find(slots, hashes[i, 0], hashes[i, 1])
-            flags[i] = slot >= 0 and np.int64(slots[slot, 2]) - 1 > offsets[i]
+            flags[i] = slot >= 0 and ops.signed(slots[slot, 2]) - 1 > offsets[i]
 
 
-@kernel(types.void(BYTES, types.int64, INTEGERS, FLAGS_OUT))
-def test_bits(bits: Bytes, start: int, offsets: Integers, flags: Flags) -> None:
+def test_bits(bits: Bytes, start: int, offsets: Int64s, flags: Flags) -> None:
     """Say which offsets int64 (n) have their bit set; the first bit is that of `start`."""
     for i in range(offsets.shape[0]):
         place = offsets[i] - start
         byte = place >> 3
         flags[i] = False
         if place >= 0 and byte < bits.shape[0]:
-            flags[i] = bits[byte] >> (place & 7) & 1 != 0
+            flags[i] = bits[byte] >> (place & 7) & 1
 
 
-@kernel(types.void(BYTES, types.int64, INTEGERS, INTEGERS, INTEGERS, FLAGS_OUT))
 def find_covered(
-    bits: Bytes, start: int, firsts: Integers, lasts: Integers, counts: Integers, flags: Flags
+    bits: Bytes, start: int, firsts: Int64s, lasts: Int64s, counts: Int64s, flags: Flags
 ) -> None:
     """Say of which ranges of offsets, firsts to lasts int64 (b), exactly `counts` bits are set.
 
@@ -351,10 +243,10 @@ def find_covered(
         end = lasts[i] - start + 1
         if place < 0 or end < place or end > 8 * bits.shape[0]:
             continue
-        found: Any = 0
+        found = 0
         while place < end:
             if place & 7 == 0 and end - place >= 8:
-                byte = np.int64(bits[place >> 3])
+                byte = bits[place >> 3]
                 byte -= byte >> 1 & 0x55
                 byte = (byte & 0x33) + (byte >> 2 & 0x33)
                 found += (byte + (byte >> 4)) & 0x0F
@@ -365,24 +257,18 @@ def find_covered(
         flags[i] = found == counts[i]
 
 
-@kernel(
-    types.int64(
-        FLAGS, INTEGERS, INTEGERS, INTEGERS, INDEXES, FLAGS, FLAGS, types.int64,
-        FLAGS_OUT, INTEGERS_OUT, INTEGERS_OUT,
-    )
-)  # fmt: skip
 def keep_records(
     superseded: Flags,
-    key_sizes: Integers,
-    value_sizes: Integers,
-    offsets: Integers,
-    batch_index: Indexes,
+    key_sizes: Int64s,
+    value_sizes: Int64s,
+    offsets: Int64s,
+    batch_index: Int32s,
     is_control: Flags,
     is_expired: Flags,
     latest_offset: int,
     keep: Flags,
-    kept: Integers,
-    tombstones: Integers,
+    kept: Int64s,
+    tombstones: Int64s,
 ) -> int:
     """Decide record by record; Kafka: Cleaner.shouldRetainRecord, rules C51 to C58 and C65.
 
@@ -408,22 +294,17 @@ def keep_records(
     return keyless
 
 
-@kernel(
-    types.UniTuple(types.int64, 4)(
-        INTEGERS, INTEGERS, INTEGERS, *[types.int64] * 4, *[INTEGERS_OUT] * 3
-    )
-)
 def choose_index_entries(
-    sizes: Integers,
-    last_offsets: Integers,
-    max_timestamps: Integers,
+    sizes: Int64s,
+    last_offsets: Int64s,
+    max_timestamps: Int64s,
     since: int,
     interval: int,
     top: int,
     top_offset: int,
-    rows: Integers,
-    tops: Integers,
-    top_offsets: Integers,
+    rows: Int64s,
+    tops: Int64s,
+    top_offsets: Int64s,
 ) -> tuple[int, int, int, int]:
     """Choose the batches that get an index entry; one decision per batch.
 
@@ -450,8 +331,7 @@ def choose_index_entries(
 # --- spilled keys: rows are slots on disk, (hash, hash, offset + 1) ------------------------------
 
 
-@kernel(types.int64(SLOTS))
-def compact_slots(slots: Words) -> int:
+def compact_slots(slots: Rows) -> int:
     """Move the taken slots to the front, in their order; returns how many. The rest is stale."""
     count = 0
     for slot in range(slots.shape[0]):
@@ -462,8 +342,7 @@ def compact_slots(slots: Words) -> int:
     return count
 
 
-@kernel(types.void(SLOTS, INTEGERS_OUT, INTEGERS_OUT))
-def group_rows(rows: Words, starts: Integers, heads: Integers) -> None:
+def group_rows(rows: Rows, starts: Int64s, heads: Int64s) -> None:
     """Order rows by the top 8 bits of their first word, in place.
 
     Out: starts int64 (257), where each bucket begins; heads int64 (256) is room to work in.
@@ -471,14 +350,14 @@ def group_rows(rows: Words, starts: Integers, heads: Integers) -> None:
     for bucket in range(257):
         starts[bucket] = 0
     for i in range(rows.shape[0]):
-        starts[np.int64(rows[i, 0] >> _TOP) + 1] += 1
+        starts[(rows[i, 0] >> codes.TOP) + 1] += 1
     for bucket in range(256):
         starts[bucket + 1] += starts[bucket]
         heads[bucket] = starts[bucket]
     for bucket in range(256):
         while heads[bucket] < starts[bucket + 1]:
             i = heads[bucket]
-            home = np.int64(rows[i, 0] >> _TOP)
+            home = rows[i, 0] >> codes.TOP
             j = heads[home]  # a row that is not at home yet goes where its bucket's next one lies
             heads[home] += 1
             if i != j:
@@ -486,14 +365,9 @@ def group_rows(rows: Words, starts: Integers, heads: Integers) -> None:
                     rows[i, word], rows[j, word] = rows[j, word], rows[i, word]
 
 
-@kernel(
-    types.UniTuple(types.int64, 2)(
-        SLOTS, ROWS, types.int64, types.int64, types.int64, BYTES_OUT, types.int64
-    )
-)
 def put_rows(
-    slots: Words,
-    rows: Words,
+    slots: Rows,
+    rows: Rows,
     first: int,
     size: int,
     capacity: int,
@@ -506,11 +380,11 @@ def put_rows(
     bits: as in `put_offsets`.
     Returns (the row that found the table full, or their count; how many keys are in it).
     """
-    ahead = rows.shape[0] - _AHEAD
+    ahead = rows.shape[0] - codes.AHEAD
     for i in range(first, rows.shape[0]):
         if i < ahead:
-            prefetch(slots, _home(slots, _turn(rows[i + _AHEAD, 0], _TURN)))
-        high = _turn(rows[i, 0], _TURN)
+            ops.prefetch(slots, _home(slots, ops.turn(rows[i + codes.AHEAD, 0], codes.TURN)))
+        high = ops.turn(rows[i, 0], codes.TURN)
         slot = _find(slots, high, rows[i, 1])
         if slot < 0:
             return i, size
@@ -525,30 +399,28 @@ def put_rows(
         loser = min(rows[i, 2], slots[slot, 2])
         slots[slot, 2] = max(rows[i, 2], slots[slot, 2])
         if loser < slots[slot, 2]:
-            _set_bit(bits, np.int64(loser) - 1 - bits_start)
+            _set_bit(bits, ops.signed(loser) - 1 - bits_start)
     return rows.shape[0], size
 
 
-@kernel(types.int64(SLOTS, ROWS, INTEGERS_OUT))
-def probe_rows(slots: Words, rows: Words, out: Integers) -> int:
+def probe_rows(slots: Rows, rows: Rows, out: Int64s) -> int:
     """Write the offsets of rows whose key is in the table at a higher offset; returns how many.
 
     out int64 (n): room for all of them.
     """
     count = 0
-    ahead = rows.shape[0] - _AHEAD
+    ahead = rows.shape[0] - codes.AHEAD
     for i in range(rows.shape[0]):
         if i < ahead:
-            prefetch(slots, _home(slots, _turn(rows[i + _AHEAD, 0], _TURN)))
-        slot = _find(slots, _turn(rows[i, 0], _TURN), rows[i, 1])
+            ops.prefetch(slots, _home(slots, ops.turn(rows[i + codes.AHEAD, 0], codes.TURN)))
+        slot = _find(slots, ops.turn(rows[i, 0], codes.TURN), rows[i, 1])
         if slot >= 0 and slots[slot, 2] > rows[i, 2]:
-            out[count] = np.int64(rows[i, 2]) - 1
+            out[count] = ops.signed(rows[i, 2]) - 1
             count += 1
     return count
 
 
-@kernel(types.UniTuple(types.int64, 2)(SLOTS, types.int64, INTEGERS_OUT))
-def drain_offsets(slots: Words, first: int, out: Integers) -> tuple[int, int]:
+def drain_offsets(slots: Rows, first: int, out: Int64s) -> tuple[int, int]:
     """Write the offsets in slots `first`.. until `out` is full; returns (next slot, count)."""
     count = 0
     for slot in range(first, slots.shape[0]):
@@ -556,19 +428,18 @@ def drain_offsets(slots: Words, first: int, out: Integers) -> tuple[int, int]:
             continue
         if count == out.shape[0]:
             return slot, count
-        out[count] = np.int64(slots[slot, 2]) - 1
+        out[count] = ops.signed(slots[slot, 2]) - 1
         count += 1
     return slots.shape[0], count
 
 
-@kernel(types.int64(INTEGERS, INTEGERS, types.int64, FLAGS_OUT))
-def mark_present(offsets: Integers, window: Integers, first: int, flags: Flags) -> int:
+def mark_present(offsets: Int64s, window: Int64s, first: int, flags: Flags) -> int:
     """Set the flags of those offsets that are in the window, both ascending.
 
     Looks at window[first:] as far as it lies at or below the last offset; returns where it ended.
     """
     count = offsets.shape[0]
-    end: int = window.shape[0]
+    end = window.shape[0]
     low = 0
     for j in range(first, end):
         wanted = window[j]
@@ -590,3 +461,6 @@ def mark_present(offsets: Integers, window: Integers, first: int, flags: Flags) 
         if low < count and offsets[low] == wanted:
             flags[low] = True
     return end
+
+
+ops.plain(globals())

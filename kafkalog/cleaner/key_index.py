@@ -36,7 +36,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from crc32c import crc32c
 
-from kafkalog.cleaner.offset_map import Int64s, Uint64s, load_kernels
+from kafkalog.cleaner import kernels
+from kafkalog.cleaner.offset_map import Int64s, Uint64s
 from kafkalog.cleaner.spill.spill_file import SpillFile
 from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.segments import header_at
@@ -64,7 +65,7 @@ def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
     uint64 (r). All have keys, which were found within the arena when the records were indexed.
     """
     hashes: Uint64s = np.empty((len(rows), 2), dtype=np.uint64)
-    load_kernels().hash_keys(
+    kernels.hash_keys(
         records.arena,
         records.key_positions[rows],
         records.key_sizes[rows],
@@ -77,7 +78,7 @@ def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
 def _key_hash(key: bytes, secret: bytes) -> int:
     """Return the same for one key, as a number."""
     hashes: Uint64s = np.zeros((1, 2), dtype=np.uint64)
-    load_kernels().hash_keys(
+    kernels.hash_keys(
         np.frombuffer(key, dtype=np.uint8),
         np.zeros(1, dtype=np.int64),
         np.full(1, len(key), dtype=np.int64),

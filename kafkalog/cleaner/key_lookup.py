@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
+from kafkalog.cleaner import kernels
 from kafkalog.cleaner.key_index import KeyIndex
-from kafkalog.cleaner.offset_map import load_kernels
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.locks import SegmentsLock
@@ -284,7 +284,7 @@ class PartitionLookup:
         found: Record | None = None
         needle = np.frombuffer(key, dtype=np.uint8)
         for run, records in chunk.runs(is_wanted):
-            row = load_kernels().find_key(
+            row = kernels.find_key(
                 records.arena,
                 records.key_positions,
                 records.key_sizes,

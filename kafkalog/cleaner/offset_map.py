@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from kafkalog.cleaner import kernels
 from kafkalog.errors import CorruptBatchError, InvalidInputError
-from kafkalog.storage_engine import kernel_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records import RecordTable
     from kafkalog.storage_engine.tables import BatchTable
 
-__all__ = ["SLOT_SIZE", "OffsetMap", "Part", "load_kernels"]
+__all__ = ["SLOT_SIZE", "OffsetMap", "Part"]
 
 Int64s = npt.NDArray[np.int64]
 Uint64s = npt.NDArray[np.uint64]
@@ -41,11 +41,6 @@ Uint64s = npt.NDArray[np.uint64]
 SLOT_SIZE = 24
 _END = np.iinfo(np.int64).max
 _TAKEN_AT_ONCE = 1 << 16
-
-
-def load_kernels() -> Any:
-    """Return the cleaner's `kernels` module, imported, and once compiled, at the first call."""
-    return kernel_cache.load("kafkalog.cleaner.kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +51,9 @@ class Part:
     prefix: int = 0
 
     @property
-    def mask(self) -> np.uint64:
+    def mask(self) -> int:
         """The bits that are compared."""
-        return np.uint64((1 << self.bits) - 1)
+        return (1 << self.bits) - 1
 
     def halves(self) -> tuple[Part, Part]:
         """Split in two; every key of this part is in exactly one of them."""
@@ -159,7 +154,6 @@ class OffsetMap:
 
         Raises CorruptBatchError when a key lies outside of the bytes it was found in.
         """
-        kernels = load_kernels()
         hashes: Uint64s = np.empty((len(records.offsets), 2), dtype=np.uint64)
         fault = kernels.hash_keys(
             records.arena, records.key_positions, records.key_sizes, self._secret, hashes
@@ -192,10 +186,9 @@ class OffsetMap:
         put, or -1). Kafka's rule: the next keyed record after the map has become full ends the
         build, even if its key is already there (C12).
         """
-        kernels = load_kernels()
         stop, self.size, last = kernels.put_offsets(
             self._slots, hashes, key_sizes, offsets, first, start, end,
-            self.capacity, self.size, part.mask, np.uint64(part.prefix), *self.noted,
+            self.capacity, self.size, part.mask, part.prefix, *self.noted,
         )  # fmt: skip
         if last >= 0:
             self.latest_offset = max(self.latest_offset, int(offsets[last]))
@@ -210,7 +203,6 @@ class OffsetMap:
 
     def get(self, hashes: Uint64s) -> Int64s:
         """The newest offset per hash, -1 for a key that is not in the map."""
-        kernels = load_kernels()
         found: Int64s = np.empty(len(hashes), dtype=np.int64)
         kernels.get_offsets(self._slots, hashes, found)
         return found
@@ -226,7 +218,7 @@ class OffsetMap:
             return known.contains(records.offsets)
         hashes = self.hash(records, path=run.path, file_position=run.file_position)
         flags: npt.NDArray[np.bool_] = np.empty(len(records.offsets), dtype=np.bool_)
-        load_kernels().mark_superseded(
+        kernels.mark_superseded(
             self._slots, hashes, records.key_sizes, records.offsets, self.latest_offset, flags
         )
         return flags

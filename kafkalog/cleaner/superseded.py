@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.cleaner.offset_map import load_kernels
+from kafkalog.cleaner import kernels
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.tables import BatchTable, Integers
@@ -50,7 +50,7 @@ class SupersededOffsets:
     def contains(self, offsets: Integers) -> Flags:
         """Say which offsets (n) are superseded; those outside the section are not."""
         flags: Flags = np.empty(len(offsets), dtype=np.bool_)
-        load_kernels().test_bits(self.bits, self.start, np.ascontiguousarray(offsets), flags)
+        kernels.test_bits(self.bits, self.start, np.ascontiguousarray(offsets), flags)
         return flags
 
     def hold_all_of(self, table: BatchTable) -> Flags:
@@ -60,8 +60,8 @@ class SupersededOffsets:
         checksum was compared.
         """
         flags: Flags = np.empty(len(table), dtype=np.bool_)
-        columns = (table.base_offsets, table.last_offsets, table.counts)
-        load_kernels().find_covered(
-            self.bits, self.start, *(np.ascontiguousarray(column) for column in columns), flags
+        firsts, lasts, counts = map(
+            np.ascontiguousarray, (table.base_offsets, table.last_offsets, table.counts)
         )
+        kernels.find_covered(self.bits, self.start, firsts, lasts, counts, flags)
         return flags & (table.counts > 0)

@@ -39,7 +39,6 @@ VERBS: Final = {
     "erase": "delete keys for good, and prove that no file has them",
     "adopt": "take a stopped Kafka broker's log directory over",
     "release": "give a log directory to a Kafka broker",
-    "warm": "compile the kernels ahead of their first use",
 }
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
@@ -176,12 +175,15 @@ def _application(arguments: Sequence[str]) -> typer.Typer:
 
     @application.callback(invoke_without_command=True)
     def version(
-        version: bool = typer.Option(False, "--version", help="Print the release."),
+        version: bool = typer.Option(
+            False, "--version", help="Print the release, and whether the kernels are compiled."
+        ),
     ) -> None:
         if version:
-            from kafkalog import __version__
+            from kafkalog import __compiled__, __version__
 
-            sys.stdout.write(f"kafkalog {__version__}\n")
+            kernels = "compiled" if __compiled__ else "not compiled, much slower"
+            sys.stdout.write(f"kafkalog {__version__} (kernels: {kernels})\n")
             raise typer.Exit
 
     called = _verb(arguments)

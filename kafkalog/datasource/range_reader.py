@@ -1,7 +1,4 @@
-"""What a Spark task does: read one range of a partition as Arrow batches.
-
-Only here is the log opened for its records, so only here numba is loaded.
-"""
+"""What a Spark task does: read one range of a partition as Arrow batches."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kafkalog.storage_engine import columns, kernel_cache, layout, open_segment
+from kafkalog.storage_engine import codes, columns, kernels, layout, open_segment
 from kafkalog.storage_engine.arrow_batches import ARROW_SIZE, arrow_batches, row_size
 from kafkalog.storage_engine.sections import Sections, find_sections, index_sections
 from kafkalog.storage_engine.tables import BatchTable, ChunkFault, Integers
@@ -98,10 +98,9 @@ class ChunkReader:
     ) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        kernels = kernel_cache.load()
         count, size = sections.record_count, sections.size
         numbers = columns.allocate(2 * count, np.int64).reshape(2, count)
-        work = np.empty((kernels.RECORD_FIELDS, 1), dtype=np.int64)
+        work = np.empty((codes.RECORD_FIELDS, 1), dtype=np.int64)
         key = _Values(count, size if "key" in self._schema.names else None)
         value = _Values(count, size if "value" in self._schema.names else None)
         status, section, position, key_nulls, value_nulls = kernels.decode_records(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import kernel_cache, layout
+from kafkalog.storage_engine import codes, kernels, layout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -136,7 +136,6 @@ def _binary(
 ) -> pa.Array:
     import pyarrow as pa
 
-    kernels = kernel_cache.load()
     size, nulls = kernels.measure_column(records.arena.size, positions, sizes, rows)
     if size < 0:
         raise InvalidInputError(f"row {nulls}: the record table has no such row in its bytes")
@@ -248,10 +247,9 @@ def _headers(
 ) -> pa.Array:
     import pyarrow as pa
 
-    kernels = kernel_cache.load()
     places = (records.arena, records.header_positions, records.ends, rows)
     status, lists, headers, key_size, value_size = kernels.measure_headers(*places)
-    if status != kernels.OK:
+    if status != codes.OK:
         raise InvalidInputError("headers: the record table does not fit its bytes")
     if lists == 0:
         return pa.nulls(len(rows), arrow_type)

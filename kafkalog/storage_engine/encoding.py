@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import compression, kernel_cache, layout
+from kafkalog.storage_engine import codes, compression, kernels, layout
 from kafkalog.storage_engine.batch import seal_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Encoded", "encode", "murmur2_partitions"]
+__all__ = ["Encoded", "encode"]
 
 
 @dataclass(slots=True)
@@ -68,7 +68,6 @@ def encode(
     """
     from kafkalog.storage_engine import columns
 
-    kernels = kernel_cache.load()
     count = len(timestamps)
     keys = columns.binary_column(key, count, "key")
     values = columns.binary_column(value, count, "value")
@@ -79,7 +78,7 @@ def encode(
     body_sizes = np.empty(len(rows), dtype=np.int64)
     # Compressed, a large record may still fit; but never one that a reader would take for a bomb.
     limit = max_message_bytes if codec == layout.CODEC_NONE else compression.SIZE_MAX
-    plan = np.empty((kernels.PLAN_FIELDS, len(rows)), dtype=np.int64)
+    plan = np.empty((codes.PLAN_FIELDS, len(rows)), dtype=np.int64)
     status, result, row = kernels.plan_batches(
         keys.places,
         keys.data.size,
@@ -98,7 +97,7 @@ def encode(
         body_sizes,
         plan,
     )
-    if status != kernels.OK:
+    if status != codes.OK:
         _report(status, result, row, limit)
     batches = np.ascontiguousarray(plan[:, :result])
     sizes = batches[2]
@@ -201,29 +200,8 @@ def _too_large(row: int, size: int, limit: int) -> NoReturn:
 
 
 def _report(status: int, size: int, row: int, limit: int) -> NoReturn:
-    kernels = kernel_cache.load()
-    if status == kernels.TOO_LARGE:
+    if status == codes.TOO_LARGE:
         _too_large(row, size, limit)
-    if status == kernels.BAD_HEADER_KEY:
+    if status == codes.BAD_HEADER_KEY:
         raise InvalidInputError(f"row {row}: a header's key was expected, found null")
     raise InvalidInputError(f"row {row}: the columns have no such row, or it lies outside its data")
-
-
-def murmur2_partitions(keys: pa.Array, partition_count: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each key (binary or string), -1 for null: int32 (n,).
-
-    Kafka: Utils.murmur2, BuiltInPartitioner.partitionForKey.
-    """
-    from kafkalog.storage_engine import columns
-
-    if partition_count < 1:
-        raise InvalidInputError(f"partition count: expected at least 1, found {partition_count}")
-    kernels = kernel_cache.load("kafkalog.storage_engine.partitioner.kernels")
-    column = columns.binary_column(keys, len(keys), "key")
-    partitions = np.empty(len(keys), dtype=np.int32)
-    is_inside = kernels.murmur2_partitions(
-        column.data, column.places[0], column.places[1], partition_count, partitions
-    )
-    if not is_inside:
-        raise InvalidInputError("key: a value lies outside its data")
-    return partitions

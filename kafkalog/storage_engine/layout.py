@@ -4,7 +4,7 @@ Kafka's layouts are documented in `docs/format.md`; the class that defines each 
 stands in its comment. All integers are big-endian. What is ours, and not Kafka's, are the `commit`
 journal and the names that begin with `kl-` (a Kafka broker ignores both).
 
-This module is pure: no files, no clock, no third-party imports; the numba kernels import it too.
+This module is pure: no files, no clock, no third-party imports; the kernels import it too.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafkalog.errors import CorruptBatchError
-from kafkalog.storage_engine import columns, compression, kernel_cache, layout
+from kafkalog.storage_engine import codes, columns, compression, kernels, layout
 from kafkalog.storage_engine.batch import Buffer
 from kafkalog.storage_engine.tables import BatchTable, Bytes, ChunkFault, Integers, RecordTable
 
@@ -78,7 +78,6 @@ def check_crcs(buffer: Buffer, table: BatchTable, *, path: Path | str, file_posi
 
     Batches of v2 are passed over. `file_position` is where the chunk begins in the file `path`.
     """
-    kernels = kernel_cache.load()
     found = table.select(table.is_message)
     wrong, checksum = kernels.find_wrong_crc32(
         np.frombuffer(buffer, dtype=np.uint8),
@@ -104,7 +103,6 @@ def index_messages(
     only of the first batches, up to the one that makes the arena so large. Raises
     CorruptBatchError.
     """
-    kernels = kernel_cache.load()
     rows = table.select(fault.selection)
     arena, bounds = _arena(buffer, rows, limit, run_size, fault)
     batch_count = bounds.shape[1]
@@ -113,9 +111,9 @@ def index_messages(
     counts = np.ones(len(rows), dtype=np.int64)
     inner_lasts = np.zeros(len(rows), dtype=np.int64)
     status, section, position = kernels.count_messages(arena, bounds, counts, inner_lasts)
-    if status != kernels.OK:
+    if status != codes.OK:
         place = position - int(bounds[0, section])
-        if status == kernels.BAD_COUNT:
+        if status == codes.BAD_COUNT:
             fault.report(section, "at least one message in a compressed one", "none")
         fault.report_status(section, status, place, 1)
     lasts = rows.last_offsets
@@ -139,10 +137,10 @@ def index_messages(
         )
     )
     count = int(counts.sum())
-    fields = columns.allocate(kernels.RECORD_FIELDS * count, np.int64)
-    fields = fields.reshape(kernels.RECORD_FIELDS, count)
+    fields = columns.allocate(codes.RECORD_FIELDS * count, np.int64)
+    fields = fields.reshape(codes.RECORD_FIELDS, count)
     status, section, position = kernels.index_messages(arena, sections, fields)
-    if status != kernels.OK:
+    if status != codes.OK:
         place = position - int(bounds[0, section])
         fault.report_status(section, status, place, int(counts[section]))
     batch_index = np.repeat(selection.astype(np.int32), counts)

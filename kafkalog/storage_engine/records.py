@@ -12,8 +12,8 @@ Invariants, checked on everything that is read:
 * a batch holds as many records as its header says, and nothing after them;
 * what is decompressed stays below a limit, and is never written past it either.
 
-No Python code runs per record. numba and pyarrow are imported by the functions that need them. The
-Arrow side is in `columns.py`, the way from Arrow to batches in `encoding.py`.
+No Python code runs per record. The functions that need pyarrow import it. The Arrow side is in
+`columns.py`, the way from Arrow to batches in `encoding.py`.
 
 Messages v0 and v1, which have rows in these tables too, are read in `messages.py`.
 
@@ -30,9 +30,10 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError
-from kafkalog.storage_engine import columns, compression, kernel_cache, layout, messages
+from kafkalog.storage_engine import codes, columns, compression, kernels, layout, messages
 from kafkalog.storage_engine.batch import Buffer, seal_batch
-from kafkalog.storage_engine.encoding import Encoded, encode, murmur2_partitions
+from kafkalog.storage_engine.encoding import Encoded, encode
+from kafkalog.storage_engine.murmur2 import murmur2_partitions
 from kafkalog.storage_engine.sections import find_sections, index_sections
 from kafkalog.storage_engine.tables import BatchTable, ChunkFault, Integers, RecordTable
 
@@ -62,18 +63,17 @@ def scan_batches(buffer: Buffer, *, previous: int = -1) -> tuple[BatchTable, int
     batch follows. `previous` is the last offset before the buffer, as far as it is known. Checksums
     are not looked at.
     """
-    kernels = kernel_cache.load()
     data = np.frombuffer(buffer, dtype=np.uint8)
     count, position, ending = kernels.count_batches(data)
-    headers = np.empty((kernels.HEADER_FIELDS, count), dtype=np.int64)
+    headers = np.empty((codes.HEADER_FIELDS, count), dtype=np.int64)
     kernels.scan_batches(data, headers)
     headers[3] += headers[2]  # the last offset's delta
     reason = None
-    if ending == kernels.SCAN_LENGTH:
+    if ending == codes.SCAN_LENGTH:
         start = position + layout.LENGTH_POSITION
         length = int.from_bytes(buffer[start : start + 4], "big", signed=True)
         reason = f"batch length {length}, less than a header"
-    elif ending == kernels.SCAN_MAGIC:
+    elif ending == codes.SCAN_MAGIC:
         reason = f"magic {buffer[position + layout.MAGIC_POSITION]}, above {layout.MAGIC}"
     table = BatchTable(*headers)
     if table.has_messages:
@@ -207,7 +207,6 @@ def rebuild_batch(
     the default; where the records are more bytes than a reader would decompress, as they stand.
     Raises InvalidInputError for messages v0 and v1, which are only read.
     """
-    kernels = kernel_cache.load()
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     if table.has_messages:
         _refuse_messages(table, batch, records.batch_index[rows])

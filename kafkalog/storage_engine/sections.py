@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from kafkalog.storage_engine import arena, columns, compression, kernel_cache, layout
+from kafkalog.storage_engine import arena, codes, columns, compression, kernels, layout
 from kafkalog.storage_engine.batch import Buffer
 from kafkalog.storage_engine.tables import BatchTable, Bytes, ChunkFault, Integers, RecordTable
 
@@ -44,7 +44,7 @@ class Sections:
 
     def check(self, status: int, section: int, position: int) -> None:
         """Raise CorruptBatchError for what a kernel found wrong."""
-        if status != kernel_cache.load().OK:
+        if status != codes.OK:
             place = position - int(self.places[0, section])
             self.fault.report_status(section, status, place, int(self.places[2, section]))
 
@@ -58,13 +58,12 @@ def find_sections(
     fault: ChunkFault,
 ) -> Sections:
     """Decompress the batches v2 that `fault` selects; see `index_records`. Not all: `len` says."""
-    kernels = kernel_cache.load()
     data, starts, ends = arena.sections(buffer, table, limit=limit, run_size=run_size, fault=fault)
     selection = fault.selection[: len(starts)]
     counts = table.counts[selection]
     # A count is believed only as far as its bytes can bear it: memory is taken for it next.
     wild = np.flatnonzero(
-        (counts < 0) | ((counts > 0) & (counts > (ends - starts) // kernels.RECORD_SIZE_MIN))
+        (counts < 0) | ((counts > 0) & (counts > (ends - starts) // codes.RECORD_SIZE_MIN))
     )
     if len(wild):
         section = int(wild[0])
@@ -88,10 +87,9 @@ def find_sections(
 
 def index_sections(sections: Sections) -> RecordTable:
     """Find the records of sections; raises CorruptBatchError."""
-    kernels = kernel_cache.load()
     count = sections.record_count
-    fields = columns.allocate(kernels.RECORD_FIELDS * count, np.int64)
-    fields = fields.reshape(kernels.RECORD_FIELDS, count)
+    fields = columns.allocate(codes.RECORD_FIELDS * count, np.int64)
+    fields = fields.reshape(codes.RECORD_FIELDS, count)
     status, section, position = kernels.index_records(sections.arena, sections.places, fields)
     sections.check(status, section, position)
     selection = sections.fault.selection[: len(sections)]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafkalog.errors import CorruptBatchError
-from kafkalog.storage_engine import kernel_cache, layout
+from kafkalog.storage_engine import codes, layout
 from kafkalog.storage_engine.batch import BatchHeader
 
 __all__ = ["BatchTable", "Bytes", "ChunkFault", "Integers", "RecordTable"]
@@ -202,20 +202,19 @@ class ChunkFault:
 
 def _record_fault(status: int, place: int, count: int) -> tuple[str, str]:
     """Return (expected, found) for a status; `place` is a position in the record section."""
-    kernels = kernel_cache.load()
     at = f"byte {place} of its records"
     faults = {
-        kernels.BAD_VARINT: (f"a varint in the record at {at}", "one cut off or too long"),
-        kernels.BAD_LENGTH: (f"a record within its batch at {at}", "a length beyond its end"),
-        kernels.BAD_FIELD: (f"fields within the record at {at}", "a size beyond its end"),
-        kernels.BAD_HEADER_COUNT: (f"the header count of the record at {at}", "an impossible one"),
-        kernels.BAD_END: (f"a record that ends with its fields at {at}", "bytes after them"),
-        kernels.BAD_OFFSET: (f"offsets that rise within the batch at {at}", "another one"),
-        kernels.BAD_COUNT: (f"{count} records that fill the batch", f"its end or more at {at}"),
-        kernels.BAD_RANGE: ("a batch within its chunk", "one beyond it"),
-        kernels.BAD_CHECKSUM: (f"the checksum of the message at {at}", "another one"),
-        kernels.BAD_NESTING: (f"no compressed message within another at {at}", "one"),
-        kernels.BAD_MAGIC: (f"a message v0 or v1 at {at}", "another magic"),
+        codes.BAD_VARINT: (f"a varint in the record at {at}", "one cut off or too long"),
+        codes.BAD_LENGTH: (f"a record within its batch at {at}", "a length beyond its end"),
+        codes.BAD_FIELD: (f"fields within the record at {at}", "a size beyond its end"),
+        codes.BAD_HEADER_COUNT: (f"the header count of the record at {at}", "an impossible one"),
+        codes.BAD_END: (f"a record that ends with its fields at {at}", "bytes after them"),
+        codes.BAD_OFFSET: (f"offsets that rise within the batch at {at}", "another one"),
+        codes.BAD_COUNT: (f"{count} records that fill the batch", f"its end or more at {at}"),
+        codes.BAD_RANGE: ("a batch within its chunk", "one beyond it"),
+        codes.BAD_CHECKSUM: (f"the checksum of the message at {at}", "another one"),
+        codes.BAD_NESTING: (f"no compressed message within another at {at}", "one"),
+        codes.BAD_MAGIC: (f"a message v0 or v1 at {at}", "another magic"),
     }
     expected, found = faults[status]
     return expected, found

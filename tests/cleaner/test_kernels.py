@@ -12,12 +12,12 @@ import pytest
 from kafkalog.cleaner import kernels
 from tests.cleaner.naive import siphash_128
 
+pytestmark = pytest.mark.usefixtures("compared_kernels")
+
 SECRET = np.frombuffer(bytes(range(16)), dtype=np.uint64)
 NO_MASK = np.uint64(0)
 EVER = 2**62
 NO_BITS = (np.empty(0, dtype=np.uint8), 0)
-WRAPPING = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-"""SipHash adds modulo 2^64; run as plain Python, numpy warns of what the compiler does silently."""
 
 
 def integers(values: list[int]) -> npt.NDArray[np.int64]:
@@ -49,7 +49,6 @@ def set_bits(bits: npt.NDArray[np.uint8], start: int) -> set[int]:
 # --- hash_keys -----------------------------------------------------------------------------------
 
 
-@WRAPPING
 def test_hash_keys_is_siphash_2_4_of_128_bits() -> None:
     texts = [bytes(range(size)) for size in range(70)] + [bytes(i % 256 for i in range(300))]
     sizes = integers([len(text) for text in texts])
@@ -63,7 +62,6 @@ def test_hash_keys_is_siphash_2_4_of_128_bits() -> None:
     assert found == [siphash_128(bytes(range(16)), text) for text in texts]
 
 
-@WRAPPING
 @pytest.mark.parametrize(
     ("position", "size"), [(-1, 1), (0, 9), (8, 1), (4, 5), (2**62, 1), (0, 2**62)]
 )

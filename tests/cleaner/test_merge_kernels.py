@@ -1,7 +1,7 @@
 """The kernels of rewriting, each beside a naive twin, and on records that lie where they must not.
 
-The file runs three times in the full check: compiled, with numba's bounds checks, and without the
-JIT.
+Each call also compares the compiled kernel with its source as Python; `make test-kernels` runs the
+file with bounds checks and sanitizers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafkalog.cleaner.merge import codes
 from kafkalog.cleaner.merge import kernels as k
 from kafkalog.storage_engine.records import index_records, scan_batches
 from tests.cleaner.naive_merge import Batch, measured
 from tests.storage_engine import naive, naive_messages
 from tests.storage_engine.naive import Record
 from tests.storage_engine.naive_messages import Message
+
+pytestmark = pytest.mark.usefixtures("compared_kernels")
 
 FIELDS = 9
 field = st.none() | st.binary(max_size=40)
@@ -181,20 +184,20 @@ def naive_plan(
     batches: list[tuple[int, int]], target: int
 ) -> tuple[list[tuple[str, list[int]]], list[int]]:
     """Outputs of batches that are all alike, as (action, size); and what stays open."""
-    names = {k.COPY: "copy", k.REBUILD: "rebuild", k.EMPTY: "empty"}
+    names = {codes.COPY: "copy", codes.REBUILD: "rebuild", codes.EMPTY: "empty"}
     outputs: list[tuple[str, list[int]]] = []
     group: list[int] = []
 
     def close() -> None:
         if group:
-            alone = len(group) == 1 and batches[group[0]][0] == k.WHOLE
+            alone = len(group) == 1 and batches[group[0]][0] == codes.WHOLE
             outputs.append(("copy" if alone else "rebuild", list(group)))
             group.clear()
 
     for i, (action, size) in enumerate(batches):
-        if action == k.DROP:
+        if action == codes.DROP:
             continue
-        if action in names or (action == k.WHOLE and 2 * size >= target):
+        if action in names or (action == codes.WHOLE and 2 * size >= target):
             close()
             outputs.append((names.get(action, "copy"), [i]))
             continue
@@ -214,24 +217,24 @@ def naive_plan(
 def test_outputs_are_planned_alike_in_one_run_and_in_two(
     batches: list[tuple[int, int]], cut: int
 ) -> None:
-    names = {k.COPY: "copy", k.REBUILD: "rebuild", k.EMPTY: "empty"}
-    table = np.zeros((k.BATCH_FIELDS, len(batches)), dtype=np.int64)
+    names = {codes.COPY: "copy", codes.REBUILD: "rebuild", codes.EMPTY: "empty"}
+    table = np.zeros((codes.BATCH_FIELDS, len(batches)), dtype=np.int64)
     for i, (action, size) in enumerate(batches):
         table[:, i] = [action, 0, 0, -1, -1, 0, 10 * i, 10 * i + 9, size]
-    group = np.zeros(k.GROUP_FIELDS, dtype=np.int64)
+    group = np.zeros(codes.GROUP_FIELDS, dtype=np.int64)
     found: list[tuple[str, list[int]]] = []
     held: list[int] = []
     for first, end in ((0, min(cut, len(batches))), (min(cut, len(batches)), len(batches))):
         part = np.ascontiguousarray(table[:, first:end])
-        outputs = np.zeros((k.OUTPUT_FIELDS, end - first + 1), dtype=np.int64)
+        outputs = np.zeros((codes.OUTPUT_FIELDS, end - first + 1), dtype=np.int64)
         count, first_open = k.plan_outputs(part, 100, group, outputs)
         for kind, start, stop, is_behind in outputs[:, :count].T.tolist():
-            members = [first + i for i in range(start, stop) if part[0, i] != k.DROP]
+            members = [first + i for i in range(start, stop) if part[0, i] != codes.DROP]
             if is_behind:
                 members, held = held + members, []
-            if kind == k.COPY:
+            if kind == codes.COPY:
                 found += [("copy", [i]) for i in members]
             else:
                 found.append((names[kind], members))
-        held += [first + i for i in range(first_open, end - first) if part[0, i] != k.DROP]
+        held += [first + i for i in range(first_open, end - first) if part[0, i] != codes.DROP]
     assert (found, held) == naive_plan(batches, 100)

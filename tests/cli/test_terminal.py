@@ -95,7 +95,6 @@ def test_a_dumb_terminal_gets_no_bar(log: Path) -> None:
         ("read", "LOG", "t", "--latest"),
         ("append", "LOG", "t", "LINES", "--key-separator", "="),
         ("dump", "LOG/t-0/00000000000000000000.log"),
-        ("warm",),
     ],
 )
 def test_what_may_take_long_shows_a_bar_with_a_rate_and_the_time_left(

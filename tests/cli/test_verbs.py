@@ -24,14 +24,13 @@ from tests.storage_engine.log_builder import batch, write_segment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOW_MS = 1_700_000_000_000
-PRINTS_NO_DATA = {"cleaner", "ui", "warm"}
+PRINTS_NO_DATA = {"cleaner", "ui"}
 ENDLESS = {"cleaner", "ui"}
 """They run until they are told to stop."""
 MAY_SAY_NO = {"erase"}
 """Their exit status is 1 where the answer is no."""
 BEFORE = {"release": "kafkalog adopt /data/kafka-logs"}
 WRONG = {
-    "warm": "kafkalog warm /data/none",
     "topics create": "kafkalog topics create /data/shop a/b",
 }
 """What is wrong with the others is that there is no log."""

@@ -1,8 +1,5 @@
-import ast
 import logging
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -242,29 +239,6 @@ def test_readers_and_their_ranges_are_sent_as_plain_data(tmp_path: Path) -> None
     planned = pickle.loads(pickle.dumps(reader.partitions()))
 
     assert len(rows(reader, planned)) == 2
-
-
-@pytest.mark.slow
-def test_discovery_planning_and_offsets_never_import_numba(tmp_path: Path) -> None:
-    append(tmp_path, "t", numbered(2))
-    program = f"""
-import sys
-from pyspark.sql.streaming.datasource import ReadMaxRows
-from pyspark_kafkalog import DefaultSource
-batch = DefaultSource(options={{"path": {str(tmp_path)!r}, "subscribe": "t"}})
-assert len(batch.reader(batch.schema()).partitions()) == 1
-stream = batch.streamReader(batch.schema())
-stream.prepareForTriggerAvailableNow()
-start = stream.initialOffset()
-end = stream.latestOffset(start, ReadMaxRows(1))
-stream.partitions({{"t": {{"0": 0}}}}, end)
-print([name for name in ("numba", "llvmlite", "pandas") if name in sys.modules])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    )
-
-    assert "numba" not in ast.literal_eval(done.stdout)
 
 
 def test_a_committed_read_never_reaches_into_an_open_transaction(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ engine = Engine(sys.argv[1])
 engine.create_topic("t", 1, exist_ok=True)
 engine.offsets("t")
 engine.commit([])
-print(sorted({"numba", "pyarrow", "pyspark", "numpy"} & set(sys.modules)))
+print(sorted({"pyarrow", "pyspark", "numpy"} & set(sys.modules)))
 """
 
 

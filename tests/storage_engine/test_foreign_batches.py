@@ -23,6 +23,8 @@ from kafkalog.schema import HEADERS, changelog_schema
 from kafkalog.storage_engine import batch as batch_module
 from kafkalog.storage_engine import layout, records
 
+pytestmark = pytest.mark.usefixtures("compared_kernels")
+
 SECONDS_MAX = 20.0
 BASE_MS = 1_700_000_000_000
 CODECS = list(layout.CODECS.items())

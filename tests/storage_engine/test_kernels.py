@@ -1,7 +1,8 @@
 """Each kernel does what its naive twin does, on whatever bytes it is given.
 
-The file runs three times in the full check: compiled, with numba's bounds checks, and without the
-JIT. Bytes that no encoder would write are a status, never a read outside the array.
+Each call also compares the compiled kernel with its source as Python; `make test-kernels` runs the
+file with bounds checks and sanitizers. Bytes that no encoder would write are a status, never a read
+outside the array.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafkalog.storage_engine import codes
 from kafkalog.storage_engine import kernels as k
 from kafkalog.storage_engine.partitioner import kernels as partitioner
 from tests.storage_engine import naive, naive_messages
+
+pytestmark = pytest.mark.usefixtures("compared_kernels")
 
 I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -128,7 +132,7 @@ def test_integers_are_big_endian(value: int) -> None:
 # --- batches -------------------------------------------------------------------------------------
 def scanned(data: bytes) -> tuple[Any, int, int]:
     count, position, ending = k.count_batches(array(data))
-    table = np.full((k.HEADER_FIELDS, count), -77, dtype=np.int64)
+    table = np.full((codes.HEADER_FIELDS, count), -77, dtype=np.int64)
     k.scan_batches(array(data), table)
     return table, position, ending
 
@@ -157,7 +161,7 @@ def test_scanned_headers_are_those_of_the_bytes(
     ]
     data = b"".join(batches) + naive.batch([], payload=b"y" * 20)[:tail]
     table, position, ending = scanned(data)
-    assert (position, ending) == (len(b"".join(batches)), k.SCAN_END)
+    assert (position, ending) == (len(b"".join(batches)), codes.SCAN_END)
     start = 0
     for column, batch in zip(table.T.tolist(), batches, strict=True):
         offset, length, epoch, _, crc, bits, delta, *times, pid, pe, seq, n = naive.HEADER.unpack(
@@ -172,14 +176,14 @@ def test_scanned_headers_are_those_of_the_bytes(
 @pytest.mark.parametrize(
     ("position", "patch", "ending"),
     [
-        (8, struct.pack(">i", 48), k.SCAN_LENGTH),
-        (8, struct.pack(">i", -1), k.SCAN_LENGTH),
-        (8, struct.pack(">i", -(2**31)), k.SCAN_LENGTH),
-        (8, struct.pack(">i", 2**31 - 1), k.SCAN_END),
-        (8, struct.pack(">i", 25 - 12), k.SCAN_LENGTH),
-        (8, struct.pack(">ib", 33 - 12, 0) + b"\0" * 3 + b"\1", k.SCAN_LENGTH),
-        (16, b"\x03", k.SCAN_MAGIC),
-        (16, b"\xff", k.SCAN_MAGIC),
+        (8, struct.pack(">i", 48), codes.SCAN_LENGTH),
+        (8, struct.pack(">i", -1), codes.SCAN_LENGTH),
+        (8, struct.pack(">i", -(2**31)), codes.SCAN_LENGTH),
+        (8, struct.pack(">i", 2**31 - 1), codes.SCAN_END),
+        (8, struct.pack(">i", 25 - 12), codes.SCAN_LENGTH),
+        (8, struct.pack(">ib", 33 - 12, 0) + b"\0" * 3 + b"\1", codes.SCAN_LENGTH),
+        (16, b"\x03", codes.SCAN_MAGIC),
+        (16, b"\xff", codes.SCAN_MAGIC),
     ],
 )
 def test_scan_ends_before_what_is_no_batch(position: int, patch: bytes, ending: int) -> None:
@@ -220,7 +224,7 @@ NONE = -(2**63)
 
 
 def indexed(data: bytes, count: int, last_delta: int, append_time: int = NONE) -> Any:
-    records = np.full((k.RECORD_FIELDS, max(count, 0)), -77, dtype=np.int64)
+    records = np.full((codes.RECORD_FIELDS, max(count, 0)), -77, dtype=np.int64)
     place = sections((0, len(data), count, 1000, last_delta, 1_700_000_000_000, append_time))
     status, found, _ = k.index_records(array(data), place, records)
     return (status, found, records)
@@ -231,7 +235,7 @@ def as_records(data: bytes, table: Any) -> list[naive.Record]:
     for start, end, offset, time, kp, ks, vp, vs, hp in table.T.tolist():
         assert 0 <= start < end <= len(data)
         status, after = k.skip_headers(array(data), hp, end)
-        assert (status, after) == (k.OK, end)
+        assert (status, after) == (codes.OK, end)
         headers = naive_headers(data, hp, end)
         key = None if ks < 0 else data[kp : kp + ks]
         value = None if vs < 0 else data[vp : vp + vs]
@@ -255,7 +259,7 @@ def naive_headers(data: bytes, position: int, end: int) -> list[tuple[bytes, byt
 def test_indexed_records_are_those_written(records: list[naive.Record], append_time: int) -> None:
     data = naive.section(records, 1000, 1_700_000_000_000)
     status, found, table = indexed(data, len(records), 300, append_time)
-    assert (status, found) == (k.OK, len(records))
+    assert (status, found) == (codes.OK, len(records))
     if append_time != NONE:
         records = [naive.Record(r.offset, append_time, r.key, r.value, r.headers) for r in records]
     assert as_records(data, table) == records
@@ -269,9 +273,9 @@ def decoded(
     numbers = np.full((2, rows), -77, dtype=np.int64)
     columns = [empty_column(rows, len(data)), empty_column(rows, len(data))]
     place = sections((0, len(data), count, 1000, last_delta, 1_700_000_000_000, append_time))
-    work = np.zeros((k.RECORD_FIELDS, 1), dtype=np.int64)
+    work = np.zeros((codes.RECORD_FIELDS, 1), dtype=np.int64)
     result = k.decode_records(array(data), place, work, numbers, *columns[0], *columns[1])
-    if result[0] != k.OK:
+    if result[0] != codes.OK:
         return tuple(map(int, result)), []
     keys, values = (values_of(rows, *column) for column in columns)
     assert result[3:] == (keys.count(None), values.count(None))
@@ -310,7 +314,7 @@ def columns_as_written(
 def test_decoded_columns_are_those_written(records: list[naive.Record], append_time: int) -> None:
     data = naive.section(records, 1000, 1_700_000_000_000)
     result, rows = decoded(data, len(records), 300, append_time)
-    assert result[:2] == (k.OK, len(records))
+    assert result[:2] == (codes.OK, len(records))
     if append_time != NONE:
         records = [naive.Record(r.offset, append_time, r.key, r.value, r.headers) for r in records]
     assert rows == columns_as_written(records)
@@ -319,13 +323,13 @@ def test_decoded_columns_are_those_written(records: list[naive.Record], append_t
 def test_columns_without_room_are_a_status() -> None:
     data = naive.record(0, 0, b"key", None, [])
     place = sections((0, len(data), 1, 0, 0, 0, NONE))
-    work, numbers = np.zeros((k.RECORD_FIELDS, 1), np.int64), np.zeros((2, 1), np.int64)
+    work, numbers = np.zeros((codes.RECORD_FIELDS, 1), np.int64), np.zeros((2, 1), np.int64)
     none, full = empty_column(-1, 0), empty_column(1, len(data))
     assert k.column_room(*full, 1) == len(data)
     assert k.column_room(*none, 1) == 2**31 - 1
     wanted = {
-        k.OK: (full, none),
-        k.BAD_RANGE: (empty_column(1, len(data) - 1), none),
+        codes.OK: (full, none),
+        codes.BAD_RANGE: (empty_column(1, len(data) - 1), none),
     }
     for status, (keys, values) in wanted.items():
         for pair in ((keys, values), (values, keys)):
@@ -334,7 +338,7 @@ def test_columns_without_room_are_a_status() -> None:
     narrow = (np.zeros(1, np.int32), full[1], full[2]), (full[0], full[1][:0], full[2])
     for column in narrow:
         found = k.decode_records(array(data), place, work, numbers, *column, *none)
-        assert found[0] == k.BAD_RANGE
+        assert found[0] == codes.BAD_RANGE
     column = empty_column(1, len(data))
     assert k.append_value(array(data), work, 4, 0, *column, 0) == 3
     assert values_of(1, np.array([0, 3]), *column[1:]) == [b"key"]
@@ -354,18 +358,14 @@ def agrees_with_naive(data: bytes, count: int, last_delta: int) -> bool:
             base_timestamp=1_700_000_000_000,
         )
     except ValueError:
-        assert status != k.OK
+        assert status != codes.OK
         return False
-    assert status == k.OK
+    assert status == codes.OK
     assert as_records(data, table) == expected
     assert rows == columns_as_written(expected)
     return True
 
 
-WRAPPING = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-
-
-@WRAPPING
 @few
 @given(some_records(max_size=3), st.data())
 def test_a_changed_byte_is_a_status_or_what_the_twin_reads(
@@ -386,7 +386,6 @@ def test_every_truncation_is_a_status(records: list[naive.Record]) -> None:
     assert not agrees_with_naive(section + b"\0", len(records), 300)
 
 
-@WRAPPING
 @many
 @given(st.binary(max_size=60), st.integers(-2, 6))
 def test_any_bytes_are_records_or_a_status(data: bytes, count: int) -> None:
@@ -396,7 +395,6 @@ def test_any_bytes_are_records_or_a_status(data: bytes, count: int) -> None:
 WILD = [-(2**31), -2, 2**31 - 1, 2**30, 127, 128]
 
 
-@WRAPPING
 @pytest.mark.parametrize("wild", WILD)
 @pytest.mark.parametrize("field", ["length", "key", "value", "headers", "name", "content"])
 def test_wild_sizes_are_read_as_the_twin_reads_them(field: str, wild: int) -> None:
@@ -421,25 +419,25 @@ def test_offsets_must_rise_up_to_the_batchs_last() -> None:
 
 def test_count_must_fit_the_section_and_the_table() -> None:
     data = naive.record(0, 0, b"k", b"v", [])
-    assert indexed(data, 2, 5)[0] == k.BAD_COUNT
-    assert indexed(data * 2, 1, 5)[0] == k.BAD_COUNT
-    records = np.zeros((k.RECORD_FIELDS, 0), dtype=np.int64)
+    assert indexed(data, 2, 5)[0] == codes.BAD_COUNT
+    assert indexed(data * 2, 1, 5)[0] == codes.BAD_COUNT
+    records = np.zeros((codes.RECORD_FIELDS, 0), dtype=np.int64)
     place = sections((0, len(data), 1, 0, 5, 0, NONE))
-    assert k.index_records(array(data), place, records)[0] == k.BAD_COUNT
-    assert indexed(b"whatever", 0, 5)[0] == k.OK, "nobody looks into an empty batch"
+    assert k.index_records(array(data), place, records)[0] == codes.BAD_COUNT
+    assert indexed(b"whatever", 0, 5)[0] == codes.OK, "nobody looks into an empty batch"
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 3), (0, 99), (5, 4), (99, 99), (-(2**63), 2**62)])
 def test_a_section_outside_the_arena_is_a_status(start: int, end: int) -> None:
-    records = np.zeros((k.RECORD_FIELDS, 1), dtype=np.int64)
+    records = np.zeros((codes.RECORD_FIELDS, 1), dtype=np.int64)
     place = sections((start, end, 1, 0, 5, 0, NONE))
-    assert k.index_records(array(b"12345678"), place, records)[0] == k.BAD_RANGE
+    assert k.index_records(array(b"12345678"), place, records)[0] == codes.BAD_RANGE
 
 
 def test_read_record_leaves_deltas() -> None:
     data = naive.record(7, -3, b"key", None, [(b"h", b"1")])
-    table = np.zeros((k.RECORD_FIELDS, 1), dtype=np.int64)
-    assert k.read_record(array(data), 0, len(data), table, 0) == k.OK
+    table = np.zeros((codes.RECORD_FIELDS, 1), dtype=np.int64)
+    assert k.read_record(array(data), 0, len(data), table, 0) == codes.OK
     assert table[:, 0].tolist()[:4] == [0, len(data), 7, -3]
 
 
@@ -499,12 +497,12 @@ def test_values_outside_the_arena_are_never_measured(position: int, size: int, r
 def test_gathered_headers_are_those_written(lists: list[list[tuple[bytes, bytes | None]]]) -> None:
     records = [naive.Record(1000 + i, 0, None, None, h) for i, h in enumerate(lists)]
     data = naive.section(records, 1000, 0)
-    table = np.zeros((k.RECORD_FIELDS, len(lists)), dtype=np.int64)
+    table = np.zeros((codes.RECORD_FIELDS, len(lists)), dtype=np.int64)
     k.index_records(array(data), sections((0, len(data), len(lists), 1000, 99, 0, NONE)), table)
     rows = np.arange(len(lists))[::-1].copy()
     place = (array(data), table[8], table[1], rows)
     status, with_headers, count, key_size, value_size = k.measure_headers(*place)
-    assert status == k.OK
+    assert status == codes.OK
     assert with_headers == sum(map(bool, lists))
     assert count == sum(map(len, lists))
     lists_out, keys_out, values_out = (
@@ -534,7 +532,7 @@ def test_skipped_headers_are_those_the_twin_reads(data: bytes) -> None:
     places = np.array([0], dtype=np.int64), np.array([len(data)], dtype=np.int64)
     measured, *_ = k.measure_headers(array(data), *places, np.array([0]))
     assert measured == status
-    if status == k.OK:
+    if status == codes.OK:
         assert (
             len(naive_headers(data, 0, len(data))) == naive.read_varint(data, 0, len(data), 32)[0]
         )
@@ -544,7 +542,7 @@ def test_skipped_headers_are_those_the_twin_reads(data: bytes) -> None:
 @pytest.mark.parametrize(("position", "end", "row"), [(-2, 2, 0), (0, 9, 0), (0, 2, 1), (0, 2, -1)])
 def test_headers_outside_the_arena_are_a_status(position: int, end: int, row: int) -> None:
     place = np.array([position]), np.array([end]), np.array([row])
-    assert k.measure_headers(array(b"\0\0\0\0"), *place)[0] == k.BAD_RANGE
+    assert k.measure_headers(array(b"\0\0\0\0"), *place)[0] == codes.BAD_RANGE
 
 
 # --- messages v0 and v1 --------------------------------------------------------------------------
@@ -571,12 +569,12 @@ def indexed_messages(data: bytes, *, lowest: int, highest: int, base: int) -> li
     """What the two kernels make of one wrapped set; None when a status says that it is wrong."""
     arena, bounds = array(data), np.array([[0], [len(data)]])
     counts, lasts = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    if k.count_messages(arena, bounds, counts, lasts)[0] != k.OK:
+    if k.count_messages(arena, bounds, counts, lasts)[0] != codes.OK:
         return None
     rules = np.array([[counts[0]], [lowest], [highest], [base], [-(2**63)], [1]])
-    fields = np.full((k.RECORD_FIELDS, int(counts[0])), -77, dtype=np.int64)
+    fields = np.full((codes.RECORD_FIELDS, int(counts[0])), -77, dtype=np.int64)
     status, _, _ = k.index_messages(arena, np.concatenate((bounds, rules)), fields)
-    if status != k.OK:
+    if status != codes.OK:
         return None
     found = []
     for _, _, offset, time, key, key_size, value, value_size, headers in fields.T.tolist():
@@ -616,21 +614,21 @@ def test_any_bytes_are_messages_or_a_status(data: bytes) -> None:
 def test_message_sections_outside_the_arena_are_a_status() -> None:
     arena = array(naive_messages.message(1, 0, b"k", b"v"))
     out = np.zeros(1, dtype=np.int64)
-    fields = np.zeros((k.RECORD_FIELDS, 1), dtype=np.int64)
+    fields = np.zeros((codes.RECORD_FIELDS, 1), dtype=np.int64)
     for start, end in ((-1, 5), (5, 4), (0, arena.size + 1)):
         bounds = np.array([[start], [end]])
-        assert k.count_messages(arena, bounds, out, out)[0] == k.BAD_RANGE
+        assert k.count_messages(arena, bounds, out, out)[0] == codes.BAD_RANGE
         rules = np.array([[1], [0], [9], [0], [0], [1]])
         sections = np.concatenate((bounds, rules))
-        assert k.index_messages(arena, sections, fields)[0] == k.BAD_RANGE
+        assert k.index_messages(arena, sections, fields)[0] == codes.BAD_RANGE
     for count in (-1, 2):
         sections = np.array([[0], [arena.size], [count], [0], [9], [0], [0], [1]])
-        assert k.index_messages(arena, sections, fields)[0] == k.BAD_COUNT
+        assert k.index_messages(arena, sections, fields)[0] == codes.BAD_COUNT
 
 
 def test_records_without_a_header_position_have_no_headers() -> None:
     place = np.array([-1]), np.array([4]), np.array([0])
-    assert k.measure_headers(array(b"\0\0\0\0"), *place) == (k.OK, 0, 0, 0, 0)
+    assert k.measure_headers(array(b"\0\0\0\0"), *place) == (codes.OK, 0, 0, 0, 0)
 
 
 # Values of Kafka's own UtilsTest.testMurmur2.
@@ -689,13 +687,13 @@ def written(records: list[naive.Record], rows: list[int], batch_size: int) -> tu
     keys, values, lists, names, contents, times = columns_of(records)
     order = np.array(rows, dtype=np.int64)
     sizes = np.zeros(len(rows), dtype=np.int64)
-    plan = np.zeros((k.PLAN_FIELDS, len(rows)), dtype=np.int64)
+    plan = np.zeros((codes.PLAN_FIELDS, len(rows)), dtype=np.int64)
     status, count, _ = k.plan_batches(
         *(keys[1], len(keys[0]), values[1], len(values[0]), lists),
         *(names[1], len(names[0]), contents[1], len(contents[0])),
         *(times, order, np.zeros(1, np.int64), batch_size, 2**31 - 1, sizes, plan),
     )
-    assert status == k.OK
+    assert status == codes.OK
     batches = plan[:, :count].copy()
     target = np.zeros(int(batches[2].sum()), dtype=np.uint8)
     place = (array(keys[0]), keys[1], array(values[0]), values[1], lists)
@@ -750,10 +748,14 @@ def test_columns_that_lie_are_a_status(what: str) -> None:
         *(keys[1], len(keys[0]), values[1], len(values[0]), lists),
         *(names[1], len(names[0]), contents[1], len(contents[0])),
         *(times, rows, np.zeros(1, np.int64), 1000, 61 if what == "size" else 1000),
-        *(np.zeros(1, np.int64), np.zeros((k.PLAN_FIELDS, 1), np.int64)),
+        *(np.zeros(1, np.int64), np.zeros((codes.PLAN_FIELDS, 1), np.int64)),
     )
-    expected = {"size": k.TOO_LARGE, "name": k.BAD_HEADER_KEY, "null name": k.BAD_HEADER_KEY}
-    assert status == expected.get(what, k.BAD_RANGE)
+    expected = {
+        "size": codes.TOO_LARGE,
+        "name": codes.BAD_HEADER_KEY,
+        "null name": codes.BAD_HEADER_KEY,
+    }
+    assert status == expected.get(what, codes.BAD_RANGE)
     assert row == rows[0]
     if what == "size":
         assert size == 61 + len(naive.record(0, 0, b"k", b"v", [(b"n", b"c")]))

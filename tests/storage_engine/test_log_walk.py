@@ -1,16 +1,15 @@
-"""Where the sound batches of a file end: by headers, by kernel, and piece by piece."""
+"""Where the sound batches of a file end."""
 
 from __future__ import annotations
 
 import os
 import random
-import sys
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine import kernel_cache, layout
+from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.broker import log_walk
 from kafkalog.storage_engine.broker.log_walk import LogWalk
 from tests.storage_engine.log_builder import batch
@@ -30,19 +29,9 @@ def ends(path: Path, *, check: bool = True) -> tuple[int, int, tuple[str, str] |
     return walk.end, walk.next_offset, walk.fault
 
 
-@pytest.fixture(params=["headers", "kernel"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to parse headers: before numba is imported, and with it."""
-    if request.param == "kernel":
-        kernel_cache.load()
-    else:
-        monkeypatch.delitem(sys.modules, "numba", raising=False)
-    return str(request.param)
-
-
 @pytest.mark.parametrize("chunk_size", [64, 300, 1 << 20])
 def test_a_walk_ends_at_the_first_byte_that_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, chunk_size: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_size: int
 ) -> None:
     monkeypatch.setattr(log_walk, "CHUNK_SIZE", chunk_size)
     data = joined(BATCHES)
@@ -66,7 +55,7 @@ def test_a_walk_ends_at_the_first_byte_that_is_wrong(
             assert end >= starts[number + 1]
 
 
-def test_a_torn_end_and_zeros_are_no_batches(tmp_path: Path, way: str) -> None:
+def test_a_torn_end_and_zeros_are_no_batches(tmp_path: Path) -> None:
     data = joined(BATCHES)
     last = len(joined(BATCHES[:-1]))
     path = tmp_path / "f"
@@ -80,7 +69,7 @@ def test_a_torn_end_and_zeros_are_no_batches(tmp_path: Path, way: str) -> None:
         assert fault is not None and fault[0] == "a whole record batch"
 
 
-def test_without_checks_only_what_stands_around_a_batch_counts(tmp_path: Path, way: str) -> None:
+def test_without_checks_only_what_stands_around_a_batch_counts(tmp_path: Path) -> None:
     data = bytearray(joined(BATCHES))
     data[100] ^= 1
     path = tmp_path / "f"
@@ -88,7 +77,7 @@ def test_without_checks_only_what_stands_around_a_batch_counts(tmp_path: Path, w
     assert ends(path, check=False) == (len(data), 90, None)
 
 
-def test_messages_and_batches_may_follow_each_other(tmp_path: Path, way: str) -> None:
+def test_messages_and_batches_may_follow_each_other(tmp_path: Path) -> None:
     first = message(1, 0, b"k", b"v", timestamp=5)
     old = first + wrapper(1, 1, [Message(n, 5, b"k", b"v") for n in (1, 2, 3)])
     new = RawBatch(4, (1, 2)).data()
@@ -104,7 +93,7 @@ def test_messages_and_batches_may_follow_each_other(tmp_path: Path, way: str) ->
 
 
 def test_a_batch_beyond_the_last_offset_there_can_be_ends_the_walk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checksum does not cover the base offset: a flipped bit, and the last is too high."""
     data = bytearray(joined(BATCHES))

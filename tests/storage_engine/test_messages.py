@@ -39,6 +39,8 @@ from tests.storage_engine.naive_messages import (
     wrapper,
 )
 
+pytestmark = pytest.mark.usefixtures("compared_kernels")
+
 SCHEMA = changelog_schema(include_headers=True)
 CODECS = [(GZIP, False), (SNAPPY, False), (SNAPPY, True), (LZ4, False)]
 

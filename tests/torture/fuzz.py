@@ -5,11 +5,12 @@
 
 A decoder returns a value or raises what it documents; anything else, a death of the interpreter,
 more than 2 s of the processor (20 s where `coverage` runs) or more memory than its bound is a
-violation. Four engines share the seconds, which are the processor's, of all jobs and all decoders
-together (an hour in a full run): `coverage` (atheris: inputs that reach new lines, with the kernels
-as plain Python), `hypothesis` (seeds with numbers and pieces put in) and `mutation`, both with
-compiled kernels, and `bounds`, the same as `mutation` with numba's bounds checks. The others begin
-with the seeds and with what `coverage` has found, and go on from what ends at a new place.
+violation. Five engines share the seconds, which are the processor's, of all jobs and all decoders
+together (an hour in a full run). `coverage` (atheris) looks for inputs that reach new lines, with
+the kernels as Python. `hypothesis` puts numbers and pieces into seeds, `mutation` changes them,
+both with the ordinary kernels. `bounds` and `sanitizers` are `mutation` with kernels that check
+bounds, and under AddressSanitizer and UBSan. All but `coverage` begin with the seeds and with what
+`coverage` has found, and go on from what ends at a new place.
 Checksums of most changed inputs are made valid again. A full run that spends less, leaves out a
 decoder, or has no atheris, is not complete, and ends with 1.
 
@@ -41,8 +42,14 @@ from tests.torture.scratch import memory_disk, scratch
 _QUICK_SECONDS: Final = 17.0
 """For all targets; the rest of half a minute is for the start of a process or two."""
 _FULL_SECONDS: Final = 3600.0
-_SHARES: Final = {"coverage": 0.4, "hypothesis": 0.15, "mutation": 0.2, "bounds": 0.25}
-_REPLAYS: Final = ("replay", "replay-bounds")
+_SHARES: Final = {
+    "coverage": 0.4,
+    "hypothesis": 0.15,
+    "mutation": 0.15,
+    "bounds": 0.15,
+    "sanitizers": 0.15,
+}
+_REPLAYS: Final = ("replay", "replay-bounds", "replay-sanitizers")
 _CORPUS_MAX: Final = 300
 """Inputs of the coverage engine that the others begin with, the newest ones."""
 
@@ -124,7 +131,7 @@ def fuzz(options: argparse.Namespace, run: Run) -> None:
 
 
 def replay(path: Path, options: argparse.Namespace, run: Run) -> None:
-    """Decode one kept input, with and without bounds checks."""
+    """Decode one kept input, with each build of the kernels."""
     name = options.target[0] if options.target else path.resolve().parent.name
     for engine in _REPLAYS:
         executions, found = _replayed(name, path, engine, options)

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import tests.conftest  # a cache of numba's for these flags, before anything else
-
 _MENDED: Final = 0.75
 """Of the changed inputs, how many get valid checksums."""
 _SECONDS_AS_PYTHON: Final = 20.0
@@ -54,7 +52,6 @@ def main(engine: str, order: Order) -> None:
     from tests.torture.fuzz_targets import targets
 
     logging.disable()
-    _load_kernels()
     in_flight = fuzz_run.InFlight(order.directory / "in-flight")
     seconds = _SECONDS_AS_PYTHON if engine == "coverage" else fuzz_run.SECONDS
     spare = 0
@@ -78,15 +75,6 @@ def _plant(order: Order) -> None:
     if order.plant:
         module, _, function = order.plant.partition(":")
         getattr(__import__(module, fromlist=[function]), function)()
-
-
-def _load_kernels() -> None:
-    """Compile or load all kernels, which no input's time is to pay for."""
-    from kafkalog.storage_engine import kernel_cache
-
-    root = Path(__file__).parents[2]
-    for path in sorted((root / "kafkalog").rglob("kernels.py")):
-        kernel_cache.load(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 class _Report:

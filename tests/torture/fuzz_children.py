@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tests import kernel_builds
 from tests.torture.fuzz_run import InFlight
 
 KEPT: Final = Path(__file__).with_name("findings")
@@ -23,15 +23,15 @@ _STUCK_SECONDS: Final = 120.0
 _BUSY: Final = 10
 """Times the seconds of the processor that were ordered: others may want it as well."""
 _START_SECONDS: Final = 240.0
-"""For kernels that nobody has compiled yet."""
-_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
-    "mutation": {},
-    "hypothesis": {},
-    "bounds": {"NUMBA_BOUNDSCHECK": "1"},
-    "coverage": {"NUMBA_DISABLE_JIT": "1"},
-    "replay": {},
-    "replay-bounds": {"NUMBA_BOUNDSCHECK": "1"},
+"""For imports on a busy machine."""
+_BUILDS: Final[Mapping[str, tuple[str, str]]] = {
+    "bounds": ("mutation", "checked"),
+    "sanitizers": ("mutation", "sanitized"),
+    "coverage": ("coverage", "python"),
+    "replay-bounds": ("replay", "checked"),
+    "replay-sanitizers": ("replay", "sanitized"),
 }
+"""By engine: its loop, and the build of the kernels. The others have the ordinary build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +98,13 @@ def _run_child(piece: Piece, names: list[str]) -> tuple[int, list[dict[str, Any]
     path.write_text(json.dumps(order))
     in_flight = piece.directory / "in-flight"
     in_flight.unlink(missing_ok=True)
-    engine = {"bounds": "mutation", "replay-bounds": "replay"}.get(piece.engine, piece.engine)
+    loop, build = _BUILDS.get(piece.engine, (piece.engine, ""))
+    place = kernel_builds.tree(build) if build else _ROOT
     with (piece.directory / "stderr").open("wb") as stderr:
         child = subprocess.Popen(
-            [sys.executable, "-m", "tests.torture.fuzz_child", engine, str(path)],
-            cwd=_ROOT,
-            env=_environment(piece.engine),
+            [sys.executable, "-m", "tests.torture.fuzz_child", loop, str(path)],
+            cwd=place,
+            env=_environment(place, build),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -136,13 +137,10 @@ def _death(piece: Piece, status: int, complaint: str) -> tuple[Finding, int]:
     return Finding(name, path, told, word), executions
 
 
-def _environment(engine: str) -> dict[str, str]:
-    """Return the environment of a child: its own flags of numba, and nobody else's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+def _environment(place: Path, build: str) -> dict[str, str]:
+    """Return the environment of a child, which uses the build of the kernels in a directory."""
     return {
-        **kept,
-        **_SETTINGS[engine],
-        "PYTHONPATH": str(_ROOT),
+        **kernel_builds.environment(place, build),
         # Arrow's other pools reserve more address space than a run may take.
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "MALLOC_ARENA_MAX": "2",

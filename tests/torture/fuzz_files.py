@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import struct
@@ -29,7 +28,7 @@ from kafkalog.datasource.offsets import StartOrEnd, from_json, parse_object
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.generations import Generations
 from kafkalog.sink.query import end_offsets
-from kafkalog.storage_engine import checkpoints, layout, leader_epochs, machine_code, pins
+from kafkalog.storage_engine import checkpoints, layout, leader_epochs, pins
 from kafkalog.storage_engine.broker import adopted_topics
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.gaps import GapFile
@@ -48,7 +47,6 @@ from tests.torture import fuzz_checksums
 from tests.torture.fuzz_target import Case, Target, file_target
 
 _ID: Final = "AAAAAAAAAAAAAAAAAAAAAQ"
-_KERNELS: Final = "kafkalog.storage_engine.partitioner.kernels"
 
 
 def targets() -> list[Target]:
@@ -66,7 +64,6 @@ def targets() -> list[Target]:
         ),
         Target(name="key_index", begin=_keys, mend=fuzz_checksums.blocks),
         file_target("gaps", layout.GAPS, _gaps, _gap_lists, mend=fuzz_checksums.gaps),
-        Target(name="kernel_image", begin=_image),
         *_texts(),
     ]
 
@@ -199,37 +196,6 @@ def _gaps(path: Path) -> None:
 def _gap_lists(_: Path) -> list[bytes]:
     logs = (sample_root.mirrored(), sample_root.swapping(), sample_root.varied())
     return [data for log in logs for data in sample_root.gap_lists(log).values()]
-
-
-def _image(directory: Path) -> Case:
-    """Machine code is run: what has not the checksum of its content must not even be found.
-
-    Coverage guides inputs to a right one, as it sees what the checksum is compared with.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    fingerprint = machine_code.fingerprint_of(_KERNELS)
-    code = bytes(range(256)) * 8
-    told = {"arguments": [["uint8", 1, True]], "returns": 1, "start": 0, "size": len(code)}
-    header: dict[str, Any] = {
-        "fingerprint": fingerprint,
-        "constants": {"OK": 0},
-        "kernels": {"f": told},
-    }
-    header["checksum"] = machine_code._checksum(header, code)
-    path = directory / machine_code.image_name(_KERNELS, fingerprint)
-
-    def decode(data: bytes) -> None:
-        path.write_bytes(data)
-        image = machine_code.find_image(_KERNELS, [directory])
-        if image is not None:
-            first, _, rest = data.partition(b"\n")
-            told = json.loads(first)
-            said = told.pop("checksum")
-            content = json.dumps(told).encode() + rest
-            assert hashlib.sha256(content).hexdigest() == said, "a changed image is found"
-            assert image._code == rest
-
-    return Case(decode, [json.dumps(header).encode() + b"\n" + code])
 
 
 # --- text and JSON -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from kafkalog.cleaner import delete_horizon, last_cleaning, newest, uncleanable
-from kafkalog.storage_engine import checkpoints, layout, producer_snapshot
+from kafkalog.storage_engine import checkpoints, kernels, layout, producer_snapshot
 from kafkalog.storage_engine.broker import adopted_topics
 
 FOUND: Final = {
@@ -22,8 +23,8 @@ FOUND: Final = {
     "spilling": "no end: killed",
 }
 """By decoder: what a finding begins with."""
-FOUND_BY_BOUNDS: Final = {"adopted_topics": "IndexError"}
-"""What shows only with bounds checks: a kernel that reads beyond its buffer."""
+FOUND_BEYOND: Final = {"adopted_topics": "the interpreter died of SIGABRT"}
+"""What shows only with bounds checks or sanitizers: a kernel that reads beyond its buffer."""
 _kept: list[bytearray] = []
 
 
@@ -41,8 +42,8 @@ def plant() -> None:
     _before(last_cleaning, "read_last_cleaning", layout.LAST_CLEANING, _never_end)
     _before(uncleanable, "read_uncleanable", layout.UNCLEANABLE, _die)
     _before(checkpoints, "read_leader_epochs", layout.LEADER_EPOCH_CHECKPOINT, _keep)
-    _before(newest, "_read_deaths", layout.SPILLING, _kernel_without_end())
-    _before(adopted_topics, "_read", layout.ADOPTED_TOPICS, _kernel_without_bounds())
+    _before(newest, "_read_deaths", layout.SPILLING, _never_hear)
+    _before(adopted_topics, "_read", layout.ADOPTED_TOPICS, _read_beyond)
 
 
 def _before(module: Any, name: str, file: str, fault: Callable[[bytes], None]) -> None:
@@ -70,31 +71,14 @@ def _die(data: bytes) -> None:
         ctypes.string_at(0)
 
 
-def _kernel_without_end() -> Callable[[bytes], None]:
-    def spin(count: int) -> int:
-        while count > 0:
-            count += 2 if count % 2 else -2
-        return count
-
-    kernel = _compiled(spin, -1)
-    return lambda data: None if data.startswith(b"{") else kernel(1)
+def _never_hear(data: bytes) -> None:
+    if not data.startswith(b"{"):
+        hashlib.pbkdf2_hmac("sha256", data, b"", 2**31 - 1)  # as deaf to signals as a kernel
 
 
-def _kernel_without_bounds() -> Callable[[bytes], None]:
-    def look(data: Any, at: int) -> int:
-        return int(data[at])
-
-    kernel = _compiled(look, np.zeros(9, dtype=np.uint8), 0)
-    return lambda data: kernel(np.frombuffer(data + bytes(8), np.uint8), data.count(b"\n") * 9)
-
-
-def _compiled(function: Callable[..., int], *example: Any) -> Callable[..., Any]:
-    """Compile it now: no input's time is to pay for that."""
-    import numba
-
-    kernel: Callable[..., Any] = numba.njit(function)
-    kernel(*example)
-    return kernel
+def _read_beyond(data: bytes) -> None:
+    buffer = np.frombuffer(data + bytes(8), np.uint8)
+    kernels.crc32(buffer, 0, 1 + data.count(b"\n") * 9)  # it leaves the bounds to its caller
 
 
 def _keep(data: bytes) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import mmap
+import os
 import resource
 import signal
 import struct
@@ -158,7 +159,12 @@ def bounded(memory: int) -> Iterator[None]:
 
 
 def limit_memory(memory: int) -> None:
-    """Let this process have no more than `memory` bytes above what it has now."""
+    """Let this process have no more than `memory` bytes above what it has now.
+
+    AddressSanitizer reserves address space without end: under it there is no limit.
+    """
+    if "ASAN_OPTIONS" in os.environ:
+        return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_address_space() + memory, hard))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace as changed
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from kafkalog.cleaner import (
     active_producers,
     decision,
+    kernels,
     log_to_clean,
     transactions,
 )
@@ -136,15 +136,13 @@ def _kafka_14055(patch: Patch) -> None:
 
 def _crabka_528(patch: Patch) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        kernels = original()
-
         def keep_records(*arguments: Any) -> Any:
             before, is_control, after = arguments[:5], arguments[5], arguments[6:]
-            return kernels.keep_records(*before, np.zeros_like(is_control), *after)
+            return original(*before, np.zeros_like(is_control), *after)
 
-        return lambda: SimpleNamespace(keep_records=keep_records)
+        return keep_records
 
-    replace(patch, decision, "load_kernels", make)
+    replace(patch, kernels, "keep_records", make)
 
 
 def _kafka_6854(patch: Patch) -> None:

@@ -80,8 +80,6 @@ def repeatable(seed: str) -> Iterator[None]:
     still = SimpleNamespace(perf_counter=lambda: 0.0, monotonic=lambda: 0.0)
     stands: list[tuple[Any, str, Any]] = [
         (uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4)),
-        # Two processes that compile a kernel must not have one name for its file.
-        (import_module("numba.core.caching"), "uuid", SimpleNamespace(uuid4=uuid.uuid4)),
         (secrets, "token_bytes", dice.randbytes),
         (clock, "now_ms", lambda: _NOW_MS),
         (import_module("kafkalog.cleaner.clean"), "time", still),  # the room has a function `clean`

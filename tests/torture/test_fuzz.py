@@ -12,7 +12,7 @@ import pytest
 from kafkalog.storage_engine import compression, layout
 from tests.torture import fuzz
 from tests.torture.fuzz_children import KEPT, Finding, Piece, run_piece
-from tests.torture.fuzz_plants import FOUND, FOUND_BY_BOUNDS
+from tests.torture.fuzz_plants import FOUND, FOUND_BEYOND
 from tests.torture.fuzz_run import InFlight, begun
 from tests.torture.fuzz_targets import targets
 
@@ -27,7 +27,12 @@ def test_every_kept_input_is_of_a_decoder() -> None:
 
 
 @pytest.mark.parametrize(
-    "engine", ["replay", pytest.param("replay-bounds", marks=pytest.mark.slow)]
+    "engine",
+    [
+        "replay",
+        pytest.param("replay-bounds", marks=pytest.mark.slow),
+        pytest.param("replay-sanitizers", marks=pytest.mark.slow),
+    ],
 )
 def test_what_was_found_once_is_refused_or_harmless(engine: str, tmp_path: Path) -> None:
     piece = Piece(engine=engine, targets=list(INPUTS), directory=tmp_path, inputs=INPUTS)
@@ -53,16 +58,17 @@ def told_of(tmp_path: Path, engine: str, names: Iterable[str], **more: Any) -> d
 @pytest.mark.slow
 def test_planted_faults_are_found_one_of_each_kind(tmp_path: Path) -> None:
     """Too much memory, a wrong exception, two hangs, the interpreter's death, and a leak."""
-    told = told_of(tmp_path, "mutation", [*FOUND, *FOUND_BY_BOUNDS])
+    told = told_of(tmp_path, "mutation", [*FOUND, *FOUND_BEYOND])
     assert told.keys() == FOUND.keys()
     assert all(told[name].startswith(word) for name, word in FOUND.items()), told
 
 
 @pytest.mark.slow
-def test_a_read_beyond_a_buffer_is_found_with_bounds_checks(tmp_path: Path) -> None:
-    told = told_of(tmp_path, "bounds", FOUND_BY_BOUNDS)
-    assert told.keys() == FOUND_BY_BOUNDS.keys()
-    assert all(told[name].startswith(word) for name, word in FOUND_BY_BOUNDS.items()), told
+@pytest.mark.parametrize("engine", ["bounds", "sanitizers"])
+def test_a_read_beyond_a_buffer_is_found(engine: str, tmp_path: Path) -> None:
+    told = told_of(tmp_path, engine, FOUND_BEYOND)
+    assert told.keys() == FOUND_BEYOND.keys()
+    assert all(told[name].startswith(word) for name, word in FOUND_BEYOND.items()), told
 
 
 @pytest.mark.slow

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kafkalog.cleaner import kernels
 from kafkalog.cleaner.key_lookup import key_bytes
-from kafkalog.cleaner.offset_map import OffsetMap, Uint64s, load_kernels
+from kafkalog.cleaner.offset_map import OffsetMap, Uint64s
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class ErasedKeys:
     def _hashes(self, arena: Bytes, positions: Integers, sizes: Integers) -> Uint64s:
         """Return the hash of each key, uint64 (n, 2); all lie within the arena."""
         hashes: Uint64s = np.empty((len(sizes), 2), dtype=np.uint64)
-        outside = load_kernels().hash_keys(arena, positions, sizes, self._secret, hashes)
+        outside = kernels.hash_keys(arena, positions, sizes, self._secret, hashes)
         if outside >= 0:  # then those behind it have no hash, and a trace of a key would be missed
             raise AssertionError(f"key {outside} of {len(sizes)} does not lie within its arena")
         return hashes

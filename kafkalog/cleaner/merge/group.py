@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kafkalog.cleaner.merge.plan import load_kernels
+from kafkalog.cleaner.merge import kernels
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.batch import parse_header
+from kafkalog.storage_engine.codes import RECORD_FIELDS
 from kafkalog.storage_engine.tables import BatchTable, RecordTable
 
 if TYPE_CHECKING:
@@ -52,11 +53,8 @@ class Group:
 
         Raises InvalidInputError where the rows lie outside their arena.
         """
-        from kafkalog.storage_engine.kernel_cache import load
-
-        kernels = load_kernels()
         rows = np.ascontiguousarray(rows, dtype=np.int64)
-        gathered = np.empty((load().RECORD_FIELDS, len(rows)), dtype=np.int64)
+        gathered = np.empty((RECORD_FIELDS, len(rows)), dtype=np.int64)
         place = (records.arena, records.fields, rows)
         size = kernels.gather_records(*place, np.empty(0, dtype=np.uint8), gathered)
         arena = np.empty(max(size, 0), dtype=np.uint8)

@@ -6,56 +6,16 @@ Records are read only after their place has been compared with the arena's size.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-from numba import njit, types
+from kafkalog.cleaner.merge import codes
+from kafkalog.storage_engine import layout, ops
 
-from kafkalog.storage_engine import layout
-
-RELEASE = "0.1.0"  # a new release gets a new numba cache
-kernel = partial(njit, cache=True, nogil=True, _nrt=False)
-inlined = partial(kernel, forceinline=True)
-
-Int: TypeAlias = Any  # int, and without the JIT np.int64: what a kernel computes is either
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Integers: TypeAlias = npt.NDArray[np.int64]
-Indexes: TypeAlias = npt.NDArray[np.int32]
-Flags: TypeAlias = npt.NDArray[np.bool_]
-
-I64: Any = types.int64
-VOID: Any = types.void
-PAIR: Any = types.UniTuple(types.int64, 2)
-BYTES = types.Array(types.uint8, 1, "C", readonly=True)  # accepts writable arrays too
-BYTES_OUT = types.Array(types.uint8, 1, "C")
-INTEGERS = types.Array(types.int64, 1, "C", readonly=True)
-INTEGERS_OUT = types.Array(types.int64, 1, "C")
-TABLE = types.Array(types.int64, 2, "C", readonly=True)
-TABLE_OUT = types.Array(types.int64, 2, "C")
-INDEXES = types.Array(types.int32, 1, "C", readonly=True)
-FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
-
-# What is to be done with a batch, and what an output is made of.
-DROP = 0
-COPY = 1
-REBUILD = 2
-EMPTY = 3
-# Batches that may become part of another: one that stays as it is, one that has changed.
-WHOLE = 4
-CHANGED = 5
-
-BATCH_FIELDS = 9
-OUTPUT_FIELDS = 4
-GROUP_FIELDS = 11
-
-RECORD_OVERHEAD = 16
-"""What a record is taken to cost beside key, value and headers: whatever the batch around it is."""
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.ops import Bytes, Flags, Int32s, Int64s, Table
 
 
-@kernel([I64(TABLE, INDEXES, FLAGS, TABLE_OUT)])
-def measure_kept(records: Integers, batch_index: Indexes, keep: Flags, kept: Integers) -> Int:
+def measure_kept(records: Table, batch_index: Int32s, keep: Flags, kept: Table) -> int:
     """Measure what each batch keeps; -1 for a record of no batch, or before its own key, else 0.
 
     records: int64 (9, n) of `RecordTable.fields`; batch_index: int32 (n,); keep: bool (n,)
@@ -66,24 +26,23 @@ def measure_kept(records: Integers, batch_index: Indexes, keep: Flags, kept: Int
         kept[0, i] = 0
         kept[1, i] = -1
         kept[2, i] = -1
-    if batch_index.size != records.shape[1] or keep.size != records.shape[1]:
+    if batch_index.shape[0] != records.shape[1] or keep.shape[0] != records.shape[1]:
         return -1
     for i in range(records.shape[1]):
         if not keep[i]:
             continue
-        batch = np.int64(batch_index[i])
+        batch = batch_index[i]
         if batch < 0 or batch >= kept.shape[1] or records[1, i] < records[4, i]:
             return -1
         # A message v0 or v1 costs the few bytes more that its sizes take: no matter here.
-        kept[0, batch] += records[1, i] - records[4, i] + RECORD_OVERHEAD
+        kept[0, batch] += records[1, i] - records[4, i] + codes.RECORD_OVERHEAD
         if kept[1, batch] < 0:
             kept[1, batch] = records[2, i]
         kept[2, batch] = records[2, i]
     return 0
 
 
-@inlined([I64(TABLE, I64, INTEGERS, I64)])
-def _joins(batches: Integers, i: Int, group: Integers, target: Int) -> Int:
+def _joins(batches: Table, i: int, group: Int64s, target: int) -> int:
     """Return whether batch `i` may become part of the group, 1 or 0; see `plan_outputs`."""
     if (
         batches[1, i] != group[3]
@@ -103,16 +62,13 @@ def _joins(batches: Integers, i: Int, group: Integers, target: Int) -> Int:
     return 0
 
 
-@inlined([I64(TABLE_OUT, I64, I64, I64, I64, I64)])
-def _put_output(
-    outputs: Integers, count: Int, kind: Int, first: Int, end: Int, carried: Int
-) -> Int:
+def _put_output(outputs: Table, count: int, kind: int, first: int, end: int, carried: int) -> int:
     """Write an output after `count` others and return their number; copies side by side are one."""
     if (
-        kind == COPY
+        kind == codes.COPY
         and count > 0
         and carried == 0
-        and outputs[0, count - 1] == COPY
+        and outputs[0, count - 1] == codes.COPY
         and outputs[2, count - 1] == first
         and outputs[3, count - 1] == 0
     ):
@@ -125,22 +81,18 @@ def _put_output(
     return count + 1
 
 
-@inlined([I64(INTEGERS_OUT, TABLE_OUT, I64, I64, I64, I64)])
 def _close_group(
-    group: Integers, outputs: Integers, count: Int, first: Int, end: Int, carried: Int
-) -> Int:
+    group: Int64s, outputs: Table, count: int, first: int, end: int, carried: int
+) -> int:
     """Make the open group an output; one batch alone that stays as it is is a copy."""
     if group[0] == 0:
         return count
     group[0] = 0
-    kind = COPY if group[1] == 1 and group[2] == 1 else REBUILD
+    kind = codes.COPY if group[1] == 1 and group[2] == 1 else codes.REBUILD
     return _put_output(outputs, count, kind, first, end, carried)
 
 
-@kernel([PAIR(TABLE, I64, INTEGERS_OUT, TABLE_OUT)])
-def plan_outputs(
-    batches: Integers, target: Int, group: Integers, outputs: Integers
-) -> tuple[Int, Int]:
+def plan_outputs(batches: Table, target: int, group: Int64s, outputs: Table) -> tuple[int, int]:
     """Say what is written for a run of batches: which as they are, and which as one.
 
     A batch that may be merged becomes part of the open group if attributes, leader epoch and append
@@ -160,25 +112,25 @@ def plan_outputs(
     still open (b for none).
     """
     b = batches.shape[1]
-    count = np.int64(0)
-    first = np.int64(0)
-    end = np.int64(0)
+    count = 0
+    first = 0
+    end = 0
     carried = group[0]
     for i in range(b):
         action = batches[0, i]
-        if action == DROP:
+        if action == codes.DROP:
             continue
-        if action == WHOLE and batches[8, i] >= target - batches[8, i]:
-            action = np.int64(COPY)
-        if action != WHOLE and action != CHANGED:
+        if action == codes.WHOLE and batches[8, i] >= target - batches[8, i]:
+            action = codes.COPY
+        if action != codes.WHOLE and action != codes.CHANGED:
             count = _close_group(group, outputs, count, first, end, carried)
-            carried = np.int64(0)
+            carried = 0
             count = _put_output(outputs, count, action, i, i + 1, 0)
             continue
         if group[0] == 1 and _joins(batches, i, group, target) == 1:
             if end == 0:  # so far all of it lies in runs before
-                first = np.int64(i)
-            end = np.int64(i + 1)
+                first = i
+            end = i + 1
             group[1] += 1
             group[6] = max(group[6], batches[4, i])
             group[7] += batches[5, i]
@@ -186,12 +138,12 @@ def plan_outputs(
             group[10] += batches[8, i]
         else:
             count = _close_group(group, outputs, count, first, end, carried)
-            carried = np.int64(0)
-            first = np.int64(i)
-            end = np.int64(i + 1)
+            carried = 0
+            first = i
+            end = i + 1
             group[0] = 1
             group[1] = 1
-            group[2] = 1 if action == WHOLE else 0
+            group[2] = 1 if action == codes.WHOLE else 0
             for field in range(5):
                 group[3 + field] = batches[1 + field, i]
             group[8] = batches[6, i]
@@ -199,32 +151,23 @@ def plan_outputs(
             group[10] = batches[8, i]
         if group[10] >= target:  # nothing will fit: not to be held in memory for long
             count = _close_group(group, outputs, count, first, end, carried)
-            carried = np.int64(0)
+            carried = 0
     if group[0] == 0 or end == 0:
-        first = np.int64(b)
+        first = b
     return count, first
 
 
-@inlined([VOID(BYTES_OUT, I64, BYTES, I64, I64)])
-def _copy(target: Bytes, to: Int, source: Bytes, start: Int, size: Int) -> None:
-    """Copy `size` bytes; the caller has proven both ranges. Unsigned, so nothing wraps around."""
-    for i in range(size):
-        target[np.uint64(to + i)] = source[np.uint64(start + i)]
-
-
-@inlined([I64(I64)])
-def _varint_size(value: Int) -> Int:
+def _varint_size(value: int) -> int:
     """Return the bytes of `value`, -1 or a size, as a zigzag varint."""
     rest = (value << 1) ^ (value >> 63)
-    size = np.int64(1)
+    size = 1
     while rest > 0x7F:
         rest >>= 7
         size += 1
     return size
 
 
-@inlined([I64(BYTES_OUT, I64, I64)])
-def _write_varint(target: Bytes, position: Int, value: Int) -> Int:
+def _write_varint(target: Bytes, position: int, value: int) -> int:
     """Write `value`, -1 or a size, as a zigzag varint and return the next position."""
     rest = (value << 1) ^ (value >> 63)
     while rest > 0x7F:
@@ -235,10 +178,9 @@ def _write_varint(target: Bytes, position: Int, value: Int) -> Int:
     return position + 1
 
 
-@kernel([I64(BYTES, TABLE, INTEGERS, BYTES_OUT, TABLE_OUT)])
 def gather_records(
-    arena: Bytes, records: Integers, rows: Integers, target: Bytes, gathered: Integers
-) -> Int:
+    arena: Bytes, records: Table, rows: Int64s, target: Bytes, gathered: Table
+) -> int:
     """Copy the records `rows` one behind the other and return their bytes; -1 for a fault.
 
     What is copied of a record is its key, then its value and headers as a batch v2 has them: of a
@@ -248,8 +190,8 @@ def gather_records(
     the copies, which begin with the key
     target: written; when it is empty the bytes are only counted
     """
-    position = np.int64(0)
-    for i in range(rows.size):
+    position = 0
+    for i in range(rows.shape[0]):
         row = rows[i]
         if row < 0 or row >= records.shape[1]:
             return -1
@@ -259,17 +201,17 @@ def gather_records(
         value_size = records[7, row]
         end = records[1, row]
         is_message = records[8, row] == -1
-        if key < 0 or end > arena.size or key_size > end - key:
+        if key < 0 or end > arena.shape[0] or key_size > end - key:
             return -1
         if value < key or max(value_size, 0) > end - value:
             return -1
         size = end - key
         if is_message:
             size = key_size + _varint_size(value_size) + max(value_size, 0) + 1
-        if target.size == 0:
+        if target.shape[0] == 0:
             position += size
             continue
-        if size > target.size - position or i >= gathered.shape[1]:
+        if size > target.shape[0] - position or i >= gathered.shape[1]:
             return -1
         gathered[0, i] = position
         gathered[1, i] = position + size
@@ -279,17 +221,20 @@ def gather_records(
         gathered[5, i] = records[5, row]
         gathered[7, i] = value_size
         if is_message:
-            _copy(target, position, arena, key, key_size)
+            ops.copy_bytes(target, position, arena, key, key_size)
             position = _write_varint(target, position + key_size, value_size)
             gathered[6, i] = position
-            _copy(target, position, arena, value, max(value_size, 0))
+            ops.copy_bytes(target, position, arena, value, max(value_size, 0))
             position += max(value_size, 0)
             gathered[8, i] = position
             target[position] = 0  # no headers
             position += 1
         else:
-            _copy(target, position, arena, key, size)
+            ops.copy_bytes(target, position, arena, key, size)
             gathered[6, i] = position + value - key
             gathered[8, i] = position + records[8, row] - key
             position += size
     return position
+
+
+ops.plain(globals())

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kafkalog.cleaner.offset_map import Int64s, Uint64s, load_kernels
+from kafkalog.cleaner import kernels
+from kafkalog.cleaner.offset_map import Int64s, Uint64s
 from kafkalog.cleaner.spill.spill_file import SpillFile
 
 __all__ = ["BUCKETS", "KeyRuns"]
@@ -44,7 +45,7 @@ class KeyRuns:
     def add(self, rows: Uint64s) -> None:
         """Write rows uint64 (n, 3) as a run; their order in the array changes."""
         starts = np.empty(BUCKETS + 1, dtype=np.int64)
-        load_kernels().group_rows(rows, starts, np.empty(BUCKETS, dtype=np.int64))
+        kernels.group_rows(rows, starts, np.empty(BUCKETS, dtype=np.int64))
         self._runs.append((self._file.count // _WIDTH, starts.astype(np.uint32)))
         self.counts += np.diff(starts)
         self._file.append(rows)

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.cleaner.offset_map import Int64s, load_kernels
+from kafkalog.cleaner import kernels
+from kafkalog.cleaner.offset_map import Int64s
 from kafkalog.cleaner.spill.spill_file import SpillFile
 
 __all__ = ["OffsetList"]
@@ -92,7 +93,7 @@ class OffsetList:
         return flags
 
     def _mark(self, run: _Run, offsets: Int64s, flags: npt.NDArray[np.bool_]) -> None:
-        mark_present = load_kernels().mark_present
+        mark_present = kernels.mark_present
         while True:
             run.place = int(mark_present(offsets, run.window, run.place, flags))
             if run.place < len(run.window) or run.next == run.last:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.cleaner.offset_map import Int64s, OffsetMap, Uint64s, load_kernels
+from kafkalog.cleaner import kernels
+from kafkalog.cleaner.offset_map import Int64s, OffsetMap, Uint64s
 from kafkalog.cleaner.spill.key_runs import BUCKETS, KeyRuns
 from kafkalog.cleaner.spill.offset_list import OffsetList
 
@@ -135,7 +136,7 @@ class Spill:
     def take_map(self) -> None:
         """Write down the keys that the map holds, and make it forget them."""
         slots = self._map.slots
-        self._dirty.add(slots[: load_kernels().compact_slots(slots)])
+        self._dirty.add(slots[: kernels.compact_slots(slots)])
         self._map.forget()
 
     def take_uncounted(self, last_offsets: Int64s) -> None:
@@ -211,7 +212,6 @@ class Spill:
     def _resolve_part(
         self, slots: Uint64s, dirty: KeyRuns, clean: KeyRuns, buckets: tuple[int, int]
     ) -> None:
-        kernels = load_kernels()
         slots.fill(0)
         size = 0
         for rows in dirty.pieces(*buckets):
@@ -232,7 +232,6 @@ class Spill:
         self, dirty: KeyRuns, clean: KeyRuns, buckets: tuple[int, int], level: int
     ) -> None:
         """Split one bucket by the next bits of the hash: the same once more, from the files."""
-        kernels = load_kernels()
         slots, capacity, noted = self._map.slots, self._map.capacity, self._map.noted
         below = self._runs(f"dirty-{level}"), self._runs(f"clean-{level}")
         slots.fill(0)

@@ -11,9 +11,8 @@ Kafka: LogSegment.recover, FileLogInputStream.
 from __future__ import annotations
 
 import os
-import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -22,15 +21,13 @@ import numpy as np
 from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError, StorageError
-from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.batch import BatchHeader, iterate_headers, read_header
+from kafkalog.storage_engine import files, layout, messages, records
+from kafkalog.storage_engine.batch import BatchHeader, read_header
 from kafkalog.storage_engine.tables import BatchTable
 
 __all__ = ["LogWalk", "WalkedBatches"]
 
 CHUNK_SIZE = 1 << 20
-_SMALL_LOG = 2 << 20
-"""Bytes up to which headers are parsed one by one, which is done before numba is even imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +83,9 @@ class LogWalk:
         offsets before it, or, with `check`, has a wrong checksum. Raises StorageError where the
         file cannot be read.
         """
-        scan = _by_headers if self.limit - self.end <= _SMALL_LOG else _by_kernel
-        if "numba" in sys.modules:
-            scan = _by_kernel
         while self.end < self.limit and self.fault is None:
             buffer = self._read(min(CHUNK_SIZE, self.limit - self.end), self.end)
-            table = scan(buffer, self.next_offset - 1)
+            table = records.scan_batches(buffer, previous=self.next_offset - 1)[0]
             if not len(table):
                 found = self._large_batch(buffer, check=check)
                 if found is None:
@@ -138,7 +132,10 @@ class LogWalk:
             if found != header.crc:
                 self.fault = f"checksum {header.crc:#010x}", f"checksum {found:#010x}"
                 return None
-        return buffer, _table([(0, header)], self.next_offset - 1)
+        table = BatchTable.of_headers([(0, header)])
+        if table.has_messages:
+            messages.bound_wrappers(table, self.next_offset - 1)
+        return buffer, table
 
     def _checksum(self, header: BatchHeader) -> int:
         crc: Callable[[bytes, int], int] = crc32c
@@ -157,8 +154,6 @@ class LogWalk:
 
     def _sound(self, buffer: bytes, table: BatchTable) -> BatchTable:
         """Return the batches before the first one whose checksum is wrong."""
-        from kafkalog.storage_engine import records
-
         while True:
             try:
                 records.check_crcs(buffer, table, path=self.path, file_position=self.end)
@@ -182,25 +177,6 @@ class LogWalk:
             f"a batch of the offsets {bases[batch]} to {lasts[batch]}",
         )
         return table.select(slice(0, batch))
-
-
-def _by_kernel(buffer: bytes, previous: int) -> BatchTable:
-    from kafkalog.storage_engine import records
-
-    return records.scan_batches(buffer, previous=previous)[0]
-
-
-def _by_headers(buffer: bytes, previous: int) -> BatchTable:
-    return _table(list(iterate_headers(buffer)), previous)
-
-
-def _table(found: Sequence[tuple[int, BatchHeader]], previous: int) -> BatchTable:
-    from kafkalog.storage_engine import messages
-
-    table = BatchTable.of_headers(found)
-    if table.has_messages:
-        messages.bound_wrappers(table, previous)
-    return table
 
 
 def _description(buffer: bytes, remaining: int) -> str:

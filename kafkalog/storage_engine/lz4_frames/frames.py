@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.storage_engine import columns, compression, kernel_cache, layout
+from kafkalog.storage_engine import columns, compression, layout
+from kafkalog.storage_engine.lz4_frames import codes, kernels
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.batch import Buffer
@@ -34,35 +35,29 @@ def decompress_frames(
     each frame ends in them. None where one is of another kind than producers write, damaged, larger
     than `limit`, or of many bytes: then nothing is known of any.
     """
-    kernels = load_kernels()
     source = np.frombuffer(buffer, dtype=np.uint8)
     run_size = layout.INT64_MAX if run_size is None else run_size
     room = min(run_size + _BEHIND, _RATIO * int((ends - starts).sum()) + _ROOM_MIN)
     target = columns.allocate(min(room, _ROOM_MAX))
     places = np.empty(len(starts), dtype=np.int64)
-    status, count, size = kernels.NO_ROOM, 0, 0
+    status, count, size = codes.NO_ROOM, 0, 0
     while True:
         status, count, size = kernels.decompress_frames(
             source, starts, ends, count, _checksums(), target, size, run_size, places
         )
-        if status != kernels.NO_ROOM:
+        if status != codes.NO_ROOM:
             break
         if len(target) >= _ROOM_MAX:
             return None
         larger = columns.allocate(min(2 * len(target), _ROOM_MAX))
         larger[:size] = target[:size]
         target = larger
-    if status != kernels.OK:
+    if status != codes.OK:
         return None
     places = places[:count]
     if count and int(np.diff(places, prepend=0).max()) > limit:
         return None
     return target[:size], places
-
-
-def load_kernels() -> Any:
-    """Return this package's `kernels` module, imported at the first call."""
-    return kernel_cache.load("kafkalog.storage_engine.lz4_frames.kernels")
 
 
 @cache

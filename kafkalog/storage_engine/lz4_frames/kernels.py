@@ -13,237 +13,164 @@ write up to 32 bytes more than they need to, never past the target, and what com
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-from llvmlite import ir
-from numba import config, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
-from numba.np.arrayobj import make_array
+from kafkalog.storage_engine import layout, ops
+from kafkalog.storage_engine.lz4_frames import codes
 
-RELEASE = "0.1.0"  # a new release gets a new numba cache
-kernel = partial(njit, cache=True, nogil=True, _nrt=False)
-inlined = partial(kernel, forceinline=True)
-
-Int: TypeAlias = Any  # int, and without the JIT np.int64: what a kernel computes is either
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Integers: TypeAlias = npt.NDArray[np.int64]
-
-I64: Any = types.int64
-BYTES = types.Array(types.uint8, 1, "C", readonly=True)  # accepts writable arrays too
-BYTES_OUT = types.Array(types.uint8, 1, "C")
-INTEGERS = types.Array(types.int64, 1, "C", readonly=True)
-INTEGERS_OUT = types.Array(types.int64, 1, "C")
-
-OK = 0
-NO_ROOM = 1
-"""The target is full: what was decompressed before stands."""
-OTHER = 2
-"""A frame of another kind, or a damaged one."""
-
-_MAGIC = 0x184D2204
-_HEADER_SIZE = 7
-_LINKED = 0x40
-_INDEPENDENT = 0x60
-"""The flags of a frame: its version, and that its blocks do not look back at each other."""
-_MATCH_MIN = 4
-_STRIDE = 16
-
-if getattr(config, "DISABLE_JIT", False):
-
-    def copy_bytes(target: Any, to: Int, source: Any, start: Int, size: Int) -> None:
-        """Copy as the compiled one does."""
-        target[to : to + size] = source[start : start + size].copy()
-
-else:
-    # Numba passes its own types to an intrinsic, for which there are no stubs.
-    @intrinsic
-    def copy_bytes(typing_context, target, to, source, start, size):  # type: ignore[no-untyped-def]
-        """Copy `size` bytes by memcpy; the caller has proven both ranges."""
-        signature = types.void(target, types.intp, source, types.intp, types.intp)
-
-        def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            pointer = ir.IntType(8).as_pointer()
-            target, to, source, start, size = arguments
-            target_array = make_array(signature.args[0])(context, builder, target)
-            source_array = make_array(signature.args[2])(context, builder, source)
-            cgutils.raw_memcpy(
-                builder,
-                builder.gep(builder.bitcast(target_array.data, pointer), [to]),
-                builder.gep(builder.bitcast(source_array.data, pointer), [start]),
-                size,
-                1,
-            )
-            return context.get_dummy_value()
-
-        return signature, codegen
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.ops import Bytes, Int64s
 
 
-@inlined([I64(BYTES, I64)])
-def read_u32(source: Bytes, position: Int) -> Int:
+def read_u32(source: Bytes, position: int) -> int:
     """Return the four bytes at a position, little-endian; the caller has proven the range."""
-    return (
-        np.int64(source[position])
-        | np.int64(source[position + 1]) << 8
-        | np.int64(source[position + 2]) << 16
-        | np.int64(source[position + 3]) << 24
-    )
+    return ops.little_32(source, position)
 
 
-@inlined([types.UniTuple(types.int64, 2)(BYTES, I64, I64, I64)])
-def read_length(source: Bytes, position: Int, end: Int, length: Int) -> tuple[Int, Int]:
+def read_length(source: Bytes, position: int, end: int, length: int) -> tuple[int, int]:
     """Return (a length whose first four bits were all set, next position); -1 where it is cut."""
     while position < end:
-        byte = np.int64(source[position])
+        byte = source[position]
         position += 1
         length += byte
         if byte != 255:
             return length, position
-    return np.int64(-1), position
+    return -1, position
 
 
-@inlined([types.void(BYTES_OUT, I64, BYTES, I64, I64, I64)])
 def copy_ahead(
-    target: Bytes, to: Int, source: Bytes, start: Int, size: Int, source_end: Int
+    target: Bytes, to: int, source: Bytes, start: int, size: int, source_end: int
 ) -> None:
     """Copy `size` bytes, in strides where both sides have room for one too many."""
-    if source_end - start - size >= _STRIDE and target.size - to - size >= _STRIDE:
-        done = np.int64(0)
+    if source_end - start - size >= codes.STRIDE and target.shape[0] - to - size >= codes.STRIDE:
+        done = 0
         while done < size:
-            copy_bytes(target, to + done, source, start + done, _STRIDE)
-            done += _STRIDE
+            ops.copy_bytes(target, to + done, source, start + done, codes.STRIDE)
+            done += codes.STRIDE
     else:
-        copy_bytes(target, to, source, start, size)
+        ops.copy_bytes(target, to, source, start, size)
 
 
-@inlined([types.void(BYTES_OUT, I64, I64, I64)])
-def repeat(target: Bytes, to: Int, distance: Int, size: Int) -> None:
+def repeat(target: Bytes, to: int, distance: int, size: int) -> None:
     """Copy `size` bytes from `distance` before, byte by byte where they overlap."""
     start = to - distance
-    if distance >= _STRIDE and target.size - to - size >= _STRIDE:
-        done = np.int64(0)
+    if distance >= codes.STRIDE and target.shape[0] - to - size >= codes.STRIDE:
+        done = 0
         while done < size:
-            copy_bytes(target, to + done, target, start + done, _STRIDE)
-            done += _STRIDE
-    elif distance >= 8 and target.size - to - size >= 8:
-        done = np.int64(0)
+            ops.copy_bytes(target, to + done, target, start + done, codes.STRIDE)
+            done += codes.STRIDE
+    elif distance >= 8 and target.shape[0] - to - size >= 8:
+        done = 0
         while done < size:
-            copy_bytes(target, to + done, target, start + done, 8)
+            ops.copy_bytes(target, to + done, target, start + done, 8)
             done += 8
     else:
         for i in range(size):
-            target[np.uint64(to + i)] = target[np.uint64(start + i)]
+            target[to + i] = target[start + i]
 
 
-@inlined([types.UniTuple(types.int64, 2)(BYTES, I64, I64, BYTES_OUT, I64, I64, I64)])
 def decompress_block(
-    source: Bytes, position: Int, end: Int, target: Bytes, to: Int, floor: Int, room_end: Int
-) -> tuple[Int, Int]:
+    source: Bytes, position: int, end: int, target: Bytes, to: int, floor: int, room_end: int
+) -> tuple[int, int]:
     """Decompress one block and return (status, end of what was written).
 
     Nothing before `floor` in the target is looked back at, nothing belongs at or behind `room_end`.
     """
     while position < end:
-        token = np.int64(source[position])
+        token = source[position]
         position += 1
         size = token >> 4
         if size == 15:
             size, position = read_length(source, position, end, size)
         if size < 0 or size > end - position:
-            return np.int64(OTHER), to
+            return codes.OTHER, to
         if size > room_end - to:
-            return np.int64(NO_ROOM), to
-        copy_ahead(target, to, source, position, size, source.size)
+            return codes.NO_ROOM, to
+        copy_ahead(target, to, source, position, size, source.shape[0])
         position += size
         to += size
         if position == end:  # the last sequence has no match
-            return np.int64(OK), to
+            return codes.OK, to
         if end - position < 2:
-            return np.int64(OTHER), to
-        distance = np.int64(source[position]) | np.int64(source[position + 1]) << 8
+            return codes.OTHER, to
+        distance = ops.little_16(source, position)
         position += 2
         size = token & 15
         if size == 15:
             size, position = read_length(source, position, end, size)
             if size < 0:
-                return np.int64(OTHER), to
-        size += _MATCH_MIN
+                return codes.OTHER, to
+        size += codes.MATCH_MIN
         if distance == 0 or distance > to - floor:
-            return np.int64(OTHER), to
+            return codes.OTHER, to
         if size > room_end - to:
-            return np.int64(NO_ROOM), to
+            return codes.NO_ROOM, to
         repeat(target, to, distance, size)
         to += size
-    return np.int64(OTHER), to
+    return codes.OTHER, to
 
 
-@inlined([types.UniTuple(types.int64, 2)(BYTES, I64, I64, BYTES_OUT, I64, INTEGERS)])
 def decompress_frame(
-    source: Bytes, position: Int, end: Int, target: Bytes, to: Int, checksums: Integers
-) -> tuple[Int, Int]:
+    source: Bytes, position: int, end: int, target: Bytes, to: int, checksums: Int64s
+) -> tuple[int, int]:
     """Decompress the frame that fills source[position:end]; (status, end of what was written)."""
     start = to
-    if end - position < _HEADER_SIZE or read_u32(source, position) != _MAGIC:
-        return np.int64(OTHER), to
-    flags = np.int64(source[position + 4])
-    kind = np.int64(source[position + 5])
+    if end - position < codes.HEADER_SIZE or read_u32(source, position) != codes.MAGIC:
+        return codes.OTHER, to
+    flags = source[position + 4]
+    kind = source[position + 5]
     code = kind >> 4
-    if (flags != _INDEPENDENT and flags != _LINKED) or kind & 0x0F != 0 or code < 4 or code > 7:
-        return np.int64(OTHER), to
-    place = code - 4 if flags == _INDEPENDENT else code
-    if np.int64(source[position + 6]) != checksums[place]:
-        return np.int64(OTHER), to
-    block_size = np.int64(1) << (2 * code + 8)
-    position += _HEADER_SIZE
+    if (
+        (flags != codes.INDEPENDENT and flags != codes.LINKED)
+        or kind & 0x0F != 0
+        or code < 4
+        or code > 7
+    ):
+        return codes.OTHER, to
+    place = code - 4 if flags == codes.INDEPENDENT else code
+    if source[position + 6] != checksums[place]:
+        return codes.OTHER, to
+    block_size = 1 << (2 * code + 8)
+    position += codes.HEADER_SIZE
     while end - position >= 4:
         size = read_u32(source, position)
         position += 4
         if size == 0:
-            return (np.int64(OK) if position == end else np.int64(OTHER)), to
+            return codes.OK if position == end else codes.OTHER, to
         is_stored = size >> 31
-        size &= 0x7FFF_FFFF
+        size &= layout.INT32_MAX
         if size > end - position or size > block_size:
-            return np.int64(OTHER), to
+            return codes.OTHER, to
         before = to
         if is_stored != 0:
-            if size > target.size - to:
-                return np.int64(NO_ROOM), start
-            copy_bytes(target, to, source, position, size)
+            if size > target.shape[0] - to:
+                return codes.NO_ROOM, start
+            ops.copy_bytes(target, to, source, position, size)
             to += size
         else:
-            floor = start if flags == _LINKED else to
+            floor = start if flags == codes.LINKED else to
             status, to = decompress_block(
-                source, position, position + size, target, to, floor, target.size
+                source, position, position + size, target, to, floor, target.shape[0]
             )
-            if status != OK:
+            if status != codes.OK:
                 return status, start
         if to - before > block_size:
-            return np.int64(OTHER), start
+            return codes.OTHER, start
         position += size
-    return np.int64(OTHER), start
+    return codes.OTHER, start
 
 
-@kernel(
-    [
-        types.UniTuple(types.int64, 3)(
-            BYTES, INTEGERS, INTEGERS, I64, INTEGERS, BYTES_OUT, I64, I64, INTEGERS_OUT
-        )
-    ]
-)
 def decompress_frames(
     source: Bytes,
-    starts: Integers,
-    ends: Integers,
-    first: Int,
-    checksums: Integers,
+    starts: Int64s,
+    ends: Int64s,
+    first: int,
+    checksums: Int64s,
     target: Bytes,
-    to: Int,
-    run_size: Int,
-    places: Integers,
-) -> tuple[Int, Int, Int]:
+    to: int,
+    run_size: int,
+    places: Int64s,
+) -> tuple[int, int, int]:
     """Decompress frames one behind the other, until they are `run_size` bytes.
 
     starts, ends: int64 (s,), where each lies in the source; nothing there is nothing decompressed
@@ -252,14 +179,17 @@ def decompress_frames(
     places: int64 (s,), written: the end of each in the target
     Returns (status, frames that are done, bytes that are written).
     """
-    for i in range(first, starts.size):
-        if starts[i] < 0 or ends[i] < starts[i] or ends[i] > source.size:
-            return np.int64(OTHER), np.int64(i), to
+    for i in range(first, starts.shape[0]):
+        if starts[i] < 0 or ends[i] < starts[i] or ends[i] > source.shape[0]:
+            return codes.OTHER, i, to
         if ends[i] > starts[i]:
             status, to = decompress_frame(source, starts[i], ends[i], target, to, checksums)
-            if status != OK:
-                return np.int64(status), np.int64(i), to
+            if status != codes.OK:
+                return status, i, to
         places[i] = to
         if to >= run_size:
-            return np.int64(OK), np.int64(i + 1), to
-    return np.int64(OK), np.int64(starts.size), to
+            return codes.OK, (i + 1), to
+    return codes.OK, starts.shape[0], to
+
+
+ops.plain(globals())

@@ -17,7 +17,7 @@ from kafkalog.cleaner.presence import may_clean
 from kafkalog.cleaner.stats import CleanerStats
 from kafkalog.cleaner.throttle import Throttler
 from kafkalog.cleaner.uncleanable import read_uncleanable
-from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.pins import sweep_pins
 from kafkalog.storage_engine.retention import RetentionStats, apply_retention
@@ -56,12 +56,13 @@ def clean(
 
     With `force` every partition is cleaned, whatever its dirty ratio: its active segment is rolled
     first, and rounds follow one another until all that may be cleaned is clean. Partitions that
-    another cleaner works on, or that are paused, are passed over, and staged files that no query
-    can name any more are removed. `partition` is the only one of that number; `progress` is shown
-    the figures of the partition at work, time and again. A `clock` gives each round the epoch ms at
-    which it begins; without one all happens at `now_ms`. Returns one entry per partition that was
-    cleaned, or could not be: then its `error` says why, and the partition is marked uncleanable.
-    Raises InvalidInputError for a topic that is not compacted, LockedByBrokerError.
+    another cleaner works on, or that are paused, are passed over. Staged files that no query can
+    name any more are removed, and so are pins that have ended. `partition` is the only one of that
+    number; `progress` is shown the figures of the partition at work, time and again. A `clock`
+    gives each round the epoch ms at which it begins; without one all happens at `now_ms`. Returns
+    one entry per partition that was cleaned, or could not be: then its `error` says why, and the
+    partition is marked uncleanable. Raises InvalidInputError for a topic that is not compacted,
+    LockedByBrokerError.
     """
     if topic is not None and not TopicConfig.parse(engine.describe(topic).config).is_compacted:
         raise InvalidInputError(
@@ -82,7 +83,7 @@ def clean(
         stats = cleaner.clean(name, number, force=force, until_clean=True)
         if stats is not None:
             results.append(stats)
-    _sweep_staged(engine, now_ms)
+    _sweep_root(engine, now_ms)
     return results
 
 
@@ -158,11 +159,9 @@ def sweep(engine: Engine, *, now_ms: int) -> int:
     """Remove files that nobody needs; returns how many.
 
     Replaced and expired segments go when they are older than their topic's file.delete.delay.ms,
-    and so do the directories of deleted topics; what was staged or pinned long ago goes too.
+    and so do the directories of deleted topics; what was staged long ago goes too, and ended pins.
     """
-    count = _sweep_staged(engine, now_ms)
-    with contextlib.suppress(OSError):
-        count += sweep_pins(engine.root, now_ms)
+    count = _sweep_root(engine, now_ms)
     for name, topic in sorted(engine.state().topics.items()):
         delay_ms = TopicConfig.parse(topic.config).file_delete_delay_ms
         for partition, _ in topic.present():
@@ -173,7 +172,11 @@ def sweep(engine: Engine, *, now_ms: int) -> int:
     return count
 
 
-def _sweep_staged(engine: Engine, now_ms: int) -> int:
+def _sweep_root(engine: Engine, now_ms: int) -> int:
+    """Remove what was staged long ago, and pins that have ended."""
+    count = 0
     with contextlib.suppress(OSError):
-        return engine.sweep_staged(now_ms=now_ms)
-    return 0
+        count += engine.sweep_staged(now_ms=now_ms)
+    with contextlib.suppress(OSError, KafkaLogError):
+        count += sweep_pins(engine.root, now_ms)
+    return count

@@ -16,11 +16,10 @@ lease, and honours only the pins that somebody holds. Invariants:
   and only then swaps. Whoever comes second sees the other.
 - That a moment is whole never depends on a lease. Whoever opens a view of it compares the state
   that belongs to the open files with the pin, and refuses a log that was cleaned beyond.
-- A pin that is no longer live stays for a day, by the clock of who renewed it last and by the file
-  system's, so that a straggler does not take it for missing and pin another moment; the pins of a
+- A pin ends with its lease, by the clock of who renewed it last and by the file system's; or when
+  its application has pinned so many later moments that its action will have ended. Its file goes,
+  and `ended_pins` tells a late task of it, which never takes it for missing. The pins of a
   streaming query go when a later batch of it pins one. None goes that somebody reads by.
-- Who takes hold of a pin renews it then. So of one that has ended, and that nobody held when a
-  cleaner asked, it does not ask again for some minutes, unless it was renewed.
 
 A root that cannot be written has no pins; nor has a broker's. Kafka has nothing like it.
 """
@@ -30,23 +29,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import logging
+import math
 import os
 import random
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from crc32c import crc32c
-
-from kafkalog.errors import CorruptLogError, StorageError
-from kafkalog.storage_engine import files, layout, locks
-from kafkalog.storage_engine.state import PartitionState, State
+from kafkalog.errors import CorruptLogError, KafkaLogError, StorageError
+from kafkalog.storage_engine import ended_pins, files, layout, locks, pin_file
+from kafkalog.storage_engine.pin_file import Pin, PinnedPartition
+from kafkalog.storage_engine.state import State
 
 __all__ = [
     "LEASE_MS",
@@ -66,17 +65,15 @@ _logger = logging.getLogger(__name__)
 
 LEASE_MS = 10 * 60_000
 """How long a pin holds cleaners back after it was renewed last."""
-_KEPT_MS = 24 * 60 * 60_000
-_ASKED_AGAIN_MS = 5 * 60_000
-"""After which an ended pin is asked about anew: who may not write to it cannot renew it."""
-_SWEEPS_ONE_IN = 32
+_LEASED_MAX = 32
+"""Pins of one application that keep their lease when nobody reads by them."""
+_SWEEPS_ONE_IN = 8
 """Of the actions that are no micro-batch: a sweep looks at every file of the root."""
 _TRIES = 100
 _ASKS = 4
 _ASK_PAUSE_S = 0.003
 _LISTINGS = 10
 """Attempts to list a root between two changes of it."""
-_VERSION = 1
 _NOT_WRITABLE = files.NOT_WRITABLE | {errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 """Also what file systems without hard links say."""
 _NAME = re.compile(rf"^{layout.PIN}([0-9a-f]{{16}})-([0-9]+|x)-[0-9a-f]{{16}}(\.[0-9a-f]+)?$")
@@ -101,32 +98,6 @@ class Action:
         return f"{layout.PIN}{series}-{number}-{_digest(self.application, self.name)}"
 
 
-class PinnedPartition(NamedTuple):
-    """What a pin says of a partition."""
-
-    log_start_offset: int
-    high_watermark: int
-    last_stable_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """One point of the journal, written down."""
-
-    path: Path
-    number: int
-    """Of the journal's record."""
-    topics: Mapping[str, tuple[str, tuple[PinnedPartition, ...]]]
-    """By name: a topic's id, and its partitions in order."""
-
-    def partition(self, topic: str, topic_id: str, partition: int) -> PinnedPartition | None:
-        """Return what is said of a partition; None where that topic did not have it."""
-        known = self.topics.get(topic)
-        if known is None or known[0] != topic_id or partition >= len(known[1]):
-            return None
-        return known[1][partition]
-
-
 def pin(
     root: Path,
     action: Action,
@@ -144,20 +115,24 @@ def pin(
     path = root / action.file_name()
     for _ in range(_TRIES):
         try:
-            found = _read(path)
+            found = pin_file.read(path)
             if found is not None:
                 if held is not None:
                     hold(path, held, now_ms)
-                return found
+                if held is None or path.exists():  # else it has ended meanwhile
+                    return found
         except OSError as fault:
             raise StorageError(
                 f"{path}: the moment of this read is pinned and cannot be read: {fault.strerror}; "
                 "run all executors as one user, or with a umask that lets them read"
             ) from fault
+        content = None
         try:
-            made = _make(path, load_state, now_ms, held)
+            with ended_pins.making(root):
+                content = ended_pins.find(root, path.name)
+                made = _make(path, content, load_state, now_ms, held)
         except OSError as fault:
-            if fault.errno in _NOT_WRITABLE:
+            if fault.errno in _NOT_WRITABLE and content is None:
                 return None
             raise StorageError(
                 f"{path}: the moment of this read cannot be written down, and its tasks would see "
@@ -165,7 +140,7 @@ def pin(
                 "no pin"
             ) from fault
         if made and (action.batch is not None or secrets.randbelow(_SWEEPS_ONE_IN) == 0):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, KafkaLogError):
                 _sweep(root, now_ms, action.file_name())
     raise StorageError(
         f"{path}: the pin of this read vanished, or was passed, {_TRIES} times; "
@@ -186,17 +161,25 @@ def renew(path: Path, now_ms: int) -> None:
 
 
 def _make(
-    path: Path, load_state: Callable[[], State], now_ms: int, held: contextlib.ExitStack | None
+    path: Path,
+    content: bytes | None,
+    load_state: Callable[[], State],
+    now_ms: int,
+    held: contextlib.ExitStack | None,
 ) -> bool:
-    """Pin the present moment, unless another has won, or a cleaner has passed it already."""
+    """Pin the present moment, unless another has won, or a cleaner has passed it already.
+
+    With the content of a pin that has ended, pin that again.
+    """
     state = load_state()
     candidate = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
-        files.create(candidate, _encoded(state))
+        files.create(candidate, pin_file.encoded(state) if content is None else content)
         with contextlib.ExitStack() as own:
             # A lock is the file's, whatever its name: so there is no moment without it.
             hold(candidate, own, now_ms)
-            if _is_passed(state, load_state()) or not files.link(candidate, path):
+            is_passed = content is None and _is_passed(state, load_state())
+            if is_passed or not files.link(candidate, path):
                 return False
             if held is not None:
                 held.enter_context(own.pop_all())
@@ -224,9 +207,6 @@ _Hold = tuple[int, int]
 """An offset that no cleaning may pass, and the end of the lease, negative: the least one counts."""
 _NONE: _Hold = (layout.INT64_MAX, 0)
 
-_unheld: dict[Path, dict[int, tuple[int, int]]] = {}
-"""By root and inode, of pins that nobody held: when they were renewed, and when asked about."""
-
 
 class LivePins:
     """What the pins of a root that hold cleaners back say, as they were at one look."""
@@ -243,7 +223,7 @@ class LivePins:
         for path, renewed_ms in _live(root, now_ms, held_only=held_only):
             until = -(renewed_ms + LEASE_MS)
             try:
-                found = _read_either(path)
+                found = pin_file.read_either(path)
             except (CorruptLogError, FileNotFoundError):
                 continue  # one that is being written counts for nothing yet: its maker looks again
             except OSError as fault:
@@ -289,7 +269,7 @@ def live_pins(root: Path, now_ms: int) -> list[LivePin]:
     found = []
     for path, renewed_ms in _live(root, now_ms, held_only=False):
         try:
-            read = _read_either(path)
+            read = pin_file.read_either(path)
         except (CorruptLogError, OSError):
             read = None
         number = None if read is None else read.number
@@ -299,52 +279,55 @@ def live_pins(root: Path, now_ms: int) -> list[LivePin]:
 
 def _live(root: Path, now_ms: int, *, held_only: bool) -> Iterator[tuple[Path, int]]:
     """Yield the pins that are held, or leased where that is enough, and when they were renewed."""
-    before = _unheld.get(root, {})
-    unheld: dict[int, tuple[int, int]] = {}
     seen: set[int] = set()
     for path, inode, renewed_ms, _ in _listed(root):
-        if inode in seen:
-            continue
-        seen.add(inode)
-        is_leased = abs(now_ms - renewed_ms) < LEASE_MS
-        known_ms, asked_ms = before.get(inode, (None, 0))
-        if is_leased or known_ms != renewed_ms or abs(now_ms - asked_ms) >= _ASKED_AGAIN_MS:
+        if inode not in seen:
+            seen.add(inode)
+            is_leased = abs(now_ms - renewed_ms) < LEASE_MS
             if (is_leased and not held_only) or _is_held(Path(path)):
                 yield Path(path), renewed_ms
-                continue
-            asked_ms = now_ms
-        unheld[inode] = (renewed_ms, asked_ms)
-    _unheld[root] = unheld
 
 
 def sweep_pins(root: Path, now_ms: int) -> int:
-    """Remove pins that have not been renewed for a day; returns how many."""
+    """Remove pins that have ended; returns how many. Raises OSError and KafkaLogError."""
     return _sweep(root, now_ms, None)
 
 
 def _sweep(root: Path, now_ms: int, action: str | None) -> int:
-    """Remove old pins, and those of earlier batches of the query that pinned that action's."""
+    """Remove ended pins, and those of earlier batches of the query that pinned that action's."""
     own = None if action is None else _NAME.match(action)
-    count = 0
-    for path, _, renewed_ms, changed_ms in _entries(root):
-        match = _NAME.match(os.path.basename(path))
-        is_old = all(abs(now_ms - time_ms) >= _KEPT_MS for time_ms in (renewed_ms, changed_ms))
-        is_earlier = (
-            own is not None
-            and match is not None
-            and match[1] == own[1]
-            and "x" not in (match[2], own[2])
-            and int(match[2]) < int(own[2])
-        )
-        if (is_earlier or is_old) and not _is_held(Path(path)):
+    gone: dict[str, bytes | None] = {}
+    later: Counter[str] = Counter()
+    with ended_pins.ending(root) as is_alone:
+        found = list(_entries(root)) if is_alone else []
+        for path, _, renewed_ms, changed_ms in sorted(found, key=lambda one: -one.renewed_ms):
+            name = os.path.basename(path)
+            match = _NAME.match(name)
+            series = match[1] if match else ""
+            is_earlier = own and match and series == own[1] and _batch(match) < _batch(own)
+            is_over = all(abs(now_ms - ms) >= LEASE_MS for ms in (renewed_ms, changed_ms))
             with contextlib.suppress(OSError):
-                files.remove(Path(path))
-                count += 1
-    return count
+                is_surplus = later[series] >= _LEASED_MAX and name != action
+                if not (is_earlier or is_over or is_surplus):
+                    later[series] += 1
+                elif not _is_held(Path(path)):
+                    gone[name] = None if is_earlier else Path(path).read_bytes()
+        ended = {name: content for name, content in gone.items() if content is not None}
+        if ended:
+            ended_pins.add(root, ended, now_ms)
+        for name in gone:
+            with contextlib.suppress(OSError):
+                files.remove(root / name)
+    return len(gone)
+
+
+def _batch(match: re.Match[str]) -> float:
+    """Return the number in a pin's name; that of no micro-batch is no number, and so not less."""
+    return math.nan if match[2] == "x" else int(match[2])
 
 
 def _is_held(path: Path) -> bool:
-    """Whether somebody reads by a pin, under the name it was listed by or the one it has since.
+    """Whether a lock is shared: that of a pin also under the name that it has been given since.
 
     Two who ask at once may take each other for a reader, so a yes is asked for again. Where nobody
     can tell, of a file that may not be opened or locked alone, only its lease counts.
@@ -393,84 +376,6 @@ def _entries(root: Path) -> Iterator[_Entry]:
                     continue
                 times = (known.st_mtime_ns // 1_000_000, known.st_ctime_ns // 1_000_000)
                 yield _Entry(entry.path, known.st_ino, *times)
-
-
-# --- the file ------------------------------------------------------------------------------------
-
-
-def _encoded(state: State) -> bytes:
-    topics = {
-        topic.name: [topic.topic_id, [_pinned(held) for held in topic.partitions]]
-        for topic in state.topics.values()
-    }
-    content = {"version": _VERSION, "number": state.number, "topics": topics}
-    return _json({**content, "crc": crc32c(_json(content))}) + b"\n"
-
-
-def _json(content: Mapping[str, object]) -> bytes:
-    return json.dumps(content, separators=(",", ":")).encode()
-
-
-def _pinned(held: PartitionState) -> PinnedPartition:
-    return PinnedPartition(held.log_start_offset, held.high_watermark, held.last_stable_offset)
-
-
-def _read(path: Path) -> Pin | None:
-    """Return a pin; None where there is none. Raises CorruptLogError."""
-    try:
-        found = _decoded(path, path.read_bytes())
-    except FileNotFoundError:
-        return None
-    if found is None:
-        raise CorruptLogError(
-            path,
-            0,
-            f"a pin of version {_VERSION}",
-            "one of a later release",
-            advice="run one release everywhere",
-        )
-    return found
-
-
-def _read_either(path: Path) -> Pin | None:
-    """Return a pin under the name that it was listed by, or the one that it has been given since.
-
-    None for one of a later release. Raises OSError and CorruptLogError.
-    """
-    try:
-        return _decoded(path, path.read_bytes())
-    except FileNotFoundError:
-        path = path.with_suffix("")
-        return _decoded(path, path.read_bytes())
-
-
-def _decoded(path: Path, data: bytes) -> Pin | None:
-    try:
-        content = json.loads(data)
-        if content["version"] != _VERSION:
-            return None
-        if content.pop("crc") != crc32c(_json(content)):
-            raise ValueError("wrong checksum")
-        topics = {
-            str(name): (str(topic_id), tuple(PinnedPartition(*map(int, held)) for held in rows))
-            for name, (topic_id, rows) in content["topics"].items()
-        }
-        return Pin(path, int(content["number"]), topics)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as fault:
-        raise CorruptLogError(
-            path,
-            0,
-            "the JSON of a pin",
-            f"{data[:40]!r}",
-            advice="remove it and run the action again",
-        ) from fault
 
 
 def _digest(*parts: str) -> str:

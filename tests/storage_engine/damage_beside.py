@@ -5,7 +5,7 @@ else is harmless depends on whose word a file is:
 
 - `.keys`, `kl-spilling`, `kl-last-cleaning`: an index, a count and a report, without which all goes
   on. Keys are found, a cleaning keeps the newest records; a number told to people may be another.
-- `kl-pin-*`: it is the moment that was pinned, or refused.
+- `kl-pin-*`, `kl-ended-pins`: it is the moment that was pinned, or refused.
 - `.staged`, and the indexes beside it: a commit takes the rows that were staged, or nothing.
 - `kl-meta.properties`, `kl-cleanshutdown`: a broker's own, who judges them himself. He gets back
   what is in them, byte for byte. `kl-adopted-topics`: a release says more or less to people.
@@ -98,23 +98,28 @@ def _small() -> Log:
 
 @dataclass
 class CleanedJudge(BesideJudge):
-    """A log after a cleaning, with a pin: read by the pin, looked up, and cleaned once more."""
+    """A log after a cleaning, with a pin, and one that has ended.
 
-    kinds = (layout.KEYS, layout.PIN, layout.LAST_CLEANING, layout.SPILLING)
-    pin: pins.Pin | None = field(init=False)
+    It is read by the pins, looked up, and cleaned once more.
+    """
+
+    kinds = (layout.KEYS, layout.PIN, layout.ENDED_PINS, layout.LAST_CLEANING, layout.SPILLING)
+    pins: dict[str, pins.Pin | None] = field(init=False)
     count: int = field(init=False)
 
     @classmethod
     def root_in(cls, path: Path) -> Root:
         root = Root(path, logs=[_small()])
+        _pinned(path, layout.ENDED_PINS)
+        assert pins.sweep_pins(path, NOW_MS + pins.LEASE_MS) == 1
         (done,) = kafkalog.open(path, create=False).clean("small", force=True, now_ms=NOW_MS)
         assert done.error is None
-        _pinned(path)
+        _pinned(path, layout.PIN)
         (path / "small-0" / layout.SPILLING).write_bytes(b'{"version": 1, "deaths": 1}\n')
         return root
 
     def __post_init__(self) -> None:
-        self.pin = _pinned(self.root.path)
+        self.pins = {kind: _pinned(self.root.path, kind) for kind in _PINNED}
         self.count = len(read(kafkalog.open(self.root.path), self._log, committed=False))
 
     @property
@@ -128,15 +133,16 @@ class CleanedJudge(BesideJudge):
             return "whole"
         assert log.explain("small", now_ms=NOW_MS)
         assert len(read(log, self._log, committed=False)) == self.count
-        if kind_of(name) != layout.PIN:
+        if kind_of(name) not in _PINNED:
             return "whole"
+        path, pinned = self.root.path / name, self.pins[kind_of(name)]
+        is_missing = not path.exists() or path.stat().st_size == 0
         try:
-            found = _pinned(self.root.path)
+            found = _pinned(self.root.path, kind_of(name))
         except KafkaLogError:
             return "refused"
-        assert found is not None and self.pin is not None
-        is_missing = not (self.root.path / name).exists()
-        assert is_missing or found == self.pin, f"{found} instead of {self.pin}"
+        assert found is not None and pinned is not None
+        assert is_missing or found == pinned, f"{found} instead of {pinned}"
         return "whole"
 
     def _write(self, name: Path, position: int) -> None:
@@ -158,9 +164,19 @@ def _latest(log: KafkaLog) -> list[Row]:
     return sorted(rows_of(log.latest("small", include_headers=True)))
 
 
-def _pinned(path: Path) -> pins.Pin | None:
+_PINNED: Final = (layout.PIN, layout.ENDED_PINS)
+
+
+def _pinned(path: Path, kind: str) -> pins.Pin | None:
+    """Pin the action of a kind of file; that of the ended ones is found there alone."""
     log = kafkalog.open(path, create=False)
-    return pins.pin(path, pins.Action("app", "one"), log.state, NOW_MS)
+    action = pins.Action("app", kind)
+    try:
+        return pins.pin(path, action, log.state, NOW_MS)
+    finally:
+        is_listed = kind == layout.ENDED_PINS and (path / kind).exists()
+        if is_listed and (path / kind).stat().st_size:
+            (path / action.file_name()).unlink(missing_ok=True)
 
 
 # --- ours, a broker's, and ours again ------------------------------------------------------------

@@ -11,7 +11,7 @@ from unittest.mock import ANY
 import pytest
 
 from kafkalog.cleaner import key_index
-from kafkalog.storage_engine import batch, layout, pins, staged_contents
+from kafkalog.storage_engine import batch, ended_pins, layout, pin_file, staged_contents
 from kafkalog.storage_engine.broker import metadata_log
 from tests.storage_engine.damage import BrokerJudge, Judge, cases, flipped, kind_of, places
 from tests.storage_engine.damage_beside import JUDGES, BesideJudge
@@ -68,7 +68,8 @@ def test_every_name_that_a_file_can_have_is_among_the_damaged(tmp_path: Path) ->
     ("root", "kind", "check", "unchecked", "token"),
     [
         ("cleaned", layout.KEYS, (key_index, "_is_sound"), lambda _: True, b""),
-        ("cleaned", layout.PIN, (pins, "crc32c"), lambda _: ANY, b"12,12]"),
+        ("cleaned", layout.PIN, (pin_file, "crc32c"), lambda _: ANY, b"12,12]"),
+        ("cleaned", layout.ENDED_PINS, (ended_pins, "_is_whole"), lambda *_: True, b"kl-pin-"),
         ("staged", layout.STAGED, (staged_contents, "crc32c"), lambda *_: ANY, b"value 3"),
         (
             "released",

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import CorruptLogError, StorageError
-from kafkalog.storage_engine import clock, files, layout, locks, pins
+from kafkalog.storage_engine import clock, ended_pins, files, layout, locks, pins
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.pins import LEASE_MS, Action, LivePins, Pin, PinnedPartition
 from kafkalog.storage_engine.state import State
@@ -202,19 +202,172 @@ def test_a_moment_that_a_cleaner_passed_while_it_was_pinned_is_not_pinned(engine
     assert len(names(engine.root)) == 1
 
 
-def test_old_pins_go_after_a_day(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_goes_when_its_lease_is_over(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pins, "_SWEEPS_ONE_IN", 1)
     pinned(engine)
-    pinned(engine, TWO, NOW + DAY - 1)
+    pinned(engine, TWO, NOW + LEASE_MS - 1)
     assert len(names(engine.root)) == 2
-    pinned(engine, Action("app", "execution 3"), NOW + DAY)
+    pinned(engine, Action("app", "execution 3"), NOW + LEASE_MS)
     assert len(names(engine.root)) == 2
-    assert pins.sweep_pins(engine.root, NOW + 3 * DAY) == 2
+    assert pins.sweep_pins(engine.root, NOW + 2 * LEASE_MS) == 2
     assert names(engine.root) == []
 
 
+def test_a_look_asks_nothing_of_actions_that_have_ended(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand actions, one a minute: those of the last ten minutes have a file."""
+    for n in range(1000):
+        pinned(engine, Action("app", f"execution {n}"), NOW + n * 60_000)
+        if n % 20 == 19:
+            pins.sweep_pins(engine.root, NOW + n * 60_000)
+    asked: list[Path] = []
+    read_bytes = Path.read_bytes
+
+    def counted(path: Path) -> bytes:
+        asked.append(path)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    append(engine)
+    assert limit(engine, NOW + 999 * 60_000, key_partition(engine)) == 1
+    assert len(names(engine.root)) == len(asked) == 10
+    assert (engine.root / layout.ENDED_PINS).stat().st_size < 500_000
+
+
+def test_an_application_leaves_few_pins_however_fast_its_actions_end(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What somebody reads by stays, and so does another application's."""
+    monkeypatch.setattr(pins, "_SWEEPS_ONE_IN", 1)
+    other, held = Action("other", "execution 1"), Action("app", "held")
+    with contextlib.ExitStack() as reading:
+        pinned(engine, other)
+        kept = pins.pin(engine.root, held, engine.state, NOW, held=reading)
+        made = [pinned(engine, Action("app", f"execution {n}"), NOW + n) for n in range(120)]
+        append(engine)
+        assert len(names(engine.root)) == 2 + 32
+        assert {other.file_name(), held.file_name()} < set(names(engine.root))
+        assert pinned(engine, held) == kept
+    assert [pinned(engine, Action("app", f"execution {n}"), NOW) for n in range(120)] == made
+
+
+def test_a_late_task_of_an_ended_action_reads_as_of_its_moment(engine: Engine) -> None:
+    first = pinned(engine)
+    append(engine, 3)
+    late = NOW + LEASE_MS
+    assert pins.sweep_pins(engine.root, late) == 1
+
+    assert pinned(engine, now_ms=late) == first
+    assert limit(engine, late, key_partition(engine)) == 1
+    assert pinned(engine, TWO, late).number == first.number + 3
+    assert pins.sweep_pins(engine.root, late + LEASE_MS) == 2
+    assert pinned(engine, now_ms=late + LEASE_MS) == first
+
+
+def test_a_late_task_whose_moment_is_kept_no_more_is_refused(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The content of the youngest is kept, as far as there is room; the names are for a day."""
+    pinned(engine)
+    size = names_size(engine)
+    pins.sweep_pins(engine.root, NOW + LEASE_MS)
+    monkeypatch.setattr(ended_pins, "_CONTENT_MAX", size)
+    second = pinned(engine, TWO, NOW + LEASE_MS)
+    pins.sweep_pins(engine.root, NOW + 2 * LEASE_MS)
+
+    append(engine)
+    assert pinned(engine, TWO, NOW + 2 * LEASE_MS) == second
+    with pytest.raises(StorageError, match="the moment they read is kept no more; run the action"):
+        pinned(engine, now_ms=NOW + 2 * LEASE_MS)
+    pins.sweep_pins(engine.root, NOW + DAY + 2 * LEASE_MS)
+    assert pinned(engine, now_ms=NOW + DAY + 2 * LEASE_MS).number == second.number + 1
+
+
+def names_size(engine: Engine) -> int:
+    """Return the size of all pins."""
+    return sum((engine.root / name).stat().st_size for name in names(engine.root))
+
+
+def test_a_pin_that_was_damaged_and_has_ended_is_refused_as_before(engine: Engine) -> None:
+    pinned(engine).path.write_bytes(b"{}\n{}\n")
+    pins.sweep_pins(engine.root, clock.now_ms() + DAY)
+    with pytest.raises(StorageError, match="run the action again"):
+        pinned(engine)
+
+
+@pytest.mark.parametrize("content", [b"x", b"kl-ended-pins 1 00000000\nkl-pin-x 1 {}\n"])
+def test_who_cannot_tell_whether_a_pin_has_ended_makes_none(engine: Engine, content: bytes) -> None:
+    (engine.root / layout.ENDED_PINS).write_bytes(content)
+    with pytest.raises(CorruptLogError, match=r"kl-ended-pins: .*remove it when no action runs$"):
+        pinned(engine)
+    assert names(engine.root) == []
+
+
+def test_who_may_not_read_what_has_ended_makes_no_pin(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user wrote it, with a umask that hides it; read without a pin is any moment."""
+    read_bytes = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if path.name == layout.ENDED_PINS:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(StorageError, match="run all executors as one user, or with a umask"):
+        pinned(engine)
+
+
+def test_tasks_that_come_while_their_pin_ends_see_one_moment(engine: Engine) -> None:
+    """A sweeper that takes every pin for ended, a writer, and tasks of the same actions."""
+    is_over = threading.Event()
+    seen: dict[int, set[int]] = {}
+    faults: list[BaseException] = []
+
+    def repeat(work: Callable[[Engine], object]) -> None:
+        own = Engine(engine.root)
+        try:
+            while not is_over.is_set():
+                work(own)
+        except BaseException as fault:
+            faults.append(fault)
+
+    def read() -> None:
+        own = Engine(engine.root, read_only=True)
+        try:
+            for n in range(60):
+                for _ in range(3):
+                    with contextlib.ExitStack() as reading:
+                        action = Action("app", f"execution {n}")
+                        found = pins.pin(own.root, action, own.state, NOW, held=reading)
+                        assert found is not None
+                        seen.setdefault(n, set()).add(found.number)
+        except BaseException as fault:
+            faults.append(fault)
+
+    beside = [
+        threading.Thread(target=repeat, args=(work,))
+        for work in (append, lambda own: pins.sweep_pins(own.root, NOW + 2 * LEASE_MS))
+    ]
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for thread in (*beside, *readers):
+        thread.start()
+    for thread in readers:
+        thread.join()
+    is_over.set()
+    for thread in beside:
+        thread.join()
+    assert faults == []
+    assert len(seen) == 60 and all(len(numbers) == 1 for numbers in seen.values())
+    assert len(set().union(*seen.values())) > 1
+
+
 @pytest.mark.parametrize("hours", [25, -25])
-def test_a_pin_of_a_clock_that_is_a_day_off_stays_for_a_day(engine: Engine, hours: int) -> None:
+def test_a_pin_of_a_clock_that_is_a_day_off_does_not_end_at_once(
+    engine: Engine, hours: int
+) -> None:
     """Who sweeps has the file system's clock; who pinned has not."""
     now_ms = clock.now_ms()
     first = pinned(engine, now_ms=now_ms + hours * 3_600_000)
@@ -232,24 +385,6 @@ def test_a_look_keeps_one_offset_of_a_partition_however_many_pins_are_live(engin
         pinned(engine, Action("app", f"more {n}"))
     assert len(pickle.dumps(LivePins(engine.root, NOW))) == len(pickle.dumps(one))
     assert limit(engine, NOW, key_partition(engine)) == 1
-
-
-def test_of_an_ended_pin_nobody_asks_again_for_minutes_who_reads_by_it(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(5):
-        pinned(engine, Action("app", f"ended {n}"))
-    asked: list[Path] = []
-    is_held = locks.FileLock.is_held
-
-    def counted(self: locks.FileLock) -> bool:
-        asked.append(self.path)
-        return is_held(self)
-
-    monkeypatch.setattr(locks.FileLock, "is_held", counted)
-    for later_ms, count in [(0, 5), (1, 5), (299_999, 5), (300_000, 10), (599_999, 10)]:
-        assert limit(engine, NOW + DAY // 2 + later_ms) == layout.INT64_MAX
-        assert len(asked) == count
 
 
 @pytest.mark.parametrize("held_only", [False, True])
@@ -272,12 +407,12 @@ def test_who_takes_hold_of_an_ended_pin_is_seen_by_the_next_look(
     assert seen(2 * LEASE_MS) == layout.INT64_MAX
 
 
-def emulate_flock(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[int], bool]) -> None:
-    """Refuse exclusive locks as a network file system does that makes `flock` of POSIX locks."""
+def refuse_alone(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[int], bool]) -> None:
+    """Refuse exclusive locks on some descriptors, as network file systems do."""
     flock = fcntl.flock
 
     def emulated(fd: int, operation: int) -> None:
-        if operation & fcntl.LOCK_EX and is_refused(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE):
+        if operation & fcntl.LOCK_EX and is_refused(fd):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         flock(fd, operation)
 
@@ -287,7 +422,10 @@ def emulate_flock(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[int], b
 def test_where_only_what_may_be_written_is_locked_alone_readers_of_a_pin_are_seen(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emulate_flock(monkeypatch, lambda mode: mode == os.O_RDONLY)
+    """A network file system makes `flock` of POSIX locks."""
+    refuse_alone(
+        monkeypatch, lambda fd: fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    )
     number = key_partition(engine)
     with contextlib.ExitStack() as reading:
         pins.pin(engine.root, ONE, engine.state, NOW, held=reading)
@@ -303,7 +441,7 @@ def test_of_a_pin_that_cannot_be_asked_about_only_the_lease_counts(
     number = key_partition(engine)
     pinned(engine, Action("app", "execution 1", "query", 1))
     append(engine)
-    emulate_flock(monkeypatch, lambda mode: True)
+    refuse_alone(monkeypatch, lambda fd: layout.PIN in os.readlink(f"/proc/self/fd/{fd}"))
     pinned(engine, Action("app", "execution 2", "query", 2))
     assert len(names(engine.root)) == 1
     assert limit(engine, NOW + LEASE_MS - 1, number) == 2

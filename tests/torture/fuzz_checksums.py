@@ -110,6 +110,12 @@ def pin(data: bytes) -> bytes:
     return _json(content) + b"\n"
 
 
+def ended_pins(data: bytes) -> bytes:
+    """Set that of the list of ended pins, which may lack its first line."""
+    lines = data.partition(b"\n")[2] if data.startswith(b"kl-ended-pins") else data
+    return b"kl-ended-pins 1 %08x\n" % crc32c(lines) + lines
+
+
 def _json(content: object) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 

@@ -28,7 +28,7 @@ from kafkalog.datasource.offsets import StartOrEnd, from_json, parse_object
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.generations import Generations
 from kafkalog.sink.query import end_offsets
-from kafkalog.storage_engine import checkpoints, layout, leader_epochs, pins
+from kafkalog.storage_engine import checkpoints, ended_pins, layout, leader_epochs, pin_file
 from kafkalog.storage_engine.broker import adopted_topics
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.gaps import GapFile
@@ -251,8 +251,12 @@ def _texts() -> list[Target]:
             [f"t {_ID}\nu {_ID}\n".encode()],
         ),
         layout.PIN + "0" * 16 + "-1-" + "0" * 16: (
-            pins._read,
+            pin_file.read,
             [fuzz_checksums.pin(_json(pin))],
+        ),
+        layout.ENDED_PINS: (
+            lambda path: ended_pins.find(path.parent, _PIN),
+            [fuzz_checksums.ended_pins(b"%s 5 {}\n%s0 6 -\n" % (_PIN.encode(), _PIN.encode()))],
         ),
         "1.json": (_view, [_json(view)]),
         "offsets/3": (lambda path: read_checkpoint(str(path.parents[1])), [checkpoint, named]),
@@ -270,11 +274,18 @@ def _texts() -> list[Target]:
             path,
             decode,
             lambda _, seeds=seeds: seeds,  # type: ignore[misc]
-            mend=fuzz_checksums.pin if path.startswith(layout.PIN) else None,
+            mend=_MENDED.get(path[: len(layout.PIN)]),
             is_text=True,
         )
         for path, (decode, seeds) in found.items()
     ]
+
+
+_PIN: Final = layout.PIN + "0" * 16 + "-x-" + "0" * 16
+_MENDED: Final = {
+    layout.PIN: fuzz_checksums.pin,
+    layout.ENDED_PINS[: len(layout.PIN)]: fuzz_checksums.ended_pins,
+}
 
 
 def _plain(path: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from kafkalog.cleaner import uncleanable
-from kafkalog.storage_engine import pins
 from kafkalog.storage_engine.transaction_markers import known_markers
 from tests.torture import memory
 from tests.torture.memory import elsewhere, forget, remembers
@@ -14,7 +13,7 @@ from tests.torture.workloads import Opened, prepare, small_files
 
 def test_all_that_a_module_remembers_is_found_by_its_name() -> None:
     found = {(module.__name__.rpartition(".")[2], name) for module, name in memory._places(0)}
-    assert {("uncleanable", "_unwritten"), ("pins", "_unheld")} <= found
+    assert ("uncleanable", "_unwritten") in found
     assert ("transaction_markers", "known_markers") in found
 
 
@@ -34,8 +33,8 @@ def test_what_a_process_knew_comes_back_to_it_and_what_another_one_learned_does_
     known = len(known_markers)
     with elsewhere():
         assert not remembers()
-        pins._unheld[tmp_path / "other"] = {}
-    assert len(known_markers) == known and set(pins._unheld) == {tmp_path}
+        uncleanable._unwritten["u-0", b""] = uncleanable.Uncleanable("full"), ()
+    assert len(known_markers) == known
     assert list(uncleanable._unwritten) == [("t-0", b"")]
     forget()
 
@@ -47,6 +46,4 @@ def _learn(root: Path) -> None:
         log.perform("transact")
         list(log.engine.read("t", 1))
     uncleanable._unwritten["t-0", b""] = uncleanable.Uncleanable("full"), ()
-    pins._unheld.clear()
-    pins._unheld[root] = {}
     assert len(known_markers)

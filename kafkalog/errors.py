@@ -2,7 +2,8 @@
 
 KafkaLogError
 ├── InvalidInputError (ValueError)   the caller's options, arguments or rows
-│   └── UnknownTopicError            a topic this log does not have
+│   ├── UnknownTopicError            a topic this log does not have
+│   └── MomentPassedError            a read is of a moment that a cleaning has passed
 ├── CorruptLogError                  bytes on disk are wrong: path, position, expected, found
 │   ├── CorruptBatchError            a record batch
 │   └── CorruptJournalError          the `commit` file
@@ -29,6 +30,7 @@ __all__ = [
     "InvalidInputError",
     "KafkaLogError",
     "LockedByBrokerError",
+    "MomentPassedError",
     "OffsetOutOfRangeError",
     "StorageError",
     "UnknownTopicError",
@@ -45,6 +47,10 @@ class InvalidInputError(KafkaLogError, ValueError):
 
 class UnknownTopicError(InvalidInputError):
     """The log has no topic of that name."""
+
+
+class MomentPassedError(InvalidInputError):
+    """A read is of a moment, and by now a cleaning has taken records that were there then."""
 
 
 class CorruptLogError(KafkaLogError):

@@ -117,6 +117,7 @@ def plan(
             f"{directory}: the segment of offset {state.active_base} is missing; committed records "
             "are lost"
         )
+    pins = LivePins(engine.root, now_ms) if pins is None else pins
     log = log_to_clean(
         topic,
         partition,
@@ -125,9 +126,8 @@ def plan(
         state=state,
         segments=segments,
         now_ms=now_ms,
-        pinned_offset=(LivePins(engine.root, now_ms) if pins is None else pins).limit(
-            topic, described.topic_id, partition
-        ),
+        pinned_offset=pins.limit(topic, described.topic_id, partition),
+        is_awaited=pins.has_changelog,
     )
     return log, state
 

@@ -57,6 +57,8 @@ from kafkalog.storage_engine.state import PartitionState
 if TYPE_CHECKING:
     from kafkalog.cleaner.erasure.keys import ErasedKeys
     from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.transaction import Transaction
+
 __all__ = ["CleaningAborted", "clean_round"]
 
 _log = logging.getLogger(__name__)
@@ -398,10 +400,15 @@ class _Publisher:
 
     def _swap(self, groups: Sequence[RewrittenGroup]) -> None:
         """Put the outputs of groups that lie side by side in the place of their sources."""
-        with self._changing() as state:
-            replace_segments(
-                self._view.directory, groups, producer_snapshot=state.producer_snapshot
+        view = self._view
+        with self._changing() as transaction:
+            # Under the lock: who pins this record finds the segments as they are after the swap.
+            transaction.change_partition(
+                view.topic, view.partition, swapped_at=transaction.state.number + 1
             )
+            transaction.publish(self._now_ms)
+            snapshot = self._load_state().producer_snapshot
+            replace_segments(view.directory, groups, producer_snapshot=snapshot)
         for group in groups:
             self._live.difference_update(section.key for section in group.source_sections)
             self._live.update(section.key for section in group.sections)
@@ -409,17 +416,16 @@ class _Publisher:
             self._stats.bytes_removed += group.bytes_removed
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[PartitionState]:
-        """Hold the locks under which files of the partition are replaced; yields its state."""
+    def _changing(self) -> Iterator[Transaction]:
+        """Hold the locks under which files of the partition are replaced."""
         with self._engine.transaction() as transaction:
-            state = self._load_state()
             if transaction.state.unsynced:
                 # After a power cut the journal must not name an active segment that is swapped.
                 transaction.sync_on_publish()
                 transaction.publish(self._now_ms)
             transaction.check_lock()  # which nothing else does where nothing is published
             with locks.SegmentsLock(self._view.directory).exclusive():
-                yield state
+                yield transaction
 
     def _announce(self) -> None:
         """Tell the journal how far this round goes; take it back where a reader was quicker.

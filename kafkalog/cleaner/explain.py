@@ -242,7 +242,9 @@ def _waits(
             "all clean", f"All of it is clean, up to offset {state.high_watermark}.{_last(log)}"
         )
         return
-    if log.cleanable_bytes > 0:
+    if log.is_due:
+        yield _awaited()
+    elif log.cleanable_bytes > 0:
         yield _ratio(log)
     # Of several that hold records back the one at the lowest offset comes first.
     barriers = [*_barriers(engine, log, state, plans), *_active_segment(log, state)]
@@ -256,6 +258,16 @@ def _barriers(
     yield from _transaction(engine, log, state)
     yield from _lag(log, state, plans.now_ms)
     yield from _pin(engine, log, state, plans)
+
+
+def _awaited() -> Finding:
+    return Finding(
+        "pin",
+        "It is due, and tasks read the changelog of a moment in this log: no cleaning begins "
+        "until they have ended.",
+        f"it ends with those tasks; max.compaction.lag.ms bounds the wait, and {_CLEAN} does not "
+        "wait",
+    )
 
 
 def _ratio(log: LogToClean) -> Finding:

@@ -49,6 +49,8 @@ class LogToClean:
     """When the next tombstone of the clean section may go; None for none, or unknown."""
     is_horizon_due: bool
     """Whether it may go now."""
+    is_awaited: bool
+    """Whether tasks read the changelog of a moment; until they end the cleaner begins nothing."""
 
     @property
     def dirty_ratio(self) -> float:
@@ -58,7 +60,17 @@ class LogToClean:
 
     @property
     def is_eligible(self) -> bool:
-        """Whether the background cleaner should come (C33; a due horizon is our addition)."""
+        """Whether the background cleaner should come now (C33).
+
+        That it waits for readers is our addition: but not where max.compaction.lag.ms demands it.
+        """
+        if self.cleanable_bytes > 0 and self.compaction_delay_ms > 0:
+            return True
+        return self.is_due and not self.is_awaited
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is a reason to clean it (C33; a due horizon is our addition)."""
         return (
             self.is_horizon_due
             or (self.cleanable_bytes > 0 and self.compaction_delay_ms > 0)
@@ -81,6 +93,7 @@ def log_to_clean(
     segments: Sequence[SegmentFiles],
     now_ms: int,
     pinned_offset: int = layout.INT64_MAX,
+    is_awaited: bool = False,
 ) -> LogToClean:
     """Plan the cleaning of a partition, given its state and its live segments at one moment.
 
@@ -132,6 +145,7 @@ def log_to_clean(
         compaction_delay_ms=_compaction_delay_ms(cleanable, config, now_ms),
         earliest_delete_horizon_ms=horizon,
         is_horizon_due=is_unknown or (horizon is not None and horizon <= now_ms),
+        is_awaited=is_awaited,
     )
 
 

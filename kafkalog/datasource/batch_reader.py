@@ -97,7 +97,7 @@ def _resolve(
     named = {EARLIEST: held.log_start_offset, LATEST: latest}
     is_open = start == EARLIEST
     first, last = named.get(start, start), named.get(end, end)
-    return OffsetRange(partition, first, last, is_open, held.high_watermark)
+    return OffsetRange(partition, first, last, is_open, high_watermark=held.high_watermark)
 
 
 def _check(resolved: list[OffsetRange]) -> None:
@@ -117,6 +117,7 @@ def _bound(
 
     A partition with nothing to read now keeps its range too if the end is open, so that the
     DataFrame sees what arrives later. (A start of -1 has no later: it is where the log ended.)
+    All pieces of an open end are read as of one moment, also those that have an end of their own.
     """
     groups: dict[TopicPartition, list[OffsetRange]] = {}
     for piece in pieces:
@@ -124,10 +125,11 @@ def _bound(
     bound: list[OffsetRange] = []
     for range_ in resolved:
         partition = range_.partition
-        group = groups.get(partition, [range_] if end[partition] == LATEST else [])
+        is_open = end[partition] == LATEST
+        group = groups.get(partition, [range_] if is_open else [])
         for index, part in enumerate(group):
             is_first, is_last = index == 0, index == len(group) - 1
             first = EARLIEST if is_first and start[partition] == EARLIEST else part.start
-            last = LATEST if is_last and end[partition] == LATEST else part.end
-            bound.append(dataclasses.replace(range_, start=first, end=last))
+            last = LATEST if is_last and is_open else part.end
+            bound.append(dataclasses.replace(range_, start=first, end=last, to_latest=is_open))
     return bound

@@ -24,6 +24,8 @@ class OffsetRange:
     end: int
     from_earliest: bool = False
     """A piece of what starts at the earliest offset: what retention takes meanwhile is no loss."""
+    to_latest: bool = False
+    """A piece of what ends at the latest offset: its task reads as of the moment of the action."""
     high_watermark: int = 0
     """The partition's when the range was planned. A task sees no less of a broker's log: what ended
     a transaction of the range may lie above it, where a broker that has just started tells less.

@@ -17,22 +17,29 @@ import dataclasses
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.datasource.offsets import Offsets, TopicPartition
-from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition
+from kafkalog.errors import InvalidInputError, MomentPassedError, StorageError
 from kafkalog.storage_engine import clock, layout
-from kafkalog.storage_engine.pins import Action, Pin, hold, pin, renew
+from kafkalog.storage_engine.pins import Action, Pin, hold, hold_changelog, pin, renew
 
 if TYPE_CHECKING:
     from kafkalog.datasource.offset_range import OffsetRange
     from kafkalog.datasource.options import SourceOptions
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.state import State
+    from kafkalog.storage_engine.state import State, TopicState
 
-__all__ = ["as_pinned", "driver_name", "pin_ends", "pinned_moment", "renewed"]
+__all__ = [
+    "as_pinned",
+    "driver_name",
+    "pin_ends",
+    "pinned_moment",
+    "refuse_passed",
+    "renewed",
+]
 
 _RENEWAL_S: Final = 60.0
 _OF_ONE_DRIVER: Final = "blockmgr-"
@@ -50,7 +57,9 @@ def driver_name() -> str:
 
 
 @contextlib.contextmanager
-def pinned_moment(engine: Engine, driver: str) -> Iterator[Pin | None]:
+def pinned_moment(
+    engine: Engine, driver: str, *, is_changelog: bool = False
+) -> Iterator[Pin | None]:
     """Give the moment of the action that this task belongs to, and hold it.
 
     None where there is no task of Spark, and where nothing can be pinned: in a root that cannot be
@@ -61,6 +70,8 @@ def pinned_moment(engine: Engine, driver: str) -> Iterator[Pin | None]:
         yield None
         return
     with contextlib.ExitStack() as held:
+        if is_changelog:
+            hold_changelog(engine.root, held)
         found = pin(engine.root, action, engine.state, clock.now_ms(), held=held)
         held.enter_context(renewed(None if found is None else found.path))
         yield found
@@ -83,10 +94,11 @@ def pin_ends(engine: Engine, ends: Offsets) -> Path | None:
 def as_pinned(
     engine: Engine, wanted: OffsetRange, pin: Pin | None, options: SourceOptions
 ) -> OffsetRange | None:
-    """Return a range with an open end as it was at the pinned moment; None where it was not yet.
+    """Return a piece of a range with an open end as of the pinned moment; None: not there yet.
 
-    A view of the newest records begins where the log began then, too. Without a pin the range stays
-    as it is. Raises UnknownTopicError, and InvalidInputError for a topic that was created anew.
+    It begins no earlier than the log did then, and ends no later: so what retention takes after it
+    is a loss. Without a pin the range stays as it is. Raises UnknownTopicError, and
+    InvalidInputError for a topic that was created anew.
     """
     if pin is None:
         return wanted
@@ -97,12 +109,45 @@ def as_pinned(
         if pin.topics.get(topic, (topic_id,))[0] != topic_id:
             raise InvalidInputError(f"topic {topic!r} was deleted and created anew: read again")
         return None
+    start, end, first = wanted.start, wanted.end, held.log_start_offset
+    is_stable = options.latest_view or options.read_committed
+    last = held.last_stable_offset if is_stable else held.high_watermark
     if options.latest_view:
-        start, end = held.log_start_offset, held.last_stable_offset
-        return dataclasses.replace(wanted, start=start, end=end, from_earliest=False)
-    is_committed = options.read_committed
-    end = held.last_stable_offset if is_committed else held.high_watermark
-    return dataclasses.replace(wanted, end=end)
+        start, end = first, last
+    if start == EARLIEST or wanted.from_earliest:
+        start = max(start, first)
+    end = last if end == LATEST else min(end, last)
+    return dataclasses.replace(wanted, start=min(start, end), end=end, from_earliest=False)
+
+
+def refuse_passed(
+    wanted: OffsetRange, pin: Pin | None, options: SourceOptions
+) -> Callable[[TopicState], None]:
+    """Return what refuses a state whose log may lack records that were there at the moment.
+
+    A view of the newest records wants none that a cleaning below its end takes. A changelog wants
+    all: so it refuses any swap since. Without a pin nothing is refused.
+    """
+    topic, number = wanted.partition
+
+    def check(state: TopicState) -> None:
+        if pin is None:
+            return
+        held = pin.partition(topic, state.topic_id, number)
+        if held is None:
+            raise InvalidInputError(f"topic {topic!r} was deleted and created anew: read again")
+        now = state.partitions[number]
+        is_passed = (
+            now.cleaned_to > wanted.end if options.latest_view else now.swapped_at > pin.number
+        )
+        if is_passed:
+            raise MomentPassedError(
+                f"{wanted.partition}: this read is of the moment at which the partition ended at "
+                f"offset {held.last_stable_offset}, and by now the log is cleaned up to offset "
+                f"{now.cleaned_to}; run the action again"
+            )
+
+    return check
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ from kafkalog.datasource.data_loss import report_data_loss
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST
 from kafkalog.datasource.options import SourceOptions
-from kafkalog.datasource.pin import as_pinned, pinned_moment, renewed
-from kafkalog.errors import InvalidInputError
+from kafkalog.datasource.pin import as_pinned, pinned_moment, refuse_passed, renewed
+from kafkalog.errors import InvalidInputError, MomentPassedError
 from kafkalog.storage_engine.engine import Engine
 
 if TYPE_CHECKING:
@@ -76,13 +76,18 @@ class RangeReader:
             pin = None
             if isinstance(partition, SnapshotPartition):
                 opened.enter_context(renewed(partition.pin))
-            elif partition.range.end == LATEST:
-                pin = opened.enter_context(pinned_moment(engine, self.driver))
+            elif partition.range.to_latest:
+                is_changelog = not self.options.latest_view
+                pin = opened.enter_context(
+                    pinned_moment(engine, self.driver, is_changelog=is_changelog)
+                )
             try:
                 wanted = as_pinned(engine, partition.range, pin, self.options)
                 if wanted is None:
                     return
                 view = opened.enter_context(self._view(engine, wanted, pin, is_snapshot))
+            except MomentPassedError:
+                raise
             except InvalidInputError as error:
                 report_data_loss(
                     "PARTITIONS_DELETED",
@@ -91,7 +96,7 @@ class RangeReader:
                 )
                 return
             if is_snapshot or self.options.latest_view:
-                yield from self._latest(view, wanted, pin, is_snapshot=is_snapshot)
+                yield from self._latest(view, wanted, is_snapshot=is_snapshot)
             else:
                 yield from self._records(view, wanted)
 
@@ -103,24 +108,22 @@ class RangeReader:
         A cleaner about to pass a pin looks at it once more, and goes back: it is waited for.
         """
         topic, number = wanted.partition
-        is_whole = is_snapshot or self.options.latest_view
         deadline = time.monotonic() + _CLEANER_WAIT_S
         while True:
-            view = engine.view(
-                topic,
-                number,
-                whole=is_whole,
-                start=max(wanted.start, 0) or None,
-                known_end=max(wanted.end, wanted.high_watermark),
-            )
-            if (
-                pin is None
-                or not is_whole
-                or view.state.cleaned_to <= wanted.end
-                or time.monotonic() >= deadline
-            ):
-                return view
-            view.close()
+            try:
+                return engine.view(
+                    topic,
+                    number,
+                    whole=is_snapshot or self.options.latest_view,
+                    start=max(wanted.start, 0) or None,
+                    known_end=max(wanted.end, wanted.high_watermark),
+                    check=refuse_passed(wanted, pin, self.options),
+                )
+            except MomentPassedError:
+                state = engine.describe(topic).partitions[number]
+                is_at_work = state.cleaning_offset > state.first_dirty_offset
+                if not is_at_work or time.monotonic() >= deadline:
+                    raise
             time.sleep(_CLEANER_PAUSE_S)
 
     def _records(self, view: LogView, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
@@ -138,19 +141,13 @@ class RangeReader:
             )
 
     def _latest(
-        self, view: LogView, wanted: OffsetRange, pin: Pin | None, *, is_snapshot: bool
+        self, view: LogView, wanted: OffsetRange, *, is_snapshot: bool
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.cleaner.survivors import latest
 
         start, end = self._available(view.state, wanted)
         if start >= end:
             return
-        if pin is not None and view.state.cleaned_to > end:
-            raise InvalidInputError(
-                f"{wanted.partition}: this read is of the moment at which the partition ended at "
-                f"offset {end}, and by now the log is cleaned up to offset "
-                f"{view.state.cleaned_to}; run the action again"
-            )
         # A batch of a stream may be done again long after it was planned. What is missing then has
         # newer records, which follow in later batches: in the end it makes the same table.
         yield from latest(

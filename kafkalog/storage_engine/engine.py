@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -390,12 +390,13 @@ class Engine:
         whole: bool = False,
         start: int | None = None,
         known_end: int = 0,
+        check: Callable[[TopicState], None] = lambda topic: None,
     ) -> LogView:
         """Open a partition at this moment; close the view after use.
 
-        `whole` opens all segments, for whoever needs one moment of the whole partition; `start` is
-        the offset where reading will begin, if it is known; `known_end` a high watermark that was
-        seen before, which a broker that starts anew does not know of at once.
+        `whole` opens all segments, for whoever needs one moment of the whole partition. `start` is
+        where reading will begin, if that is known; `known_end` a high watermark that was seen, of
+        which a broker that starts anew does not know. `check` may refuse a state of ours to open.
         """
         from kafkalog.storage_engine.log_view import open_view
 
@@ -409,6 +410,7 @@ class Engine:
             known = self.describe(topic)
             if known.topic_id != topic_id:
                 raise UnknownTopicError(f"topic {topic!r} was deleted and created anew: read again")
+            check(known)
             return known.partitions[partition]
 
         directory = self.partition_directory(topic, partition)
@@ -446,9 +448,8 @@ class Engine:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of `[start, end)`, by default from log start to the last stable offset.
 
-        Nothing at or above that is read, nor are the records of aborted transactions; with the
-        isolation level read_uncommitted both are, up to the high watermark. Raises
-        OffsetOutOfRangeError, which names the valid range.
+        Nothing at or above that is read, nor are aborted transactions; with read_uncommitted both
+        are, up to the high watermark. Raises OffsetOutOfRangeError, which names the valid range.
         """
         from kafkalog.schema import chosen_columns
 

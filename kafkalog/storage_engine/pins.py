@@ -15,11 +15,15 @@ lease, and honours only the pins that somebody holds. Invariants:
   again, and only then links it. A cleaner tells the journal how far it will go, looks at the pins,
   and only then swaps. Whoever comes second sees the other.
 - That a moment is whole never depends on a lease. Whoever opens a view of it compares the state
-  that belongs to the open files with the pin, and refuses a log that was cleaned beyond.
+  that belongs to the open files with the pin, and refuses a log that was cleaned beyond. A
+  changelog refuses any swap since (`swapped_at`): a cleaning below the pin takes records, too.
 - A pin ends with its lease, by the clock of who renewed it last and by the file system's; or when
   its application has pinned so many later moments that its action will have ended. Its file goes,
   and `ended_pins` tells a late task of it, which never takes it for missing. The pins of a
   streaming query go when a later batch of it pins one. None goes that somebody reads by.
+
+Who reads a changelog shares the lock `kl-changelog.lock` of the root besides: background cleaners
+begin nothing meanwhile, and so do not make his action fail.
 
 A root that cannot be written has no pins; nor has a broker's. Kafka has nothing like it.
 """
@@ -55,6 +59,7 @@ __all__ = [
     "Pin",
     "PinnedPartition",
     "hold",
+    "hold_changelog",
     "live_pins",
     "pin",
     "renew",
@@ -154,6 +159,15 @@ def hold(path: Path, held: contextlib.ExitStack, now_ms: int) -> None:
     renew(path, now_ms)  # after it: cleaners who had asked before ask again
 
 
+def hold_changelog(root: Path, held: contextlib.ExitStack) -> None:
+    """Say, until `held` is closed, that somebody reads the changelog of a moment, where it can be.
+
+    A cleaner that does not hear of it makes the read fail, and no more.
+    """
+    with contextlib.suppress(OSError, StorageError):
+        held.enter_context(locks.FileLock(root / layout.CHANGELOG_LOCK).shared())
+
+
 def renew(path: Path, now_ms: int) -> None:
     """Begin the lease of a pin anew; one that is gone, or another user's, is left alone."""
     with contextlib.suppress(OSError):
@@ -189,13 +203,14 @@ def _make(
 
 
 def _is_passed(then: State, now: State) -> bool:
-    """Whether a cleaning that `then` did not know of reaches beyond what was stable then."""
+    """Whether a cleaning that `then` did not know of has taken records that were there then."""
     for topic in now.topics.values() if now is not then else ():
         known = then.topics.get(topic.name)
         if known is None or known.topic_id != topic.topic_id:
             continue
         for old, new in zip(known.partitions, topic.partitions, strict=False):
-            if new.cleaned_to > max(old.last_stable_offset, old.cleaned_to):
+            is_beyond = new.cleaned_to > max(old.last_stable_offset, old.cleaned_to)
+            if is_beyond or new.swapped_at > then.number:
                 return True
     return False
 
@@ -220,6 +235,8 @@ class LivePins:
         """Of pins that nobody here can read."""
         self._least: dict[tuple[str, str], dict[int, _Hold]] = {}
         """By topic and its id, then by partition."""
+        self.has_changelog = _is_held(root / layout.CHANGELOG_LOCK)
+        """Whether somebody reads the changelog of a moment now."""
         for path, renewed_ms in _live(root, now_ms, held_only=held_only):
             until = -(renewed_ms + LEASE_MS)
             try:

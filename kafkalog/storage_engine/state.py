@@ -47,6 +47,9 @@ class PartitionState:
     at its high watermark; -1 when it has none. Appends without producer ids leave it as it is."""
     listed_from: int = 0
     """Below it a broker wrote the log, and nobody has listed where offsets have gaps."""
+    swapped_at: int = 0
+    """Number of the journal record that announced the last swap of cleaned segments. A changelog
+    that was read at an older record may have had records that are gone."""
 
     @property
     def cleaned_to(self) -> int:

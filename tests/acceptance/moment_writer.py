@@ -1,9 +1,10 @@
 """A process that changes all of a table at once, again and again, and cleans it.
 
-    python -m tests.acceptance.moment_writer ROOT PERIOD_S
+    python -m tests.acceptance.moment_writer ROOT PERIOD_S [FORCED_S]
 
-Commit n gives each of the topic's keys, in all of its partitions, the value n. It ends when its
-standard input does, and prints how many commits there were and how often something was cleaned.
+Commit n gives each of the topic's keys, in all of its partitions, the value n. Every FORCED_S a
+cleaning is forced, which waits for no lease. It ends when its standard input does, and prints how
+many commits there were and how often something was cleaned.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def rows(version: int) -> pa.Table:
     )
 
 
-def main(root: Path, period_s: float) -> None:
+def main(root: Path, period_s: float, forced_s: float | None = None) -> None:
     is_over = threading.Event()
     cleanings = [0]
 
@@ -46,11 +47,16 @@ def main(root: Path, period_s: float) -> None:
         while not is_over.wait(0.5):
             cleanings[0] += len(clean(engine, TOPIC, now_ms=clock.now_ms()))
 
+    def force() -> None:
+        engine = Engine(root)
+        while not is_over.wait(forced_s):
+            cleanings[0] += len(clean(engine, TOPIC, force=True, now_ms=clock.now_ms()))
+
     def wait_for_the_end() -> None:
         sys.stdin.read()
         is_over.set()
 
-    for work in (keep_clean, wait_for_the_end):
+    for work in (keep_clean, wait_for_the_end, *([] if forced_s is None else [force])):
         threading.Thread(target=work, daemon=True).start()
     engine = Engine(root)
     version = 0
@@ -64,4 +70,4 @@ def main(root: Path, period_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    main(Path(sys.argv[1]), *map(float, sys.argv[2:]))

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from kafkalog.cleaner import clean
+from kafkalog.cleaner.explain import explain
+from kafkalog.cleaner.status import status
 from kafkalog.datasource import pin, range_reader
 from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.datasource.pin import driver_name
-from kafkalog.errors import DataLossError, InvalidInputError
-from kafkalog.storage_engine import clock, files, layout
+from kafkalog.errors import DataLossError, InvalidInputError, MomentPassedError
+from kafkalog.storage_engine import clock, files, layout, log_view
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.pins import LivePins
 from tests.datasource.logs import append, numbered, rows, source
@@ -268,6 +270,166 @@ def test_a_task_whose_moment_a_forced_cleaning_passed_is_told_both_offsets(
         rows(*view)
     with task("2"):
         assert values(rows(*view)) == {b"a": b"new", b"b": b"new"}
+
+
+PAIRS: list[tuple[bytes, bytes | None]] = [(b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", None)]
+
+
+def cleaned(root: Path, now_ms: int = 1_700_000_000_000, *, force: bool = True) -> int:
+    with Engine(root) as engine:
+        clean(engine, "t", force=force, now_ms=now_ms)
+        return engine.describe("t").partitions[0].cleaned_to
+
+
+@pytest.mark.parametrize("more", [PAIRS, []])
+@pytest.mark.parametrize("options", [{}, {"maxRecordsPerPartition": "2"}, {"minPartitions": "4"}])
+def test_a_changelog_is_refused_when_a_cleaning_has_taken_records_of_its_moment(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, str],
+    more: list[tuple[bytes, bytes | None]],
+) -> None:
+    """Whether it went beyond the moment or not, and whichever piece of the log the task reads."""
+    monkeypatch.setattr(range_reader, "_CLEANER_WAIT_S", 0.0)
+    compacted(tmp_path, PAIRS)
+    reader, partitions = planned(tmp_path, **options)
+    with task("1"):
+        assert len(rows(reader, partitions)) == 4
+    compacted(tmp_path, more)
+    assert cleaned(tmp_path) == 4 + len(more)
+
+    for piece in partitions:
+        told = rf"ended at offset 4, .*cleaned up to offset {4 + len(more)}; run the action again"
+        with task("1"), pytest.raises(MomentPassedError, match=told):
+            rows(reader, [piece])
+    with task("2"):
+        found = rows(reader, partitions)
+    assert [row["offset"] for row in found][-1] == len(more) + 3
+    assert len(found) < len(more) + 4
+
+
+def test_a_changelog_is_refused_when_its_cleaned_part_was_cleaned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion that was there at the moment goes when its horizon has come, and nothing else."""
+    monkeypatch.setattr(range_reader, "_CLEANER_WAIT_S", 0.0)
+    compacted(tmp_path, PAIRS)
+    assert cleaned(tmp_path) == 4
+    changelog, view = planned(tmp_path), planned(tmp_path, **LATEST)
+    with task("1"):
+        assert [row["offset"] for row in rows(*changelog)] == [1, 2, 3]
+        first = rows(*view)
+    assert cleaned(tmp_path, 1_700_000_000_000 + 2 * 86_400_000) == 4
+
+    with task("1"), pytest.raises(MomentPassedError, match="run the action again"):
+        rows(*changelog)
+    with task("1"):
+        assert rows(*view) == first
+    with task("2"):
+        assert [row["offset"] for row in rows(*changelog)] == [1, 2]
+
+
+def test_a_cleaning_that_takes_nothing_refuses_no_changelog(tmp_path: Path) -> None:
+    compacted(tmp_path, [(b"a", b"1"), (b"b", b"1")])
+    cleaned(tmp_path)
+    reader, partitions = planned(tmp_path)
+    with task("1"):
+        first = rows(reader, partitions)
+    cleaned(tmp_path)
+    with task("1"):
+        assert rows(reader, partitions) == first
+
+
+def test_a_changelog_of_more_segments_than_are_open_at_once_is_of_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleaning swaps the segments that a task has not opened yet."""
+    monkeypatch.setattr(log_view, "WINDOW", 2)
+    compacted(tmp_path, [(b"a", b"%d" % n) for n in range(10)])
+    reader, partitions = planned(tmp_path)
+    with task("1"):
+        reading = reader.read(partitions[0])
+        next(reading)
+        cleaned(tmp_path)
+        with pytest.raises(MomentPassedError, match="run the action again"):
+            list(reading)
+
+
+def test_a_read_that_was_planned_after_the_moment_ends_with_it(tmp_path: Path) -> None:
+    """Spark may plan a later stage of an action when the first one has pinned."""
+    append(tmp_path, "t", numbered(4))
+    with task("1"):
+        first = rows(*planned(tmp_path))
+    append(tmp_path, "t", numbered(8))
+    for options in ({}, {"maxRecordsPerPartition": "3"}, {"startingOffsets": '{"t":{"0":2}}'}):
+        later = planned(tmp_path, **options)
+        with task("1"):
+            assert rows(*later) == [row for row in first if not options.get("startingOffsets")
+                                    or row["offset"] >= 2]  # fmt: skip
+        with task("2"):
+            assert rows(*later)[-1]["offset"] == 11
+    beyond = planned(tmp_path, startingOffsets='{"t":{"0":6}}')
+    with task("1"):
+        assert rows(*beyond) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"maxRecordsPerPartition": "1"}])
+def test_a_changelog_whose_beginning_was_deleted_meanwhile_is_a_loss(
+    tmp_path: Path, options: dict[str, str]
+) -> None:
+    with Engine(tmp_path) as engine:
+        engine.create_topic("t", 1, {"cleanup.policy": "compact,delete"})
+        engine.append("t", [("a", "0"), ("b", "0")])
+    strict = planned(tmp_path, **options)
+    lenient = planned(tmp_path, failOnDataLoss="false", **options)
+    with task("1"):
+        assert len(rows(*strict)) == 2
+    with Engine(tmp_path) as engine:
+        engine.delete_records("t", 0, 1)
+
+    with task("1"):
+        with pytest.raises(DataLossError, match=r"wanted the offsets \[0, .*available .*\[1, 2"):
+            rows(*strict)
+        assert values(rows(*lenient)) == {b"b": b"0"}
+    with task("2"):
+        assert values(rows(*strict)) == {b"b": b"0"}
+
+
+def test_an_explicit_end_is_kafkas_promise_and_pins_nothing(tmp_path: Path) -> None:
+    """What a cleaning takes of such a range is not missed, as in Kafka."""
+    compacted(tmp_path, PAIRS)
+    reader, partitions = planned(tmp_path, endingOffsets='{"t":{"0":4}}')
+    with task("1"):
+        assert len(rows(reader, partitions)) == 4
+    compacted(tmp_path, PAIRS)
+    cleaned(tmp_path)
+    with task("1"):
+        assert rows(reader, partitions) == []
+    assert pins(tmp_path) == []
+
+
+def test_no_cleaning_begins_as_long_as_a_changelog_is_read(tmp_path: Path) -> None:
+    """But for one that is forced, and one that max.compaction.lag.ms demands."""
+    now_ms = clock.now_ms()
+    compacted(tmp_path, PAIRS)
+    reader, partitions = planned(tmp_path)
+    with Engine(tmp_path) as engine, task("1"):
+        reading = reader.read(partitions[0])
+        next(reading)
+        assert clean(engine, "t", now_ms=now_ms) == []
+        (told,) = explain(engine, "t", now_ms)
+        assert told.answer == "is not cleaned now"
+        assert told.findings[0].code == "pin"
+        assert "tasks read the changelog of a moment in this log" in told.findings[0].sentence
+        assert status(engine, now_ms)[0].state == "clean"
+
+        engine.alter_topic("t", {"max.compaction.lag.ms": "1000"})
+        assert status(engine, now_ms)[0].state == "dirty"
+        engine.alter_topic("t", {"max.compaction.lag.ms": str(2**63 - 1)})
+        reading.close()
+        assert status(engine, now_ms)[0].state == "dirty"
+        (done,) = clean(engine, "t", now_ms=now_ms)
+        assert done.error is None and done.end_offset == 3
 
 
 def test_a_view_whose_beginning_was_deleted_meanwhile_is_a_loss(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def _journal_record(directory: Path) -> Case:
 def _journal_state(directory: Path) -> Case:
     """The last record gives a partition any numbers of 64 bits; then it is read, and written to."""
     root = Root(directory / "root", logs=[_small()])
-    numbers = struct.Struct(">10q")
+    numbers = struct.Struct(">11q")
     write = _last_record(root.path / layout.COMMIT)
     *_, (*_, last) = Journal(root.path / layout.COMMIT).records()[1]
 

@@ -363,7 +363,7 @@ def test_of_a_single_operation_all_states_are_checked(directory: Path) -> None:
 
 def test_of_a_pair_what_is_always_checked_is_checked_at_every_moment(directory: Path) -> None:
     worker = Worker(directory, seed=1)
-    task = Task("plain", ("close", "alter"), EVERY_MOMENT)
+    task = Task("plain", ("close", "append"), EVERY_MOMENT)
     crashes = worker.crashes(task)
     wanted = {
         crashes.key(crash, state)

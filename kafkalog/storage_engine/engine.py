@@ -394,9 +394,8 @@ class Engine:
     ) -> LogView:
         """Open a partition at this moment; close the view after use.
 
-        `whole` opens all segments, for whoever needs one moment of the whole partition. `start` is
-        where reading will begin, if that is known; `known_end` a high watermark that was seen, of
-        which a broker that starts anew does not know. `check` may refuse a state of ours to open.
+        `whole` opens all segments at once. `start` is where reading will begin; `known_end` a high
+        watermark that a broker which starts anew may not know. `check` may refuse a state of ours.
         """
         from kafkalog.storage_engine.log_view import open_view
 

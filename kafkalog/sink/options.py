@@ -40,6 +40,7 @@ OF_A_READ = (
     "subscribe",
     "subscribePattern",
     "assign",
+    "keys",
     "view",
     "failOnDataLoss",
     "partitioner",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import secrets
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from kafkalog.cleaner import partition_cleaner
-from kafkalog.storage_engine import clock, host
+from kafkalog.storage_engine import clock, files, host
 from kafkalog.storage_engine.engine import Engine
 from tests.torture.acts import Act
 from tests.torture.checks import Snapshot, forget, recovered, snapshot, with_superseded
@@ -81,6 +82,8 @@ def repeatable(seed: str) -> Iterator[None]:
     stands: list[tuple[Any, str, Any]] = [
         (uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4)),
         (secrets, "token_bytes", dice.randbytes),
+        # Threads that sync side by side have no order of their own.
+        (files, "_SIDE_BY_SIDE_MIN", sys.maxsize),
         (clock, "now_ms", lambda: _NOW_MS),
         (import_module("kafkalog.cleaner.clean"), "time", still),  # the room has a function `clean`
         (partition_cleaner, "time", still),

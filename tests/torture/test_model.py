@@ -75,7 +75,8 @@ def test_the_model_finds_a_commit_of_which_a_death_leaves_a_part(
 def test_the_model_finds_what_has_expired_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_hands, "retain", lambda *_, **__: [])
     with pytest.raises(AssertionError, match="expired, and still there"):
-        examples(1, 100, phases=GENERATE)
+        for seed in range(1, 9):  # what a seed draws changes with the constants in the sources
+            examples(seed, 50, phases=GENERATE)
 
 
 ROWS = [Row(0, 5, b"a", b"1"), Row(1, 5, b"b", b"1"), Row(2, 5, b"a", None), Row(3, 5, b"c", b"1")]

@@ -11,13 +11,13 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition
+from kafkalog.datasource.opened_log import opened_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import driver_name
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
 from kafkalog.datasource.resolve import ending_offsets, starting_offsets
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.murmur2 import partition_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class KafkaLogBatchReader(DataSourceReader):
         `maxRecordsPerPartition` ask for; a view of the newest records has one per partition. Raises
         UnknownTopicError, and InvalidInputError for offsets that do not fit the partitions.
         """
-        with Engine(self.options.directories, read_only=True, create=False) as engine:
+        with opened_log(self.options.directories) as engine:
             state = engine.state()
             assigned = self.options.subscription.partitions(state)
             start = starting_offsets(engine, self.options, assigned, default=EARLIEST)

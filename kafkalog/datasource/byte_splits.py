@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kafkalog.datasource.micro_batch import held_partition
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.index import OffsetIndex
 from kafkalog.storage_engine.segments import SegmentFiles, list_segments
-from kafkalog.storage_engine.state import PartitionState
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.state import PartitionState
 
 __all__ = ["SPLIT_BYTES", "split_by_bytes"]
 

@@ -12,7 +12,7 @@ come after the batch that is repeated, so a fault is kept until a first batch is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kafkalog.datasource.data_loss import report_data_loss
 from kafkalog.datasource.micro_batch import held_partition
@@ -29,8 +29,10 @@ from kafkalog.datasource.offsets import (
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.resolve import no_offset_matched, offsets_for_times
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.state import State
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.state import State
 
 __all__ = ["InitialOffsets"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kafkalog.datasource.data_loss import report_data_loss
 from kafkalog.datasource.micro_batch import held_partition, report_deleted
@@ -13,8 +13,10 @@ from kafkalog.datasource.offsets import Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine import locks
-from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.state import State
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.state import State
 
 __all__ = ["LatestEnds"]
 

@@ -15,14 +15,15 @@ from kafkalog.datasource.columns import arrow_schema
 from kafkalog.datasource.data_loss import report_data_loss
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST
+from kafkalog.datasource.opened_log import opened_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import as_pinned, pinned_moment, refuse_passed, renewed
 from kafkalog.errors import InvalidInputError, MomentPassedError
-from kafkalog.storage_engine.engine import Engine
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.log_view import LogView
     from kafkalog.storage_engine.pins import Pin
     from kafkalog.storage_engine.state import PartitionState
@@ -71,8 +72,7 @@ class RangeReader:
             return
         is_snapshot = isinstance(partition, SnapshotPartition)
         with contextlib.ExitStack() as opened:
-            directories = self.options.directories
-            engine = opened.enter_context(Engine(directories, read_only=True, create=False))
+            engine = opened.enter_context(opened_log(self.options.directories))
             pin = None
             if isinstance(partition, SnapshotPartition):
                 opened.enter_context(renewed(partition.pin))

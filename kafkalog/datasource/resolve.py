@@ -10,13 +10,16 @@ level see. Looking it up reads a batch or two per partition.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from kafkalog.datasource.offsets import LATEST, Offsets, StartOrEnd, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.start_or_end_time import StartOrEndTime
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.time_offsets import offset_for_time
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
 
 __all__ = ["ending_offsets", "no_offset_matched", "offsets_for_times", "starting_offsets"]
 

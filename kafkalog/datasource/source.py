@@ -1,4 +1,8 @@
-"""`format("kafkalog")`: the class through which Spark reads and writes a log."""
+"""`format("kafkalog")`: the class through which Spark reads and writes a log.
+
+Each Python process of a query imports this module, and most need only the class. So the readers and
+writers are imported where they are made.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.datasource.columns import check_columns, spark_schema
 from kafkalog.datasource.options import SourceOptions
-from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.address import log_directories
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine import address
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
     from pyspark.sql.types import StructType
+
+    from kafkalog.datasource.batch_reader import KafkaLogBatchReader
+    from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 
 __all__ = ["KafkaLogDataSource"]
 
@@ -37,7 +41,7 @@ class KafkaLogDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        log_directories(options)
+        address.log_directories(options)
         if SourceOptions.are_reading(options):
             parsed = SourceOptions.parse(options)
             _check_log(parsed.directories)
@@ -55,6 +59,8 @@ class KafkaLogDataSource(DataSource):
 
     def reader(self, schema: StructType) -> KafkaLogBatchReader:
         """Return the batch reader for a schema: ours, or the user's subset of it."""
+        from kafkalog.datasource.batch_reader import KafkaLogBatchReader
+
         check_columns(schema)
         return KafkaLogBatchReader(SourceOptions.parse(self.options), tuple(schema.fieldNames()))
 
@@ -63,6 +69,8 @@ class KafkaLogDataSource(DataSource):
 
         Spark loses the message of an error that is raised here.
         """
+        from kafkalog.datasource.stream_reader import KafkaLogStreamReader
+
         return KafkaLogStreamReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -81,7 +89,7 @@ class KafkaLogDataSource(DataSource):
 def _check_log(directories: tuple[str, ...]) -> None:
     """Raise InvalidInputError where there is no log to read."""
     try:
-        Engine(directories, read_only=True, create=False).close()
+        address.check_has_log(address.directories(directories))
     except InvalidInputError as error:
         raise InvalidInputError(f"option path: {error}") from None
 

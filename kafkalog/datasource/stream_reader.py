@@ -29,6 +29,7 @@ from kafkalog.datasource.offsets import (
     from_json,
     to_json,
 )
+from kafkalog.datasource.opened_log import opened_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
 from kafkalog.datasource.rate_limit import limit_offsets
@@ -36,12 +37,12 @@ from kafkalog.datasource.snapshot import has_snapshot, split_off_snapshots
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.datasource.trigger_delay import TriggerDelay
 from kafkalog.storage_engine import clock
-from kafkalog.storage_engine.engine import Engine
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.state import State
 
 __all__ = ["KafkaLogStreamReader"]
@@ -227,7 +228,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _load(self) -> State:
         if self._engine is None:
-            self._engine = Engine(self._options().directories, read_only=True, create=False)
+            self._engine = opened_log(self._options().directories)
         return self._engine.state()
 
     def _check_initial(self) -> bool:

@@ -17,11 +17,13 @@ from urllib.parse import unquote, urlsplit
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.broker import directory_signs
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 
 __all__ = [
+    "check_has_log",
     "directories",
     "is_broker_directory",
     "log_directories",
@@ -89,6 +91,15 @@ def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
     from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 
     return BrokerDirectories(roots)
+
+
+def check_has_log(roots: Sequence[Path]) -> None:
+    """Raise InvalidInputError where the directories hold no log, and StorageError for a lost one.
+
+    Nothing is opened.
+    """
+    if open_broker(roots) is None:
+        directory_signs.check_is_log(roots[0])
 
 
 def _check_one_broker(roots: Sequence[Path]) -> None:

@@ -80,11 +80,10 @@ class Engine:
         self._commit_lock = locks.FileLock(self.root / layout.COMMIT_LOCK)
         if self._brokers is not None:
             return
+        if read_only or not create:
+            directory_signs.check_is_log(self.root)
         if not commit_file.exists():
             directory_signs.check_journal_is_not_lost(self.root)
-            if read_only or not create:
-                how = "kafkalog.open(path), or by writing to it"
-                raise directory_signs.no_log(self.root, how)
             new_log.create_log(self.root)
         elif not read_only:
             self._settle_if_free()

@@ -15,6 +15,7 @@ from kafkalog.storage_engine import layout
 
 __all__ = [
     "check_is_free",
+    "check_is_log",
     "check_journal_is_not_lost",
     "no_log",
     "partitions_to_adopt",
@@ -116,6 +117,13 @@ def check_journal_is_not_lost(root: Path) -> None:
             f"{root}: the log was released, for a broker to have it (it has "
             f"{layout.COMMIT_RELEASED}); to take it back run: kafkalog adopt {root}"
         )
+
+
+def check_is_log(root: Path) -> None:
+    """Raise InvalidInputError where no log of ours is."""
+    if not (root / layout.COMMIT).exists():
+        check_journal_is_not_lost(root)
+        raise no_log(root, "kafkalog.open(path), or by writing to it")
 
 
 def check_is_free(root: Path) -> None:

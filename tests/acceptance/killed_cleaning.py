@@ -246,7 +246,7 @@ def obey(command: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm() -> None:
-    """Compile what children need, without threads that a fork would lose."""
+    """Import what children need, without threads that a fork would lose."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as directory, Engine(directory) as engine:

@@ -259,7 +259,7 @@ def be_quiet() -> None:
 
 @functools.cache
 def warm() -> None:
-    """Compile and import what children of this process need, without threads that a fork loses."""
+    """Import what children of this process need, without threads that a fork loses."""
     be_quiet()
     with scratch("warm") as directory:
         root, notes = directory / "log", Notes(directory / "notes")

@@ -26,8 +26,8 @@ from tests.postgres_server import postgres, postgres_server  # noqa: E402, F401 
 
 def pytest_configure() -> None:
     """Refuse to test compiled kernels of other sources than these."""
-    shared = (ROOT / "kafkalog" / "storage_engine").glob("[!k]*.pxd")
-    newest = max(path.stat().st_mtime for path in shared)
+    sheets = (ROOT / "kafkalog").rglob("*.pxd")
+    newest = max(path.stat().st_mtime for path in sheets if path.stem != "kernels")
     for library in (ROOT / "kafkalog").rglob("kernels.*.so"):
         own = [path.stat().st_mtime for path in library.parent.glob("kernels.p*")]
         if library.stat().st_mtime < max(newest, *own):

@@ -18,6 +18,7 @@ from kafkalog.cleaner.stats import CleanerStats
 from kafkalog.cleaner.throttle import Throttler
 from kafkalog.cleaner.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
+from kafkalog.storage_engine import clock
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.pins import sweep_pins
 from kafkalog.storage_engine.retention import RetentionStats, apply_retention
@@ -178,5 +179,6 @@ def _sweep_root(engine: Engine, now_ms: int) -> int:
     with contextlib.suppress(OSError):
         count += engine.sweep_staged(now_ms=now_ms)
     with contextlib.suppress(OSError, KafkaLogError):
-        count += sweep_pins(engine.root, now_ms)
+        # A reader renews a pin by his clock, whatever time the caller gives.
+        count += sweep_pins(engine.root, clock.now_ms())
     return count

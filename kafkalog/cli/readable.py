@@ -25,4 +25,5 @@ def check_log(path: str) -> None:
 
     root, *more = address.directories(path)
     if not more and not (root / layout.COMMIT).exists() and not address.is_broker_directory(root):
+        directory_signs.check_journal_is_not_lost(root)
         raise directory_signs.no_log(root, f"kafkalog topics create {root} NAME")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.state import State, TopicState
 
 __all__ = [
+    "are_passed",
     "as_pinned",
     "driver_name",
     "pin_ends",
@@ -77,8 +78,10 @@ def pinned_moment(
         yield found
 
 
-def pin_ends(engine: Engine, ends: Offsets) -> Path | None:
-    """Pin the log as of some ends, for tasks to come; None where that cannot be done.
+def pin_ends(engine: Engine, ends: Offsets, held: contextlib.ExitStack) -> Path | None:
+    """Pin the log as of some ends, for tasks to come, and hold the pin until `held` is closed.
+
+    Returns None where that cannot be done.
 
     It cannot where nothing can be written, nor where a cleaner has passed all of them.
     """
@@ -86,7 +89,9 @@ def pin_ends(engine: Engine, ends: Offsets) -> Path | None:
         return None
     action = Action(driver_name(), f"ends {uuid.uuid4().hex}")
     with contextlib.suppress(StorageError):
-        found = pin(engine.root, action, lambda: _as_of(engine.state(), ends), clock.now_ms())
+        found = pin(
+            engine.root, action, lambda: _as_of(engine.state(), ends), clock.now_ms(), held=held
+        )
         return None if found is None else found.path
     return None
 
@@ -189,6 +194,15 @@ def _action(driver: str) -> Action | None:
         f"execution {execution}" if execution else f"stage {context.stageId()}",
         query=context.getLocalProperty("sql.streaming.queryId"),
         batch=int(batch) if batch and batch.isdecimal() else None,
+    )
+
+
+def are_passed(state: State, ends: Offsets) -> bool:
+    """Tell whether a cleaner has gone beyond one of some ends, or announced that it will."""
+    return any(
+        ends.get(TopicPartition(topic.name, number), held.cleaned_to) < held.cleaned_to
+        for topic in state.topics.values()
+        for number, held in enumerate(topic.partitions)
     )
 
 

@@ -47,10 +47,12 @@ class OffsetRangePartition(InputPartition):
 class SnapshotPartition(OffsetRangePartition):
     """The newest record of each key of a partition, as of the end of a micro-batch."""
 
-    def __init__(self, range_: OffsetRange, pin: Path | None) -> None:
+    def __init__(self, range_: OffsetRange, pin: Path | None, is_passed: bool) -> None:
         super().__init__(range_)
         self.pin = pin
         """What keeps cleaners from passing that end, if anything does."""
+        self.is_passed = is_passed
+        """Whether one had when the micro-batch was planned: keys with newer records are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,10 @@ class RangeReader:
                     fail=self.options.fail_on_data_loss,
                 )
                 return
-            if is_snapshot or self.options.latest_view:
-                yield from self._latest(view, wanted, is_snapshot=is_snapshot)
+            if isinstance(partition, SnapshotPartition):
+                yield from self._latest(view, wanted, may_be_passed=partition.is_passed)
+            elif self.options.latest_view:
+                yield from self._latest(view, wanted)
             else:
                 yield from self._records(view, wanted)
 
@@ -108,13 +112,14 @@ class RangeReader:
         A cleaner about to pass a pin looks at it once more, and goes back: it is waited for.
         """
         topic, number = wanted.partition
-        deadline = time.monotonic() + _CLEANER_WAIT_S
+        is_whole = is_snapshot or self.options.latest_view
+        deadline = time.monotonic() + (_CLEANER_WAIT_S if is_whole else 0)
         while True:
             try:
                 return engine.view(
                     topic,
                     number,
-                    whole=is_snapshot or self.options.latest_view,
+                    whole=is_whole,
                     start=max(wanted.start, 0) or None,
                     known_end=max(wanted.end, wanted.high_watermark),
                     check=refuse_passed(wanted, pin, self.options),
@@ -141,22 +146,25 @@ class RangeReader:
             )
 
     def _latest(
-        self, view: LogView, wanted: OffsetRange, *, is_snapshot: bool
+        self, view: LogView, wanted: OffsetRange, *, may_be_passed: bool = False
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.cleaner.survivors import latest
 
         start, end = self._available(view.state, wanted)
         if start >= end:
             return
-        # A batch of a stream may be done again long after it was planned. What is missing then has
-        # newer records, which follow in later batches: in the end it makes the same table.
+        if view.state.cleaned_to > end and not may_be_passed:
+            raise MomentPassedError(
+                f"{wanted.partition}: the view is as of offset {end}, and by now the log is "
+                f"cleaned up to offset {view.state.cleaned_to}; start the query again"
+            )
         yield from latest(
             view,
             end,
             budget_bytes=_VIEW_BUDGET,
             schema=arrow_schema(self.columns),
             keys=self.options.keys,
-            may_be_passed=is_snapshot,
+            may_be_passed=may_be_passed,
         )
 
     def _available(self, state: PartitionState, wanted: OffsetRange) -> tuple[int, int]:

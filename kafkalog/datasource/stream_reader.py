@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -33,7 +33,7 @@ from kafkalog.datasource.opened_log import opened_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
 from kafkalog.datasource.rate_limit import limit_offsets
-from kafkalog.datasource.snapshot import has_snapshot, split_off_snapshots
+from kafkalog.datasource.snapshot import HeldViews, has_snapshot, split_off_snapshots
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.datasource.trigger_delay import TriggerDelay
 from kafkalog.storage_engine import clock
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.state import State
 
 __all__ = ["KafkaLogStreamReader"]
+
+
+_TRIES: Final = 5
+"""How often an end is looked up that a cleaner passes before it is pinned."""
 
 
 class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -79,9 +83,10 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._delay: TriggerDelay | None = None
         self._available_now = False
         self._target: Offsets | None = None
+        self._views: HeldViews | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engine": None, "_ends": None, "_idle": None}
+        return {**self.__dict__, "_engine": None, "_ends": None, "_idle": None, "_views": None}
 
     def initialOffset(self) -> OffsetJson:
         """Return where a new query starts: see `InitialOffsets`.
@@ -126,11 +131,31 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         DataLossError for a topic that was subscribed to, read, and deleted; for a new query
         UnknownTopicError, and InvalidInputError for starts that do not fit the log.
         """
+        is_new = self._check_initial()
+        for _ in range(_TRIES):
+            end = self._next_end(start, limit, is_new=is_new)
+            if not self._options().latest_view or self._hold_views(start, end):
+                break
+            self._target = None  # a cleaner came between: by now the log ends further
+        return end
+
+    def _hold_views(self, start: OffsetJson, end: OffsetJson) -> bool:
+        """Hold the views of a micro-batch; False where a cleaner has gone beyond its end."""
+        assert self._engine is not None
+        views = self._held_views()
+        views.hold(self._engine, from_json(start), from_json(end))
+        return not views.are_passed
+
+    def _held_views(self) -> HeldViews:
+        if self._views is None:
+            self._views = HeldViews()
+        return self._views
+
+    def _next_end(self, start: OffsetJson, limit: ReadLimit, *, is_new: bool) -> OffsetJson:
         state = self._load()
         if self._idle is not None and self._idle.holds(start, state):
             return self._idle.ends
         self._idle = None
-        is_new = self._check_initial()
         begin = from_json(start)
         known = self._looked_up(begin)
         ends = self._latest_ends(known)
@@ -195,7 +220,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert self._engine is not None
         views: Sequence[InputPartition] = []
         if options.latest_view:
-            views, ranges = split_off_snapshots(self._engine, begin, ranges)
+            views, ranges = split_off_snapshots(self._engine, self._held_views(), begin, ranges)
         pieces = task_ranges(self._engine, options, ranges)
         return [*views, *(OffsetRangePartition(piece) for piece in pieces)]
 
@@ -210,6 +235,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close the log; Spark may kill the process instead, and no harm is done."""
+        if self._views is not None:
+            self._views.release()
         if self._engine is not None:
             self._engine.close()
             self._engine = self._ends = self._idle = None

@@ -12,6 +12,7 @@ none ends between his look at this file and his own pin.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,9 +36,18 @@ _HEADER_SIZE: Final = len(_HEADER % 0)
 _NO_CONTENT: Final = b"-"
 
 
-def making(root: Path) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def making(root: Path) -> Iterator[None]:
     """Let no pin end for as long as the block runs; raises StorageError and OSError."""
-    return locks.FileLock(root / layout.ENDED_PINS).shared()
+    path = root / layout.ENDED_PINS
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locks.FileLock(path).shared())
+        except PermissionError as fault:
+            if path.exists() and os.access(root, os.W_OK):
+                raise _unreadable(path, fault) from fault
+            raise
+        yield
 
 
 @contextlib.contextmanager
@@ -104,14 +114,18 @@ def _lines(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except PermissionError as fault:
-        raise StorageError(
-            f"{path}: nobody can tell here whether a pin has ended: {fault.strerror}; "
-            "run all executors as one user, or with a umask that lets them read"
-        ) from fault
+        raise _unreadable(path, fault) from fault
     lines = data[_HEADER_SIZE:]
     if data and not _is_whole(data[:_HEADER_SIZE], lines):
         raise _corrupt(path, data[:40])
     return lines
+
+
+def _unreadable(path: Path, fault: PermissionError) -> StorageError:
+    return StorageError(
+        f"{path}: nobody can tell here whether a pin has ended: {fault.strerror}; "
+        "run all executors as one user, or with a umask that lets them read"
+    )
 
 
 def _is_whole(header: bytes, lines: bytes) -> bool:

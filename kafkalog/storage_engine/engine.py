@@ -80,13 +80,13 @@ class Engine:
         self._commit_lock = locks.FileLock(self.root / layout.COMMIT_LOCK)
         if self._brokers is not None:
             return
-        if read_only or not create:
-            directory_signs.check_is_log(self.root)
-        if not commit_file.exists():
+        if create and not read_only and not commit_file.exists():
             directory_signs.check_journal_is_not_lost(self.root)
             new_log.create_log(self.root)
-        elif not read_only:
-            self._settle_if_free()
+        else:
+            directory_signs.check_is_log(self.root)
+            if not read_only:
+                self._settle_if_free()
         if not read_only and self.state().deleting:
             topic_deletion.try_deletions(self, now_ms=_now(None))
 

@@ -23,7 +23,7 @@ SIP_3: Final = 0x7465646279746573
 _WORD: Final = 2**64 - 1
 
 _SLOWER: Final = 60
-"""How many times slower Python decodes records (`bench.codec`)."""
+"""About how many times slower Python decodes records: `bench.codec` on the build `python`."""
 
 
 class Vector(Protocol):
@@ -146,7 +146,7 @@ def _warn() -> None:
     warnings.warn(
         f"kafkalog: the kernels are not compiled and run as Python, {_SLOWER} times slower. "
         "Install a C compiler and Python's headers (Debian: apt-get install gcc libc6-dev "
-        "python3-dev), then install kafkalog again.",
+        "python3-dev), then install kafkalog again, with pip's --force-reinstall --no-cache-dir.",
         RuntimeWarning,
         stacklevel=4,
     )

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
-import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.record_fields import to_bytes, to_headers, to_int64
+from kafkalog.storage_engine.record_fields import (
+    names_of,
+    shown,
+    to_bytes,
+    to_headers,
+    to_int64,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,20 +59,20 @@ def _is_of_values(records: Any) -> bool:
 def _as_tuple(place: int, record: Any) -> tuple[Any, ...]:
     """Return the fields of a dict, a list, or a tuple with names, as Spark's Row is."""
     if isinstance(record, tuple):
-        names = getattr(record, "__fields__", getattr(record, "_fields", ()))
-        if names and set(names) <= set(_FIELDS):
+        names = names_of(record)
+        if not set(names).isdisjoint(_FIELDS):
             record = dict(zip(names, record, strict=True))
     if isinstance(record, tuple | list):
         return tuple(record)
     if not isinstance(record, Mapping):
         raise InvalidInputError(
             f"records[{place}]: no record (expected a tuple or a dict, found "
-            f"{type(record).__name__} {reprlib.repr(record)}). {_FORMS}"
+            f"{type(record).__name__} {shown(record)}). {_FORMS}"
         )
     for name in record:
         if name not in _FIELDS:
             raise InvalidInputError(
-                f"records[{place}]: unknown field {reprlib.repr(name)} "
+                f"records[{place}]: unknown field {shown(name)} "
                 f"(expected {', '.join(_FIELDS)}). {_FORMS}"
             )
     if "value" not in record:
@@ -145,6 +150,8 @@ def _checked(rows: pa.RecordBatch) -> pa.RecordBatch:
     if "value" not in names:
         raise InvalidInputError("records: required column 'value' not found")
     for name, type_ in zip(names, schema.types, strict=True):
+        if names.count(name) > 1:
+            raise InvalidInputError(f"records: more than one column {name!r} (expected one)")
         if name not in rules:
             raise InvalidInputError(f"records: unknown column {name!r}; known: {', '.join(rules)}")
         expected, fits = rules[name]

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from kafkalog.storage_engine import layout
 
-__all__ = ["Headers", "to_bytes", "to_headers", "to_int64"]
+__all__ = ["Headers", "names_of", "shown", "to_bytes", "to_headers", "to_int64"]
 
 Headers: TypeAlias = (
     Mapping[str, bytes | str | None]
@@ -35,6 +35,8 @@ def to_bytes(value: bytes | str | None) -> bytes | None:
 
 def to_int64(number: int) -> int:
     """Return a timestamp or a partition's number."""
+    if isinstance(number, bool):
+        raise TypeError("bool is no number")
     found = operator.index(number)
     if abs(found) > layout.INT64_MAX:
         raise ValueError(f"{found} takes more than 64 bits")
@@ -64,9 +66,21 @@ def to_headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None
     return found or None
 
 
+def names_of(record: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the names of a named tuple's fields, or of a Spark Row's; () where there are none."""
+    return tuple(getattr(record, "__fields__", getattr(record, "_fields", ())))
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it: short, and in one line."""
+    return " ".join(reprlib.repr(value).split())
+
+
 def _pair(header: Any) -> tuple[Any, Any]:
+    if isinstance(header, tuple) and not set(names := names_of(header)).isdisjoint(_HEADER):
+        header = dict(zip(names, header, strict=True))
     if isinstance(header, Mapping) and set(header) == _HEADER:
         return header["key"], header["value"]
     if isinstance(header, tuple | list) and len(header) == 2:
         return header[0], header[1]
-    raise TypeError(f"a header is a pair, not {reprlib.repr(header)}: {_HEADER_FORMS}")
+    raise TypeError(f"a header is a pair, not {shown(header)}: {_HEADER_FORMS}")

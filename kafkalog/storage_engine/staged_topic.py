@@ -248,7 +248,12 @@ def _timestamps(column: pa.Array | None, row_count: int, now_ms: int) -> npt.NDA
     import pyarrow.compute as pc  # a tenth of a second
 
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+        is_coarser = column.type.unit == "s"  # else it is rounded down, which loses digits
+        milliseconds = pa.timestamp("ms", column.type.tz)
+        try:
+            column = column.cast(milliseconds, safe=is_coarser).cast(pa.int64())
+        except pa.ArrowInvalid as fault:
+            raise InvalidInputError(f"column timestamp: {fault}") from fault
     filled: npt.NDArray[np.int64] = pc.fill_null(column, now_ms).to_numpy(zero_copy_only=False)
     if len(filled) and filled.min() < 0:
         raise InvalidInputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from kafkalog.cleaner import clean
+from kafkalog.datasource import snapshot
+from kafkalog.datasource.offsets import Offsets
 from kafkalog.datasource.range_reader import SnapshotPartition
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, MomentPassedError
 from kafkalog.storage_engine import clock, files, layout
 from kafkalog.storage_engine.engine import Engine
 from tests.datasource.logs import append_to, rows, source
@@ -114,6 +117,7 @@ def test_a_first_batch_repeated_after_a_cleaning_makes_the_same_table(tmp_path: 
     start = reader.initialOffset()
     end = reader.latestOffset(start, ALL)
     reader.partitions(start, end)
+    reader.stop()
     append(tmp_path, {b"a": b"1", b"b": None, b"d": b"0"})
     with Engine(tmp_path) as engine:
         clean(engine, "t", force=True, now_ms=clock.now_ms())
@@ -127,6 +131,65 @@ def test_a_first_batch_repeated_after_a_cleaning_makes_the_same_table(tmp_path: 
         b"c": b"0",
         b"d": b"0",
     }
+
+
+def cleaned_beyond(root: Path) -> None:
+    """Write newer records of two keys, and clean by force."""
+    append(root, {b"a": b"1", b"b": b"1"})
+    append(root, {b"z": b"0"})
+    with Engine(root) as engine:
+        clean(engine, "t", force=True, now_ms=clock.now_ms())
+
+
+def test_no_cleaning_takes_a_record_of_the_view_once_its_end_is_chosen(tmp_path: Path) -> None:
+    append(tmp_path, OLD)
+    reader = stream(tmp_path)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    cleaned_beyond(tmp_path)
+    planned = reader.partitions(start, end)
+    cleaned_beyond(tmp_path)
+    assert table(rows(reader, planned)) == OLD
+
+    reader.latestOffset(end, ALL)
+    cleaned_beyond(tmp_path)
+    with Engine(tmp_path) as engine:
+        assert engine.describe("t").partitions[0].cleaned_to > 3
+
+
+def test_an_end_that_a_cleaner_passes_before_it_is_pinned_is_chosen_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path, OLD)
+    pin_ends, ends = snapshot.pin_ends, []
+
+    def pinned(engine: Engine, wanted: Offsets, held: contextlib.ExitStack) -> Path | None:
+        if not ends:
+            cleaned_beyond(tmp_path)
+        ends.append(*wanted.values())
+        return pin_ends(engine, wanted, held)
+
+    monkeypatch.setattr(snapshot, "pin_ends", pinned)
+    reader = stream(tmp_path)
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert ends == [3, 6]
+    found = table(rows(reader, reader.partitions(start, end)))
+    assert found == {b"a": b"1", b"b": b"1", b"c": b"0", b"z": b"0"}
+
+
+def test_a_view_that_nothing_holds_is_refused_once_a_cleaner_has_passed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path, OLD)
+    monkeypatch.setattr(snapshot, "pin_ends", lambda engine, ends, held: None)
+    reader = stream(tmp_path)
+    start = reader.initialOffset()
+    planned = reader.partitions(start, reader.latestOffset(start, ALL))
+    cleaned_beyond(tmp_path)
+    with pytest.raises(MomentPassedError, match=r"as of offset 3, .* start the query again$"):
+        rows(reader, planned)
 
 
 def test_a_root_that_cannot_be_written_gives_the_view_all_the_same(

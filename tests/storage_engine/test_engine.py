@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
+from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError, UnknownTopicError
 from kafkalog.storage_engine import checkpoints, files, layout
+from kafkalog.storage_engine.broker import directory_signs
 from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
 from kafkalog.storage_engine.journal import Journal
@@ -40,6 +43,23 @@ def test_a_number_of_partitions_out_of_range_is_an_error(tmp_path: Path, partiti
 def test_a_directory_without_a_log_is_not_opened_read_only(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no log here"):
         Engine(tmp_path, read_only=True)
+
+
+@pytest.mark.parametrize("options", [{"read_only": True}, {"create": False}])
+def test_who_may_create_no_log_creates_none_where_one_vanishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
+) -> None:
+    Engine(tmp_path / "log").close()
+    check = directory_signs.check_is_log
+
+    def checked(root: Path) -> None:
+        check(root)
+        shutil.rmtree(root)
+
+    monkeypatch.setattr(directory_signs, "check_is_log", checked)
+    with contextlib.suppress(KafkaLogError, OSError):
+        Engine(tmp_path / "log", **options).close()
+    assert not (tmp_path / "log").exists()
 
 
 def test_who_opens_a_partition_is_told_the_log(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -316,6 +317,23 @@ def test_who_may_not_read_what_has_ended_makes_no_pin(
         return read_bytes(path)
 
     monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(StorageError, match="run all executors as one user, or with a umask"):
+        pinned(engine)
+
+
+def test_who_may_not_lock_what_has_ended_makes_no_pin_and_says_so(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user made the file, with a umask that hides it; the root itself can be written."""
+    (engine.root / layout.ENDED_PINS).touch()
+    shared = locks.FileLock.shared
+
+    def refused(lock: locks.FileLock) -> Any:
+        if lock.path.name == layout.ENDED_PINS:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(lock.path))
+        return shared(lock)
+
+    monkeypatch.setattr(locks.FileLock, "shared", refused)
     with pytest.raises(StorageError, match="run all executors as one user, or with a umask"):
         pinned(engine)
 

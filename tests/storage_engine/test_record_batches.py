@@ -49,6 +49,14 @@ class Named(NamedTuple):
     key: str
 
 
+class Mixed(NamedTuple):
+    """A tuple of which some names are a record's fields."""
+
+    topic: str
+    key: str
+    value: str | None
+
+
 @pytest.mark.parametrize(
     "record",
     [
@@ -104,6 +112,7 @@ def test_a_value_of_none_is_a_tombstone_in_a_dict_too(log: KafkaLog) -> None:
         [("by", b"ann"), ("at", None)],
         [["by", "ann"], ["at", None]],
         [{"key": "by", "value": b"ann"}, {"value": None, "key": "at"}],
+        [Named("ann", "by"), ("at", None)],
     ],
     ids=repr,
 )
@@ -162,6 +171,8 @@ def test_dicts_and_tuples_and_a_mixture_are_the_same_records(
         ({"key": "k", "val": "v"}, "records[1]: unknown field 'val' (expected key, value, headers"),
         ({"key": "k", "value": "v", "partition": 0}, "unknown field 'partition'"),
         ({1: "k", 2: "v"}, "unknown field 1 "),
+        (Mixed("shop", "k", None), "records[1]: unknown field 'topic' (expected key, value"),
+        (pa.record_batch({"key": ["k"]}), "found RecordBatch pyarrow.Recor"),
         ({"key": "k"}, "records[1]: a record without a value (expected the field 'value', found k"),
         ({"key": "k", "headers": []}, "found key, headers). Give None as the value of a tombstone"),
         ({}, "a record without a value"),
@@ -174,6 +185,7 @@ def test_dicts_and_tuples_and_a_mixture_are_the_same_records(
         (("k", "v", TIME_MS), "records[1]: headers: 'int' object is not iterable"),
         (("k", "v", {"key": "a", "value": "b"}), "records[1]: headers: one header stands in a lis"),
         (("k", "v", None, "1"), "records[1]: timestamp: 'str' object cannot be interpreted"),
+        (("k", "v", None, True), "records[1]: timestamp: bool is no number"),
         ({"value": "v", "timestamp": 2**63}, "records[1]: timestamp: 9223372036854775808 takes"),
     ],
 )
@@ -183,6 +195,7 @@ def test_what_is_no_record_is_named_and_nothing_of_the_append_is_written(
     with pytest.raises(InvalidInputError, match=re.escape(told)) as fault:
         log.append("t", [("before", "1"), record, ("after", "2")])
     assert all(form in str(fault.value) for form in FORMS)
+    assert "\n" not in str(fault.value)
     assert log.offsets("t") == {0: (0, 0)}
 
 
@@ -229,6 +242,31 @@ def test_an_error_of_the_callers_own_iterator_stays_what_it_is(log: KafkaLog) ->
     with pytest.raises(ValueError, match=r"^mine$"):
         log.append("t", broken())
     assert log.offsets("t") == {0: (0, 0)}
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_a_table_with_a_column_twice_is_refused(log: KafkaLog, name: str) -> None:
+    columns = [pa.array([text]) for text in ("a", "b", "c")]
+    with pytest.raises(InvalidInputError, match=f"more than one column '{name}'"):
+        log.append("t", pa.table(columns, names=["key", "value", name]))
+    assert log.offsets("t") == {0: (0, 0)}
+
+
+def test_a_time_that_no_record_can_have_is_refused(log: KafkaLog) -> None:
+    times = pa.array([2**61 + 1], pa.timestamp("s"))
+    with pytest.raises(InvalidInputError, match="column timestamp: "):
+        log.append("t", pa.table({"key": ["k"], "value": ["v"], "timestamp": times}))
+    assert log.offsets("t") == {0: (0, 0)}
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_time_of_any_unit_is_rounded_down_to_milliseconds(log: KafkaLog, unit: str) -> None:
+    scale = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}[unit]
+    count = TIME_MS // 1000 * scale + (scale // 1000 * 7 + scale // 2000)
+    times = pa.array([count], pa.timestamp(unit))
+    log.append("t", pa.table({"key": ["k"], "value": ["v"], "timestamp": times}))
+    (row,) = rows(log)
+    assert row[3] == count * 1000 // scale
 
 
 def test_a_tables_headers_are_those_of_tuples(log: KafkaLog) -> None:

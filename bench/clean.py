@@ -47,7 +47,7 @@ from bench import (
 from bench.cleaning_process import Cleaning, CleaningProcess
 from bench.kafka_cleaner import KafkasCleaner, KafkasCleaning
 from bench.overwritten import TOPIC, Int64s
-from kafkalog.cleaner.offset_map import SLOT_SIZE, OffsetMap
+from kafkalog.cleaner.dedup.offset_map import SLOT_SIZE, OffsetMap
 
 MIB: Final = 1 << 20
 BUFFER: Final = 128 * MIB

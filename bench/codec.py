@@ -29,10 +29,11 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 
 from bench import compare, report
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import layout, records
-from kafkalog.storage_engine.batch import iterate_headers
-from kafkalog.storage_engine.chunk_reader import ChunkReader
-from kafkalog.storage_engine.open_segment import Chunk
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import iterate_headers
+from kafkalog.storage_engine.reading.chunk_reader import ChunkReader
+from kafkalog.storage_engine.records import records
+from kafkalog.storage_engine.segment.open_segment import Chunk
 
 RECORDS: Final = 50_000
 CHUNK_SIZE: Final = 1 << 20

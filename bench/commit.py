@@ -32,7 +32,7 @@ import pyarrow as pa
 import kafkalog
 from bench import LESS, MORE, Side, compare_figures, in_turn, report
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import files
+from kafkalog.storage_engine.fs import files
 
 PARTITIONS: Final = 1_000
 WRITERS: Final = 10_000

@@ -33,8 +33,8 @@ import kafkalog
 from bench import Claim, compare_figures, report
 from kafkalog import cleaner
 from kafkalog.cleaner import CleanerConfig
-from kafkalog.cleaner.manager import sweep
-from kafkalog.storage_engine.clock import now_ms
+from kafkalog.cleaner.schedule.manager import sweep
+from kafkalog.storage_engine.fs.clock import now_ms
 
 MIB: Final = 1 << 20
 ALLOWANCE: Final = 32 * MIB

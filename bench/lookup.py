@@ -34,7 +34,7 @@ from bench import MORE, Claim, compare_figures, in_turn, report
 from bench.lookup_process import LookupProcess
 from bench.memory import MIB
 from bench.merge import values
-from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.format import layout
 
 TOPIC: Final = "t"
 CONFIG: Final = {

@@ -34,8 +34,8 @@ from bench.clean import check_alike
 from bench.cleaning_process import Cleaning, CleaningProcess
 from bench.kafka_cleaner import KafkasCleaner, KafkasCleaning
 from bench.overwritten import NOW_MS, TOPIC, link, partition_of, roll, table
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
 
 RECORDS: Final = 8
 """Records of a segment."""

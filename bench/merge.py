@@ -30,10 +30,10 @@ from bench import Claim, compare, compare_figures, kafka_cleaner, leave_out, ove
 from bench.kafka_cleaner import KafkasCleaner
 from bench.overwritten import TOPIC
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.manager import sweep
+from kafkalog.cleaner.schedule.manager import sweep
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.batch import iterate_headers
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format.batch import iterate_headers
 
 TIMES: Final = 20
 STEP: Final = 100_000

@@ -50,7 +50,8 @@ from crc32c import crc32c
 import kafkalog
 from bench import MORE, compare_figures, leave_out, report
 from bench.mounted import KilledBroker
-from kafkalog.storage_engine import files, layout
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from tests.peers import kafka
 
 SIZE: Final = 10 << 30

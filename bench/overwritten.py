@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
 
 __all__ = ["TOPIC", "append", "build", "digest", "link", "partition_of", "roll", "table"]
 

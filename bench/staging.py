@@ -32,9 +32,9 @@ import pyarrow as pa
 import kafkalog
 from bench import LESS, Side, compare_figures, in_turn, report
 from kafkalog.sink.engines import engine_of
-from kafkalog.storage_engine import files
 from kafkalog.storage_engine.engine import Writer
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter, writer_slug
 
 TASKS: Final = 64
 PARTITIONS: Final = 50

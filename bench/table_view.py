@@ -48,8 +48,8 @@ from bench import Claim, compare_figures, in_turn, report
 from bench.memory import peak_mib, reset_peak
 from bench.query_process import everything, peaks
 from bench.spark import session
-from kafkalog.sink.table_view import KTableView
 from kafkalog.sink.upsert import PostgresUpsert, SQLiteUpsert, Upsert
+from kafkalog.sink.views.table_view import KTableView
 from kafkalog.storage_engine.engine import Engine
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine.log_view import LogView
-    from kafkalog.storage_engine.state import TopicState
+    from kafkalog.storage_engine.metadata.state import TopicState
+    from kafkalog.storage_engine.reading.log_view import LogView
 
 __all__ = ["copy_directory", "main", "mirror"]
 

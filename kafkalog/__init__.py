@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kafkalog.datasource.values import value_columns
     from kafkalog.log import KafkaLog
     from kafkalog.sink.order import in_order
-    from kafkalog.sink.table_view import KTableView
+    from kafkalog.sink.views.table_view import KTableView
 
     __compiled__: bool
 
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
 
         return KTable
     if name == "KTableView":
-        from kafkalog.sink.table_view import KTableView
+        from kafkalog.sink.views.table_view import KTableView
 
         return KTableView
     if name == "value_columns":

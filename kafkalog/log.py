@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import clock
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs import clock
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.cleaner.config import CleanerConfig
-    from kafkalog.cleaner.erasure.erase import Erasure, Progress
-    from kafkalog.cleaner.erasure.traces import Traces
-    from kafkalog.cleaner.explain import Explanation
-    from kafkalog.cleaner.key_lookup import Record
-    from kafkalog.cleaner.stats import CleanerStats, PartitionStatus
-    from kafkalog.cleaner.thread import CleanerThread
-    from kafkalog.storage_engine.record_producer import Producer
+    from kafkalog.cleaner.key_index.key_lookup import Record
+    from kafkalog.cleaner.report.explain import Explanation
+    from kafkalog.cleaner.schedule.thread import CleanerThread
+    from kafkalog.cleaner.state.stats import CleanerStats, PartitionStatus
+    from kafkalog.erasure.erase import Erasure, Progress
+    from kafkalog.erasure.traces import Traces
+    from kafkalog.storage_engine.writing.record_producer import Producer
 
 
 class KafkaLog(Engine):
@@ -53,7 +53,7 @@ class KafkaLog(Engine):
         self.cleaner: CleanerThread | None = None
         """The background cleaner, which counts its cleanings and failures."""
         if cleaner:
-            from kafkalog.cleaner.thread import CleanerThread
+            from kafkalog.cleaner.schedule.thread import CleanerThread
 
             self.cleaner = CleanerThread(self, self._config, clock=clock.now_ms)
             self.cleaner.start()
@@ -67,7 +67,7 @@ class KafkaLog(Engine):
         sync. A producer left open is closed with the log. Raises UnknownTopicError, and
         InvalidInputError where the log is only read.
         """
-        from kafkalog.storage_engine.record_producer import Producer
+        from kafkalog.storage_engine.writing.record_producer import Producer
 
         self._check_writable()
         producer = Producer(self, topic, batch_size=batch_size, linger_ms=linger_ms)
@@ -87,7 +87,7 @@ class KafkaLog(Engine):
 
         `partition` names one, and `progress` is told how much of each is done, and of how much.
         """
-        from kafkalog.cleaner import survivors
+        from kafkalog.cleaner.key_index import survivors
         from kafkalog.schema import changelog_schema
 
         schema = changelog_schema(include_headers=include_headers)
@@ -109,7 +109,7 @@ class KafkaLog(Engine):
         is UTF-8) is looked for where Kafka's default partitioner sends it, or in `partition`. For
         many lookups `kafkalog.KTable` keeps the files open.
         """
-        from kafkalog.cleaner.key_lookup import KeyLookup
+        from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 
         with KeyLookup(self, topic) as lookup:
             return lookup.get(key, partition=partition)
@@ -129,7 +129,7 @@ class KafkaLog(Engine):
         topics cleaned: old segments where `cleanup.policy` is compact,delete, and what lies wholly
         below the log start. `progress` is shown the growing figures of the partition at work.
         """
-        from kafkalog.cleaner import manager
+        from kafkalog.cleaner.schedule import manager
 
         self._check_cleanable()
         now = clock.now_ms() if now_ms is None else now_ms
@@ -165,8 +165,8 @@ class KafkaLog(Engine):
         without it they are found, unless `now`. `strict` takes records of other keys that mention
         one for traces. Raises InvalidInputError, UnknownTopicError, StorageError.
         """
-        from kafkalog.cleaner.erasure.erase import erase
-        from kafkalog.cleaner.erasure.keys import ErasedKeys
+        from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+        from kafkalog.erasure.erase import erase
 
         self._check_cleanable()
         return erase(
@@ -191,8 +191,8 @@ class KafkaLog(Engine):
         progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> Traces:
         """Look through every file of a topic for what there is of keys, and change nothing."""
-        from kafkalog.cleaner.erasure.keys import ErasedKeys
-        from kafkalog.cleaner.erasure.traces import find_traces
+        from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+        from kafkalog.erasure.traces import find_traces
 
         self._check_open()
         return find_traces(
@@ -207,14 +207,14 @@ class KafkaLog(Engine):
     def status(self, *, now_ms: int | None = None) -> list[PartitionStatus]:
         """Return, per partition, its offsets, clean and dirty bytes, dirty ratio and state."""
         self._check_open()
-        from kafkalog.cleaner.status import status
+        from kafkalog.cleaner.report.status import status
 
         return status(self, clock.now_ms() if now_ms is None else now_ms)
 
     def explain(self, topic: str, *, now_ms: int | None = None) -> list[Explanation]:
         """Say of each partition, in sentences, why it is or is not being cleaned."""
         self._check_open()
-        from kafkalog.cleaner.explain import explain
+        from kafkalog.cleaner.report.explain import explain
 
         return explain(self, topic, clock.now_ms() if now_ms is None else now_ms)
 
@@ -237,7 +237,7 @@ class KafkaLog(Engine):
             raise InvalidInputError(f"{self.root}: the log is closed: open it again to ask")
 
     def _check_cleanable(self) -> None:
-        from kafkalog.cleaner.manager import check_disk
+        from kafkalog.cleaner.schedule.manager import check_disk
 
         self._check_writable()
         check_disk(self)

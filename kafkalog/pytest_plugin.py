@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.stats import CleanerStats
+    from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine.commit import CommitResult
+    from kafkalog.storage_engine.writing.commit import CommitResult
 
 __all__ = ["MakeTopic", "Topic", "kafkalog_log", "kafkalog_topic"]
 

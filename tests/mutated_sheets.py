@@ -18,11 +18,11 @@ from typing import Final
 from tests import kernel_builds
 
 MUTANTS: Final = (
-    "cleaner:hash_keys.size",
-    "storage_engine:read_varlong.value",
-    "storage_engine:read_integer.value",
-    "storage_engine:decode_records.timestamp",
-    "storage_engine/partitioner:murmur2_partitions.value",
+    "cleaner/dedup:hash_keys.size",
+    "storage_engine/records:read_varlong.value",
+    "storage_engine/records:read_integer.value",
+    "storage_engine/records:decode_records.timestamp",
+    "storage_engine/records/partitioner:murmur2_partitions.value",
 )
 _FUNCTION: Final = re.compile(r"^cp?def (?:inline )?\w+ (\w+)\(", re.MULTILINE)
 

@@ -80,7 +80,7 @@ print(_check_session(types.SimpleNamespace(conf={_PROVIDER_CONF: _PROVIDER})))
 import sys, urllib.request
 import kafkalog
 from kafkalog.cleaner.metrics import served
-from kafkalog.cleaner.thread import CleanerThread
+from kafkalog.cleaner.schedule.thread import CleanerThread
 with kafkalog.open(sys.argv[1]) as log, served(log, CleanerThread(log), 0) as port:
     assert b"kafkalog_" in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read()
 """,
@@ -237,7 +237,7 @@ def test_the_sdist_can_be_tested(sdist: Path) -> None:
         "LICENSE",
         "README.md",
         "Makefile",
-        "kafkalog/storage_engine/kernels.pxd",
+        "kafkalog/storage_engine/records/kernels.pxd",
         "tests/conftest.py",
         "examples/git_table.py",
     } <= names

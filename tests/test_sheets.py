@@ -85,7 +85,7 @@ def test_a_local_that_is_narrowed_in_a_sheet_fails_the_kernels_tests() -> None:
 def test_kernels_that_are_not_compiled_say_so_once() -> None:
     program = (
         "import kafkalog\n"
-        "import kafkalog.cleaner.kernels, kafkalog.storage_engine.kernels\n"
+        "import kafkalog.cleaner.dedup.kernels, kafkalog.storage_engine.records.kernels\n"
         "print(kafkalog.__compiled__)\n"
     )
     place = kernel_builds.tree("python")

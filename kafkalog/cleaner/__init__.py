@@ -4,13 +4,13 @@ Kafka: org.apache.kafka.storage.internals.log, classes Cleaner, LogCleaner and L
 """
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.last_cleaning import LastCleaning
-from kafkalog.cleaner.manager import clean
-from kafkalog.cleaner.pause import abort_and_pause
-from kafkalog.cleaner.stats import CleanerStats, PartitionStatus
-from kafkalog.cleaner.status import status
-from kafkalog.cleaner.survivors import latest
-from kafkalog.cleaner.thread import CleanerThread
+from kafkalog.cleaner.key_index.survivors import latest
+from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.schedule.manager import clean
+from kafkalog.cleaner.schedule.pause import abort_and_pause
+from kafkalog.cleaner.schedule.thread import CleanerThread
+from kafkalog.cleaner.state.last_cleaning import LastCleaning
+from kafkalog.cleaner.state.stats import CleanerStats, PartitionStatus
 
 __all__ = [
     "CleanerConfig",

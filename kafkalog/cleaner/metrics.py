@@ -16,17 +16,17 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from kafkalog.cleaner.status import status
+from kafkalog.cleaner.report.status import status
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.clock import now_ms
+from kafkalog.storage_engine.fs.clock import now_ms
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
     from prometheus_client.registry import Collector
 
-    from kafkalog.cleaner.stats import PartitionStatus
-    from kafkalog.cleaner.thread import CleanerThread
+    from kafkalog.cleaner.schedule.thread import CleanerThread
+    from kafkalog.cleaner.state.stats import PartitionStatus
     from kafkalog.storage_engine.engine import Engine
 
 __all__ = ["CleanerMetrics", "served"]

@@ -18,15 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.cleaner.choice import choose
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.manager import clean as clean_here
-from kafkalog.cleaner.manager import retain
-from kafkalog.cleaner.stats import CleanerStats
+from kafkalog.cleaner.schedule.choice import choose
+from kafkalog.cleaner.schedule.manager import clean as clean_here
+from kafkalog.cleaner.schedule.manager import retain
+from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.clock import now_ms
-from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs.clock import now_ms
+from kafkalog.storage_engine.metadata.config import TopicConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa

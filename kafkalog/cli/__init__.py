@@ -70,7 +70,7 @@ def _open_streams() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit status."""
-    from kafkalog.cli.log_lines import LogLines
+    from kafkalog.cli.terminal.log_lines import LogLines
 
     with LogLines(holds_back=_verb(arguments) != "cleaner") as lines:
         status = _run(arguments)
@@ -81,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     import typer
 
-    from kafkalog.cli.output import PipeClosed, flush
+    from kafkalog.cli.terminal.output import PipeClosed, flush
     from kafkalog.errors import InvalidInputError, KafkaLogError
 
     status = 0
@@ -138,7 +138,7 @@ def _silence() -> None:
 
 
 def _complain(text: str) -> None:
-    from kafkalog.cli.colours import styled
+    from kafkalog.cli.terminal.colours import styled
 
     sys.stderr.write(f"{styled('kafkalog:', 'red', sys.stderr)} {' '.join(text.split())}\n")
 
@@ -161,8 +161,8 @@ def _application(arguments: Sequence[str]) -> typer.Typer:
     """Return an application that knows the verb that is called; all of them where none is."""
     import typer
 
-    from kafkalog.cli.examples import examples
-    from kafkalog.cli.verb_command import VerbCommand
+    from kafkalog.cli.app.examples import examples
+    from kafkalog.cli.app.verb_command import VerbCommand
 
     application = typer.Typer(
         help="Kafka's compacted log as files: look into it, write to it, keep it in order.",

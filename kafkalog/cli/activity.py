@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine.state import State, WriterState
+    from kafkalog.storage_engine.metadata.state import State, WriterState
 
 __all__ = ["cleaner_row", "pin_rows", "staged_rows", "writer_row", "writer_rows"]
 
 
 def writer_rows(state: State, writer_id: str | None, topic: str | None) -> list[dict[str, Any]]:
     """Return the writers, or those of one id, or to one topic."""
-    from kafkalog.storage_engine.writers import writers
+    from kafkalog.storage_engine.writing.writers import writers
 
     return [writer_row(*one) for one in writers(state, writer_id, topic).items()]
 
@@ -39,7 +39,7 @@ def writer_row(writer: tuple[str, str], last: WriterState) -> dict[str, Any]:
 
 def pin_rows(root: Path, now_ms: int) -> list[dict[str, Any]]:
     """Return the live pins: moments that somebody reads as of, and no cleaning passes."""
-    from kafkalog.storage_engine.pins import LEASE_MS, live_pins
+    from kafkalog.storage_engine.reading.pins import LEASE_MS, live_pins
 
     return [
         {
@@ -56,10 +56,10 @@ def pin_rows(root: Path, now_ms: int) -> list[dict[str, Any]]:
 
 def staged_rows(root: Path, state: State, now_ms: int) -> list[dict[str, Any]]:
     """Return the staged files: batches that are being written, or were never committed."""
-    from kafkalog.storage_engine.commit import STAGED_RETENTION_MS, staged_paths
-    from kafkalog.storage_engine.layout import parse_staged
-    from kafkalog.storage_engine.staging import writer_slug
-    from kafkalog.storage_engine.writers import writers
+    from kafkalog.storage_engine.format.layout import parse_staged
+    from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS, staged_paths
+    from kafkalog.storage_engine.writing.staging import writer_slug
+    from kafkalog.storage_engine.writing.writers import writers
 
     known = {writer_slug(*writer): writer for writer in writers(state)}
     rows = []
@@ -88,7 +88,7 @@ def staged_rows(root: Path, state: State, now_ms: int) -> list[dict[str, Any]]:
 
 def cleaner_row(log: KafkaLog) -> dict[str, Any]:
     """Return whether a background cleaner runs (None: nobody can tell), and what is cleaned now."""
-    from kafkalog.cleaner.presence import is_cleaner_running
+    from kafkalog.cleaner.dedup.presence import is_cleaner_running
 
     return {
         "type": "cleaner",
@@ -98,7 +98,7 @@ def cleaner_row(log: KafkaLog) -> dict[str, Any]:
 
 
 def _being_cleaned(log: KafkaLog) -> Iterator[dict[str, Any]]:
-    from kafkalog.cleaner.presence import is_being_cleaned
+    from kafkalog.cleaner.dedup.presence import is_being_cleaned
 
     for topic in log.state().topics.values():
         for number, _ in topic.present():

@@ -12,8 +12,8 @@ from typing import Annotated, Final
 
 import typer
 
-from kafkalog.cli.arguments import LogPath
-from kafkalog.cli.output import counted, note, partition_progress, print_json, print_line
+from kafkalog.cli.app.arguments import LogPath
+from kafkalog.cli.terminal.output import counted, note, partition_progress, print_json, print_line
 
 EXAMPLES: Final = (
     "kafkalog adopt /data/kafka-logs",
@@ -38,8 +38,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> None:
     """Adopt, and print what was done."""
-    from kafkalog.storage_engine import clock
     from kafkalog.storage_engine.broker import ownership
+    from kafkalog.storage_engine.fs import clock
 
     given = _topic_configs(config or [])
     with partition_progress("adopting") as show:

@@ -27,9 +27,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from kafkalog.cli.arguments import LogPath, Topic
-from kafkalog.cli.json_records import json_record
-from kafkalog.cli.output import (
+from kafkalog.cli.app.arguments import LogPath, Topic
+from kafkalog.cli.app.writable import open_writable
+from kafkalog.cli.terminal.json_records import json_record
+from kafkalog.cli.terminal.output import (
     Encoding,
     check_input,
     counted,
@@ -37,15 +38,14 @@ from kafkalog.cli.output import (
     print_line,
     progress,
 )
-from kafkalog.cli.text_records import TextLines
-from kafkalog.cli.writable import open_writable
+from kafkalog.cli.terminal.text_records import TextLines
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine.commit import CommitResult
+    from kafkalog.storage_engine.writing.commit import CommitResult
 
 EXAMPLES: Final = (
     "kafkalog append /data/shop stock changes.jsonl",
@@ -132,8 +132,8 @@ def _text_lines(separator: str | None, null_marker: str | None, *, text: bool) -
 
 def _append(log: KafkaLog, topic: str, file: Path | None, parse: _Parse) -> CommitResult:
     """Stage the records in a file of the root, in bounded memory, and commit it."""
-    from kafkalog.storage_engine import clock
-    from kafkalog.storage_engine.staging import StagedWriter
+    from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.writing.staging import StagedWriter
 
     log.describe(topic)
     slug = uuid.uuid4().hex

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from kafkalog.cli.time_text import epoch_ms
+from kafkalog.cli.terminal.time_text import epoch_ms
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import clock
+from kafkalog.storage_engine.fs import clock
 
 if TYPE_CHECKING:
     from kafkalog.cli.changelog import Changelog
-    from kafkalog.storage_engine.state import State
+    from kafkalog.storage_engine.metadata.state import State
 
 __all__ = ["Beginning"]
 

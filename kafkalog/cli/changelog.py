@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.storage_engine import time_offsets
+from kafkalog.storage_engine.reading import time_offsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine.chosen_keys import ChosenKeys
-    from kafkalog.storage_engine.log_view import LogView
-    from kafkalog.storage_engine.state import State
+    from kafkalog.storage_engine.metadata.state import State
+    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
 __all__ = ["Changelog"]
 
@@ -114,7 +114,7 @@ class Changelog:
         self, view: LogView, start: int, end: int, passed: Callable[[int], None]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of [start, end) of an open partition; raises as `read` does."""
-        from kafkalog.storage_engine.chosen_keys import ChosenKeys
+        from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
         if self.key is None:
             done = start

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.arguments import AnyTopic, LogPath
-from kafkalog.cli.output import note, print_json, print_table, progress
-from kafkalog.cli.writable import open_writable
-from kafkalog.storage_engine import clock
-from kafkalog.storage_engine.pins import LivePins
+from kafkalog.cli.app.arguments import AnyTopic, LogPath
+from kafkalog.cli.app.writable import open_writable
+from kafkalog.cli.terminal.output import note, print_json, print_table, progress
+from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.reading.pins import LivePins
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.stats import CleanerStats
+    from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.log import KafkaLog
 
 EXAMPLES: Final = (

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.arguments import LogPath
-from kafkalog.cli.output import configs, counted, note
-from kafkalog.cli.stop_signals import stop_signals
-from kafkalog.cli.writable import open_writable
+from kafkalog.cli.app.arguments import LogPath
+from kafkalog.cli.app.stop_signals import stop_signals
+from kafkalog.cli.app.writable import open_writable
+from kafkalog.cli.terminal.output import configs, counted, note
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.thread import CleanerThread
+    from kafkalog.cleaner.schedule.thread import CleanerThread
     from kafkalog.log import KafkaLog
 
 
@@ -68,10 +68,10 @@ def command(
 ) -> None:
     """Clean until told to stop."""
     from kafkalog.cleaner.config import CleanerConfig
-    from kafkalog.cleaner.manager import check_disk
-    from kafkalog.cleaner.thread import CleanerThread
+    from kafkalog.cleaner.schedule.manager import check_disk
+    from kafkalog.cleaner.schedule.thread import CleanerThread
     from kafkalog.errors import InvalidInputError
-    from kafkalog.storage_engine.locks import RootLock
+    from kafkalog.storage_engine.fs.locks import RootLock
 
     given = configs(config or [])
     _add(given, "log.cleaner.threads", "--threads", threads)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkalog.cli.output import Encoding, encoder, note, print_json, print_line, progress
+from kafkalog.cli.terminal.output import Encoding, encoder, note, print_json, print_line, progress
 
 EXAMPLES: Final = (
     "kafkalog dump /data/shop/stock-0/00000000000000000000.log",
@@ -52,7 +52,7 @@ def command(
 ) -> int:
     """Print the entries of each file in turn."""
     from kafkalog.errors import InvalidInputError
-    from kafkalog.storage_engine.inspection import dump, dump_text
+    from kafkalog.inspection import dump, dump_text
 
     options = dump.DumpOptions(
         print_data_log=print_data_log,

@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.arguments import LogPath, Topic
-from kafkalog.cli.colours import is_terminal
-from kafkalog.cli.output import (
+from kafkalog.cli.app.arguments import LogPath, Topic
+from kafkalog.cli.app.readable import open_readable
+from kafkalog.cli.app.writable import open_writable
+from kafkalog.cli.terminal.colours import is_terminal
+from kafkalog.cli.terminal.output import (
     Encoding,
     check_input,
     counted,
@@ -37,14 +39,12 @@ from kafkalog.cli.output import (
     print_json,
     print_line,
 )
-from kafkalog.cli.readable import open_readable
-from kafkalog.cli.writable import open_writable
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.erasure.erase import Erasure
-    from kafkalog.cleaner.erasure.traces import Traces
     from kafkalog.cli.report_file import ReportFile
+    from kafkalog.erasure.erase import Erasure
+    from kafkalog.erasure.traces import Traces
     from kafkalog.log import KafkaLog
 
 EXAMPLES: Final = (
@@ -90,7 +90,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> int:
     """Erase keys, and print what is left of them."""
-    from kafkalog.cleaner.erasure.keys import ErasedKeys
+    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.cli.erasure_lines import last_lines, lines
     from kafkalog.cli.erasure_report import NOW_WARNING, text
     from kafkalog.cli.erasure_report import report as report_of
@@ -217,7 +217,7 @@ class _Bars:
         if not is_terminal(sys.stderr):
             return
         if step != self._step:
-            from kafkalog.cli.bars import bar
+            from kafkalog.cli.terminal.bars import bar
 
             self.close()
             self._step = step
@@ -227,8 +227,8 @@ class _Bars:
 
     def wait(self, until_ms: int) -> None:
         """Wait until then."""
-        from kafkalog.cleaner.explain import moment
-        from kafkalog.storage_engine import clock
+        from kafkalog.cleaner.report.explain import moment
+        from kafkalog.storage_engine.fs import clock
 
         self.close()
         of = max(0, until_ms - clock.now_ms())

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from rich.filesize import decimal
 
-from kafkalog.cleaner.explain import moment
+from kafkalog.cleaner.report.explain import moment
 from kafkalog.cli.erasure_report import NOW_WARNING
-from kafkalog.cli.output import counted
+from kafkalog.cli.terminal.output import counted
 
 __all__ = ["last_lines", "lines"]
 

@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import kafkalog
-from kafkalog.cleaner.erasure.keys import BYTES_MIN
-from kafkalog.cleaner.erasure.remains import ERASE
-from kafkalog.cleaner.erasure.topic_files import FileKind
-from kafkalog.cleaner.explain import moment
-from kafkalog.cli.output import counted
-from kafkalog.storage_engine import layout
+from kafkalog.cleaner.report.explain import moment
+from kafkalog.cleaner.rewrite.erased_keys import BYTES_MIN
+from kafkalog.cli.terminal.output import counted
+from kafkalog.erasure.remains import ERASE
+from kafkalog.erasure.topic_files import FileKind
+from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kafkalog.cleaner.erasure.erase import Erasure
-    from kafkalog.cleaner.erasure.keys import ErasedKeys
-    from kafkalog.cleaner.erasure.remains import Remainder
-    from kafkalog.cleaner.erasure.traces import Traces
+    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+    from kafkalog.erasure.erase import Erasure
+    from kafkalog.erasure.remains import Remainder
+    from kafkalog.erasure.traces import Traces
 
 __all__ = ["NOW_WARNING", "report", "text"]
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.arguments import ReadablePath, Topic
-from kafkalog.cli.output import print_json, print_line
-from kafkalog.cli.readable import open_readable
+from kafkalog.cli.app.arguments import ReadablePath, Topic
+from kafkalog.cli.app.readable import open_readable
+from kafkalog.cli.terminal.output import print_json, print_line
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.explain import Explanation
+    from kafkalog.cleaner.report.explain import Explanation
 
 EXAMPLES: Final = (
     "kafkalog explain /data/shop stock",

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
-from kafkalog.cli.output import note
+from kafkalog.cli.terminal.output import note
 from kafkalog.errors import DataLossError, OffsetOutOfRangeError, UnknownTopicError
-from kafkalog.storage_engine import time_offsets
+from kafkalog.storage_engine.reading import time_offsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.cli.changelog import Changelog
-    from kafkalog.storage_engine.state import TopicState
+    from kafkalog.storage_engine.metadata.state import TopicState
 
 __all__ = ["follow"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.cli.output import print_json, print_line, print_table
+from kafkalog.cli.terminal.output import print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kafkalog.datasource.checkpoint import QueryCheckpoint
     from kafkalog.datasource.offsets import TopicPartition
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine.state import State
+    from kafkalog.storage_engine.metadata.state import State
 
 __all__ = ["print_query_lag"]
 

@@ -27,17 +27,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.arguments import ReadablePath, Topic
+from kafkalog.cli.app.arguments import ReadablePath, Topic
+from kafkalog.cli.app.readable import open_readable
 from kafkalog.cli.beginning import Beginning
-from kafkalog.cli.output import (
-    Encoding,
-    decoded,
-    flush,
-    pause,
-    progress,
-    share_progress,
-)
-from kafkalog.cli.readable import open_readable
+from kafkalog.cli.terminal.output import Encoding, decoded, flush, pause, progress, share_progress
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 
 if TYPE_CHECKING:
@@ -204,7 +197,7 @@ def _print(
     json: bool,
 ) -> None:
     """Print records; a bar gives way to the first one where both are on the terminal."""
-    from kafkalog.cli.record_lines import print_records
+    from kafkalog.cli.terminal.record_lines import print_records
 
     left = limit
     for batch in batches:

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 
 import typer
 
-from kafkalog.cli.arguments import LogPath
-from kafkalog.cli.output import (
+from kafkalog.cli.app.arguments import LogPath
+from kafkalog.cli.terminal.output import (
     check_input,
     counted,
     note,
@@ -45,8 +45,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> None:
     """Release, and print what was done."""
-    from kafkalog.storage_engine import clock
     from kafkalog.storage_engine.broker import ownership
+    from kafkalog.storage_engine.fs import clock
 
     ids = None if topic_ids is None else _read_ids(topic_ids)
     with partition_progress("releasing") as show:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kafkalog.cli.output import check_outside
+from kafkalog.cli.terminal.output import check_outside
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import clock, files, layout
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import clock, files
 
 __all__ = ["ReportFile"]
 

@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kafkalog.cli.activity import cleaner_row, pin_rows, staged_rows, writer_rows
-from kafkalog.cli.arguments import AnyTopic, ReadablePath
-from kafkalog.cli.output import (
+from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
+from kafkalog.cli.app.readable import open_readable
+from kafkalog.cli.query_lag import print_query_lag
+from kafkalog.cli.terminal.output import (
     check_outside,
     counted,
     note,
@@ -35,19 +37,17 @@ from kafkalog.cli.output import (
     print_table,
     progress,
 )
-from kafkalog.cli.query_lag import print_query_lag
-from kafkalog.cli.readable import open_readable
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kafkalog.cleaner.choice import Plans
-    from kafkalog.cleaner.last_cleaning import LastCleaning
-    from kafkalog.cleaner.stats import PartitionStatus
-    from kafkalog.cli.colours import Style
+    from kafkalog.cleaner.schedule.choice import Plans
+    from kafkalog.cleaner.state.last_cleaning import LastCleaning
+    from kafkalog.cleaner.state.stats import PartitionStatus
+    from kafkalog.cli.terminal.colours import Style
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine.state import State
+    from kafkalog.storage_engine.metadata.state import State
 
 EXAMPLES: Final = (
     "kafkalog status /data/shop",
@@ -86,7 +86,7 @@ def command(
     ] = False,
 ) -> None:
     """Print the status."""
-    from kafkalog.storage_engine import address
+    from kafkalog.storage_engine.metadata import address
 
     if html is not None and (json or checkpoint is not None):
         raise InvalidInputError(
@@ -122,7 +122,7 @@ def _write_picture(
     from kafkalog.cli.picture.counts import Counts
     from kafkalog.cli.picture.figures import figures
     from kafkalog.cli.picture.page import page
-    from kafkalog.storage_engine import clock
+    from kafkalog.storage_engine.fs import clock
 
     counts = Counts()
     if counts_dead:
@@ -138,7 +138,8 @@ def _write_picture(
 def _write(file: Path, content: bytes) -> None:
     """Put a whole file in place, or leave the one that was there; raises StorageError."""
     from kafkalog.errors import StorageError
-    from kafkalog.storage_engine import files, layout
+    from kafkalog.storage_engine.format import layout
+    from kafkalog.storage_engine.fs import files
 
     place = file.resolve()
     temporary = place.with_name(place.name + layout.TEMPORARY)
@@ -159,8 +160,10 @@ def rows(
     path: str, log: KafkaLog, topic: str | None = None, plans: Plans | None = None
 ) -> list[dict[str, Any]]:
     """Return what `--json` prints, in its order, all partitions or those of one topic."""
-    from kafkalog.cleaner.status import status
-    from kafkalog.storage_engine import address, clock, layout
+    from kafkalog.cleaner.report.status import status
+    from kafkalog.storage_engine.format import layout
+    from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.metadata import address
 
     state = log.state()
     now_ms = clock.now_ms() if plans is None else plans.now_ms
@@ -214,7 +217,7 @@ def print_writers(found: list[dict[str, Any]]) -> None:
 
 
 def _print_staged(found: list[dict[str, Any]]) -> None:
-    from kafkalog.cleaner.explain import duration
+    from kafkalog.cleaner.report.explain import duration
 
     print_table(
         ["staged file", "writer", "topic", "batch", "bytes", "age", "kept until"],
@@ -256,7 +259,8 @@ def _print_partitions(partitions: list[dict[str, Any]]) -> None:
 def _is_live(root: Path) -> bool:
     """Whether a broker runs on a directory; not where the file system has no locks to tell it."""
     from kafkalog.errors import StorageError
-    from kafkalog.storage_engine import layout, locks
+    from kafkalog.storage_engine.format import layout
+    from kafkalog.storage_engine.fs import locks
 
     try:
         return not (root / layout.COMMIT).exists() and locks.RootLock(root).is_held_alone()
@@ -266,7 +270,8 @@ def _is_live(root: Path) -> bool:
 
 def _root(root: Path, state: State) -> dict[str, Any]:
     from kafkalog.errors import StorageError
-    from kafkalog.storage_engine import layout, locks
+    from kafkalog.storage_engine.format import layout
+    from kafkalog.storage_engine.fs import locks
 
     locks_reason = locks.lock_fault(root)
     owner, detail, is_running = "kafkalog", None, False

@@ -6,15 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kafkalog.cli.completion import topic_names
-from kafkalog.cli.examples import examples
-from kafkalog.cli.output import LOG_HELP, TOPIC_HELP, configs, print_json, print_line, print_table
-from kafkalog.cli.readable import open_readable
-from kafkalog.cli.verb_command import VerbCommand
-from kafkalog.cli.writable import open_writable
+from kafkalog.cli.app.completion import topic_names
+from kafkalog.cli.app.examples import examples
+from kafkalog.cli.app.readable import open_readable
+from kafkalog.cli.app.verb_command import VerbCommand
+from kafkalog.cli.app.writable import open_writable
+from kafkalog.cli.terminal.output import (
+    LOG_HELP,
+    TOPIC_HELP,
+    configs,
+    print_json,
+    print_line,
+    print_table,
+)
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.state import TopicState
+    from kafkalog.storage_engine.metadata.state import TopicState
 
 VERBS: Final = {
     "list": ("kafkalog topics list /data/shop", "kafkalog topics list /data/shop --json"),

@@ -14,10 +14,10 @@ from typing import Annotated, Final
 
 import typer
 
-from kafkalog.cli.arguments import ReadablePath
-from kafkalog.cli.output import note, print_line
-from kafkalog.cli.readable import open_readable
-from kafkalog.cli.stop_signals import stop_signals
+from kafkalog.cli.app.arguments import ReadablePath
+from kafkalog.cli.app.readable import open_readable
+from kafkalog.cli.app.stop_signals import stop_signals
+from kafkalog.cli.terminal.output import note, print_line
 
 EXAMPLES: Final = (
     "kafkalog ui /data/shop",

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.arguments import AnyTopic, ReadablePath
-from kafkalog.cli.colours import styled
-from kafkalog.cli.output import note, print_json, print_line, progress
+from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
+from kafkalog.cli.terminal.colours import styled
+from kafkalog.cli.terminal.output import note, print_json, print_line, progress
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.inspection.finding import Finding
+    from kafkalog.inspection.finding import Finding
 
 EXAMPLES: Final = (
     "kafkalog verify /data/shop",
@@ -37,8 +37,8 @@ def command(
 ) -> int:
     """Print the findings, and how many there are."""
     from kafkalog.errors import StorageError
-    from kafkalog.storage_engine import address
-    from kafkalog.storage_engine.inspection.verify import has_topic, log_size, verify
+    from kafkalog.inspection.verify import has_topic, log_size, verify
+    from kafkalog.storage_engine.metadata import address
 
     roots = address.directories(path)
     if topic is not None and len(roots) > 1:  # of several, a topic may be in some

@@ -15,12 +15,12 @@ from typing import Annotated, Final
 import typer
 
 from kafkalog.cli.activity import writer_row, writer_rows
-from kafkalog.cli.arguments import LogPath
-from kafkalog.cli.completion import topic_names
-from kafkalog.cli.output import counted, note, print_json, print_line
-from kafkalog.cli.readable import open_readable
+from kafkalog.cli.app.arguments import LogPath
+from kafkalog.cli.app.completion import topic_names
+from kafkalog.cli.app.readable import open_readable
+from kafkalog.cli.app.writable import open_writable
 from kafkalog.cli.status import print_writers
-from kafkalog.cli.writable import open_writable
+from kafkalog.cli.terminal.output import counted, note, print_json, print_line
 
 EXAMPLES: Final = (
     "kafkalog writers /data/shop",
@@ -60,8 +60,8 @@ def command(
 
 
 def _forget(path: str, writer_id: str, topic: str | None, *, json: bool) -> None:
-    from kafkalog.storage_engine import clock
-    from kafkalog.storage_engine.writers import forget_writer, writers
+    from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.writing.writers import forget_writer, writers
 
     with open_writable(path) as log:
         if writers(log.state(), writer_id, topic):

@@ -18,12 +18,12 @@ from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
 from kafkalog.datasource.resolve import ending_offsets, starting_offsets
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.murmur2 import partition_of
+from kafkalog.storage_engine.records.murmur2 import partition_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.state import State
+    from kafkalog.storage_engine.metadata.state import State
 
 __all__ = ["KafkaLogBatchReader"]
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 from kafkalog.datasource.micro_batch import held_partition
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.index import OffsetIndex
-from kafkalog.storage_engine.segments import SegmentFiles, list_segments
+from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.state import PartitionState
+    from kafkalog.storage_engine.metadata.state import PartitionState
 
 __all__ = ["SPLIT_BYTES", "split_by_bytes"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kafkalog.datasource.offsets import OffsetJson
-from kafkalog.storage_engine.state import State
+from kafkalog.storage_engine.metadata.state import State
 
 __all__ = ["IdlePoll"]
 

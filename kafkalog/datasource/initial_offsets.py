@@ -32,7 +32,7 @@ from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.state import State
+    from kafkalog.storage_engine.metadata.state import State
 
 __all__ = ["InitialOffsets"]
 

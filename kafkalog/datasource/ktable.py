@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final, Self
 
 from kafkalog.datasource.values import value_columns
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.address import log_directories
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.metadata.address import log_directories
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from kafkalog.cleaner.key_lookup import KeyLookup, Record
+    from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
 
 __all__ = ["KTable"]
 
@@ -97,7 +97,7 @@ class KTable:
         it; `partition` names another. Any number of threads may call. Raises CorruptBatchError,
         StorageError, and InvalidInputError for what is no key or a partition that is not there.
         """
-        from kafkalog.cleaner.key_lookup import KeyLookup
+        from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 
         while True:
             with self._mutex:

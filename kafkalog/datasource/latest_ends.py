@@ -12,11 +12,11 @@ from kafkalog.datasource.micro_batch import held_partition, report_deleted
 from kafkalog.datasource.offsets import Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import locks
+from kafkalog.storage_engine.fs import locks
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.state import State
+    from kafkalog.storage_engine.metadata.state import State
 
 __all__ = ["LatestEnds"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from kafkalog.datasource.data_loss import report_data_loss
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST, TopicPartition
-from kafkalog.storage_engine.state import PartitionState, State
+from kafkalog.storage_engine.metadata.state import PartitionState, State
 
 __all__ = ["held_partition", "micro_batch_ranges", "report_deleted"]
 

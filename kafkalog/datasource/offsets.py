@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.layout import INT64_MAX
+from kafkalog.storage_engine.format.layout import INT64_MAX
 
 __all__ = [
     "EARLIEST",

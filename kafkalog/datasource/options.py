@@ -14,9 +14,9 @@ from kafkalog.datasource.start_or_end_time import StartOrEndTime
 from kafkalog.datasource.subscription import STRATEGIES, Subscription
 from kafkalog.datasource.time_string import milliseconds
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.address import log_directories
-from kafkalog.storage_engine.layout import INT32_MAX, INT64_MAX
-from kafkalog.storage_engine.state import PartitionState, State
+from kafkalog.storage_engine.format.layout import INT32_MAX, INT64_MAX
+from kafkalog.storage_engine.metadata.address import log_directories
+from kafkalog.storage_engine.metadata.state import PartitionState, State
 
 __all__ = ["SourceOptions"]
 

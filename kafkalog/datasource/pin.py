@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, Final
 
 from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kafkalog.errors import InvalidInputError, MomentPassedError, StorageError
-from kafkalog.storage_engine import clock, layout
-from kafkalog.storage_engine.pins import Action, Pin, hold, hold_changelog, pin, renew
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.reading.pins import Action, Pin, hold, hold_changelog, pin, renew
 
 if TYPE_CHECKING:
     from kafkalog.datasource.offset_range import OffsetRange
     from kafkalog.datasource.options import SourceOptions
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.state import State, TopicState
+    from kafkalog.storage_engine.metadata.state import State, TopicState
 
 __all__ = [
     "are_passed",

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.log_view import LogView
-    from kafkalog.storage_engine.pins import Pin
-    from kafkalog.storage_engine.state import PartitionState
+    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.pins import Pin
 
 __all__ = ["OffsetRangePartition", "RangeReader", "SnapshotPartition"]
 
@@ -132,7 +132,7 @@ class RangeReader:
             time.sleep(_CLEANER_PAUSE_S)
 
     def _records(self, view: LogView, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-        from kafkalog.storage_engine.chosen_keys import ChosenKeys
+        from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
         keys = self.options.keys
         start, end = self._available(view.state, wanted)
@@ -148,7 +148,7 @@ class RangeReader:
     def _latest(
         self, view: LogView, wanted: OffsetRange, *, may_be_passed: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        from kafkalog.cleaner.survivors import latest
+        from kafkalog.cleaner.key_index.survivors import latest
 
         start, end = self._available(view.state, wanted)
         if start >= end:

@@ -16,7 +16,7 @@ from kafkalog.datasource.offsets import LATEST, Offsets, StartOrEnd, TopicPartit
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.start_or_end_time import StartOrEndTime
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.time_offsets import offset_for_time
+from kafkalog.storage_engine.reading.time_offsets import offset_for_time
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine

@@ -15,7 +15,8 @@ from pyspark.sql.datasource import DataSource
 from kafkalog.datasource.columns import check_columns, spark_schema
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import address
+from kafkalog.storage_engine.broker import owner
+from kafkalog.storage_engine.metadata import address
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -89,7 +90,7 @@ class KafkaLogDataSource(DataSource):
 def _check_log(directories: tuple[str, ...]) -> None:
     """Raise InvalidInputError where there is no log to read."""
     try:
-        address.check_has_log(address.directories(directories))
+        owner.check_has_log(address.directories(directories))
     except InvalidInputError as error:
         raise InvalidInputError(f"option path: {error}") from None
 

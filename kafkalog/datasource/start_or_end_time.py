@@ -14,7 +14,7 @@ from typing import Final
 
 from kafkalog.datasource.offsets import TopicPartition, parse_object, partition_number
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.layout import INT64_MAX
+from kafkalog.storage_engine.format.layout import INT64_MAX
 
 __all__ = ["StartOrEndTime"]
 

@@ -21,14 +21,7 @@ from kafkalog.datasource.idle_poll import IdlePoll
 from kafkalog.datasource.initial_offsets import InitialOffsets
 from kafkalog.datasource.latest_ends import LatestEnds
 from kafkalog.datasource.micro_batch import held_partition, micro_batch_ranges
-from kafkalog.datasource.offsets import (
-    EARLIEST,
-    LATEST,
-    OffsetJson,
-    Offsets,
-    from_json,
-    to_json,
-)
+from kafkalog.datasource.offsets import EARLIEST, LATEST, OffsetJson, Offsets, from_json, to_json
 from kafkalog.datasource.opened_log import opened_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
@@ -36,14 +29,14 @@ from kafkalog.datasource.rate_limit import limit_offsets
 from kafkalog.datasource.snapshot import HeldViews, has_snapshot, split_off_snapshots
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.datasource.trigger_delay import TriggerDelay
-from kafkalog.storage_engine import clock
+from kafkalog.storage_engine.fs import clock
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.state import State
+    from kafkalog.storage_engine.metadata.state import State
 
 __all__ = ["KafkaLogStreamReader"]
 

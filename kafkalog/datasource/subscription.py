@@ -13,8 +13,8 @@ from typing import Final
 from kafkalog.datasource.java_pattern import python_pattern
 from kafkalog.datasource.offsets import TopicPartition, parse_object
 from kafkalog.errors import InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine.layout import INTERNAL_TOPICS, topic_name_fault
-from kafkalog.storage_engine.state import State
+from kafkalog.storage_engine.format.layout import INTERNAL_TOPICS, topic_name_fault
+from kafkalog.storage_engine.metadata.state import State
 
 __all__ = ["STRATEGIES", "Subscription"]
 

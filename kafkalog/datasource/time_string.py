@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.layout import INT64_MAX
+from kafkalog.storage_engine.format.layout import INT64_MAX
 
 __all__ = ["milliseconds"]
 

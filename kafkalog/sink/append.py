@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan
-from kafkalog.sink.query import (
-    MicroBatch,
-    checkpoint_of_driver,
-    micro_batch_of_driver,
-)
+from kafkalog.sink.query import MicroBatch, checkpoint_of_driver, micro_batch_of_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -22,12 +22,12 @@ import logging
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.engines import engine_of
 from kafkalog.sink.options import SinkOptions
-from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.locks import FileLock, SegmentsLock
-from kafkalog.storage_engine.segments import list_segments
-from kafkalog.storage_engine.state import PartitionState, TopicState
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs.locks import FileLock, SegmentsLock
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
+from kafkalog.storage_engine.segment.segments import list_segments
 
 __all__ = ["dirty_partitions", "neglected_partitions", "warn_of_backlog"]
 

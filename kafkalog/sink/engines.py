@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kafkalog.storage_engine import address, layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata import address
 
 __all__ = ["engine_of"]
 

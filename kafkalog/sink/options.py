@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.address import log_directory
-from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.staging import BATCH_SIZE
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.address import log_directory
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.writing.staging import BATCH_SIZE
 
 __all__ = ["SinkOptions"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kafkalog.errors import StorageError
 from kafkalog.sink.query import checkpoint_directory
-from kafkalog.storage_engine import files
+from kafkalog.storage_engine.fs import files
 
 __all__ = ["sync_plan", "syncing_plan"]
 

@@ -8,9 +8,9 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.engines import engine_of
 from kafkalog.sink.options import SinkOptions
-from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.staging import NewTopic, StagedMessage
-from kafkalog.storage_engine.state import TopicState
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.state import TopicState
+from kafkalog.storage_engine.writing.staging import NewTopic, StagedMessage
 
 __all__ = ["new_topics", "options_without_effect", "prepare_topic", "topics_to_create"]
 

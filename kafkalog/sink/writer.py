@@ -31,21 +31,13 @@ from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.engines import engine_of
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan, syncing_plan
-from kafkalog.sink.query import (
-    MicroBatch,
-    checkpoint_query_id,
-    micro_batch_of_task,
-)
-from kafkalog.sink.topics import (
-    new_topics,
-    options_without_effect,
-    prepare_topic,
-    topics_to_create,
-)
-from kafkalog.storage_engine import clock, layout
-from kafkalog.storage_engine.commit import CHECKPOINT, TRANSACTION
+from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
+from kafkalog.sink.topics import new_topics, options_without_effect, prepare_topic, topics_to_create
 from kafkalog.storage_engine.engine import Writer
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.writing.commit import CHECKPOINT, TRANSACTION
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter, writer_slug
 
 if TYPE_CHECKING:
     import pyarrow as pa

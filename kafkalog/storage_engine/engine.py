@@ -12,41 +12,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from kafkalog.errors import (
-    InvalidInputError,
-    LockedByBrokerError,
-    StorageError,
-    UnknownTopicError,
-)
-from kafkalog.storage_engine import (
-    address,
-    checkpoints,
-    clock,
-    commit,
-    files,
-    layout,
-    locks,
-    new_log,
-    retention,
-    staging,
-    time_offsets,
-    topic_deletion,
-)
-from kafkalog.storage_engine.broker import directory_signs
-from kafkalog.storage_engine.commit import CommitResult, Writer
-from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.record_batches import record_batches
-from kafkalog.storage_engine.retention import RetentionStats
-from kafkalog.storage_engine.staging import NewTopic, StagedMessage, StagedWriter
-from kafkalog.storage_engine.state import PartitionState, State, TopicState
-from kafkalog.storage_engine.transaction import Transaction
+from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError, UnknownTopicError
+from kafkalog.storage_engine.broker import owner
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import clock, files, locks
+from kafkalog.storage_engine.metadata import address, checkpoints, directory_signs, new_log
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
+from kafkalog.storage_engine.reading import time_offsets
+from kafkalog.storage_engine.records.record_batches import record_batches
+from kafkalog.storage_engine.writing import commit, retention, staging, topic_deletion
+from kafkalog.storage_engine.writing.commit import CommitResult, Writer
+from kafkalog.storage_engine.writing.retention import RetentionStats
+from kafkalog.storage_engine.writing.staging import NewTopic, StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.transaction import Transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.log_view import LogView
-    from kafkalog.storage_engine.raw_append import Source
-    from kafkalog.storage_engine.time_offsets import TimeOffset
+    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.time_offsets import TimeOffset
+    from kafkalog.storage_engine.writing.raw_append import Source
 
 __all__ = ["CommitResult", "Engine", "NewTopic", "RetentionStats", "Writer"]
 
@@ -70,7 +56,7 @@ class Engine:
     ) -> None:
         roots = address.directories(path)
         self.root = roots[0]
-        self._brokers = address.open_broker(roots)
+        self._brokers = owner.open_broker(roots)
         self.is_brokers = self._brokers is not None
         self.read_only = read_only or self.is_brokers
         self._is_closed = False
@@ -260,7 +246,7 @@ class Engine:
         CorruptBatchError, which names the position, for bytes that are no batch; then nothing is
         appended.
         """
-        from kafkalog.storage_engine import raw_append
+        from kafkalog.storage_engine.writing import raw_append
 
         self._check_writable()
         self._check_partition(topic, partition)
@@ -396,7 +382,7 @@ class Engine:
         `whole` opens all segments at once. `start` is where reading will begin; `known_end` a high
         watermark that a broker which starts anew may not know. `check` may refuse a state of ours.
         """
-        from kafkalog.storage_engine.log_view import open_view
+        from kafkalog.storage_engine.reading.log_view import open_view
 
         topic_id = self._check_partition(topic, partition)
         if self._brokers is not None:

@@ -25,9 +25,9 @@ from typing import Any, Self
 
 from kafkalog.cleaner import CleanerConfig, clean, latest
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import files
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.log_view import LogView
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.reading.log_view import LogView
 from tests.storage_engine.faults import ACTS
 
 NOBODY = 65534

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, LiteralString
 
 from kafkalog.sink.upsert import PostgresUpsert, SQLiteUpsert
-from kafkalog.sink.upsert.postgres_staging import remove_orphans
-from kafkalog.sink.upsert.postgres_table import PostgresTable
+from kafkalog.sink.upsert.postgres.staging import remove_orphans
+from kafkalog.sink.upsert.postgres.table import PostgresTable
 from tests.acceptance.killed_steps import in_child
 from tests.postgres_server import query
 from tests.sink.postgres_rows import apply_small, apply_staged, batch, portion

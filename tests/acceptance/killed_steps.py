@@ -28,8 +28,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kafkalog.storage_engine import files, layout, staging
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.writing import staging
 from tests.sink.spark_write import Row, SparkWrite, staged_names, values
 from tests.storage_engine.faults import ACTS
 

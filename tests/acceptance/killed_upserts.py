@@ -82,7 +82,8 @@ class Queries:
 
     def upserts(self) -> Any:
         """Bring each topic into two tables, PostgreSQL's by way of the driver and of tasks."""
-        from kafkalog.sink.upsert import PostgresUpsert, SQLiteUpsert, postgres
+        from kafkalog.sink.upsert import PostgresUpsert, SQLiteUpsert
+        from kafkalog.sink.upsert.postgres import upsert as postgres
 
         upserts = [
             (topic, upsert)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.inspection.verify import verify
 
 __all__ = ["damage", "newest", "records"]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from kafkalog.cleaner import clean
-from kafkalog.storage_engine import clock
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs import clock
 
 TOPIC = "table"
 PARTITIONS = 4

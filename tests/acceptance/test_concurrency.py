@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 import kafkalog
-from kafkalog.cleaner.manager import sweep
+from kafkalog.cleaner.schedule.manager import sweep
 from kafkalog.errors import OffsetOutOfRangeError
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import clock, files, layout, locks, log_view
-from kafkalog.storage_engine.retention import retain_partition
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import clock, files, locks
+from kafkalog.storage_engine.reading import log_view
+from kafkalog.storage_engine.writing.retention import retain_partition
 from tests.acceptance.log_contents import damage, newest, records
 from tests.acceptance.turn_processes import TOPIC, Onlooker, readers
 from tests.acceptance.two_processes import CLEANER, ZOMBIE, two

@@ -19,7 +19,7 @@ import pytest
 import kafkalog
 from kafkalog.errors import StorageError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from tests.acceptance.log_contents import damage, newest, records
 from tests.acceptance.mounts import BLOCK, Disk, disk
 

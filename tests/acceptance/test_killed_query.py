@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.journal import Journal
+from kafkalog.storage_engine.metadata.journal import Journal
 from tests.acceptance.cluster import session_processes
 from tests.acceptance.independent_reader import read_log
 from tests.acceptance.killed_query import FILES_PER_BATCH, PARTITIONS, TOPIC

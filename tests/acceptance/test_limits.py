@@ -14,13 +14,14 @@ import pyarrow as pa
 import pytest
 
 import kafkalog
-from kafkalog.cleaner.manager import sweep
-from kafkalog.cleaner.uncleanable import Uncleanable, mark_uncleanable
+from kafkalog.cleaner.schedule.manager import sweep
+from kafkalog.cleaner.state.uncleanable import Uncleanable, mark_uncleanable
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import clock, files, pins
-from kafkalog.storage_engine.commit import Writer
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.fs import clock, files
+from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.writing.commit import Writer
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from tests.acceptance.log_contents import damage, newest, records
 
 NOW_MS = 1_750_000_000_000
@@ -145,7 +146,7 @@ def test_a_commit_that_closed_files_on_its_way_fails_and_succeeds_as_a_whole(
     """The last of its partitions is refused, when others have been closed and opened again."""
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 10)
-    monkeypatch.setattr("kafkalog.storage_engine.transaction.descriptor_limit", lambda: 12)
+    monkeypatch.setattr("kafkalog.storage_engine.writing.transaction.descriptor_limit", lambda: 12)
 
     def rows(value: bytes) -> pa.Table:
         numbers = pa.array(range(10), pa.int32())

@@ -18,10 +18,14 @@ import kafkalog
 from kafkalog.errors import CorruptJournalError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.log import KafkaLog
 from kafkalog.sink.engines import engine_of
-from kafkalog.storage_engine import address, clock, host, layout, pins, staging
-from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.staging import Run, StagedMessage, StagedWriter
-from kafkalog.storage_engine.state import DeletedTopic, PartitionState, State, TopicState
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import clock, host
+from kafkalog.storage_engine.metadata import address
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.state import DeletedTopic, PartitionState, State, TopicState
+from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.writing import staging
+from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWriter
 from tests.acceptance.log_contents import damage, newest, records
 from tests.acceptance.mounts import disk
 from tests.acceptance.users import as_nobody, umask

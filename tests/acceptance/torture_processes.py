@@ -16,10 +16,10 @@ from typing import Any
 
 import kafkalog
 from kafkalog.cleaner import CleanerConfig, latest
-from kafkalog.cleaner.manager import clean_filthiest, retain, sweep
+from kafkalog.cleaner.schedule.manager import clean_filthiest, retain, sweep
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.log_view import LogView
+from kafkalog.storage_engine.reading.log_view import LogView
 from tests.acceptance.torture_script import PARTITIONS, TOPIC, Commit, Raw, Record, Script
 
 TINY = 24 * 40

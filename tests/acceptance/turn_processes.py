@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Final
 
 import kafkalog
-from kafkalog.storage_engine import layout, locks
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import locks
 from tests.acceptance.log_contents import newest, records
 
 __all__ = ["BOARD", "READERS", "TOPIC", "Board", "Onlooker", "readers"]

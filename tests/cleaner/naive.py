@@ -15,8 +15,8 @@ import numpy as np
 from crc32c import crc32c
 
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.log_view import LogView
-from kafkalog.storage_engine.records import index_records
+from kafkalog.storage_engine.reading.log_view import LogView
+from kafkalog.storage_engine.records.records import index_records
 from tests.storage_engine.log_builder import sized, varint
 
 MASK = 2**64 - 1

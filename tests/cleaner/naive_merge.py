@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kafkalog.storage_engine import compression
+from kafkalog.storage_engine.format import compression
 from tests.storage_engine import naive
 
 CODEC, APPEND_TIME, TRANSACTIONAL, CONTROL, HORIZON = 7, 8, 16, 32, 64

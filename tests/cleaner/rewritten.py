@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from kafkalog.cleaner.batch_writer import BatchWriter
-from kafkalog.cleaner.decision import Decision
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.storage_engine import layout, records
-from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.open_segment import Chunk
+from kafkalog.cleaner.rewrite.batch_writer import BatchWriter
+from kafkalog.cleaner.rewrite.decision import Decision
+from kafkalog.cleaner.state.stats import CleanerStats
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.records import records
+from kafkalog.storage_engine.segment.open_segment import Chunk
 
 
 def rewritten(data: bytes, keep: Sequence[bool], horizon: int | None = None) -> bytes:

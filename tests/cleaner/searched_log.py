@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 
 import kafkalog
-from kafkalog.cleaner.erasure.topic_files import FileKind
-from kafkalog.cleaner.erasure.traces import Traces
+from kafkalog.erasure.topic_files import FileKind
+from kafkalog.erasure.traces import Traces
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter, writer_slug
 from tests.storage_engine import naive
 
 KEY = b"user-4711"

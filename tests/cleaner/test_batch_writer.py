@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kafkalog.cleaner.batch_writer import BatchWriter
-from kafkalog.cleaner.cleaned_segment import CleanedSegment
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.storage_engine import layout, records
-from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.index import OffsetIndex
-from kafkalog.storage_engine.open_segment import Chunk
+from kafkalog.cleaner.rewrite.batch_writer import BatchWriter
+from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
+from kafkalog.cleaner.state.stats import CleanerStats
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.records import records
+from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.open_segment import Chunk
 from tests.cleaner import naive_merge
 from tests.cleaner.naive_merge import Batch
 from tests.cleaner.test_merge import decided, small_batch, staying

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import clean
-from kafkalog.cleaner.census import census
+from kafkalog.cleaner.dedup.census import census
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.transactional_log import Log
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.storage_engine import files, layout
+from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.index import OffsetIndex, TimeIndex
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
 from tests.cleaner.naive import (
     Batch,
     Record,
@@ -110,7 +111,7 @@ def test_a_segment_larger_than_the_map_is_cleaned_in_rounds(tmp_path: Path) -> N
     config = kafkas(2)
     found = []
     for _ in range(3):
-        from kafkalog.cleaner.manager import clean_filthiest
+        from kafkalog.cleaner.schedule.manager import clean_filthiest
 
         assert clean_filthiest(engine, now_ms=1, config=config) is not None
         found.append(offsets(dump(engine)))
@@ -168,7 +169,7 @@ def test_records_beyond_the_end_of_the_round_stay_also_without_a_key(tmp_path: P
     engine = foreign_log(
         tmp_path, {0: [batch(0, pairs)], 5: []}, config={"min.cleanable.dirty.ratio": "0"}
     )
-    from kafkalog.cleaner.manager import clean_filthiest
+    from kafkalog.cleaner.schedule.manager import clean_filthiest
 
     clean_filthiest(engine, now_ms=1, config=kafkas(2))
     assert offsets(dump(engine)) == [0, 1, 2, 3, 4]  # the map took offset 0 alone
@@ -362,7 +363,7 @@ def test_an_emptied_segment_stays_until_it_is_merged(tmp_path: Path) -> None:
 
 
 def listed(directory: Path):
-    from kafkalog.storage_engine.segments import list_segments
+    from kafkalog.storage_engine.segment.segments import list_segments
 
     return list_segments(directory)
 

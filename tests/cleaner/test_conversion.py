@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafkalog.cleaner.batch_writer import BatchWriter
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.storage_engine import layout, records
-from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.open_segment import Chunk
+from kafkalog.cleaner.rewrite.batch_writer import BatchWriter
+from kafkalog.cleaner.state.stats import CleanerStats
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.records import records
+from kafkalog.storage_engine.segment.open_segment import Chunk
 from tests.cleaner import naive_merge
 from tests.cleaner.naive_merge import APPEND_TIME, Batch, Fate
 from tests.cleaner.test_merge import decided

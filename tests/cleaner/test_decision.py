@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kafkalog.cleaner.active_producers import ActiveProducers, active_producers
-from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.producers import ProducerEntry
-from kafkalog.storage_engine.records import scan_batches
-from kafkalog.storage_engine.tables import BatchTable
+from kafkalog.cleaner.rewrite.active_producers import ActiveProducers, active_producers
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.records.records import scan_batches
+from kafkalog.storage_engine.records.tables import BatchTable
+from kafkalog.storage_engine.transactions.producers import ProducerEntry
 from tests.cleaner.naive import Batch, Record, batch, dump
 from tests.cleaner.transactional_log import CONTROL, DAY, TRANSACTIONAL, Log, kafkas
 
@@ -129,7 +129,7 @@ def test_a_marker_past_the_range_of_horizons_stays(tmp_path: Path) -> None:
 
 
 def test_the_earliest_horizon_is_that_of_a_marker_too(tmp_path: Path) -> None:
-    from kafkalog.cleaner.delete_horizon import read_delete_horizon
+    from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
 
     log = Log.create(tmp_path)
     log.transact(1, 1)

@@ -15,9 +15,9 @@ from kafkalog.cleaner import clean
 from kafkalog.errors import StorageError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.layout import SEGMENT_SUFFIXES
-from kafkalog.storage_engine.log_view import LogView, open_view
-from kafkalog.storage_engine.segments import retire
+from kafkalog.storage_engine.format.layout import SEGMENT_SUFFIXES
+from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.segment.segments import retire
 from tests.cleaner.naive import dump, offsets
 
 SEGMENTS = 60

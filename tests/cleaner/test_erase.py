@@ -14,15 +14,17 @@ import pytest
 from aiokafka.record.memory_records import MemoryRecords
 
 import kafkalog
-from kafkalog.cleaner.erasure.erase import Erasure
-from kafkalog.cleaner.erasure.topic_files import FileKind
+from kafkalog.erasure.erase import Erasure
+from kafkalog.erasure.topic_files import FileKind
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import layout, locks, pins
-from kafkalog.storage_engine.commit import STAGED_RETENTION_MS
-from kafkalog.storage_engine.pins import Action
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.reading.pins import Action
+from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from tests.cleaner.transactional_log import Log
 from tests.storage_engine import naive
 

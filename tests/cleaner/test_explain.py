@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread, clean
-from kafkalog.cleaner.explain import Explanation, Finding, explain, moment
-from kafkalog.cleaner.pause import abort_and_pause
-from kafkalog.cleaner.presence import announced, is_cleaner_running
-from kafkalog.cleaner.uncleanable import mark_uncleanable
+from kafkalog.cleaner.dedup.presence import announced, is_cleaner_running
+from kafkalog.cleaner.report.explain import Explanation, Finding, explain, moment
+from kafkalog.cleaner.schedule.pause import abort_and_pause
+from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import UnknownTopicError
-from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
 from tests.storage_engine.broker_root import HIGH_WATERMARK, BrokerRoot, batches
 from tests.storage_engine.log_builder import write_segment
 from tests.storage_engine.raw_log import ABORT, RawBatch, joined, marker

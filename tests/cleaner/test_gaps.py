@@ -10,10 +10,10 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
 from kafkalog.errors import CorruptBatchError
-from kafkalog.storage_engine import layout
+from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection.verify import verify
-from kafkalog.storage_engine.segments import list_segments
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.segments import list_segments
 from tests.cleaner.naive import Batch, batch, dump, foreign_log, newest_values, records_of
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.log_builder import gaps_of
@@ -191,7 +191,7 @@ def test_several_outputs_of_a_group_are_each_listed(
 ) -> None:
     engine = twins(tmp_path)
     monkeypatch.setattr(
-        "kafkalog.cleaner.cleaned_segment.CleanedSegment.count_fitting",
+        "kafkalog.cleaner.rewrite.cleaned_segment.CleanedSegment.count_fitting",
         lambda self, _, last_offsets: int((last_offsets - self.base_offset < 14).sum()),
     )
     config = CleanerConfig(io_buffer_size=200)

@@ -20,11 +20,11 @@ import kafkalog
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.config import NAMES
 from kafkalog.cleaner.metrics import CleanerMetrics
-from kafkalog.cleaner.pause import is_paused
+from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cli import run
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.config import TopicConfig
 
 GUIDE = (Path(__file__).resolve().parent.parent.parent / "docs" / "cleaner.md").read_text()
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

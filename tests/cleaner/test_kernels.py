@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kafkalog.cleaner import kernels
+from kafkalog.cleaner.dedup import kernels
 from tests.cleaner.naive import siphash_128
 
 pytestmark = pytest.mark.usefixtures("compared_kernels")

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kafkalog.cleaner.key_index import KeyIndex, KeyIndexWriter, _key_hash, key_hashes
-from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.open_segment import OpenSegment
-from kafkalog.storage_engine.records import index_records, scan_batches
-from kafkalog.storage_engine.segments import SegmentFiles
+from kafkalog.cleaner.key_index.key_index import KeyIndex, KeyIndexWriter, _key_hash, key_hashes
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.records.records import index_records, scan_batches
+from kafkalog.storage_engine.segment.open_segment import OpenSegment
+from kafkalog.storage_engine.segment.segments import SegmentFiles
 from tests.storage_engine.log_builder import Batch, Record
 
 SECRET = bytes(range(16))
@@ -77,7 +77,7 @@ def test_every_key_is_found_at_its_positions(tmp_path: Path, count: int, run_ent
 def test_the_positions_of_many_keys_are_those_of_each(
     tmp_path: Path, count: int, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalog.cleaner.key_index._BLOCKS_AT_ONCE", blocks)
+    monkeypatch.setattr("kafkalog.cleaner.key_index.key_index._BLOCKS_AT_ONCE", blocks)
     hashes = keys_of(count)[1] if count < 3_000 else np.repeat(keys_of(3)[1], 1_000)
     positions = np.arange(count, dtype=np.int64) * 7
     index = written(tmp_path, hashes, positions, run_entries=1 << 20)
@@ -110,7 +110,7 @@ def test_hashes_at_either_end_are_found(
     low = word & ~((1 << layout.KEYS_POSITION_BITS) - 1)
     hashes = np.concatenate((keys_of(600)[1], np.array([low], dtype=np.uint64)))
     index = written(tmp_path, hashes, np.arange(601, dtype=np.int64), run_entries=1 << 20)
-    monkeypatch.setattr("kafkalog.cleaner.key_index._key_hash", lambda key, secret: low)
+    monkeypatch.setattr("kafkalog.cleaner.key_index.key_index._key_hash", lambda key, secret: low)
 
     assert index.positions(b"") == [600]
     index.close()

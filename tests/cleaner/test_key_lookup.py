@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 
 import kafkalog
-from kafkalog.cleaner.key_index import KeyIndexWriter
-from kafkalog.cleaner.key_lookup import KeyLookup, Record
+from kafkalog.cleaner.key_index.key_index import KeyIndexWriter
+from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
 from kafkalog.errors import CorruptLogError, InvalidInputError, UnknownTopicError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.transaction_index import AbortedTransaction, transaction_entry
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.transactions.transaction_index import (
+    AbortedTransaction,
+    transaction_entry,
+)
 from tests.cleaner.transactional_log import Log
 from tests.storage_engine.broker_root import BrokerRoot
 from tests.storage_engine.faults import Died, each_act
@@ -370,7 +374,7 @@ def test_a_disk_without_room_for_the_index_has_a_cleaned_log(
 ) -> None:
     put(log, *((f"key-{i}", "v" * 50) for i in range(100)))
     put(log, *((f"key-{i}", "new") for i in range(50)))
-    monkeypatch.setattr("kafkalog.cleaner.key_index.RUN_ENTRIES", 16)
+    monkeypatch.setattr("kafkalog.cleaner.key_index.key_index.RUN_ENTRIES", 16)
     monkeypatch.setattr(KeyIndexWriter.__init__, "__kwdefaults__", {"run_entries": 16})
     limit_disk(monkeypatch, lambda name: name.endswith(place))
     clean(log)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import clean
-from kafkalog.cleaner.choice import plan
-from kafkalog.cleaner.manager import retain
-from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.broker.producer_replay import recorded_producers
+from kafkalog.cleaner.schedule.choice import plan
+from kafkalog.cleaner.schedule.manager import retain
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.segments import SegmentFiles, list_segments
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
+from kafkalog.storage_engine.transactions.producer_replay import recorded_producers
 from tests.cleaner.naive import Batch, Record, batch, dump, foreign_log, offsets, records_of
 from tests.cleaner.transactional_log import DAY, Log, kafkas
 

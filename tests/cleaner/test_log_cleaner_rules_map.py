@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.newest import build_offset_map
-from kafkalog.cleaner.offset_map import SLOT_SIZE, OffsetMap
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.cleaner.transactions import mapped_batches
+from kafkalog.cleaner.dedup.newest import build_offset_map
+from kafkalog.cleaner.dedup.offset_map import SLOT_SIZE, OffsetMap
+from kafkalog.cleaner.dedup.transactions import mapped_batches
+from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.naive import batch, foreign_log

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner.log_to_clean import LogToClean, group_segments_by_size, log_to_clean
-from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.segments import SegmentFiles
-from kafkalog.storage_engine.state import PartitionState
+from kafkalog.cleaner.dedup.log_to_clean import LogToClean, group_segments_by_size, log_to_clean
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.segment.segments import SegmentFiles
 from tests.cleaner.naive import batch
 
 SPAN = 2**31 - 1

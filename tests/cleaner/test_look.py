@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner.erasure import look
-from kafkalog.cleaner.erasure.file_traces import FileTraces
-from kafkalog.cleaner.erasure.topic_files import FileKind, TopicFile, topic_files
+from kafkalog.erasure import look
+from kafkalog.erasure.file_traces import FileTraces
+from kafkalog.erasure.topic_files import FileKind, TopicFile, topic_files
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.staging import StagedMessage
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.writing.staging import StagedMessage
 from tests.cleaner.searched_log import BASE, KEY, NOW, batch, directory, kinds, searched_log, stage
 
 

@@ -14,14 +14,16 @@ from typing import BinaryIO
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status, swap
-from kafkalog.cleaner.clean import CleaningAborted
-from kafkalog.cleaner.delete_horizon import read_delete_horizon
-from kafkalog.cleaner.manager import retain
+from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status
+from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
+from kafkalog.cleaner.rewrite import swap
+from kafkalog.cleaner.rewrite.clean import CleaningAborted
+from kafkalog.cleaner.schedule.manager import retain
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
-from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.broker.ownership import adopt, release
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
 from tests.cleaner.naive import batch, dump, newest_values, offsets, records_of
 from tests.storage_engine.faults import LyingPages
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import clean
-from kafkalog.cleaner.choice import choose, plan
-from kafkalog.cleaner.manager import clean_filthiest, retain
-from kafkalog.cleaner.pause import abort_and_pause, is_paused
-from kafkalog.cleaner.uncleanable import mark_uncleanable, read_uncleanable
-from kafkalog.storage_engine import layout, locks
-from kafkalog.storage_engine.checkpoints import read_offset_checkpoint
+from kafkalog.cleaner.schedule.choice import choose, plan
+from kafkalog.cleaner.schedule.manager import clean_filthiest, retain
+from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
+from kafkalog.cleaner.state.uncleanable import mark_uncleanable, read_uncleanable
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.retention import retain_partition
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
+from kafkalog.storage_engine.writing.retention import retain_partition
 from tests.cleaner.naive import dump, offsets
 from tests.cleaner.test_manager import eventually
 from tests.storage_engine.raw_log import ABORT, RawBatch, joined, marker

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner import CleanerStats, clean, swap
+from kafkalog.cleaner import CleanerStats, clean
+from kafkalog.cleaner.rewrite import swap
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 
 ROWS = 4
 FEW, MANY = 12, 60
-clean_module: Any = importlib.import_module("kafkalog.cleaner.clean")
+clean_module: Any = importlib.import_module("kafkalog.cleaner.rewrite.clean")
 
 
 def small_segments(root: Path, count: int, key: Callable[[int], int]) -> Engine:

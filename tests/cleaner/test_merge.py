@@ -18,18 +18,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kafkalog.cleaner import batch_writer
 from kafkalog.cleaner import clean as engine_clean
-from kafkalog.cleaner.batch_writer import BatchWriter
-from kafkalog.cleaner.decision import Decision
-from kafkalog.cleaner.merge import plan as merge_plan
-from kafkalog.cleaner.merge.group import Group
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.storage_engine import layout, records
-from kafkalog.storage_engine.batch import iterate_headers
-from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.cleaner.rewrite import batch_writer
+from kafkalog.cleaner.rewrite.batch_writer import BatchWriter
+from kafkalog.cleaner.rewrite.decision import Decision
+from kafkalog.cleaner.rewrite.merge import plan as merge_plan
+from kafkalog.cleaner.rewrite.merge.group import Group
+from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.open_segment import Chunk
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import iterate_headers
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.records import records
+from kafkalog.storage_engine.segment.open_segment import Chunk
 from tests.cleaner import naive_merge
 from tests.cleaner.naive import dump
 from tests.cleaner.naive_merge import (

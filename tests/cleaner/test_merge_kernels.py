@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalog.cleaner.merge import codes
-from kafkalog.cleaner.merge import kernels as k
-from kafkalog.storage_engine.records import index_records, scan_batches
+from kafkalog.cleaner.rewrite.merge import codes
+from kafkalog.cleaner.rewrite.merge import kernels as k
+from kafkalog.storage_engine.records.records import index_records, scan_batches
 from tests.cleaner.naive_merge import Batch, measured
 from tests.storage_engine import naive, naive_messages
 from tests.storage_engine.naive import Record

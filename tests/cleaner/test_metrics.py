@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.metrics import CleanerMetrics, served
-from kafkalog.cleaner.uncleanable import mark_uncleanable
+from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.test_manager import eventually

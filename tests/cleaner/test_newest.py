@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kafkalog.cleaner.clean import CleaningAborted
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.log_to_clean import LogToClean, log_to_clean
-from kafkalog.cleaner.newest import Newest, find_newest
-from kafkalog.cleaner.offset_map import OffsetMap
-from kafkalog.cleaner.spill.spilled import Spilled
-from kafkalog.cleaner.stats import CleanerStats
+from kafkalog.cleaner.dedup.log_to_clean import LogToClean, log_to_clean
+from kafkalog.cleaner.dedup.newest import Newest, find_newest
+from kafkalog.cleaner.dedup.offset_map import OffsetMap
+from kafkalog.cleaner.dedup.spill.spilled import Spilled
+from kafkalog.cleaner.rewrite.clean import CleaningAborted
+from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import files
-from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.log_view import Chunk, LogView
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.reading.log_view import Chunk, LogView
 from tests.cleaner.naive import Batch, Record, batch, foreign_log
 from tests.storage_engine.faults import Died
 

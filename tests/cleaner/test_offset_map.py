@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kafkalog.cleaner.offset_map import WHOLE, OffsetMap, Part
+from kafkalog.cleaner.dedup.offset_map import WHOLE, OffsetMap, Part
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 
 
@@ -153,7 +153,7 @@ def test_every_key_is_in_exactly_one_part_of_a_split() -> None:
 def test_the_offsets_of_a_map_are_those_of_its_newest_records_in_order(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalog.cleaner.offset_map._TAKEN_AT_ONCE", at_once)
+    monkeypatch.setattr("kafkalog.cleaner.dedup.offset_map._TAKEN_AT_ONCE", at_once)
     rng = random.Random(at_once)
     names = [b"key-%d" % rng.randrange(40) for _ in range(200)]
     offset_map = OffsetMap(60)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.survivors import latest
+from kafkalog.cleaner.key_index.survivors import latest
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from tests.cleaner.naive import Batch, dump, newest_values, offsets, records_of

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread, clean
-from kafkalog.cleaner.manager import retain
-from kafkalog.cleaner.pause import abort_and_pause, is_paused
+from kafkalog.cleaner.schedule.manager import retain
+from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
 from kafkalog.errors import InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine import layout, locks
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import locks
 from tests.cleaner.naive import dump, offsets
 from tests.cleaner.test_manager import eventually, filled
 
@@ -89,7 +90,7 @@ def test_a_pauser_that_dies_pauses_nothing_any_more(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t")
     program = f"""
 import kafkalog, time
-from kafkalog.cleaner.pause import abort_and_pause
+from kafkalog.cleaner.schedule.pause import abort_and_pause
 with abort_and_pause(kafkalog.open({str(tmp_path)!r}), "t", 0):
     print("paused", flush=True)
     time.sleep(60)

@@ -13,14 +13,16 @@ import pytest
 
 from kafkalog.cleaner import clean
 from kafkalog.cleaner import clean as cleaner_package
-from kafkalog.cleaner.explain import explain
-from kafkalog.cleaner.survivors import latest
+from kafkalog.cleaner.key_index.survivors import latest
+from kafkalog.cleaner.report.explain import explain
 from kafkalog.errors import InvalidInputError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import clock, layout, pins
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.pins import LEASE_MS, Action, LivePins, Pin
-from kafkalog.storage_engine.transaction import Transaction
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins, Pin
+from kafkalog.storage_engine.writing.transaction import Transaction
 
 NOW = 1_700_000_000_000
 ONE = Action("app", "execution 1")
@@ -157,7 +159,7 @@ def cleaner_package_module() -> object:
     import importlib
 
     assert callable(cleaner_package)
-    return importlib.import_module("kafkalog.cleaner.clean")
+    return importlib.import_module("kafkalog.cleaner.rewrite.clean")
 
 
 def test_a_cleaner_that_dies_having_told_the_journal_leaves_nobody_a_mixed_view(

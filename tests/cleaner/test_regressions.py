@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerStats, clean, latest
-from kafkalog.cleaner.manager import clean_filthiest
+from kafkalog.cleaner.schedule.manager import clean_filthiest
+from kafkalog.inspection.verify import verify
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection.verify import verify
-from kafkalog.storage_engine.segments import list_segments
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.segments import list_segments
 from tests.cleaner.naive import batch, dump, foreign_log, newest_values, offsets, records_of
 from tests.cleaner.transactional_log import CONTROL, DAY, TRANSACTIONAL, Log, kafkas
 from tests.storage_engine import log_builder

@@ -15,15 +15,16 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status
-from kafkalog.cleaner.choice import choose, plan
-from kafkalog.cleaner.manager import clean_filthiest, retain
-from kafkalog.cleaner.pause import abort_and_pause, is_paused
-from kafkalog.cleaner.uncleanable import read_uncleanable
+from kafkalog.cleaner.schedule.choice import choose, plan
+from kafkalog.cleaner.schedule.manager import clean_filthiest, retain
+from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
+from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import files, layout, locks
-from kafkalog.storage_engine.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.segments import list_segments
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
+from kafkalog.storage_engine.segment.segments import list_segments
 from tests.cleaner.naive import batch, dump, foreign_log, newest_values, offsets, records_of
 from tests.cleaner.test_manager import corrupt, eventually, filled
 from tests.cleaner.transactional_log import CONTROL, DAY, TRANSACTIONAL, Log

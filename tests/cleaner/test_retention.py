@@ -9,13 +9,13 @@ import pytest
 
 import kafkalog
 from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, latest, status
-from kafkalog.cleaner.manager import retain
-from kafkalog.cleaner.uncleanable import mark_uncleanable
+from kafkalog.cleaner.schedule.manager import retain
+from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
+from kafkalog.inspection.verify import verify
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection.verify import verify
+from kafkalog.storage_engine.format import layout
 from tests.cleaner.test_manager import eventually
 from tests.cleaner.transactional_log import Log
 

@@ -11,9 +11,9 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean, latest
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import open_segment
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.records import BatchTable
+from kafkalog.storage_engine.records.records import BatchTable
+from kafkalog.storage_engine.segment import open_segment
 from tests.cleaner.naive import Batch, dump, naive_clean, newest_values, offsets, records_of
 
 SCHEMA = changelog_schema()

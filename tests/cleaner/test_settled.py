@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean, settled
-from kafkalog.cleaner.clean import CleaningAborted
-from kafkalog.cleaner.key_index import KeyIndex
-from kafkalog.cleaner.offset_map import Uint64s
-from kafkalog.cleaner.partition_cleaner import PartitionCleaner
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.storage_engine import layout
+from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner.dedup.offset_map import Uint64s
+from kafkalog.cleaner.key_index.key_index import KeyIndex
+from kafkalog.cleaner.rewrite import settled
+from kafkalog.cleaner.rewrite.clean import CleaningAborted
+from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
+from kafkalog.cleaner.state.stats import CleanerStats
+from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection.verify import verify
+from kafkalog.storage_engine.format import layout
 from tests.cleaner.naive import dump
 
 NEVER = 1 << 60

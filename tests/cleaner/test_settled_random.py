@@ -18,13 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean, manager, settled, superseded
-from kafkalog.cleaner.key_lookup import KeyLookup
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.cleaner.survivors import latest
+from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner.dedup import superseded
+from kafkalog.cleaner.key_index.key_lookup import KeyLookup
+from kafkalog.cleaner.key_index.survivors import latest
+from kafkalog.cleaner.rewrite import settled
+from kafkalog.cleaner.schedule import manager
+from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
 from tests.cleaner.transactional_log import CONTROL, Log
 from tests.storage_engine.faults import Died, each_act
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, manager
+from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner import spark as spark_job
+from kafkalog.cleaner.schedule import manager
 from kafkalog.errors import InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine import layout, locks
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import locks
 
 NOW = 1_700_000_000_000
 

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kafkalog.cleaner.offset_map import OffsetMap
-from kafkalog.cleaner.spill.key_runs import BUCKETS, KeyRuns
-from kafkalog.cleaner.spill.offset_list import OffsetList
-from kafkalog.cleaner.spill.spill_file import SpillFile, sweep_spill_files
-from kafkalog.cleaner.spill.spilled import Spill
+from kafkalog.cleaner.dedup.offset_map import OffsetMap
+from kafkalog.cleaner.dedup.spill.key_runs import BUCKETS, KeyRuns
+from kafkalog.cleaner.dedup.spill.offset_list import OffsetList
+from kafkalog.cleaner.dedup.spill.spill_file import SpillFile, sweep_spill_files
+from kafkalog.cleaner.dedup.spill.spilled import Spill
 from kafkalog.errors import StorageError
 
 Uint64s = npt.NDArray[np.uint64]

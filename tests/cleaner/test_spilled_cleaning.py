@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.manager import clean_filthiest
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.storage_engine import files
+from kafkalog.cleaner.schedule.manager import clean_filthiest
+from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs import files
 from tests.cleaner.naive import (
     Batch,
     batch,
@@ -150,7 +150,7 @@ def test_a_cleaner_killed_twice_while_it_spills_is_followed_by_progress(tmp_path
 CLEANER = """
 import os, sys, time
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.spill.spilled import Spill
+from kafkalog.cleaner.dedup.spill.spilled import Spill
 from kafkalog.storage_engine.engine import Engine
 
 def stuck(self, *_):

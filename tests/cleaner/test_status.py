@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerStats, clean, status
-from kafkalog.cleaner.last_cleaning import (
+from kafkalog.cleaner.schedule.pause import abort_and_pause
+from kafkalog.cleaner.state.last_cleaning import (
     KEPT,
     LastCleaning,
     read_cleanings,
     read_last_cleaning,
     write_last_cleaning,
 )
-from kafkalog.cleaner.pause import abort_and_pause
 from kafkalog.errors import UnknownTopicError
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
 
 HOUR = 3_600_000
 NOW = 1_700_000_000_000

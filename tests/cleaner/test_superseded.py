@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.superseded import SHARE, SIZE_MIN, SupersededOffsets
-from kafkalog.storage_engine import compression
+from kafkalog.cleaner.dedup.superseded import SHARE, SIZE_MIN, SupersededOffsets
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.lz4_frames import frames
-from kafkalog.storage_engine.tables import BatchTable
+from kafkalog.storage_engine.format import compression
+from kafkalog.storage_engine.records.lz4_frames import frames
+from kafkalog.storage_engine.records.tables import BatchTable
 
 
 def test_the_bits_take_a_small_part_of_the_budget_or_there_are_none() -> None:
@@ -48,7 +48,7 @@ def test_a_batch_of_superseded_records_is_not_decompressed_for_the_second_pass(
         return many(buffer, starts, ends, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(compression, "decompress", one)
-    monkeypatch.setattr("kafkalog.storage_engine.arena.decompress_frames", several)
+    monkeypatch.setattr("kafkalog.storage_engine.records.arena.decompress_frames", several)
     with Engine(tmp_path) as engine:
         engine.create_topic("t", 1, {"compression.type": codec})
         for round_ in range(20):

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import kafkalog
-from kafkalog.cleaner.key_lookup import PartitionLookup
-from kafkalog.cleaner.newest import build_offset_map
-from kafkalog.cleaner.offset_map import OffsetMap
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.cleaner.survivors import latest
-from kafkalog.cleaner.transactions import mapped_batches
+from kafkalog.cleaner.dedup.newest import build_offset_map
+from kafkalog.cleaner.dedup.offset_map import OffsetMap
+from kafkalog.cleaner.dedup.transactions import mapped_batches
+from kafkalog.cleaner.key_index.key_lookup import PartitionLookup
+from kafkalog.cleaner.key_index.survivors import latest
+from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
@@ -136,7 +136,7 @@ def test_chosen_keys_have_the_records_that_they_have_among_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, indexed_size: int
 ) -> None:
     """Whether they are looked up, since that costs nothing, or filtered, since that costs much."""
-    monkeypatch.setattr("kafkalog.cleaner.key_lookup._INDEXED_SIZE", indexed_size)
+    monkeypatch.setattr("kafkalog.cleaner.key_index.key_lookup._INDEXED_SIZE", indexed_size)
     rng = random.Random(seed)
     with kafkalog.open(tmp_path) as log:
         log.create_topic("t", 1, {"segment.bytes": "3000"})

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner import clean, latest, manager, swap
-from kafkalog.cleaner.cleaned_segment import CleanedSegment
-from kafkalog.cleaner.swap import RewrittenGroup, list_gaps, replace_segments
+from kafkalog.cleaner import clean, latest
+from kafkalog.cleaner.rewrite import swap
+from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
+from kafkalog.cleaner.rewrite.swap import RewrittenGroup, list_gaps, replace_segments
+from kafkalog.cleaner.schedule import manager
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import files, locks
-from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.segments import list_segments
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.segment.segments import list_segments
 from tests.cleaner.naive import batch, dump, dump_view, foreign_log, newest_values, records_of
 from tests.storage_engine.faults import Died, each_act
 

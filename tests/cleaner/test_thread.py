@@ -13,12 +13,13 @@ import pytest
 
 import kafkalog
 from kafkalog.cleaner import CleanerConfig, CleanerThread, status
-from kafkalog.cleaner import thread as thread_module
-from kafkalog.cleaner.manager import clean_filthiest
+from kafkalog.cleaner.schedule import thread as thread_module
+from kafkalog.cleaner.schedule.manager import clean_filthiest
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import files, layout
+from kafkalog.inspection.verify import log_size
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection.verify import log_size
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from tests.cleaner.naive import dump, newest_values, offsets, records_of
 from tests.cleaner.test_manager import corrupt, eventually, filled
 
@@ -273,7 +274,7 @@ def test_what_a_broken_off_round_removed_is_counted_and_the_round_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = filled(tmp_path, "t")
-    clean_module = importlib.import_module("kafkalog.cleaner.clean")
+    clean_module = importlib.import_module("kafkalog.cleaner.rewrite.clean")
     before = len(offsets(dump(engine, "t")))
     swapped = threading.Event()
     stopped = threading.Event()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
-from kafkalog.cleaner import thread as thread_module
-from kafkalog.cleaner.clean import CleaningAborted
-from kafkalog.cleaner.partition_cleaner import PartitionCleaner
-from kafkalog.cleaner.throttle import Throttler, bytes_moved
+from kafkalog.cleaner.rewrite.clean import CleaningAborted
+from kafkalog.cleaner.schedule import thread as thread_module
+from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
+from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
 from tests.cleaner.naive import dump, offsets
 from tests.cleaner.test_manager import eventually, filled
 

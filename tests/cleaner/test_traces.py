@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 import kafkalog
-from kafkalog.cleaner.erasure import file_traces
-from kafkalog.cleaner.erasure.file_traces import scan_file
-from kafkalog.cleaner.erasure.keys import ErasedKeys
-from kafkalog.cleaner.erasure.topic_files import FileKind, topic_files
+from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+from kafkalog.erasure import file_traces
+from kafkalog.erasure.file_traces import scan_file
+from kafkalog.erasure.topic_files import FileKind, topic_files
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import layout, pins
-from kafkalog.storage_engine.commit import Writer
-from kafkalog.storage_engine.pins import Action
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.reading.pins import Action
+from kafkalog.storage_engine.writing.commit import Writer
 from tests.acceptance.users import as_nobody
 from tests.cleaner.searched_log import BASE, KEY, NOW, batch, directory, kinds, searched_log, stage
 from tests.storage_engine import naive, naive_messages

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import clean, status
-from kafkalog.cleaner.uncleanable import clear_uncleanable, mark_uncleanable, read_uncleanable
-from kafkalog.storage_engine import files, layout
+from kafkalog.cleaner.state.uncleanable import clear_uncleanable, mark_uncleanable, read_uncleanable
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from tests.cleaner.test_manager import MINUTE, corrupt, filled
 
 HOUR = 60 * MINUTE

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kafkalog.cleaner.clean import clean_round
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.delete_horizon import write_delete_horizon
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.storage_engine import locks
+from kafkalog.cleaner.dedup.delete_horizon import write_delete_horizon
+from kafkalog.cleaner.rewrite.clean import clean_round
+from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs import locks
 from tests.cleaner.naive import Batch, Record, dump, offsets
 
 DAY = 86_400_000

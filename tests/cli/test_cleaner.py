@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import kafkalog as library
-from kafkalog.cleaner.presence import is_cleaner_running
-from kafkalog.storage_engine import locks
+from kafkalog.cleaner.dedup.presence import is_cleaner_running
+from kafkalog.storage_engine.fs import locks
 from tests.cli.conftest import Command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -244,7 +244,8 @@ def test_a_cleaner_that_only_retains_is_not_told_to_be_one(root: Path) -> None:
 def test_a_reader_is_blamed_for_what_it_holds_back_alone(tmp_path: Path, kafkalog: Command) -> None:
     from contextlib import ExitStack
 
-    from kafkalog.storage_engine import clock, pins
+    from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.reading import pins
     from tests.cleaner.transactional_log import Log
 
     log = Log.create(tmp_path / "log", cleanup_policy="compact")
@@ -274,7 +275,8 @@ def test_a_forced_cleaning_has_to_reach_what_there_was_before_it(
     from contextlib import ExitStack
 
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine import clock, pins
+    from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.reading import pins
 
     with library.open(tmp_path / "log") as log:
         log.create_topic("t", 1)

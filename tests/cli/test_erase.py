@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import kafkalog as library
-from kafkalog.cleaner.explain import moment
+from kafkalog.cleaner.report.explain import moment
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import clock
+from kafkalog.storage_engine.fs import clock
 from tests.cli.conftest import Command
 
 KEY = "user-4711"

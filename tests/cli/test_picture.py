@@ -24,7 +24,7 @@ from kafkalog.cli.picture.page import page
 from kafkalog.cli.picture.server import HOST, serving
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import clock, locks
+from kafkalog.storage_engine.fs import clock, locks
 from tests.cli.conftest import Command
 
 NOW_MS = 1_700_000_000_000

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import kafkalog as library
-from kafkalog.cleaner.uncleanable import mark_uncleanable
+from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.cli.picture.counts import Counts
 from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import page as make_page
 from kafkalog.cli.picture.server import HOST, serving
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import layout, locks
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import locks
 from tests.cli.conftest import Command
 
 pytestmark = pytest.mark.slow

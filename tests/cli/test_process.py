@@ -15,7 +15,7 @@ import pytest
 
 import kafkalog
 from kafkalog.cli import VERBS
-from kafkalog.cli.output import PipeClosed, pause
+from kafkalog.cli.terminal.output import PipeClosed, pause
 from tests.acceptance.users import as_nobody
 from tests.cli.conftest import Command
 

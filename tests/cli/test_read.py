@@ -14,7 +14,7 @@ import pytest
 import kafkalog as library
 from kafkalog.cli.changelog import Changelog
 from kafkalog.cli.follow import follow
-from kafkalog.cli.time_text import epoch_ms
+from kafkalog.cli.terminal.time_text import epoch_ms
 from kafkalog.errors import DataLossError, InvalidInputError
 from kafkalog.log import KafkaLog
 from tests.cleaner.transactional_log import Log

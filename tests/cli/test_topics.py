@@ -110,7 +110,7 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
 def staged_record(log: object) -> object:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.staging import StagedWriter
+    from kafkalog.storage_engine.writing.staging import StagedWriter
 
     writer = StagedWriter(None, log.state(), now_ms=lambda: 1_700_000_000_000)
     writer.append("t", pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])}))
@@ -175,7 +175,7 @@ def test_only_what_nobody_expects_is_logged_with_a_traceback(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import kafkalog as library
-    from kafkalog.cleaner import partition_cleaner
+    from kafkalog.cleaner.schedule import partition_cleaner
 
     def fail(fault: Exception) -> logging.LogRecord:
         def refuse(*_: object, **__: object) -> None:

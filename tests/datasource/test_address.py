@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.address import log_directory
+from kafkalog.storage_engine.metadata.address import log_directory
 
 
 @pytest.mark.parametrize(

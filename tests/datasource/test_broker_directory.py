@@ -259,7 +259,7 @@ def test_nobody_waits_for_a_broker_that_is_gone(
 
 
 def test_a_sink_refuses_a_brokers_directory(tmp_path: Path) -> None:
-    from kafkalog.storage_engine.address import log_directory
+    from kafkalog.storage_engine.metadata.address import log_directory
 
     with pytest.raises(InvalidInputError, match="can only be read"):
         log_directory({"path": f"{tmp_path}/a,{tmp_path}/b"})

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.murmur2 import partition_of
+from kafkalog.storage_engine.records.murmur2 import partition_of
 from tests.datasource.logs import rows, source
 
 KEYS = [b"", b"k1", b"k2", b"k3", b"\xff\x00", b"\xff", "\N{SNOWMAN}".encode(), b"k" * 100]

@@ -16,7 +16,7 @@ from kafkalog.datasource.source import KafkaLogDataSource
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.state import PartitionState, State, TopicState
+from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 from tests.datasource.logs import append_to, source
 
 

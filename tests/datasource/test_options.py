@@ -7,7 +7,7 @@ from kafkalog.datasource.offsets import StartOrEnd, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.start_or_end_time import StartOrEndTime
 from kafkalog.errors import InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine.state import PartitionState, State, TopicState
+from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
 T0 = TopicPartition("t", 0)
 GOOD = {"path": "/log", "subscribe": "t"}

@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 from kafkalog.cleaner import clean
-from kafkalog.cleaner.explain import explain
-from kafkalog.cleaner.status import status
+from kafkalog.cleaner.report.explain import explain
+from kafkalog.cleaner.report.status import status
 from kafkalog.datasource import pin, range_reader
 from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.datasource.pin import driver_name
 from kafkalog.errors import DataLossError, InvalidInputError, MomentPassedError
-from kafkalog.storage_engine import clock, files, layout, log_view
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.pins import LivePins
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import clock, files
+from kafkalog.storage_engine.reading import log_view
+from kafkalog.storage_engine.reading.pins import LivePins
 from tests.datasource.logs import append, numbered, rows, source
 from tests.datasource.spark_task import task
 from tests.storage_engine.broker_root import BrokerRoot

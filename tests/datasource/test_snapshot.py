@@ -17,8 +17,9 @@ from kafkalog.datasource.offsets import Offsets
 from kafkalog.datasource.range_reader import SnapshotPartition
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import InvalidInputError, MomentPassedError
-from kafkalog.storage_engine import clock, files, layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import clock, files
 from tests.datasource.logs import append_to, rows, source
 
 ALL = ReadAllAvailable()

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.partition_directory import create_partition
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.partition_directory import create_partition
 from tests.datasource.logs import source
 from tests.datasource.streaming_query import StreamingQuery
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import kafkalog
 from examples import compaction
-from kafkalog.cleaner.census import census
+from kafkalog.cleaner.dedup.census import census
 
 NOW_MS = 1_700_000_000_000
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"

@@ -14,8 +14,8 @@ import pytest
 import kafkalog
 from kafkalog.log import KafkaLog
 from kafkalog.schema import HEADERS
-from kafkalog.storage_engine import staging
-from kafkalog.storage_engine.staging import StagedWriter
+from kafkalog.storage_engine.writing import staging
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.peers.record import Record, of_kafkalog
 
 NOW_MS = 1_700_000_000_000

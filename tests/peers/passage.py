@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.broker.ownership import adopt, release
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from tests.storage_engine.faults import ACTS
 
 _ROOT = Path(__file__).resolve().parent.parent.parent

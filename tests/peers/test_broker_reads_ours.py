@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 import kafkalog
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.broker.ownership import release
+from kafkalog.storage_engine.format import layout
 from tests.peers import our_log
 from tests.peers.kafka import CLEAN_SHUTDOWN, KafkaBroker, dump_log_segments
 from tests.peers.our_log import AWAY, BINARY, CLEANED, PARTITIONS, TOMBSTONES

@@ -14,8 +14,8 @@ import pytest
 
 import kafkalog
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.commit import STAGED_RETENTION_MS
-from kafkalog.storage_engine.staging import StagedWriter
+from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.peers.kafka import dump_log_segments
 from tests.peers.our_log import CODECS, NOW_MS
 

@@ -21,8 +21,8 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 import kafkalog
 from kafkalog.errors import LockedByBrokerError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.broker.ownership import adopt, release
+from kafkalog.storage_engine.format import layout
 from tests.peers import passage
 from tests.peers.clients import (
     OUT_OF_ORDER_SEQUENCE,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.inspection.finding import Finding
+from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.broker.ownership import adopt, release
-from kafkalog.storage_engine.inspection.finding import Finding
-from kafkalog.storage_engine.inspection.verify import verify
 from tests.peers import traffic
 from tests.peers.kafka import KafkaBroker
 from tests.peers.traffic import Traffic

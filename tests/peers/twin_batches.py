@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import crc32c
 
-from kafkalog.storage_engine.compression import compress
+from kafkalog.storage_engine.format.compression import compress
 from tests.storage_engine import naive
 
 CREATE_TIME, LOG_APPEND_TIME = 0x00, 0x08

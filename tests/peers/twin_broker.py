@@ -24,12 +24,12 @@ from confluent_kafka.admin import (
 )
 
 import kafkalog
-from kafkalog.cleaner import manager
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.status import status
+from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.schedule import manager
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.checkpoints import read_offset_checkpoint
+from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
 from tests.peers.clients import Sender
 from tests.peers.kafka import KafkaBroker
 from tests.peers.twin_segments import (

@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import kafkalog
-from kafkalog.cleaner import manager
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.cleaner.status import status
+from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.schedule import manager
+from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.metadata.state import PartitionState
 from tests.peers.twin_batches import Taste, Writers, draw_taste
 from tests.peers.twin_kafka import CleanerSettings, KafkaCleaner, Round
 from tests.peers.twin_segments import (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import crc32c
 
-from kafkalog.storage_engine.compression import decompress
+from kafkalog.storage_engine.format.compression import decompress
 from tests.storage_engine import naive
 
 HORIZON = 0x40

@@ -10,8 +10,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import types
 
-from kafkalog.sink.upsert.delta import DeltaUpsert
-from kafkalog.sink.upsert.delta_columns import table_schema
+from kafkalog.sink.upsert.delta.columns import table_schema
+from kafkalog.sink.upsert.delta.upsert import DeltaUpsert
 from kafkalog.sink.upsert.upsert import Batch
 
 __all__ = ["RAW", "Row", "apply", "batch", "portion", "rows_of"]

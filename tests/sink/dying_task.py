@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from kafkalog.sink.upsert.postgres_staging import StagingTask
+from kafkalog.sink.upsert.postgres.staging import StagingTask
 
 __all__ = ["DyingTask"]
 

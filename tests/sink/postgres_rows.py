@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, StringType
 
 from kafkalog.sink.upsert import Batch, PostgresUpsert
-from kafkalog.sink.upsert.postgres_staging import StagingTask, staging_of_a_batch
-from kafkalog.sink.upsert.postgres_table import PostgresTable
+from kafkalog.sink.upsert.postgres.staging import StagingTask, staging_of_a_batch
+from kafkalog.sink.upsert.postgres.table import PostgresTable
 
 LEADING = pa.schema(
     [

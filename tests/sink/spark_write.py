@@ -23,8 +23,8 @@ from pyspark.sql import types as spark_types
 from pyspark.sql.types import StructType
 
 from kafkalog.sink.writer import SinkMessage, batch_writer, stream_writer
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
 
 __all__ = ["Row", "SparkWrite", "schema_of", "staged_names", "task", "values"]
 

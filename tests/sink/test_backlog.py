@@ -10,10 +10,10 @@ import pytest
 import kafkalog
 from kafkalog.sink import backlog
 from kafkalog.sink.options import SinkOptions
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.locks import FileLock
-from kafkalog.storage_engine.state import PartitionState, TopicState
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs.locks import FileLock
+from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000

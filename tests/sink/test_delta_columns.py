@@ -14,8 +14,8 @@ from pyspark.sql import types
 from pyspark.sql.types import StructType
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.sink.upsert.delta import DeltaUpsert
-from kafkalog.sink.upsert.delta_columns import delta_type, first_fault, table_schema
+from kafkalog.sink.upsert.delta.columns import delta_type, first_fault, table_schema
+from kafkalog.sink.upsert.delta.upsert import DeltaUpsert
 from tests.sink.delta_portions import Row, batch, portion, rows_of
 
 

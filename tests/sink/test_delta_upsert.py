@@ -16,9 +16,9 @@ from deltalake import DeltaTable, Schema, write_deltalake
 from pyspark.sql import types
 
 from kafkalog.errors import CommitConflictError, StorageError
-from kafkalog.sink.upsert import delta as delta_module
-from kafkalog.sink.upsert.delta import DeltaUpsert
-from kafkalog.sink.upsert.delta_columns import table_schema
+from kafkalog.sink.upsert.delta import upsert as delta_module
+from kafkalog.sink.upsert.delta.columns import table_schema
+from kafkalog.sink.upsert.delta.upsert import DeltaUpsert
 from kafkalog.sink.upsert.upsert import Batch
 from tests.sink.delta_portions import RAW, Row, apply, batch, portion, rows_of
 
@@ -249,7 +249,7 @@ def test_a_refusal_of_an_unchanged_table_is_not_tried_again(path: Path) -> None:
 def test_a_failure_midway_leaves_the_table_and_the_position_as_they_were(
     upsert: DeltaUpsert, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalog.sink.upsert.delta_rows._IN_MEMORY_SIZE", 0)
+    monkeypatch.setattr("kafkalog.sink.upsert.delta.rows._IN_MEMORY_SIZE", 0)
     apply(upsert, batch(0), (0, b"a", b"1"))
     version = DeltaTable(path).version()
 
@@ -292,7 +292,7 @@ class Interference:
 def test_a_commit_in_between_makes_all_be_done_anew(
     upsert: DeltaUpsert, path: Path, monkeypatch: pytest.MonkeyPatch, is_replacing: bool, keep: int
 ) -> None:
-    monkeypatch.setattr("kafkalog.sink.upsert.delta_rows._IN_MEMORY_SIZE", keep)
+    monkeypatch.setattr("kafkalog.sink.upsert.delta.rows._IN_MEMORY_SIZE", keep)
     apply(upsert, batch(0), (0, b"a", b"1"))
     other = pa.table({"key": [b"x"], "value": [b"9"]})
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kafkalog.sink import live_keys
-from kafkalog.sink.live_keys import has_live_keys
+from kafkalog.sink.views import live_keys
+from kafkalog.sink.views.live_keys import has_live_keys
 from kafkalog.storage_engine.engine import Engine
 
 Written = list[tuple[bytes | None, bytes | None]]

@@ -14,7 +14,7 @@ import pytest
 from kafkalog.errors import StorageError
 from kafkalog.sink import plan
 from kafkalog.sink.plan import sync_plan, syncing_plan
-from kafkalog.storage_engine import files
+from kafkalog.storage_engine.fs import files
 from tests.sink.spark_write import SparkWrite, values
 from tests.storage_engine.faults import LyingPages
 

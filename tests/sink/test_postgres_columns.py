@@ -12,7 +12,7 @@ import pytest
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import PostgresUpsert
-from kafkalog.sink.upsert.postgres_types import changes_values
+from kafkalog.sink.upsert.postgres.types import changes_values
 from tests.postgres_server import query
 from tests.sink.postgres_rows import apply_small, apply_staged, batch, portion
 

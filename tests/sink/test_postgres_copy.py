@@ -13,9 +13,9 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from kafkalog.sink.upsert.postgres_client import connect
-from kafkalog.sink.upsert.postgres_copy import copy_text, pieces
-from kafkalog.sink.upsert.postgres_staging import PackingTask
+from kafkalog.sink.upsert.postgres.client import connect
+from kafkalog.sink.upsert.postgres.copy import copy_text, pieces
+from kafkalog.sink.upsert.postgres.staging import PackingTask
 from tests.postgres_server import PostgresServer, query
 
 UTC = dt.UTC

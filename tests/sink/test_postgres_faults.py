@@ -16,9 +16,9 @@ import pytest
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert import Batch, PostgresUpsert
-from kafkalog.sink.upsert.postgres_client import connect
-from kafkalog.sink.upsert.postgres_staging import StagingTask, remove_orphans, staging_of_a_batch
-from kafkalog.sink.upsert.postgres_table import PostgresTable
+from kafkalog.sink.upsert.postgres.client import connect
+from kafkalog.sink.upsert.postgres.staging import StagingTask, remove_orphans, staging_of_a_batch
+from kafkalog.sink.upsert.postgres.table import PostgresTable
 from tests.postgres_server import PostgresServer, query
 from tests.sink.postgres_rows import (
     BYTES,

@@ -12,8 +12,8 @@ from psycopg.conninfo import make_conninfo
 
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.sink.upsert import PostgresUpsert
-from kafkalog.sink.upsert.postgres_client import connect
-from kafkalog.sink.upsert.postgres_table import PostgresTable
+from kafkalog.sink.upsert.postgres.client import connect
+from kafkalog.sink.upsert.postgres.table import PostgresTable
 from tests.postgres_server import PostgresServer, query
 from tests.sink.postgres_rows import TEXT, apply_small, apply_staged, batch, portion
 

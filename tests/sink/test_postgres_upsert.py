@@ -239,7 +239,7 @@ def test_errors_show_no_password(postgres_server: Any) -> None:
 
 
 def test_the_types_of_a_new_table_are_sparks() -> None:
-    from kafkalog.sink.upsert.postgres_types import column_type
+    from kafkalog.sink.upsert.postgres.types import column_type
 
     kinds = {
         t.BinaryType(): "bytea",

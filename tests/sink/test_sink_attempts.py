@@ -19,9 +19,10 @@ import pytest
 
 from kafkalog.errors import CommitConflictError, StorageError
 from kafkalog.sink import plan
-from kafkalog.storage_engine import files, staging
-from kafkalog.storage_engine.commit import STAGED_RETENTION_MS
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.writing import staging
+from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 from tests.sink.spark_write import Row, SparkWrite, batches, staged_names, task, values
 
 

@@ -17,7 +17,7 @@ from tests.sink.test_spark_foreach_batch import forget_commit
 from tests.sink.test_spark_writes import error_of, finish
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-MODULE = "kafkalog.sink.upsert.postgres"
+MODULE = "kafkalog.sink.upsert.postgres.upsert"
 
 
 class Follower:

@@ -18,18 +18,13 @@ from typing import Any
 import pytest
 
 import kafkalog
-from kafkalog.errors import (
-    CommitConflictError,
-    InvalidInputError,
-    StorageError,
-    UnknownTopicError,
-)
-from kafkalog.sink.generations import Generations
-from kafkalog.sink.table_view import KTableView
+from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.sink.upsert import Batch, Position, SQLiteUpsert
-from kafkalog.sink.view_fitness import check_owned, is_emptied, reason_to_rebuild
+from kafkalog.sink.views.generations import Generations
+from kafkalog.sink.views.table_view import KTableView
+from kafkalog.sink.views.view_fitness import check_owned, is_emptied, reason_to_rebuild
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.state import TopicState
+from kafkalog.storage_engine.metadata.state import TopicState
 from tests.sink.sqlite_rows import KINDS, NAMES, portion, query, row
 
 NOW = 1_700_000_000_000

@@ -25,8 +25,8 @@ from kafkalog.errors import (
 )
 from kafkalog.sink import writer as sink_writer
 from kafkalog.sink.writer import SinkMessage, batch_writer, stream_writer
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
 
 QUERY = "11111111-2222-3333-4444-555555555555"
 KEYED = ["key", "value"]

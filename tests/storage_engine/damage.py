@@ -16,13 +16,13 @@ from typing import Any
 import pyarrow as pa
 
 import kafkalog
-from kafkalog.cleaner.key_lookup import KeyLookup, Record
+from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
 from kafkalog.errors import KafkaLogError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.broker.ownership import adopt
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.transaction_markers import known_markers
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.transactions.transaction_markers import known_markers
 from tests.storage_engine.sample_root import NOW_MS, Log, Root, Row, Stored
 
 SCHEMA = changelog_schema(include_headers=True)

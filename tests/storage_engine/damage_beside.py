@@ -30,10 +30,13 @@ import kafkalog
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.errors import KafkaLogError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import checkpoints, layout, pins, staging
 from kafkalog.storage_engine.broker.ownership import adopt, release
-from kafkalog.storage_engine.commit import Writer
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.writing import staging
+from kafkalog.storage_engine.writing.commit import Writer
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from tests.storage_engine import test_metadata_log as controller
 from tests.storage_engine.damage import (
     Damage,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine import files
+from kafkalog.storage_engine.fs import files
 
 ACTS = (
     "write_at",

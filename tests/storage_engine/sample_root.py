@@ -22,8 +22,8 @@ import snappy
 from crc32c import crc32c
 
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
 from tests.storage_engine import naive, naive_messages
 from tests.storage_engine.log_builder import gap_list, gaps_of
 

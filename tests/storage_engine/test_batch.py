@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkalog.errors import CorruptBatchError
-from kafkalog.storage_engine import batch as b
-from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.format import batch as b
+from kafkalog.storage_engine.format import layout
 from tests.storage_engine import naive
 
 RECORDS = [naive.Record(40, 5000, b"k", b"v"), naive.Record(42, 5003, None, b"")]

@@ -18,11 +18,11 @@ import pytest
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.schema import HEADERS, changelog_schema
-from kafkalog.storage_engine import batch as batches
-from kafkalog.storage_engine import records
-from kafkalog.storage_engine.control_record import read_control_record
-from kafkalog.storage_engine.log_view import open_view
-from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.format import batch as batches
+from kafkalog.storage_engine.format.control_record import read_control_record
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.reading.log_view import open_view
+from kafkalog.storage_engine.records import records
 from tests.cleaner.rewritten import rewritten
 from tests.storage_engine import naive, naive_messages
 from tests.storage_engine.log_builder import Batch, batch, name, write_segment

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import checkpoints, files
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata import checkpoints
 
 ROOT_FILES = [
     "recovery-point-offset-checkpoint",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import checkpoints
+from kafkalog.storage_engine.metadata import checkpoints
 
 TOPIC_ID = "fHq_kc1HQBmiynnrtAlnIQ"
 

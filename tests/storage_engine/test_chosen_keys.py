@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.chosen_keys import ChosenKeys
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
 SHORT = st.lists(st.sampled_from([0, 1, 255]), max_size=3).map(bytes)
 """Few bytes, so that keys are often equal, or differ by zero bytes at the end alone."""

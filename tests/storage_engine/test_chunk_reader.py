@@ -14,8 +14,11 @@ import pytest
 import kafkalog
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import chunk_reader, compression, open_segment, records
-from kafkalog.storage_engine.arrow_batches import ARROW_SIZE
+from kafkalog.storage_engine.format import compression
+from kafkalog.storage_engine.reading import chunk_reader
+from kafkalog.storage_engine.records import records
+from kafkalog.storage_engine.records.arrow_batches import ARROW_SIZE
+from kafkalog.storage_engine.segment import open_segment
 from tests.storage_engine import naive
 
 NOW_MS = 1_700_000_000_000

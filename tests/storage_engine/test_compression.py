@@ -15,7 +15,7 @@ import snappy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalog.storage_engine.compression import compress, decompress
+from kafkalog.storage_engine.format.compression import compress, decompress
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 COMPRESSED = [GZIP, SNAPPY, LZ4, ZSTD]

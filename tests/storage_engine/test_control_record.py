@@ -10,8 +10,8 @@ import pytest
 from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError
-from kafkalog.storage_engine.batch import parse_header
-from kafkalog.storage_engine.control_record import ControlRecord, read_control_record
+from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.format.control_record import ControlRecord, read_control_record
 
 CONTROL = 0x30
 LOG_APPEND_TIME = 0x08

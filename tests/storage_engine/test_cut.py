@@ -12,11 +12,12 @@ from typing import TypeAlias
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.batch import iterate_headers
+from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection.verify import verify
-from kafkalog.storage_engine.journal import Journal
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import iterate_headers
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.journal import Journal
 from tests.storage_engine.faults import Died
 from tests.storage_engine.raw_log import ABORT, COMMIT, RawBatch, joined, marker
 from tests.torture.acts import Write

@@ -15,7 +15,8 @@ import pytest
 
 import kafkalog
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine import journal, layout
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata import journal
 from tests.storage_engine.damage import BITS, Judge, cases, flipped, kind_of, outcome_lines, read
 from tests.storage_engine.sample_root import Root
 

@@ -10,9 +10,11 @@ from unittest.mock import ANY
 
 import pytest
 
-from kafkalog.cleaner import key_index
-from kafkalog.storage_engine import batch, ended_pins, layout, pin_file, staged_contents
+from kafkalog.cleaner.key_index import key_index
 from kafkalog.storage_engine.broker import metadata_log
+from kafkalog.storage_engine.format import batch, layout
+from kafkalog.storage_engine.reading import ended_pins, pin_file
+from kafkalog.storage_engine.writing import staged_contents
 from tests.storage_engine.damage import BrokerJudge, Judge, cases, flipped, kind_of, places
 from tests.storage_engine.damage_beside import JUDGES, BesideJudge
 from tests.storage_engine.sample_root import Root

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine import checkpoints
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.metadata import checkpoints
 from tests.storage_engine.log_builder import batch, write_segment
 
 

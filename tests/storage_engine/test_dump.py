@@ -11,8 +11,8 @@ from crc32c import crc32c
 
 import kafkalog
 from kafkalog.errors import InvalidInputError, StorageError
-from kafkalog.storage_engine.inspection.dump import DumpOptions, dump_file, is_damage
-from kafkalog.storage_engine.inspection.dump_text import line
+from kafkalog.inspection.dump import DumpOptions, dump_file, is_damage
+from kafkalog.inspection.dump_text import line
 from tests.storage_engine import naive, naive_messages
 from tests.storage_engine.log_builder import batch, marker, name, write_segment
 

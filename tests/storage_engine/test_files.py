@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import LockedByBrokerError
-from kafkalog.storage_engine import files, layout, locks
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
 
 # What Java's FileChannel.tryLock does: an exclusive POSIX lock on the whole file.
 BROKER = """

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine import files
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.segments import list_segments
-from kafkalog.storage_engine.transaction_index import AbortedTransaction, aborted_transactions
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.segments import list_segments
+from kafkalog.storage_engine.transactions.transaction_index import (
+    AbortedTransaction,
+    aborted_transactions,
+)
 from tests.storage_engine import naive
 from tests.storage_engine.log_builder import name
 

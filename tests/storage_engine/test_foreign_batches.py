@@ -20,8 +20,9 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.schema import HEADERS, changelog_schema
-from kafkalog.storage_engine import batch as batch_module
-from kafkalog.storage_engine import layout, records
+from kafkalog.storage_engine.format import batch as batch_module
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.records import records
 
 pytestmark = pytest.mark.usefixtures("compared_kernels")
 

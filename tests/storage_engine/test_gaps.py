@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, KafkaLogError
+from kafkalog.inspection.verify import verify
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import gaps, layout
 from kafkalog.storage_engine.broker.ownership import adopt, release
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.gaps import GapCollector, GapFile, Section
-from kafkalog.storage_engine.inspection.verify import verify
-from kafkalog.storage_engine.log_view import open_view
-from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.reading.log_view import open_view
+from kafkalog.storage_engine.segment import gaps
+from kafkalog.storage_engine.segment.gaps import GapCollector, GapFile, Section
 from tests.storage_engine.broker_root import BrokerRoot
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.log_builder import (
@@ -234,7 +235,7 @@ class Log:
 def test_listed_gaps_are_passed_from_anywhere_to_anywhere(
     tmp_path: Path, interval: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalog.storage_engine.log_view.WINDOW", window)
+    monkeypatch.setattr("kafkalog.storage_engine.reading.log_view.WINDOW", window)
     log = Log(tmp_path, cleaned(), interval=interval)
     for start in range(81):
         for end in {start, start + 1, start + 9, 45, 80}:

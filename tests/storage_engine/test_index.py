@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkalog.storage_engine.active_segment import ActiveSegment
-from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.index import OffsetIndex, TimeIndex, offset_entry, time_entry
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex, offset_entry, time_entry
+from kafkalog.storage_engine.writing.active_segment import ActiveSegment
 
 BASE = 1000
 OFFSETS = [(1009, 100), (1019, 250), (1040, 400), (1041, 999)]

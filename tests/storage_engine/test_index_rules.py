@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.index import OffsetIndex, TimeIndex, offset_entry, time_entry
-from kafkalog.storage_engine.segments import list_segments
+from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex, offset_entry, time_entry
+from kafkalog.storage_engine.segment.segments import list_segments
 from tests.storage_engine.log_builder import batch, name
 from tests.storage_engine.test_index import cut
 

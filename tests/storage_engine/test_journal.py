@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import CommitInDoubtError, CorruptJournalError, StorageError
-from kafkalog.storage_engine import files, host, layout
-from kafkalog.storage_engine import journal as journal_module
-from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.state import Change, PartitionState
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, host
+from kafkalog.storage_engine.metadata import journal as journal_module
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.state import Change, PartitionState
 from tests.storage_engine.faults import LyingPages
 
 

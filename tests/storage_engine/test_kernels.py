@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalog.storage_engine import codes
-from kafkalog.storage_engine import kernels as k
-from kafkalog.storage_engine.partitioner import kernels as partitioner
+from kafkalog.storage_engine.records import codes
+from kafkalog.storage_engine.records import kernels as k
+from kafkalog.storage_engine.records.partitioner import kernels as partitioner
 from tests.storage_engine import naive, naive_messages
 
 pytestmark = pytest.mark.usefixtures("compared_kernels")

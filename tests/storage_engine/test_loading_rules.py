@@ -16,18 +16,21 @@ from typing import Any
 import pytest
 
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import checkpoints
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.recovery import repair_partition
-from kafkalog.storage_engine.log_view import LogView, open_view
-from kafkalog.storage_engine.producer_snapshot import (
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.segment.segments import list_segments, sweep_deleted
+from kafkalog.storage_engine.transactions.producer_snapshot import (
     read_snapshot,
     snapshot_offsets,
     write_snapshot,
 )
-from kafkalog.storage_engine.producers import ProducerEntry, Producers
-from kafkalog.storage_engine.segments import list_segments, sweep_deleted
-from kafkalog.storage_engine.transaction_index import AbortedTransaction, aborted_transactions
+from kafkalog.storage_engine.transactions.producers import ProducerEntry, Producers
+from kafkalog.storage_engine.transactions.transaction_index import (
+    AbortedTransaction,
+    aborted_transactions,
+)
 from tests.storage_engine import naive
 from tests.storage_engine.log_builder import name
 from tests.storage_engine.naive_messages import Message, message, wrapper

@@ -22,10 +22,12 @@ from kafkalog.errors import (
     StorageError,
 )
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import listing, locks, log_view, open_segment
-from kafkalog.storage_engine.log_view import LogView, open_view
-from kafkalog.storage_engine.segments import retire
-from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.reading import log_view
+from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.segment import listing, open_segment
+from kafkalog.storage_engine.segment.segments import retire
 from tests.storage_engine.log_builder import (
     GZIP,
     Batch,

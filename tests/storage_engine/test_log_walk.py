@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.broker import log_walk
-from kafkalog.storage_engine.broker.log_walk import LogWalk
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment import log_walk
+from kafkalog.storage_engine.segment.log_walk import LogWalk
 from tests.storage_engine.log_builder import batch
 from tests.storage_engine.naive_messages import Message, message, wrapper
 from tests.storage_engine.raw_log import RawBatch, joined

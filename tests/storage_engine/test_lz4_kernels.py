@@ -9,8 +9,8 @@ import lz4.frame
 import numpy as np
 import pytest
 
-from kafkalog.storage_engine import compression, layout
-from kafkalog.storage_engine.lz4_frames import codes, frames, kernels
+from kafkalog.storage_engine.format import compression, layout
+from kafkalog.storage_engine.records.lz4_frames import codes, frames, kernels
 
 pytestmark = pytest.mark.usefixtures("compared_kernels")
 

@@ -21,11 +21,13 @@ from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import compression, open_segment, records
-from kafkalog.storage_engine.batch import iterate_headers
-from kafkalog.storage_engine.log_view import LogView, open_view
-from kafkalog.storage_engine.segments import SegmentFiles, headers, next_offset
-from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.format import compression
+from kafkalog.storage_engine.format.batch import iterate_headers
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.records import records
+from kafkalog.storage_engine.segment import open_segment
+from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, next_offset
 from tests.storage_engine import log_builder
 from tests.storage_engine.naive_messages import (
     GZIP,

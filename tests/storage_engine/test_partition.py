@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import files, layout, partition_directory
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment import partition_directory
 from tests.storage_engine.raw_log import RawBatch
 
 NOW_MS = 1_700_000_000_000

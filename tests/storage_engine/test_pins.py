@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from kafkalog.errors import CorruptLogError, StorageError
-from kafkalog.storage_engine import clock, ended_pins, files, layout, locks, pins
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.pins import LEASE_MS, Action, LivePins, Pin, PinnedPartition
-from kafkalog.storage_engine.state import State
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import clock, files, locks
+from kafkalog.storage_engine.metadata.state import State
+from kafkalog.storage_engine.reading import ended_pins, pins
+from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins, Pin, PinnedPartition
 from tests.storage_engine.faults import Died, each_act
 
 NOW = 1_700_000_000_000

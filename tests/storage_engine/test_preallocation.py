@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from tests.storage_engine.faults import Died, each_act
 
 SIZE = 600
@@ -109,7 +110,7 @@ def test_without_it_the_room_goes_with_the_next_append(tmp_path: Path) -> None:
 
 
 def test_cleaning_and_retention_do_not_count_the_room(tmp_path: Path) -> None:
-    from kafkalog.cleaner.manager import clean
+    from kafkalog.cleaner.schedule.manager import clean
 
     engine = log(tmp_path, cleanup_policy="compact,delete", retention_bytes="500")
     append(engine, 3)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from kafkalog.storage_engine.batch import iterate_headers
-from kafkalog.storage_engine.broker.log_walk import LogWalk
-from kafkalog.storage_engine.broker.producer_replay import ProducerHistory, replay
-from kafkalog.storage_engine.control_record import read_control_record
-from kafkalog.storage_engine.producer_snapshot import write_snapshot
-from kafkalog.storage_engine.producers import Producers
-from kafkalog.storage_engine.segments import list_segments
-from kafkalog.storage_engine.transaction_index import AbortedTransaction
+from kafkalog.storage_engine.format.batch import iterate_headers
+from kafkalog.storage_engine.format.control_record import read_control_record
+from kafkalog.storage_engine.segment.log_walk import LogWalk
+from kafkalog.storage_engine.segment.segments import list_segments
+from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory, replay
+from kafkalog.storage_engine.transactions.producer_snapshot import write_snapshot
+from kafkalog.storage_engine.transactions.producers import Producers
+from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
 from tests.storage_engine.log_builder import name
 from tests.storage_engine.naive import batch as naive_batch
 from tests.storage_engine.raw_log import RawBatch, joined, marker

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.errors import CorruptLogError, StorageError
-from kafkalog.storage_engine import files
-from kafkalog.storage_engine.producer_snapshot import (
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.transactions.producer_snapshot import (
     newest_snapshot,
     pack_snapshot,
     parse_snapshot,
@@ -23,7 +23,7 @@ from kafkalog.storage_engine.producer_snapshot import (
     sweep_snapshots,
     write_snapshot,
 )
-from kafkalog.storage_engine.producers import EXPIRATION_MS, ProducerEntry, Producers
+from kafkalog.storage_engine.transactions.producers import EXPIRATION_MS, ProducerEntry, Producers
 
 Fields = tuple[int, int, int, int, int, int, int, int]
 

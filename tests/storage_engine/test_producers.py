@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.batch import BatchHeader
-from kafkalog.storage_engine.control_record import ControlRecord
-from kafkalog.storage_engine.producer_snapshot import pack_snapshot, parse_snapshot
-from kafkalog.storage_engine.producers import (
+from kafkalog.storage_engine.format.batch import BatchHeader
+from kafkalog.storage_engine.format.control_record import ControlRecord
+from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot, parse_snapshot
+from kafkalog.storage_engine.transactions.producers import (
     EXPIRATION_MS,
     ProducerEntry,
     Producers,
     last_sequence,
 )
-from kafkalog.storage_engine.transaction_index import AbortedTransaction
+from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
 
 P, Q, R = 1, 2, 3
 ABORT, COMMIT = 0, 1

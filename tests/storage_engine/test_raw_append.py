@@ -18,11 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError
-from kafkalog.storage_engine import checkpoints, files, producer_snapshot, raw_append
-from kafkalog.storage_engine.batch import parse_header
+from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection.verify import verify
-from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.transactions import producer_snapshot
+from kafkalog.storage_engine.writing import raw_append
 from tests.storage_engine import naive
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.raw_log import ABORT, COMMIT, Model, RawBatch, joined, marker
@@ -412,7 +415,7 @@ def test_an_entry_of_a_commit_that_is_not_recorded_aborts_nothing(tmp_path: Path
 
 
 def test_the_cleaner_does_not_go_past_the_last_stable_offset(tmp_path: Path) -> None:
-    from kafkalog.cleaner.manager import clean
+    from kafkalog.cleaner.schedule.manager import clean
 
     engine = log(tmp_path, cleanup_policy="compact", segment_bytes="150")
     for _ in range(4):
@@ -471,7 +474,7 @@ def test_a_roll_takes_a_snapshot_where_the_segment_begins(tmp_path: Path) -> Non
 
 def test_the_snapshot_that_is_named_outlives_retention_and_cleaning(tmp_path: Path) -> None:
     from kafkalog.cleaner.config import CleanerConfig
-    from kafkalog.cleaner.manager import clean
+    from kafkalog.cleaner.schedule.manager import clean
 
     engine = log(tmp_path, segment_bytes="150", cleanup_policy="compact,delete")
     raw(engine, *(RawBatch(n, (NOW_MS,), 5, sequence=n) for n in range(4)))

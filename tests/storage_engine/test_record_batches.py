@@ -17,7 +17,7 @@ import kafkalog
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
 from kafkalog.schema import HEADERS
-from kafkalog.storage_engine.record_batches import record_batches
+from kafkalog.storage_engine.records.record_batches import record_batches
 
 TIME_MS = 1_700_000_000_000
 FORMS = ('[("k1", "v1")]', '[{"key": "k1", "value": "v1"}]')

@@ -27,9 +27,11 @@ from kafkalog.errors import (
 )
 from kafkalog.log import KafkaLog
 from kafkalog.schema import HEADERS
-from kafkalog.storage_engine import files, layout, record_producer
-from kafkalog.storage_engine.murmur2 import partition_of
-from kafkalog.storage_engine.sent_records import RecordMetadata
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.records.murmur2 import partition_of
+from kafkalog.storage_engine.writing import record_producer
+from kafkalog.storage_engine.writing.sent_records import RecordMetadata
 from tests.storage_engine.broker_root import BrokerRoot
 from tests.storage_engine.faults import Acts, LyingPages
 from tests.storage_engine.test_adopt import broker_root, take

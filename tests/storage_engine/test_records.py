@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalog.cleaner.merge import group
+from kafkalog.cleaner.rewrite.merge import group
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.schema import HEADERS, changelog_schema
-from kafkalog.storage_engine import batch as batch_module
-from kafkalog.storage_engine import compression, records
-from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.format import batch as batch_module
+from kafkalog.storage_engine.format import compression
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.records import records
 from tests.cleaner.rewritten import rewritten
 from tests.storage_engine import naive
 
@@ -540,7 +541,8 @@ def test_keys_go_to_kafkas_partitions_and_none_nowhere() -> None:
 
 def test_importing_records_does_not_import_pyarrow() -> None:
     program = (
-        "import sys, kafkalog.storage_engine.records, kafkalog.storage_engine.compression\n"
+        "import sys, kafkalog.storage_engine.records.records\n"
+        "import kafkalog.storage_engine.format.compression\n"
         "print({'pyarrow'} & set(sys.modules))"
     )
     out = subprocess.run(

@@ -14,9 +14,9 @@ from kafkalog.errors import StorageError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.recovery import repair_partition
-from kafkalog.storage_engine.log_view import open_view
-from kafkalog.storage_engine.producer_snapshot import snapshot_offsets
-from kafkalog.storage_engine.segments import list_segments
+from kafkalog.storage_engine.reading.log_view import open_view
+from kafkalog.storage_engine.segment.segments import list_segments
+from kafkalog.storage_engine.transactions.producer_snapshot import snapshot_offsets
 from tests.storage_engine import naive
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.log_builder import name

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import files, layout, partition_directory
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.journal import Journal
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.segment import partition_directory
 from tests.storage_engine.faults import Died, LyingPages
 from tests.torture.disk import Disk
 from tests.torture.recorder import Recorder

@@ -17,11 +17,12 @@ from kafkalog.errors import (
     LockedByBrokerError,
     UnknownTopicError,
 )
-from kafkalog.storage_engine import checkpoints, files, locks
+from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.broker import ownership, release
 from kafkalog.storage_engine.broker.release import ReleaseReport
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection.verify import verify
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata import checkpoints
 from tests.storage_engine.broker_root import BrokerRoot
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.raw_log import Model, RawBatch, joined, marker

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, UnknownTopicError
-from kafkalog.storage_engine import checkpoints, files, layout, locks
-from kafkalog.storage_engine.config import TopicConfig
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.retention import count_expired
-from kafkalog.storage_engine.segments import list_segments
-from kafkalog.storage_engine.transaction import Transaction
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.segment.segments import list_segments
+from kafkalog.storage_engine.writing.retention import count_expired
+from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.storage_engine.faults import Died, each_act
 
 START_MS = 1_700_000_000_000

@@ -11,17 +11,17 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.batch import iterate_headers
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.log_view import LogView, open_view
-from kafkalog.storage_engine.segments import (
+from kafkalog.storage_engine.format.batch import iterate_headers
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.segment.segments import (
     largest_timestamp,
     list_segments,
     next_offset,
     retire,
     sweep_deleted,
 )
-from kafkalog.storage_engine.state import PartitionState
 from tests.storage_engine.log_builder import Batch, Record, batch, name, write_segment
 from tests.storage_engine.naive_messages import message
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import CorruptLogError
-from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.index import OffsetIndex
-from kafkalog.storage_engine.segments import (
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.segments import (
     finish_swaps,
     header_at,
     headers,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.batch import iterate_headers
-from kafkalog.storage_engine.staged_batch import stamp_staged_file
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import iterate_headers
+from kafkalog.storage_engine.segment.staged_batch import stamp_staged_file
 from tests.storage_engine.raw_log import RawBatch
 
 WIDEST = 2**31

@@ -16,17 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.errors import InvalidInputError, StorageError
-from kafkalog.storage_engine import (
-    files,
-    layout,
-    records,
-    staged_contents,
-    staged_topic,
-    staging,
-)
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.staged_contents import StagedContents
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.records import records
+from kafkalog.storage_engine.writing import staged_contents, staged_topic, staging
+from kafkalog.storage_engine.writing.staged_contents import StagedContents
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 
 NOW_MS = 1_700_000_000_000
 PARTITIONS = 5
@@ -160,7 +156,7 @@ def test_groups_are_encoded_as_each_alone(
 
 @pytest.mark.parametrize("count", [1, 2, 7, 70_000])
 def test_rows_are_sorted_by_partition_and_stay_in_order(count: int) -> None:
-    from kafkalog.storage_engine.staged_topic import _by_partition
+    from kafkalog.storage_engine.writing.staged_topic import _by_partition
 
     chosen = np.random.default_rng(1).integers(0, count, 500).astype(np.int32)
     order, numbers, counts = _by_partition(chosen, count)

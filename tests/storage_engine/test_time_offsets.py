@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError
-from kafkalog.storage_engine import layout, time_offsets
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.log_view import LogView, open_view
-from kafkalog.storage_engine.state import PartitionState
-from kafkalog.storage_engine.time_offsets import TimeOffset
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.reading import time_offsets
+from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.reading.time_offsets import TimeOffset
 from tests.storage_engine import naive_messages
 from tests.storage_engine.log_builder import GZIP, Batch, Record, batch, empty, name, write_segment
 from tests.storage_engine.raw_log import COMMIT, RawBatch, joined, marker

@@ -14,13 +14,16 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
-from kafkalog.storage_engine import checkpoints, layout, locks, log_view
+from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
-from kafkalog.storage_engine.inspection.verify import verify
-from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
-from kafkalog.storage_engine.state import DeletedTopic, State
-from kafkalog.storage_engine.topic_deletion import finish_deletions
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.state import DeletedTopic, State
+from kafkalog.storage_engine.reading import log_view
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.topic_deletion import finish_deletions
 from tests.storage_engine.faults import Died, each_act
 
 NOW_MS = 1_700_000_000_000
@@ -136,7 +139,7 @@ def test_its_directories_get_kafkas_name_and_are_removed_after_the_delay(tmp_pat
     names = directories(tmp_path)
     assert len(names) == 3 and all(DELETED.match(name) for name in names if name != "other-0")
     assert {name.split(".")[0] for name in names} == {"other-0", "t-0", "t-1"}
-    from kafkalog.cleaner.manager import sweep
+    from kafkalog.cleaner.schedule.manager import sweep
 
     sweep(engine, now_ms=NOW_MS + DELAY_MS - 1)
     assert directories(tmp_path) == names
@@ -353,7 +356,7 @@ def test_a_process_that_dies_at_any_act_of_a_deletion_leaves_the_topic_or_none(
             engine.commit([stage(engine, **new)], writer=Writer("q", "t", 0), create=new)
             assert values(engine) == {b"new"}, n
         elif next_ == "sweep":
-            from kafkalog.cleaner.manager import sweep
+            from kafkalog.cleaner.schedule.manager import sweep
 
             sweep(engine, now_ms=NOW_MS + DELAY_MS)
         if "t" in engine.topics():

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from kafkalog.errors import CorruptLogError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.staging import Run, StagedMessage
-from kafkalog.storage_engine.tables import BatchTable
-from kafkalog.storage_engine.transaction_index import (
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.records.tables import BatchTable
+from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedRanges,
     AbortedTransaction,
     aborted_transactions,
 )
+from kafkalog.storage_engine.writing.staging import Run, StagedMessage
 from tests.storage_engine.log_builder import Batch, batch, marker
 
 TRANSACTIONAL = 0x10

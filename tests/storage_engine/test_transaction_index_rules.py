@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.batch import parse_header
-from kafkalog.storage_engine.control_record import read_control_record
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.log_view import LogView, open_view
-from kafkalog.storage_engine.producers import Producers
-from kafkalog.storage_engine.segments import retire, sweep_deleted
-from kafkalog.storage_engine.state import PartitionState
-from kafkalog.storage_engine.transaction_index import (
+from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.format.control_record import read_control_record
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.segment.segments import retire, sweep_deleted
+from kafkalog.storage_engine.transactions.producers import Producers
+from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     aborted_transactions,
     transaction_entry,

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kafkalog.storage_engine import transaction_markers
-from kafkalog.storage_engine.segments import SegmentFiles
-from kafkalog.storage_engine.state import PartitionState
-from kafkalog.storage_engine.transaction_markers import (
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.segment.segments import SegmentFiles
+from kafkalog.storage_engine.transactions import transaction_markers
+from kafkalog.storage_engine.transactions.transaction_markers import (
     LogMoment,
     MarkerCache,
     Markers,

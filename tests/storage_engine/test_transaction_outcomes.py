@@ -14,15 +14,16 @@ import pytest
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import log_view, transaction_index, transaction_markers
-from kafkalog.storage_engine.log_view import Chunk, LogView, open_view
-from kafkalog.storage_engine.state import PartitionState
-from kafkalog.storage_engine.transaction_index import (
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.reading import log_view
+from kafkalog.storage_engine.reading.log_view import Chunk, LogView, open_view
+from kafkalog.storage_engine.transactions import transaction_index, transaction_markers
+from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     IndexedTransactions,
     aborted_transactions,
 )
-from kafkalog.storage_engine.transaction_outcomes import TransactionOutcomes
+from kafkalog.storage_engine.transactions.transaction_outcomes import TransactionOutcomes
 from tests.storage_engine.log_builder import Batch, batch, marker, name, write_segment
 
 TRANSACTIONAL = 0x10

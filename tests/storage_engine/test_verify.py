@@ -13,10 +13,10 @@ import pytest
 
 import kafkalog
 from kafkalog.errors import InvalidInputError, UnknownTopicError
+from kafkalog.inspection import file_scan
+from kafkalog.inspection.finding import Finding
+from kafkalog.inspection.verify import log_size, verify
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection import file_scan
-from kafkalog.storage_engine.inspection.finding import Finding
-from kafkalog.storage_engine.inspection.verify import log_size, verify
 from tests.storage_engine import naive, naive_messages
 from tests.storage_engine.log_builder import batch, empty, name, write_segment
 from tests.storage_engine.raw_log import RawBatch, joined
@@ -381,8 +381,8 @@ def test_a_transaction_may_begin_in_an_earlier_segment(tmp_path: Path) -> None:
 
 
 def test_no_changed_byte_of_a_producer_snapshot_goes_unnoticed(tmp_path: Path) -> None:
-    from kafkalog.storage_engine.producer_snapshot import pack_snapshot
-    from kafkalog.storage_engine.producers import ProducerEntry
+    from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
+    from kafkalog.storage_engine.transactions.producers import ProducerEntry
 
     write_segment(tmp_path, 0, [batch(0, 9)])
     path = tmp_path / name(9, ".snapshot")

@@ -11,12 +11,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from kafkalog.cleaner import manager
+from kafkalog.cleaner.schedule import manager
+from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection.verify import verify
-from kafkalog.storage_engine.state import PartitionState, TopicState
+from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 from tests.torture.complaints import Complaints
 from tests.torture.memory import forget
 from tests.torture.workloads import OPERATIONS, Opened

@@ -8,9 +8,9 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import host
-from kafkalog.storage_engine.inspection.verify import verify
+from kafkalog.storage_engine.fs import host
 from tests.torture import block_device, roles
 from tests.torture.oracle import COMMIT, Model, Notes, Wrong, step_of
 

@@ -28,7 +28,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-from kafkalog.storage_engine import journal
+from kafkalog.storage_engine.metadata import journal
 from tests.storage_engine.damage import (
     BITS,
     BrokerJudge,

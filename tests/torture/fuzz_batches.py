@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import batch, compression, layout
-from kafkalog.storage_engine.broker.log_walk import LogWalk
 from kafkalog.storage_engine.broker.metadata_log import read_topics
-from kafkalog.storage_engine.chunk_reader import ChunkReader
-from kafkalog.storage_engine.control_record import read_control_record
-from kafkalog.storage_engine.lz4_frames.frames import decompress_frames
-from kafkalog.storage_engine.open_segment import OpenSegment
-from kafkalog.storage_engine.segments import SegmentFiles
+from kafkalog.storage_engine.format import batch, compression, layout
+from kafkalog.storage_engine.format.control_record import read_control_record
+from kafkalog.storage_engine.reading.chunk_reader import ChunkReader
+from kafkalog.storage_engine.records.lz4_frames.frames import decompress_frames
+from kafkalog.storage_engine.segment.log_walk import LogWalk
+from kafkalog.storage_engine.segment.open_segment import OpenSegment
+from kafkalog.storage_engine.segment.segments import SegmentFiles
 from tests.storage_engine import sample_root, test_metadata_log
 from tests.torture import fuzz_checksums
 from tests.torture.fuzz_target import Case, Target, exhaust, file_target, refusing

@@ -11,7 +11,7 @@ import zlib
 
 from crc32c import crc32c
 
-from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.format import layout
 
 
 def batches(data: bytes) -> bytes:

@@ -13,31 +13,33 @@ from typing import Any, Final
 
 import numpy as np
 
-from kafkalog.cleaner.delete_horizon import read_delete_horizon
-from kafkalog.cleaner.key_index import KeyIndex, KeyIndexWriter, key_hashes
-from kafkalog.cleaner.last_cleaning import read_last_cleaning
-from kafkalog.cleaner.newest import _read_deaths
-from kafkalog.cleaner.uncleanable import read_uncleanable
+from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
+from kafkalog.cleaner.dedup.newest import _read_deaths
+from kafkalog.cleaner.key_index.key_index import KeyIndex, KeyIndexWriter, key_hashes
+from kafkalog.cleaner.state.last_cleaning import read_last_cleaning
+from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.cli import append as cli_append
 from kafkalog.cli import release as cli_release
-from kafkalog.cli.json_records import json_record
-from kafkalog.cli.output import Encoding
-from kafkalog.cli.text_records import TextLines
+from kafkalog.cli.terminal.json_records import json_record
+from kafkalog.cli.terminal.output import Encoding
+from kafkalog.cli.terminal.text_records import TextLines
 from kafkalog.datasource.checkpoint import read_checkpoint
 from kafkalog.datasource.offsets import StartOrEnd, from_json, parse_object
 from kafkalog.errors import InvalidInputError
-from kafkalog.sink.generations import Generations
 from kafkalog.sink.query import end_offsets
-from kafkalog.storage_engine import checkpoints, ended_pins, layout, leader_epochs, pin_file
+from kafkalog.sink.views.generations import Generations
 from kafkalog.storage_engine.broker import adopted_topics
-from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.gaps import GapFile
-from kafkalog.storage_engine.index import OffsetIndex, TimeIndex
-from kafkalog.storage_engine.open_segment import OpenSegment
-from kafkalog.storage_engine.producer_snapshot import parse_snapshot
-from kafkalog.storage_engine.records import index_records, scan_batches
-from kafkalog.storage_engine.segments import SegmentFiles
-from kafkalog.storage_engine.transaction_index import (
+from kafkalog.storage_engine.format import layout, leader_epochs
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.reading import ended_pins, pin_file
+from kafkalog.storage_engine.records.records import index_records, scan_batches
+from kafkalog.storage_engine.segment.gaps import GapFile
+from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
+from kafkalog.storage_engine.segment.open_segment import OpenSegment
+from kafkalog.storage_engine.segment.segments import SegmentFiles
+from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
+from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedRanges,
     aborted_transactions,
     size_kept,

@@ -10,9 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from kafkalog.cleaner import delete_horizon, last_cleaning, newest, uncleanable
-from kafkalog.storage_engine import checkpoints, kernels, layout, producer_snapshot
+from kafkalog.cleaner.dedup import delete_horizon, newest
+from kafkalog.cleaner.state import last_cleaning, uncleanable
 from kafkalog.storage_engine.broker import adopted_topics
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.records import kernels
+from kafkalog.storage_engine.transactions import producer_snapshot
 
 FOUND: Final = {
     "producer_snapshot": "MemoryError",

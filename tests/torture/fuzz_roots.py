@@ -17,15 +17,16 @@ from unittest import mock
 import pyarrow as pa
 
 import kafkalog
+from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine import journal, layout
 from kafkalog.storage_engine.broker.ownership import adopt
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection.verify import verify
-from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.staged_file import StagedFile
-from kafkalog.storage_engine.staging import Run, StagedMessage
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata import journal
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.writing.staged_file import StagedFile
+from kafkalog.storage_engine.writing.staging import Run, StagedMessage
 from tests.storage_engine import sample_root
 from tests.storage_engine.sample_root import NOW_MS, Log, Root, Segment
 from tests.torture import fuzz_checksums

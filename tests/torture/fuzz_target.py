@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine.inspection import dump_text
-from kafkalog.storage_engine.inspection.dump import DumpOptions, dump_file
+from kafkalog.inspection import dump_text
+from kafkalog.inspection.dump import DumpOptions, dump_file
 
 MEMORY: Final = 512 << 20
 Decode = Callable[[bytes], object]

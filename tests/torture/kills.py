@@ -37,8 +37,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.inspection.verify import verify
 from tests.torture import Tally, parser, roles
 from tests.torture.oracle import Model, Notes, Progress, Wrong
 from tests.torture.scratch import scratch

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Final
 
-from kafkalog.storage_engine import locks
+from kafkalog.storage_engine.fs import locks
 
 __all__ = ["elsewhere", "forget", "remembers"]
 

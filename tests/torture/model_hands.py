@@ -19,14 +19,14 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.manager import clean_filthiest, retain, sweep
-from kafkalog.cleaner.stats import CleanerStats
-from kafkalog.cleaner.survivors import latest
+from kafkalog.cleaner.key_index.survivors import latest
+from kafkalog.cleaner.schedule.manager import clean_filthiest, retain, sweep
+from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.commit import CommitResult, Writer
-from kafkalog.storage_engine.staging import StagedWriter
-from kafkalog.storage_engine.state import PartitionState
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.writing.commit import CommitResult, Writer
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.torture.model_log import Row
 
 __all__ = ["Hands", "OtherProcess"]

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from kafkalog.cleaner import CleanerConfig, settled
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.rewrite import settled
 from kafkalog.errors import CommitConflictError
-from kafkalog.storage_engine.commit import Writer
+from kafkalog.storage_engine.writing.commit import Writer
 from tests.cleaner.naive import Batch, Record
 from tests.cleaner.transactional_log import CONTROL, TRANSACTIONAL
 from tests.torture.model_draws import (

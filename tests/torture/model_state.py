@@ -18,7 +18,7 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 
 from kafkalog.cleaner import CleanerConfig
-from kafkalog.storage_engine.inspection.verify import verify
+from kafkalog.inspection.verify import verify
 from tests.cleaner.naive import Batch
 from tests.storage_engine.faults import Died, each_act
 from tests.torture.model_draws import MATRIX, Death, Rows

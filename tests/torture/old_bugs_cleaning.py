@@ -9,21 +9,21 @@ from typing import Any, Final
 
 import pytest
 
-from kafkalog.cleaner import (
-    batch_writer,
-    cleaned_segment,
-    decision,
-    newest,
-)
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.dedup import newest
+from kafkalog.cleaner.rewrite import batch_writer, cleaned_segment, decision
 from kafkalog.errors import CorruptBatchError
-from kafkalog.storage_engine import active_segment, layout, open_segment
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment import open_segment
+from kafkalog.storage_engine.writing import active_segment
 from tests.torture.old_bug import OldBug, replace
 
 __all__ = ["CLEANING"]
 
 Patch = pytest.MonkeyPatch
-clean: Any = import_module("kafkalog.cleaner.clean")  # the package has a function of that name
+clean: Any = import_module(
+    "kafkalog.cleaner.rewrite.clean"
+)  # the package has a function of that name
 _FILE: Final = "cleaner/test_regressions.py::"
 
 

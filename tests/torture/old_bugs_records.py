@@ -10,20 +10,18 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from kafkalog.cleaner import (
-    active_producers,
-    decision,
-    kernels,
-    log_to_clean,
-    transactions,
-)
-from kafkalog.storage_engine import layout, log_view
+from kafkalog.cleaner.dedup import kernels, log_to_clean, transactions
+from kafkalog.cleaner.rewrite import active_producers, decision
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.reading import log_view
 from tests.torture.old_bug import OldBug, replace
 
 __all__ = ["RECORDS"]
 
 Patch = pytest.MonkeyPatch
-clean: Any = import_module("kafkalog.cleaner.clean")  # the package has a function of that name
+clean: Any = import_module(
+    "kafkalog.cleaner.rewrite.clean"
+)  # the package has a function of that name
 _FILE: Final = "cleaner/test_regressions.py::"
 
 

@@ -13,23 +13,22 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from kafkalog.cleaner import (
-    choice,
-    first_dirty_offset,
-    log_to_clean,
-    partition_cleaner,
-    pause,
-    thread,
-    uncleanable,
-)
-from kafkalog.storage_engine import checkpoints, layout, locks, retention
-from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.cleaner.dedup import log_to_clean
+from kafkalog.cleaner.schedule import choice, partition_cleaner, pause, thread
+from kafkalog.cleaner.state import first_dirty_offset, uncleanable
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.writing import retention
 from tests.torture.old_bug import OldBug, replace
 
 __all__ = ["RUNNING"]
 
 Patch = pytest.MonkeyPatch
-clean: Any = import_module("kafkalog.cleaner.clean")  # the package has a function of that name
+clean: Any = import_module(
+    "kafkalog.cleaner.rewrite.clean"
+)  # the package has a function of that name
 _FILE: Final = "cleaner/test_regressions_running.py::"
 _MODULES: Final = ("tests.cleaner.test_pause", "tests.cleaner.test_regressions_running")
 

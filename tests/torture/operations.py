@@ -13,16 +13,19 @@ from typing import Final
 
 import pyarrow as pa
 
-from kafkalog.cleaner import manager
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.schedule import manager
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
-from kafkalog.storage_engine import checkpoints, commit, files, pins, staging
 from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.broker.release import release
-from kafkalog.storage_engine.commit import Writer
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.segments import sweep_deleted
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.segment.segments import sweep_deleted
+from kafkalog.storage_engine.writing import commit, staging
+from kafkalog.storage_engine.writing.commit import Writer
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter, writer_slug
 from tests.torture.rows import batch, rows, transactions
 
 __all__ = ["BASIC", "DELAY_MS", "OPERATIONS", "STEP_MS", "Moment", "Opened", "Operation"]

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kafkalog.cleaner import latest
-from kafkalog.cleaner.uncleanable import read_uncleanable
+from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.commit import Writer
-from kafkalog.storage_engine.log_view import LogView
-from kafkalog.storage_engine.murmur2 import partition_of
-from kafkalog.storage_engine.state import State
+from kafkalog.storage_engine.metadata.state import State
+from kafkalog.storage_engine.reading.log_view import LogView
+from kafkalog.storage_engine.records.murmur2 import partition_of
+from kafkalog.storage_engine.writing.commit import Writer
 
 TABLE, EVENTS = "table", "events"
 RETAINED: Final = 6_000

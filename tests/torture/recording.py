@@ -14,9 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from kafkalog.cleaner import partition_cleaner
-from kafkalog.storage_engine import clock, files, host
+from kafkalog.cleaner.schedule import partition_cleaner
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs import clock, files, host
 from tests.torture.acts import Act
 from tests.torture.checks import Snapshot, forget, recovered, snapshot, with_superseded
 from tests.torture.disk import Disk, check_recorded
@@ -85,7 +85,11 @@ def repeatable(seed: str) -> Iterator[None]:
         # Threads that sync side by side have no order of their own.
         (files, "_SIDE_BY_SIDE_MIN", sys.maxsize),
         (clock, "now_ms", lambda: _NOW_MS),
-        (import_module("kafkalog.cleaner.clean"), "time", still),  # the room has a function `clean`
+        (
+            import_module("kafkalog.cleaner.rewrite.clean"),
+            "time",
+            still,
+        ),  # the room has a function `clean`
         (partition_cleaner, "time", still),
     ]
     known = [(where, name, getattr(where, name)) for where, name, _ in stands]

@@ -19,12 +19,13 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kafkalog.cleaner import CleanerConfig
-from kafkalog.cleaner.key_lookup import KeyLookup
-from kafkalog.cleaner.manager import clean_filthiest, sweep
+from kafkalog.cleaner.key_index.key_lookup import KeyLookup
+from kafkalog.cleaner.schedule.manager import clean_filthiest, sweep
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import clock, files, staging
-from kafkalog.storage_engine.commit import CommitResult
-from kafkalog.storage_engine.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.fs import clock, files
+from kafkalog.storage_engine.writing import staging
+from kafkalog.storage_engine.writing.commit import CommitResult
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from tests.storage_engine.faults import ACTS
 from tests.torture.oracle import (
     ACKNOWLEDGED,

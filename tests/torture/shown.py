@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from kafkalog.storage_engine import layout
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.state import PartitionState, TopicState
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 from tests.torture.checks import PartitionRows, Snapshot, read_partition, snapshot
 
 __all__ = ["Shown", "Tree", "tree"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner import manager, partition_cleaner
+from kafkalog.cleaner.schedule import manager, partition_cleaner
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.engine import Engine
 from tests.torture.checks import (
@@ -228,7 +228,7 @@ def test_what_is_lost_as_a_log_is_closed_is_found(
 def test_an_error_that_is_passed_over_has_a_type_of_ours_or_the_systems(
     fault: Exception, is_noted: bool
 ) -> None:
-    logger = logging.getLogger("kafkalog.cleaner.thread")
+    logger = logging.getLogger("kafkalog.cleaner.schedule.thread")
     logging.disable(logging.CRITICAL)
     with Complaints() as told:
         logger.warning("t-%d: retention failed: %s", 0, fault)

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner import swap
-from kafkalog.storage_engine import active_segment, files, layout
-from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.state import State
-from kafkalog.storage_engine.transaction import Transaction
+from kafkalog.cleaner.rewrite import swap
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.state import State
+from kafkalog.storage_engine.writing import active_segment
+from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.torture.acts import Names, Sync, Write
 from tests.torture.crash_states import ALL, EVERY_MOMENT, ONE_MOMENT, Task, Worker, tasks
 from tests.torture.crashes import Outcome

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine import records
+from kafkalog.storage_engine.records import records
 from tests.storage_engine.damage import places
 from tests.storage_engine.damage_beside import JUDGES
 from tests.torture import damage

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine import checkpoints, files
-from kafkalog.storage_engine.active_segment import ActiveSegment
-from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.transaction import Transaction
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.writing.active_segment import ActiveSegment
+from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.torture import memory
 from tests.torture.calls import READS, Calls, Disturbed
 from tests.torture.failed_calls import Plan, cases

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine import compression, layout
+from kafkalog.storage_engine.format import compression, layout
 from tests.torture import fuzz
 from tests.torture.fuzz_children import KEPT, Finding, Piece, run_piece
 from tests.torture.fuzz_plants import FOUND, FOUND_BEYOND

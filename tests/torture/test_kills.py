@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine import commit, locks, retention, staging
+from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.writing import commit, retention, staging
 from tests.torture import kills, roles
 from tests.torture.kills import Outcome
 from tests.torture.oracle import ACKNOWLEDGED, Wrong

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kafkalog.cleaner import uncleanable
-from kafkalog.storage_engine.transaction_markers import known_markers
+from kafkalog.cleaner.state import uncleanable
+from kafkalog.storage_engine.transactions.transaction_markers import known_markers
 from tests.torture import memory
 from tests.torture.memory import elsewhere, forget, remembers
 from tests.torture.workloads import Opened, prepare, small_files

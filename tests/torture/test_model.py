@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import Phase
 
-from kafkalog.storage_engine import commit
-from kafkalog.storage_engine.transaction import Transaction
+from kafkalog.storage_engine.writing import commit
+from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.torture import model_hands
 from tests.torture.model import examples
 from tests.torture.model_log import Part, Row

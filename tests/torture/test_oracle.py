@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine import staging
-from kafkalog.storage_engine.segments import list_segments
+from kafkalog.storage_engine.segment.segments import list_segments
+from kafkalog.storage_engine.writing import staging
 from tests.torture import roles
 from tests.torture.oracle import EVENTS, TABLE, Model, Notes, Wrong
 

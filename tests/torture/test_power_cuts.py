@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine import files, staging
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.writing import staging
 from tests.torture import block_device, kills, power_cuts, roles
 from tests.torture.block_device import SECTOR, SIZE, CutDisk
 from tests.torture.oracle import FLUSHED, WRITTEN, Note

@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner.partition_cleaner import PartitionCleaner
+from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.errors import CorruptLogError, LockedByBrokerError, StorageError
-from kafkalog.storage_engine import files, layout, new_log, partition_directory
+from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.inspection.verify import verify
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata import new_log
+from kafkalog.storage_engine.segment import partition_directory
 from tests.storage_engine import naive
 from tests.storage_engine.broker_root import RECOVERY_POINT, BrokerRoot
 from tests.torture.chain import Chain

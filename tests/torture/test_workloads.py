@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import layout
-from kafkalog.storage_engine.active_segment import ActiveSegment
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.writing.active_segment import ActiveSegment
 from tests.torture.acts import Allocate, Names, Resize, Write
 from tests.torture.checks import PartitionRows, Snapshot, snapshot
 from tests.torture.recorder import Recorder

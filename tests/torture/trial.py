@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.format import layout
 from tests.torture.calls import Calls, CutReader, Disturbed
 from tests.torture.checks import (
     Snapshot,

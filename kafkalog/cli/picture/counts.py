@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine.config import TopicConfig
+from kafkalog.storage_engine.metadata.config import TopicConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kafkalog.cleaner.census import SegmentCensus
+    from kafkalog.cleaner.dedup.census import SegmentCensus
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine.log_view import LogView
+    from kafkalog.storage_engine.reading.log_view import LogView
 
 __all__ = ["Counts", "count_partition"]
 
@@ -96,7 +96,7 @@ def count_partition(
     view: LogView, check_abort: Callable[[], None] = lambda: None
 ) -> dict[int, SegmentCensus]:
     """Return what is dead in each segment of a view, by base offset."""
-    from kafkalog.cleaner.census import census
+    from kafkalog.cleaner.dedup.census import census
 
     found = census(view, budget_bytes=_BUDGET_BYTES, check_abort=check_abort)
     return {one.base_offset: one for one in found}

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.cleaner.choice import Plans
-from kafkalog.cleaner.explain import explain
-from kafkalog.cleaner.last_cleaning import read_cleanings
+from kafkalog.cleaner.report.explain import explain
+from kafkalog.cleaner.schedule.choice import Plans
+from kafkalog.cleaner.state.last_cleaning import read_cleanings
 from kafkalog.cli import explain as explain_verb
 from kafkalog.cli import status as status_verb
 from kafkalog.cli.picture.segments import leftovers, segment_rows
 from kafkalog.errors import KafkaLogError
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.explain import Explanation
+    from kafkalog.cleaner.report.explain import Explanation
     from kafkalog.cli.picture.counts import Counts
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine.config import TopicConfig
+    from kafkalog.storage_engine.metadata.config import TopicConfig
 
 __all__ = ["figures"]
 

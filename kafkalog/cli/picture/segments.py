@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.storage_engine import layout
+from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.census import SegmentCensus
-    from kafkalog.cleaner.log_to_clean import LogToClean
-    from kafkalog.storage_engine.segments import SegmentFiles
-    from kafkalog.storage_engine.state import PartitionState
+    from kafkalog.cleaner.dedup.census import SegmentCensus
+    from kafkalog.cleaner.dedup.log_to_clean import LogToClean
+    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 __all__ = ["Leftovers", "leftovers", "segment_rows"]
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkalog.cleaner.partition_cleaner import fault_reason
+from kafkalog.cleaner.schedule.partition_cleaner import fault_reason
 from kafkalog.cli.picture.counts import Counts
 from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import CONTENT_SECURITY, figures_json, page
 from kafkalog.errors import InvalidInputError, KafkaLogError
-from kafkalog.storage_engine import clock
+from kafkalog.storage_engine.fs import clock
 
 if TYPE_CHECKING:
     from kafkalog.log import KafkaLog

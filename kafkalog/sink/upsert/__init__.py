@@ -15,13 +15,17 @@ from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.upsert import Batch, Upsert
 
 if TYPE_CHECKING:
-    from kafkalog.sink.upsert.delta import DeltaUpsert as DeltaUpsert
-    from kafkalog.sink.upsert.postgres import PostgresUpsert as PostgresUpsert
-    from kafkalog.sink.upsert.sqlite import SQLiteUpsert as SQLiteUpsert
+    from kafkalog.sink.upsert.delta.upsert import DeltaUpsert as DeltaUpsert
+    from kafkalog.sink.upsert.postgres.upsert import PostgresUpsert as PostgresUpsert
+    from kafkalog.sink.upsert.sqlite.upsert import SQLiteUpsert as SQLiteUpsert
 
 __all__ = ["Batch", "DeltaUpsert", "Position", "PostgresUpsert", "SQLiteUpsert", "Upsert"]
 
-_HOMES = {"DeltaUpsert": "delta", "PostgresUpsert": "postgres", "SQLiteUpsert": "sqlite"}
+_HOMES = {
+    "DeltaUpsert": "delta.upsert",
+    "PostgresUpsert": "postgres.upsert",
+    "SQLiteUpsert": "sqlite.upsert",
+}
 """Each brings a database client, of which a program needs one."""
 
 

@@ -23,15 +23,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import CommitConflictError, InvalidInputError
-from kafkalog.sink.query import (
-    EndOffsets,
-    MicroBatch,
-    end_offsets_of_driver,
-    micro_batch_of_driver,
-)
+from kafkalog.sink.query import EndOffsets, MicroBatch, end_offsets_of_driver, micro_batch_of_driver
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import RowShape
-from kafkalog.storage_engine import clock
+from kafkalog.storage_engine.fs import clock
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -40,17 +40,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
-from kafkalog.storage_engine import checkpoints, config, files, layout, locks, segments
 from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.adopted_topics import write_adopted_topics
-from kafkalog.storage_engine.broker.directory_signs import partitions_to_adopt
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
 from kafkalog.storage_engine.broker.recovery import repair_partition
 from kafkalog.storage_engine.broker.release import LOCK_WAIT_S, Progress
-from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.state import Change, PartitionState, State, TopicState
-from kafkalog.storage_engine.transaction import Transaction, new_topic_id
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata import checkpoints, config
+from kafkalog.storage_engine.metadata.directory_signs import partitions_to_adopt
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
+from kafkalog.storage_engine.segment import segments
+from kafkalog.storage_engine.writing.transaction import Transaction, new_topic_id
 
 __all__ = ["AdoptReport", "adopt"]
 

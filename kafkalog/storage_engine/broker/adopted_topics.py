@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine import files, layout
 from kafkalog.storage_engine.broker import metadata_log
-from kafkalog.storage_engine.state import State
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.state import State
 
 __all__ = ["differences", "write_adopted_topics"]
 

@@ -31,15 +31,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, overload
 
 from kafkalog.errors import InvalidInputError, KafkaLogError, LockedByBrokerError, StorageError
-from kafkalog.storage_engine import checkpoints, clock, layout, locks
 from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
-from kafkalog.storage_engine.config import TopicConfig
-from kafkalog.storage_engine.state import PartitionState, State, TopicState
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import clock, locks
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.log_view import LogView
+    from kafkalog.storage_engine.reading.log_view import LogView
 
 __all__ = ["BrokerDirectories"]
 
@@ -133,7 +135,7 @@ class BrokerDirectories:
         known_end: int = 0,
     ) -> LogView:
         """Open a partition at this moment, as `Engine.view` does; raises StorageError."""
-        from kafkalog.storage_engine.log_view import open_view
+        from kafkalog.storage_engine.reading.log_view import open_view
 
         with self._guard:
             key = topic, partition

@@ -29,20 +29,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.errors import CorruptLogError
-from kafkalog.storage_engine import (
-    checkpoints,
-    files,
-    layout,
-    leader_epochs,
-    producer_snapshot,
+from kafkalog.storage_engine.format import layout, leader_epochs
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.log_walk import WalkedBatches
+from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, list_segments, locate
+from kafkalog.storage_engine.transactions import producer_snapshot
+from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory
+from kafkalog.storage_engine.transactions.producers import Producers
+from kafkalog.storage_engine.transactions.transaction_index import (
+    AbortedTransaction,
+    aborted_transactions,
 )
-from kafkalog.storage_engine.broker.log_walk import WalkedBatches
-from kafkalog.storage_engine.broker.producer_replay import ProducerHistory
-from kafkalog.storage_engine.index import OffsetIndex
-from kafkalog.storage_engine.producers import Producers
-from kafkalog.storage_engine.segments import SegmentFiles, headers, list_segments, locate
-from kafkalog.storage_engine.state import PartitionState
-from kafkalog.storage_engine.transaction_index import AbortedTransaction, aborted_transactions
 
 __all__ = ["LoadedPartition", "load_partition"]
 

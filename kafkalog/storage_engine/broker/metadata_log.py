@@ -20,8 +20,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
-from kafkalog.storage_engine import files, layout
-from kafkalog.storage_engine.batch import BatchHeader, check_batch, iterate_headers
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import BatchHeader, check_batch, iterate_headers
+from kafkalog.storage_engine.fs import files
 
 __all__ = ["BrokerTopic", "has_metadata", "read_topics"]
 

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kafkalog.storage_engine import files, layout, segments
-from kafkalog.storage_engine.broker.log_walk import LogWalk
-from kafkalog.storage_engine.segments import SegmentFiles
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment import segments
+from kafkalog.storage_engine.segment.log_walk import LogWalk
+from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 __all__ = ["is_overflowed", "split_segment"]
 

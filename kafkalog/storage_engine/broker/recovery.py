@@ -20,15 +20,22 @@ from dataclasses import replace
 import numpy as np
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine import checkpoints, files, layout, producer_snapshot, segments
 from kafkalog.storage_engine.broker.loader import LoadedPartition
-from kafkalog.storage_engine.broker.log_walk import WalkedBatches
 from kafkalog.storage_engine.broker.overflowed_segment import is_overflowed, split_segment
-from kafkalog.storage_engine.broker.producer_replay import ProducerHistory
-from kafkalog.storage_engine.index import offset_entry, time_entry
-from kafkalog.storage_engine.producers import Producers
-from kafkalog.storage_engine.segments import SegmentFiles
-from kafkalog.storage_engine.transaction_index import AbortedTransaction, transaction_entry
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.segment import segments
+from kafkalog.storage_engine.segment.index import offset_entry, time_entry
+from kafkalog.storage_engine.segment.log_walk import WalkedBatches
+from kafkalog.storage_engine.segment.segments import SegmentFiles
+from kafkalog.storage_engine.transactions import producer_snapshot
+from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory
+from kafkalog.storage_engine.transactions.producers import Producers
+from kafkalog.storage_engine.transactions.transaction_index import (
+    AbortedTransaction,
+    transaction_entry,
+)
 
 __all__ = ["IndexBuilder", "repair_partition"]
 

@@ -32,22 +32,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine import (
-    checkpoints,
-    files,
-    layout,
-    locks,
-    partition_directory,
-    producer_snapshot,
-    segments,
-)
 from kafkalog.storage_engine.broker.adopted_topics import differences
-from kafkalog.storage_engine.broker.directory_signs import check_journal_is_not_lost
-from kafkalog.storage_engine.broker.producer_replay import recorded_producers
-from kafkalog.storage_engine.journal import Journal
-from kafkalog.storage_engine.partition import check_canary
-from kafkalog.storage_engine.state import Change, PartitionState, State, TopicState
-from kafkalog.storage_engine.transaction import Transaction
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.directory_signs import check_journal_is_not_lost
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
+from kafkalog.storage_engine.segment import partition_directory, segments
+from kafkalog.storage_engine.transactions import producer_snapshot
+from kafkalog.storage_engine.transactions.producer_replay import recorded_producers
+from kafkalog.storage_engine.writing.partition import check_canary
+from kafkalog.storage_engine.writing.transaction import Transaction
 
 __all__ = ["Progress", "ReleaseReport", "release"]
 

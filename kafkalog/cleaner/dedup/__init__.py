@@ -1,0 +1,1 @@
+"""The latest offset of each key: the offset map, and its spill when the buffer is full."""

@@ -1,0 +1,138 @@
+"""How much of each segment is dead: replaced by a newer record of its key, or aborted.
+
+What a cleaning of everything would remove is counted here without one, so all committed records are
+read once: their keys go into an offset map, and the batches of each segment are then held against
+the newest offsets. Bytes are shared out: a batch of which every other record is dead counts half.
+
+Kafka has no such count; kafka-log-dirs tells sizes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kafkalog.cleaner.dedup.newest import build_offset_map
+from kafkalog.cleaner.dedup.offset_map import WHOLE, Int64s, OffsetMap
+from kafkalog.cleaner.dedup.transactions import mapped_batches
+from kafkalog.storage_engine.format import layout
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
+
+__all__ = ["SegmentCensus", "census"]
+
+
+@dataclass(slots=True)
+class SegmentCensus:
+    """What of a segment's committed records is the newest of its key, and what is not."""
+
+    base_offset: int
+    records: int = 0
+    """Data records, of aborted transactions too; markers do not count."""
+    tombstones: int = 0
+    """Records without a value, dead or not."""
+    dead_records: int = 0
+    """Those of aborted transactions, those that a newer one replaces, and those without a key."""
+    dead_bytes: int = 0
+    """Their share of the `.log` file, as it is on disk."""
+
+
+def census(
+    view: LogView, *, budget_bytes: int, check_abort: Callable[[], None] | None = None
+) -> list[SegmentCensus]:
+    """Count the dead records of a partition, by segment, from the log start up to the stable end.
+
+    Takes a view of one moment (`whole`). Memory is bounded by the budget: where the keys do not fit
+    it, the log is read once per part of them. `check_abort` is called now and then, and raises to
+    stop. Raises CorruptBatchError and StorageError.
+    """
+    start, end = view.state.log_start_offset, view.state.last_stable_offset
+    bases = np.array([segment.base_offset for segment in view.segments], dtype=np.int64)
+    offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
+    found, parts = _Sums(bases), [WHOLE]
+    while parts:
+        tombstones = np.zeros(len(bases), dtype=np.int64)
+        on_records = _counting(tombstones, bases, start, end)
+        reached = build_offset_map(
+            view, start, end, offset_map, is_mapped=mapped_batches(view), part=parts[0],
+            check_abort=check_abort, on_records=on_records,
+        )  # fmt: skip
+        if reached < end:
+            # Parts are of equal weight, so the others would not fit either: split them all.
+            parts = [half for whole in parts for half in whole.halves()]
+        else:
+            parts.pop(0)
+            found.add_newest(view, start, end, offset_map.take_offsets())
+        offset_map.clear()
+    return found.told(tombstones)
+
+
+def _counting(
+    tombstones: Int64s, bases: Int64s, start: int, end: int
+) -> Callable[[RecordTable], None]:
+    """Return what counts the tombstones of some records, by segment."""
+
+    def see(records: RecordTable) -> None:
+        offsets = records.offsets
+        is_tombstone = (records.value_sizes < 0) & (records.key_sizes >= 0)
+        offsets = offsets[is_tombstone & (offsets >= start) & (offsets < end)]
+        places = bases.searchsorted(offsets, side="right") - 1
+        np.add.at(tombstones, places, 1)
+
+    return see
+
+
+class _Sums:
+    """Records, and what is newest of them, summed by segment; shares of bytes are fractions."""
+
+    def __init__(self, bases: Int64s) -> None:
+        self._bases = bases
+        self._records = np.zeros(len(bases), dtype=np.int64)
+        self._bytes = np.zeros(len(bases), dtype=np.int64)
+        self._live_records = np.zeros(len(bases), dtype=np.int64)
+        self._live_bytes = np.zeros(len(bases), dtype=np.float64)
+        self._is_counted = False
+
+    def add_newest(self, view: LogView, start: int, end: int, newest: Int64s) -> None:
+        """Take the newest offsets (n, rising) of the keys of a part; the first time all records."""
+        for chunk in view.chunks(start, end):
+            table = chunk.table
+            is_data = (table.attributes & layout.CONTROL_BIT) == 0
+            table = table.select(is_data & (table.counts != 0) & (table.base_offsets < end))
+            place = int(self._bases.searchsorted(chunk.segment_base))
+            counts = _counts(table)
+            first = newest.searchsorted(table.base_offsets)
+            live = newest.searchsorted(table.last_offsets, side="right") - first
+            self._live_records[place] += live.sum()
+            self._live_bytes[place] += (table.sizes * (live / counts)).sum()
+            if not self._is_counted:
+                self._records[place] += counts.sum()
+                self._bytes[place] += table.sizes.sum()
+        self._is_counted = True
+
+    def told(self, tombstones: Int64s) -> list[SegmentCensus]:
+        """Return the sums as figures."""
+        columns = (
+            self._bases,
+            self._records,
+            tombstones,
+            self._records - self._live_records,
+            np.rint(self._bytes - self._live_bytes).astype(np.int64),
+        )
+        return [
+            SegmentCensus(*figures)
+            for figures in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+
+
+def _counts(table: BatchTable) -> Int64s:
+    """Return how many records batches (b) hold; a wrapper does not say: as many as offsets."""
+    counts: Int64s = np.where(
+        table.counts < 0, table.last_offsets - table.base_offsets + 1, table.counts
+    )
+    return counts

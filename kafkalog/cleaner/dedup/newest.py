@@ -1,0 +1,368 @@
+"""The first pass of a round: for every record, whether its key occurs again.
+
+Where the keys of the dirty section fit the memory budget, this is Kafka's pass: one offset map.
+Where they do not, Kafka ends the round at the record that found its map full and rewrites the whole
+log once per filling. Here the keys go to temporary files instead (`spill`), and the round goes on
+to the end, unless `spill` is off; or a cleaning that spilled has died twice in a row, or found
+the disk full: then one round is Kafka's, so that there is progress in any case.
+
+Kafka: Cleaner.buildOffsetMap, rules C9 to C21.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.dedup.offset_map import WHOLE, Int64s, OffsetMap, Part
+from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
+from kafkalog.cleaner.dedup.spill.spilled import Spill
+from kafkalog.cleaner.dedup.superseded import SupersededOffsets
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.reading.log_view import CHUNK_SIZE
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.dedup.log_to_clean import LogToClean
+    from kafkalog.cleaner.state.stats import CleanerStats
+    from kafkalog.storage_engine.reading.log_view import Chunk, LogView
+    from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
+    from kafkalog.storage_engine.records.records import RecordTable
+    from kafkalog.storage_engine.records.tables import BatchTable
+
+__all__ = ["IsMapped", "Newest", "build_offset_map", "find_newest"]
+
+IsMapped: TypeAlias = "Callable[[Chunk], npt.NDArray[np.bool_]]"
+"""Says which batches (b) of a chunk have keys that count; called once a chunk, in log order."""
+
+_VERSION = 1
+_DEATHS_MAX = 2
+_ROW_BYTES = 24 + 8
+"""What a spilled key takes: its row, and its offset in a list."""
+
+
+class Newest(Protocol):
+    """What the first pass has found out."""
+
+    latest_offset: int
+    """The newest record of every key up to here is known; beyond it, nothing."""
+
+    @property
+    def utilization(self) -> float:
+        """Share of the offset map's slots that were taken (rule C8)."""
+
+    def superseded(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
+        """Say of which records (n) a newer one of the key lies at or below `latest_offset`.
+
+        False for records without a key, and beyond `latest_offset`.
+        """
+
+    def superseded_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
+        """Say of which batches (b) every record is superseded, as far as no key must be read.
+
+        So such a batch need not be decoded; where nothing is known of one, it is False.
+        """
+
+    def close(self) -> None:
+        """Give back memory and temporary files."""
+
+
+def find_newest(
+    view: LogView,
+    log: LogToClean,
+    *,
+    make_is_mapped: Callable[[int], IsMapped],
+    config: CleanerConfig,
+    stats: CleanerStats,
+    check_abort: Callable[[], None],
+    on_records: Callable[[RecordTable], None] | None = None,
+) -> tuple[Newest, int]:
+    """Find out which records of a log are superseded by its dirty section; returns its end too.
+
+    That is `log.end`, or, in a bounded round, where the map was full. `make_is_mapped(start)`
+    gives a fresh `IsMapped` for chunks from offset `start` on. `on_records` is shown all records of
+    the dirty section whose keys count. The caller holds the partition's
+    cleaner lock, and closes the result. Raises CorruptBatchError, and StorageError where the disk
+    has no room for the keys; then no file is left.
+    """
+    sweep_spill_files(log.directory)
+    deaths = _read_deaths(log.directory)
+    offset_map = OffsetMap.for_records(
+        log.end - log.first_dirty_offset,
+        budget_bytes=config.dedupe_buffer_size,
+        load_factor=config.io_buffer_load_factor,
+    )
+    offset_map.superseded_offsets = SupersededOffsets.within(
+        log.first_dirty_offset, log.end, config.dedupe_buffer_size
+    )
+    if deaths >= _DEATHS_MAX:
+        offset_map.on_close = lambda: _clear_deaths(log.directory)
+    can_spill = config.spill and deaths < _DEATHS_MAX
+    with _Overflow(log, offset_map, deaths, stats, check_abort) as overflow:
+        end = build_offset_map(
+            view,
+            log.first_dirty_offset,
+            log.end,
+            offset_map,
+            is_mapped=make_is_mapped(log.first_dirty_offset),
+            chunk_size=config.io_buffer_size,
+            stats=stats,
+            check_abort=check_abort,
+            on_full=overflow.take_map if can_spill else None,
+            on_uncounted=overflow.take_uncounted
+            if can_spill and offset_map.superseded_offsets is None
+            else None,
+            on_records=on_records,
+        )
+        spill = overflow.spill
+        if spill is None:
+            return offset_map, end
+        spill.take_map()
+        _take_clean_section(
+            view,
+            log,
+            spill,
+            offset_map=offset_map,
+            make_is_mapped=make_is_mapped,
+            config=config,
+            stats=stats,
+            check_abort=check_abort,
+        )
+        stats.spilled_bytes += spill.key_bytes
+        newest = spill.resolve(
+            log.first_dirty_offset,
+            offset_map.capacity / len(offset_map.slots),
+            lambda: _clear_deaths(log.directory),
+        )
+        return newest, end
+
+
+class _Overflow:
+    """Makes a spill as soon as the map is full; as a context manager it closes that.
+
+    Where the work ends by another fault than the disk's, the death that was counted is taken back.
+    """
+
+    def __init__(
+        self,
+        log: LogToClean,
+        offset_map: OffsetMap,
+        deaths: int,
+        stats: CleanerStats,
+        check_abort: Callable[[], None],
+    ) -> None:
+        self.spill: Spill | None = None
+        self._log = log
+        self._map = offset_map
+        self._deaths = deaths
+        self._stats = stats
+        self._check_abort = check_abort
+        self._read_before = stats.map_bytes_read
+        self._uncounted: list[Int64s] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.spill is not None:
+            self.spill.close()
+        if isinstance(fault, Exception) and not isinstance(fault, StorageError):
+            if self._deaths:
+                _write_deaths(self._log.directory, self._deaths)
+            else:
+                _clear_deaths(self._log.directory)
+
+    def take_map(self, taken: int) -> None:
+        """Spill what the map holds; `taken` bytes of the run at hand are in it."""
+        if self.spill is None:
+            _write_deaths(self._log.directory, self._deaths + 1)
+            read = self._stats.map_bytes_read - self._read_before + taken
+            _check_space(self._log, self._map.size, read)
+            self.spill = Spill(self._log.directory, self._map, self._check_abort, self._count)
+            for last_offsets in self._uncounted:
+                self.spill.take_uncounted(last_offsets)
+            self._uncounted.clear()
+        self.spill.take_map()
+
+    def take_uncounted(self, last_offsets: Int64s) -> None:
+        """Take the last offsets (b) of batches whose keys do not count."""
+        if self.spill is None:
+            self._uncounted.append(last_offsets)
+        else:
+            self.spill.take_uncounted(last_offsets)
+
+    def _count(self, size: int) -> None:
+        self._stats.spill_bytes_moved += size
+
+
+def build_offset_map(
+    view: LogView,
+    start: int,
+    end: int,
+    offset_map: OffsetMap,
+    *,
+    is_mapped: IsMapped,
+    part: Part = WHOLE,
+    keys: ChosenKeys | None = None,
+    chunk_size: int = CHUNK_SIZE,
+    stats: CleanerStats | None = None,
+    check_abort: Callable[[], None] | None = None,
+    on_full: Callable[[int], None] | None = None,
+    on_uncounted: Callable[[Int64s], None] | None = None,
+    on_records: Callable[[RecordTable], None] | None = None,
+) -> int:
+    """Put the newest offset of every key in [start, end) into the map, until it is full.
+
+    Returns the end of what the map knows: `end`, or one past the last record that was put when the
+    next keyed one found the map full (rules C9 to C21). With `on_full`, which makes room, that is
+    called then, with how many bytes of the run at hand are done, and the work goes on.
+    With `keys` the records of other keys are passed over.
+    `on_uncounted` is told the last offsets of batches with data that `is_mapped` leaves out.
+    `on_records` is shown the records of the others. `check_abort` is called between runs and raises
+    to stop. Raises CorruptBatchError.
+    """
+    for chunk in view.chunks(start, end, chunk_size=chunk_size):
+        wanted = is_mapped(chunk)
+        if on_uncounted is not None and not wanted.all():
+            on_uncounted(chunk.table.last_offsets[~wanted & _has_data(chunk)])
+        if stats is not None:
+            stats.map_records_read += int(chunk.table.counts[~wanted].sum())
+        for run, records in chunk.runs(wanted):
+            if check_abort is not None:
+                check_abort()
+            # Everything before this segment is known, also across a gap of offsets (C15).
+            if run.segment_base > start:
+                offset_map.update_latest_offset(run.segment_base - 1)
+            table = run.table
+            hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)
+            key_sizes = records.key_sizes if keys is None else _sizes_of(keys, records)
+            size, count = int(table.sizes.sum()), len(records.offsets)
+            if on_records is not None:
+                on_records(records)
+            stop, _ = offset_map.put(
+                hashes, key_sizes, records.offsets, start=start, end=end, part=part
+            )
+            while stop < count and on_full is not None:
+                on_full(size * stop // count)
+                stop, _ = offset_map.put(
+                    hashes, key_sizes, records.offsets,
+                    first=stop, start=start, end=end, part=part,
+                )  # fmt: skip
+            if stats is not None:
+                stats.map_bytes_read += size
+                stats.map_records_read += stop
+            if stop < count:
+                batch = int(records.batch_index[stop])
+                if batch > 0:
+                    offset_map.update_latest_offset(int(table.last_offsets[batch - 1]))
+                return max(start, offset_map.latest_offset + 1)
+            offset_map.update_latest_offset(min(int(table.last_offsets[-1]), end - 1))
+    offset_map.update_latest_offset(end - 1)
+    return end
+
+
+def _sizes_of(keys: ChosenKeys, records: RecordTable) -> Int64s:
+    """Return the key size of each record (n); -1, as without a key, for a key not chosen."""
+    sizes: Int64s = np.full(len(records), -1, dtype=np.int64)
+    rows = keys.rows(records)
+    sizes[rows] = records.key_sizes[rows]
+    return sizes
+
+
+def _has_data(chunk: Chunk) -> npt.NDArray[np.bool_]:
+    """Say which batches (b) are not empty and not control batches."""
+    table = chunk.table
+    found: npt.NDArray[np.bool_] = (table.counts != 0) & (
+        (table.attributes & layout.CONTROL_BIT) == 0
+    )
+    return found
+
+
+def _take_clean_section(
+    view: LogView,
+    log: LogToClean,
+    spill: Spill,
+    *,
+    offset_map: OffsetMap,
+    make_is_mapped: Callable[[int], IsMapped],
+    config: CleanerConfig,
+    stats: CleanerStats,
+    check_abort: Callable[[], None],
+) -> None:
+    """Spill the keys below the first dirty offset, from where the second pass will begin."""
+    start = log.segments[0].base_offset if log.segments else log.first_dirty_offset
+    is_mapped = make_is_mapped(start)
+    for chunk in view.chunks(start, log.first_dirty_offset, chunk_size=config.io_buffer_size):
+        for run, records in chunk.runs(is_mapped(chunk)):
+            check_abort()
+            hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)
+            rows = np.flatnonzero(
+                (records.key_sizes >= 0) & (records.offsets < log.first_dirty_offset)
+            )
+            spill.take_clean(hashes[rows], records.offsets[rows])
+            stats.map_bytes_read += int(run.table.sizes.sum())
+            stats.map_records_read += len(records.offsets)
+
+
+# --- room and deaths -----------------------------------------------------------------------------
+
+
+def _check_space(log: LogToClean, keys: int, read: int) -> None:
+    """Raise StorageError if the disk has no room for the keys of the log.
+
+    Assumed is that the rest has as many to a byte as the `read` bytes in which `keys` were found,
+    and no more than it has offsets.
+    """
+    left = max(0, log.clean_bytes + log.cleanable_bytes - read)
+    first = log.segments[0].base_offset if log.segments else log.first_dirty_offset
+    needed = int(_ROW_BYTES * min(keys * (1 + left / max(1, read)), log.end - first))
+    free = files.free_space(log.directory)
+    if needed > free:
+        raise StorageError(
+            f"{log.directory}: the keys do not fit the cleaner's memory and need about {needed:,} "
+            f"bytes on disk, {free:,} are free; free space, or raise "
+            "log.cleaner.dedupe.buffer.size; the log is as it was"
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _read_deaths(directory: Path) -> int:
+    """How many cleanings in a row that spilled did not come to an end."""
+    try:
+        content = json.loads((directory / layout.SPILLING).read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return 0
+    deaths = content.get("deaths") if isinstance(content, dict) else None
+    return deaths if isinstance(deaths, int) else 0
+
+
+def _write_deaths(directory: Path, deaths: int) -> None:
+    content = json.dumps({"version": _VERSION, "deaths": deaths}).encode() + b"\n"
+    try:
+        files.write_atomically(
+            directory / layout.SPILLING, content, temporary_name=layout.SPILL + "mark"
+        )
+    except OSError as fault:
+        sweep_spill_files(directory)
+        raise StorageError(
+            f"{directory / layout.SPILLING}: cannot be written: {fault.strerror}; the log is as it "
+            "was: free space, or raise log.cleaner.dedupe.buffer.size"
+        ) from fault
+
+
+def _clear_deaths(directory: Path) -> None:
+    files.remove(directory / layout.SPILLING)

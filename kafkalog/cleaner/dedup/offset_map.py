@@ -1,0 +1,235 @@
+"""The offset map: for every key, the offset of its newest record, in a fixed amount of memory.
+
+A key is known by 16 bytes of SipHash-2-4 under a secret that is drawn for each map. MD5, Kafka's
+choice, lets whoever chooses keys construct two that collide, and the cleaner would then drop a
+record that nobody has replaced; under a secret nobody can, and by chance two among 10^9 keys
+collide with a probability of 10^-21.
+
+A slot takes 24 bytes: two words of hash, and the offset plus one. Probing is linear from the place
+that the hash's first word names; nothing is ever removed. The memory comes zeroed from the
+operating system and becomes resident page by page, as keys arrive.
+
+Kafka: org.apache.kafka.storage.internals.log.SkimpyOffsetMap.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.cleaner.dedup import kernels
+from kafkalog.errors import CorruptBatchError, InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kafkalog.cleaner.dedup.superseded import SupersededOffsets
+    from kafkalog.storage_engine.reading.log_view import Chunk
+    from kafkalog.storage_engine.records.records import RecordTable
+    from kafkalog.storage_engine.records.tables import BatchTable
+
+__all__ = ["SLOT_SIZE", "OffsetMap", "Part"]
+
+Int64s = npt.NDArray[np.int64]
+Uint64s = npt.NDArray[np.uint64]
+
+SLOT_SIZE = 24
+_END = np.iinfo(np.int64).max
+_TAKEN_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the hash space: the keys whose hash ends in the `bits` low bits `prefix`."""
+
+    bits: int = 0
+    prefix: int = 0
+
+    @property
+    def mask(self) -> int:
+        """The bits that are compared."""
+        return (1 << self.bits) - 1
+
+    def halves(self) -> tuple[Part, Part]:
+        """Split in two; every key of this part is in exactly one of them."""
+        bits = self.bits + 1
+        return Part(bits, self.prefix), Part(bits, self.prefix | 1 << self.bits)
+
+
+WHOLE = Part()
+
+
+class OffsetMap:
+    """Newest offset per key, for at most `capacity` = floor(slots * load_factor) keys.
+
+    Satisfies `cleaner.newest.Newest`.
+    """
+
+    def __init__(self, slots: int, load_factor: float = 0.9) -> None:
+        self.capacity = int(slots * load_factor)
+        if self.capacity < 1:
+            raise InvalidInputError(
+                f"an offset map of {slots} slots at a load factor of {load_factor} holds no key; "
+                "raise the cleaner's dedupe_buffer_size"
+            )
+        self.size = 0
+        self.latest_offset = -1
+        """The map knows the newest record of every key up to here; beyond it, nothing."""
+        self.on_close: Callable[[], None] | None = None
+        """Called by `close`."""
+        self.superseded_offsets: SupersededOffsets | None = None
+        """Where it is noted which offsets were replaced by newer ones, if that is to be noted."""
+        self._slots: Uint64s = np.zeros((slots, 3), dtype=np.uint64)
+        self._secret: Uint64s = np.frombuffer(secrets.token_bytes(16), dtype=np.uint64)
+
+    @classmethod
+    def for_records(cls, count: int, *, budget_bytes: int, load_factor: float = 0.9) -> OffsetMap:
+        """A map for `count` records, which may all have different keys, within the budget.
+
+        The budget is a limit, not a reservation: a short dirty section gets a small map.
+        """
+        wanted = int(max(count, 1) / load_factor) + 2
+        return cls(min(budget_bytes // SLOT_SIZE, wanted), load_factor)
+
+    @property
+    def slots(self) -> Uint64s:
+        """The table itself, for kernels."""
+        return self._slots
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next keyed record cannot be put."""
+        return self.size >= self.capacity
+
+    @property
+    def utilization(self) -> float:
+        """Share of the slots that are taken (rule C8)."""
+        return self.size / len(self._slots)
+
+    def clear(self) -> None:
+        """Forget all keys; the secret stays, so a `Part` means the same keys before and after."""
+        # Fresh zeros from the operating system: cheaper than touching every page of a sparse table.
+        self._slots = np.zeros(self._slots.shape, dtype=np.uint64)
+        self.size = 0
+        self.latest_offset = -1
+
+    def take_offsets(self) -> Int64s:
+        """Return the newest offsets of all keys, rising, in the memory of the map: int64 (size).
+
+        The map holds nothing afterwards, and wants a `clear` before it is used again.
+        """
+        words = self._slots.reshape(-1)
+        size = 0
+        for first in range(0, len(self._slots), _TAKEN_AT_ONCE):
+            found = self._slots[first : first + _TAKEN_AT_ONCE, 2]
+            found = found[found != 0]  # a copy, which may overwrite the slots it comes from
+            words[size : size + len(found)] = found
+            size += len(found)
+        offsets: Int64s = words[:size].view(np.int64)
+        offsets -= 1
+        offsets.sort()
+        self.size = 0
+        return offsets
+
+    def forget(self) -> None:
+        """Forget all keys, and keep the memory, the secret and `latest_offset`."""
+        self._slots.fill(0)
+        self.size = 0
+
+    def close(self) -> None:
+        """Give back the memory; the map holds nothing afterwards."""
+        self._slots = np.zeros((1, 3), dtype=np.uint64)
+        self.size = 0
+        self.superseded_offsets = None
+        if self.on_close is not None:
+            self.on_close()
+
+    def hash(self, records: RecordTable, *, path: Path | str, file_position: int) -> Uint64s:
+        """Hash every record's key: uint64 (n, 2), undefined where there is no key.
+
+        Raises CorruptBatchError when a key lies outside of the bytes it was found in.
+        """
+        hashes: Uint64s = np.empty((len(records.offsets), 2), dtype=np.uint64)
+        fault = kernels.hash_keys(
+            records.arena, records.key_positions, records.key_sizes, self._secret, hashes
+        )
+        if fault >= 0:
+            raise CorruptBatchError(
+                path,
+                file_position,
+                f"the key of the record at offset {records.offsets[fault]} inside its batch",
+                f"{records.key_sizes[fault]} bytes at {records.key_positions[fault]}",
+            )
+        return hashes
+
+    def put(
+        self,
+        hashes: Uint64s,
+        key_sizes: Int64s,
+        offsets: Int64s,
+        *,
+        first: int = 0,
+        start: int = 0,
+        end: int = _END,
+        part: Part = WHOLE,
+    ) -> tuple[int, int]:
+        """Put records with start <= offset < end, in order; a later one replaces an earlier one.
+
+        Begins with the record of index `first`.
+
+        Returns (the index of the record that found the map full, or n; the index of the last one
+        put, or -1). Kafka's rule: the next keyed record after the map has become full ends the
+        build, even if its key is already there (C12).
+        """
+        stop, self.size, last = kernels.put_offsets(
+            self._slots, hashes, key_sizes, offsets, first, start, end,
+            self.capacity, self.size, part.mask, part.prefix, *self.noted,
+        )  # fmt: skip
+        if last >= 0:
+            self.latest_offset = max(self.latest_offset, int(offsets[last]))
+        return int(stop), int(last)
+
+    @property
+    def noted(self) -> tuple[npt.NDArray[np.uint8], int]:
+        """The bits of `superseded_offsets`, and the offset of the first one, for kernels."""
+        if self.superseded_offsets is None:
+            return np.empty(0, dtype=np.uint8), 0
+        return self.superseded_offsets.bits, self.superseded_offsets.start
+
+    def get(self, hashes: Uint64s) -> Int64s:
+        """The newest offset per hash, -1 for a key that is not in the map."""
+        found: Int64s = np.empty(len(hashes), dtype=np.int64)
+        kernels.get_offsets(self._slots, hashes, found)
+        return found
+
+    def superseded(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
+        """Say of which records (n) a newer one of the key lies at or below `latest_offset`.
+
+        False for records without a key, and beyond `latest_offset` (rules C51, C52). Raises
+        CorruptBatchError.
+        """
+        known = self.superseded_offsets
+        if known is not None and run.table.base_offsets[0] >= known.start:
+            return known.contains(records.offsets)
+        hashes = self.hash(records, path=run.path, file_position=run.file_position)
+        flags: npt.NDArray[np.bool_] = np.empty(len(records.offsets), dtype=np.bool_)
+        kernels.mark_superseded(
+            self._slots, hashes, records.key_sizes, records.offsets, self.latest_offset, flags
+        )
+        return flags
+
+    def superseded_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
+        """Say of which batches (b) every record is superseded, as far as no key must be read."""
+        known = self.superseded_offsets
+        if known is None:
+            return np.zeros(len(table), dtype=np.bool_)
+        return known.hold_all_of(table)
+
+    def update_latest_offset(self, offset: int) -> None:
+        """Say that the map knows everything up to `offset`, though nothing was put there."""
+        self.latest_offset = max(self.latest_offset, offset)

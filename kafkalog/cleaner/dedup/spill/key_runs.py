@@ -1,0 +1,75 @@
+"""Keys on disk: rows of (hash, hash, offset + 1) in runs, each split by the hash's top 8 bits.
+
+A run is what memory held at once. The rows of one bucket lie together in it, so a bucket of all
+runs is read with one piece per run, and keys of different buckets need not be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from kafkalog.cleaner.dedup import kernels
+from kafkalog.cleaner.dedup.offset_map import Int64s, Uint64s
+from kafkalog.cleaner.dedup.spill.spill_file import SpillFile
+
+__all__ = ["BUCKETS", "KeyRuns"]
+
+BUCKETS = 256
+_WIDTH = 3
+_PIECE = 8192
+"""Rows read at once."""
+
+
+class KeyRuns:
+    """Rows of spilled keys; `close` removes them. Raises StorageError where the disk is full.
+
+    `on_moved` is told of bytes written and read.
+    """
+
+    def __init__(
+        self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.counts: Int64s = np.zeros(BUCKETS, dtype=np.int64)
+        """(256) rows of each bucket."""
+        self._file = SpillFile(directory, name, on_moved)
+        self._runs: list[tuple[int, Uint64s]] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return 8 * self._file.count
+
+    def add(self, rows: Uint64s) -> None:
+        """Write rows uint64 (n, 3) as a run; their order in the array changes."""
+        starts = np.empty(BUCKETS + 1, dtype=np.int64)
+        kernels.group_rows(rows, starts, np.empty(BUCKETS, dtype=np.int64))
+        self._runs.append((self._file.count // _WIDTH, starts.astype(np.uint32)))
+        self.counts += np.diff(starts)
+        self._file.append(rows)
+
+    def pieces(self, first: int, last: int) -> Iterator[Uint64s]:
+        """Yield the rows (n, 3) of the buckets first <= b < last, run after run.
+
+        Where runs have few of them, those of several come together.
+        """
+        gathered: list[Uint64s] = []
+        room = _PIECE
+        for base, starts in self._runs:
+            row, end = base + int(starts[first]), base + int(starts[last])
+            while row < end:
+                count = min(room, end - row)
+                gathered.append(self._file.read(_WIDTH * row, _WIDTH * count))
+                row += count
+                room -= count
+                if not room:
+                    yield np.concatenate(gathered).reshape(-1, _WIDTH)
+                    gathered, room = [], _PIECE
+        if gathered:
+            yield np.concatenate(gathered).reshape(-1, _WIDTH)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()

@@ -1,0 +1,100 @@
+"""A temporary file of numbers beside the log, for what a cleaning cannot hold in memory.
+
+Nothing in it is synced: a cleaner that died begins anew. Its name begins with `kl-spill-`; whoever
+holds the partition's cleaner lock next removes what a dead one left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+
+__all__ = ["SpillFile", "sweep_spill_files"]
+
+
+class SpillFile:
+    """Words of 8 bytes, appended and read back; `close` removes the file.
+
+    `on_moved` is told of bytes written and read. Raises StorageError where the disk is full, or
+    will not be written.
+    """
+
+    def __init__(
+        self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.path = directory / f"{layout.SPILL}{name}"
+        self.count = 0
+        """Words in the file."""
+        self._on_moved = on_moved
+        self._fd = -1
+        try:
+            files.create(self.path)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as fault:
+            files.remove(self.path)
+            raise self._fault(fault) from fault
+
+    def append(self, words: npt.NDArray[Any]) -> None:
+        """Append a contiguous array of words."""
+        self.write(words, self.count)
+        self.count += words.size
+
+    def write(self, words: npt.NDArray[Any], first: int) -> None:
+        """Write a contiguous array at word `first`."""
+        if not words.size:
+            return
+        try:
+            files.write_at(self._fd, words.data.cast("B"), 8 * first)
+        except OSError as fault:
+            raise self._fault(fault) from fault
+        self._on_moved(words.nbytes)
+
+    def _fault(self, fault: OSError) -> StorageError:
+        if fault.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return StorageError(f"{self.path}: cannot be written: {fault.strerror}")
+        return StorageError(
+            f"{self.path}: the disk is full after {8 * self.count:,} bytes of keys that do not fit "
+            "the cleaner's memory; the log is as it was: free space, or raise "
+            "log.cleaner.dedupe.buffer.size"
+        )
+
+    def read(self, first: int, count: int) -> npt.NDArray[np.uint64]:
+        """Return `count` words from word `first` on, which must be there."""
+        words: npt.NDArray[np.uint64] = np.frombuffer(
+            files.read_at(self._fd, 8 * count, 8 * first), dtype=np.uint64
+        )
+        if len(words) != count:
+            raise StorageError(
+                f"{self.path}: expected {8 * self.count:,} bytes, found fewer; was it changed?"
+            )
+        self._on_moved(words.nbytes)
+        return words
+
+    def close(self) -> None:
+        """Close and remove the file; does nothing a second time."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            files.remove(self.path)
+
+
+def sweep_spill_files(directory: Path) -> int:
+    """Remove what dead cleaners left in a partition's directory; returns how many files.
+
+    The caller holds the partition's cleaner lock.
+    """
+    count = 0
+    for path in directory.glob(layout.SPILL + "*"):
+        files.remove(path)
+        count += 1
+    return count

@@ -1,0 +1,280 @@
+"""More keys than memory: which records are superseded, exact, with one reading of the log.
+
+While the log is read, the offset map works as a sieve: what it holds when it is full is written
+down and forgotten. The keys of the clean section are written too. Then each part of the hash space
+that fits the same memory is resolved alone: the newest offset of every dirty key is *kept*, and a
+clean record of which a dirty one is newer is *superseded*. Both are lists of offsets on disk, which
+the second pass walks along.
+
+Of a dirty section the newest offsets are listed and not the others: they are never more than the
+keys, however often a key was written. Where the section is short enough for a bit per offset
+(`superseded`) it is marked there instead, and no offset of it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.cleaner.dedup import kernels
+from kafkalog.cleaner.dedup.offset_map import Int64s, OffsetMap, Uint64s
+from kafkalog.cleaner.dedup.spill.key_runs import BUCKETS, KeyRuns
+from kafkalog.cleaner.dedup.spill.offset_list import OffsetList
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.dedup.superseded import SupersededOffsets
+    from kafkalog.storage_engine.reading.log_view import Chunk
+    from kafkalog.storage_engine.records.records import RecordTable
+    from kafkalog.storage_engine.records.tables import BatchTable
+
+__all__ = ["Spill", "Spilled"]
+
+_DRAINED = 1 << 16
+_LEVELS = 8
+"""After so many levels of 8 bits a hash word is used up; 2^64 keys would have to meet there."""
+
+
+class Spilled:
+    """What a resolved spill knows of a log; satisfies `cleaner.newest.Newest`."""
+
+    def __init__(
+        self,
+        *,
+        first_dirty_offset: int,
+        latest_offset: int,
+        utilization: float,
+        kept: OffsetList,
+        superseded: OffsetList,
+        uncounted: OffsetList,
+        superseded_offsets: SupersededOffsets | None,
+        forget: Callable[[], None],
+    ) -> None:
+        self.latest_offset = latest_offset
+        self.utilization = utilization
+        self._first_dirty_offset = first_dirty_offset
+        self._kept = kept
+        self._superseded = superseded
+        self._uncounted = uncounted
+        self._superseded_offsets = superseded_offsets
+        """What is known of the dirty section, instead of `kept` and `uncounted`."""
+        self._forget = forget
+
+    def superseded(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
+        """Say of which records (n) a newer one of the key lies at or below `latest_offset`.
+
+        Never of those in batches that the first pass left out: nothing is known of their keys.
+        Quickest where runs come in the order of the log. Raises StorageError.
+        """
+        offsets = records.offsets
+        is_dirty = offsets >= self._first_dirty_offset
+        is_known = (records.key_sizes >= 0) & (offsets <= self.latest_offset)
+        flags: npt.NDArray[np.bool_] = np.zeros(len(offsets), dtype=np.bool_)
+        if self._superseded_offsets is not None:
+            flags = self._superseded_offsets.contains(offsets)
+        else:
+            dirty = np.flatnonzero(is_dirty & is_known)
+            flags[dirty] = ~self._kept.contains(offsets[dirty])
+            flags &= ~self._uncounted.contains(run.table.last_offsets)[records.batch_index]
+        clean = np.flatnonzero(~is_dirty & is_known)
+        flags[clean] = self._superseded.contains(offsets[clean])
+        return flags
+
+    def superseded_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
+        """Say of which batches (b) every record is superseded, as far as no key must be read."""
+        if self._superseded_offsets is None:
+            return np.zeros(len(table), dtype=np.bool_)
+        return self._superseded_offsets.hold_all_of(table)
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        self._kept.close()
+        self._superseded.close()
+        self._uncounted.close()
+        self._forget()
+
+
+class Spill:
+    """Takes the keys of a log: the dirty ones through an offset map, then the clean ones.
+
+    `on_moved` is told of bytes written to, and read from, the files, those of the result too.
+    Every method raises StorageError where the disk is full. Whatever happens, `close` it; after
+    `resolve` that leaves the files of the result alone.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        offset_map: OffsetMap,
+        check_abort: Callable[[], None],
+        on_moved: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._directory = directory
+        self._check_abort = check_abort
+        self._on_moved = on_moved
+        self._map = offset_map
+        self._files: list[KeyRuns | OffsetList] = []
+        self._filled = 0
+        try:
+            self._dirty = self._runs("dirty")
+            self._clean = self._runs("clean")
+            self._kept = self._offsets("kept")
+            self._superseded = self._offsets("superseded")
+            self._uncounted = self._offsets("uncounted")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of keys on disk."""
+        return self._dirty.size + self._clean.size
+
+    def take_map(self) -> None:
+        """Write down the keys that the map holds, and make it forget them."""
+        slots = self._map.slots
+        self._dirty.add(slots[: kernels.compact_slots(slots)])
+        self._map.forget()
+
+    def take_uncounted(self, last_offsets: Int64s) -> None:
+        """Take the last offsets (b) of dirty batches whose keys do not count."""
+        self._uncounted.append(np.ascontiguousarray(last_offsets))
+
+    def take_clean(self, hashes: Uint64s, offsets: Int64s) -> None:
+        """Take the hashes (n, 2) of keys in the clean section, with their offsets.
+
+        They gather in the memory of the map, which is to be empty by now.
+        """
+        rows = self._map.slots
+        first = 0
+        while first < len(offsets):
+            count = min(len(rows) - self._filled, len(offsets) - first)
+            place = rows[self._filled : self._filled + count]
+            place[:, :2] = hashes[first : first + count]
+            place[:, 2] = offsets[first : first + count] + 1
+            self._filled += count
+            first += count
+            if self._filled == len(rows):
+                self._end_clean()
+
+    def resolve(
+        self, first_dirty_offset: int, utilization: float, forget: Callable[[], None]
+    ) -> Spilled:
+        """Find out who is superseded. Afterwards the map's memory is no longer used."""
+        self._end_clean()
+        latest_offset = self._map.latest_offset
+        self._resolve(self._dirty, self._clean, 1)
+        self._dirty.close()
+        self._clean.close()
+        memory = self._map.slots.reshape(-1).view(np.int64)
+        result = (self._kept, self._superseded, self._uncounted)
+        for offsets in result:
+            self._check_abort()
+            offsets.sort(memory, memory.nbytes // 4)
+        for offsets in result:
+            self._files.remove(offsets)
+        return Spilled(
+            first_dirty_offset=first_dirty_offset,
+            latest_offset=latest_offset,
+            utilization=utilization,
+            kept=self._kept,
+            superseded=self._superseded,
+            uncounted=self._uncounted,
+            superseded_offsets=self._map.superseded_offsets,
+            forget=forget,
+        )
+
+    def close(self) -> None:
+        """Remove what files there are, but for those of a result."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+    # --- a part of the hash space ---
+
+    def _resolve(self, dirty: KeyRuns, clean: KeyRuns, level: int) -> None:
+        for first, last in _parts(dirty.counts, self._map.capacity):
+            self._check_abort()
+            count = int(dirty.counts[first:last].sum())
+            if count == 0:
+                continue
+            if count <= self._map.capacity:
+                self._resolve_part(self._map.slots, dirty, clean, (first, last))
+            elif level == _LEVELS:
+                slots = np.zeros((2 * count, 3), dtype=np.uint64)
+                self._resolve_part(slots, dirty, clean, (first, last))
+            else:
+                self._resolve_split(dirty, clean, (first, last), level)
+
+    def _resolve_part(
+        self, slots: Uint64s, dirty: KeyRuns, clean: KeyRuns, buckets: tuple[int, int]
+    ) -> None:
+        slots.fill(0)
+        size = 0
+        for rows in dirty.pieces(*buckets):
+            _, size = kernels.put_rows(slots, rows, 0, size, len(slots), *self._map.noted)
+        for rows in clean.pieces(*buckets):
+            found = np.empty(len(rows), dtype=np.int64)
+            count = kernels.probe_rows(slots, rows, found)
+            self._superseded.append(found[:count])
+        if self._map.superseded_offsets is not None:
+            return
+        drained = np.empty(_DRAINED, dtype=np.int64)
+        slot = 0
+        while slot < len(slots):
+            slot, count = kernels.drain_offsets(slots, slot, drained)
+            self._kept.append(drained[:count])
+
+    def _resolve_split(
+        self, dirty: KeyRuns, clean: KeyRuns, buckets: tuple[int, int], level: int
+    ) -> None:
+        """Split one bucket by the next bits of the hash: the same once more, from the files."""
+        slots, capacity, noted = self._map.slots, self._map.capacity, self._map.noted
+        below = self._runs(f"dirty-{level}"), self._runs(f"clean-{level}")
+        slots.fill(0)
+        size = 0
+        for rows in dirty.pieces(*buckets):
+            self._check_abort()
+            place, size = kernels.put_rows(slots, rows, 0, size, capacity, *noted)
+            while place < len(rows):
+                below[0].add(slots[: kernels.compact_slots(slots)])
+                slots.fill(0)
+                place, size = kernels.put_rows(slots, rows, place, 0, capacity, *noted)
+        below[0].add(slots[: kernels.compact_slots(slots)])
+        for rows in clean.pieces(*buckets):
+            turned = rows.copy()
+            turned[:, 0] = (rows[:, 0] << np.uint64(8)) | (rows[:, 0] >> np.uint64(56))
+            below[1].add(turned)
+        self._resolve(*below, level + 1)
+        for runs in below:
+            runs.close()
+            self._files.remove(runs)
+
+    def _end_clean(self) -> None:
+        if self._filled:
+            self._clean.add(self._map.slots[: self._filled])
+            self._filled = 0
+
+    def _runs(self, name: str) -> KeyRuns:
+        runs = KeyRuns(self._directory, name, self._on_moved)
+        self._files.append(runs)
+        return runs
+
+    def _offsets(self, name: str) -> OffsetList:
+        offsets = OffsetList(self._directory, name, self._on_moved)
+        self._files.append(offsets)
+        return offsets
+
+
+def _parts(counts: Int64s, capacity: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of neighbouring buckets with `capacity` rows at most, or of one bucket."""
+    first, total = 0, 0
+    for bucket, count in enumerate(counts.tolist()):
+        if bucket > first and total + count > capacity:
+            yield first, bucket
+            first, total = bucket, 0
+        total += count
+    yield first, BUCKETS

@@ -1,0 +1,146 @@
+"""What a round knows of the transactions it passes: whose data goes, and which markers may follow.
+
+Data of an aborted transaction goes at once. A marker stays as long as a batch of its transaction
+is met in the same round, be it an empty one; after that it may go, in two stages as a tombstone
+does (`decision`). An ABORT marker that stays for its data keeps its entry in the transaction index.
+
+What became of a transaction is told by its marker, whose batch has a checksum, and not by the
+`.txnindex` file, which has none: one changed byte there would destroy committed data. An index that
+contradicts a marker is an error before anything is written (`TransactionOutcomes`).
+
+One object goes through all groups of a round, in the order of the log: a transaction may span them.
+Of a log without transactions only the attributes of its batches are looked at.
+
+Kafka: CleanedTransactionMetadata; the rules are C49, C64 to C74 and C84 to C86.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.transactions.transaction_index import (
+    aborted_transactions,
+    transaction_entry,
+)
+from kafkalog.storage_engine.transactions.transaction_outcomes import control_types
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kafkalog.storage_engine.reading.log_view import Chunk, LogView
+    from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
+
+__all__ = ["CleanedTransactions", "Seen", "mapped_batches"]
+
+_KIND = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of the b batches of a chunk."""
+
+    is_control: npt.NDArray[np.bool_]
+    """(b)"""
+    can_discard: npt.NDArray[np.bool_]
+    """(b) data that was aborted, and control batches that nothing needs any more."""
+
+
+class CleanedTransactions:
+    """Follows the transactions of a log from its first segment on; `see` each chunk once."""
+
+    def __init__(self, view: LogView) -> None:
+        self._outcomes = view.transaction_outcomes()
+        self._committed: set[int] = set()
+        """Producers of which committed data was met since their last marker."""
+        self._aborted: set[int] = set()
+        """The same for aborted data."""
+        self._kept = bytearray()
+        self._index: dict[int, AbortedTransaction] = {}
+        """Entries of one segment, by the offset of their marker."""
+        self._index_base = -1
+
+    def see(self, chunk: Chunk) -> Seen:
+        """Say which batches of the log's next chunk may go as far as transactions are concerned.
+
+        Raises CorruptBatchError for a control batch that is none, CorruptLogError where the
+        transaction index contradicts a marker, or cannot be read.
+        """
+        table = chunk.table
+        is_control = (table.attributes & layout.CONTROL_BIT) != 0
+        rows = np.flatnonzero(table.attributes & _KIND)
+        can_discard = self._outcomes.is_aborted(chunk)
+        if not len(rows):
+            return Seen(is_control, can_discard)
+        types = _types(chunk, is_control)
+        aborted, committed = self._aborted, self._committed
+        for batch, producer_id, type_, is_aborted in zip(
+            rows.tolist(),
+            table.producer_ids[rows].tolist(),
+            types[rows].tolist(),
+            can_discard[rows].tolist(),
+            strict=True,
+        ):
+            if type_ == _DATA:
+                (aborted if is_aborted else committed).add(producer_id)
+            elif type_ == _EMPTY:
+                can_discard[batch] = True
+            elif type_ == layout.CONTROL_COMMIT:
+                can_discard[batch] = producer_id not in committed
+                committed.discard(producer_id)
+            elif type_ == layout.CONTROL_ABORT:
+                can_discard[batch] = producer_id not in aborted
+                if producer_id in aborted:
+                    aborted.remove(producer_id)
+                    self._keep_entry(chunk, producer_id, int(table.last_offsets[batch]))
+        return Seen(is_control, can_discard)
+
+    def take_entries(self) -> bytes:
+        """Return the transaction index of what was seen since the last call, packed."""
+        entries = bytes(self._kept)
+        self._kept.clear()
+        return entries
+
+    def _keep_entry(self, chunk: Chunk, producer_id: int, marker_offset: int) -> None:
+        """Keep the entry of a transaction whose marker stays; it stands beside the marker."""
+        if self._index_base != chunk.segment_base:
+            name = layout.segment_file(chunk.segment_base, layout.TRANSACTION_INDEX)
+            entries = aborted_transactions([chunk.path.parent / name])
+            self._index = {entry.last_offset: entry for entry in entries}
+            self._index_base = chunk.segment_base
+        entry = self._index.get(marker_offset)
+        if entry is not None and entry.producer_id == producer_id:
+            self._kept += transaction_entry(entry)
+
+
+def mapped_batches(view: LogView) -> Callable[[Chunk], npt.NDArray[np.bool_]]:
+    """Return what says of each chunk, in the order of the log, which batches' keys count (b).
+
+    Not those of control batches and of aborted data (C17, C18). Data above the last stable offset,
+    whose transaction is open, counts. What is returned raises as `CleanedTransactions.see` does.
+    """
+    outcomes = view.transaction_outcomes()
+
+    def is_mapped(chunk: Chunk) -> npt.NDArray[np.bool_]:
+        is_control = (chunk.table.attributes & layout.CONTROL_BIT) != 0
+        result: npt.NDArray[np.bool_] = ~is_control & ~outcomes.is_aborted(chunk)
+        return result
+
+    return is_mapped
+
+
+_DATA = -1
+_EMPTY = -2
+
+
+def _types(chunk: Chunk, is_control: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return what the batches (b) are: a control record's type, `_EMPTY` without one, `_DATA`."""
+    types = np.full(len(chunk.table), _DATA, dtype=np.int64)
+    types[is_control] = _EMPTY
+    batches = np.flatnonzero(is_control & (chunk.table.counts != 0))
+    types[batches] = control_types(chunk, batches)
+    return types

@@ -1,0 +1,425 @@
+"""A cleaned segment's key index: which batches may hold a key, for lookups without a scan.
+
+The cleaner writes `kl-<base>.keys` beside each of its output segments: for every record with a key
+33 bits of the key's hash and the position of its batch, sorted. A lookup reads a block or two of
+that file, then the batch, and compares the key itself; so an entry is a hint, and a key whose hash
+is another's costs a batch more.
+
+What must be right is that no key of the segment is missing. So the file is complete and of exactly
+this segment, or it is not used:
+
+- it is renamed into place after the segment it is of, and removed before that one is replaced or
+  retired, under the exclusive segments lock; whoever holds the lock shared, and finds the log it
+  has open under its name, has found that log's index (`KeyIndex.open`);
+- it names the segment's base offset, its size, and the checksums of some of its batches, lest files
+  come in by other ways; every block has a checksum of its own.
+
+A file that does not fit is passed over, and the segment is scanned: the next cleaning writes
+another. Keys are hashed by SipHash under a secret that stands in the file: so nobody can prepare
+keys that crowd. A partition's indexes share it, from the first one on, so that all of them can be
+asked for the keys of a dirty section at once (`settled`); no other cleaning's hashes are made under
+it. It is not there to hide keys from who can read the log beside it. With the
+records of a key that was cleaned away its hash is gone too: an old index is removed at once, and
+not kept for a while like an old segment.
+
+Kafka has nothing like it; a broker ignores the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from crc32c import crc32c
+
+from kafkalog.cleaner.dedup import kernels
+from kafkalog.cleaner.dedup.offset_map import Int64s, Uint64s
+from kafkalog.cleaner.dedup.spill.spill_file import SpillFile
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.segments import header_at
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.records.tables import Integers, RecordTable
+    from kafkalog.storage_engine.segment.open_segment import OpenSegment
+
+__all__ = ["KeyIndex", "KeyIndexWriter", "key_hashes"]
+
+RUN_ENTRIES: Final = 1 << 18
+"""Entries held before they are sorted and written to a temporary file: 2 MiB."""
+_SLICES: Final = 256
+"""Parts of the hash space in which temporary runs are merged, each part in memory."""
+_POSITION_MASK: Final = (1 << layout.KEYS_POSITION_BITS) - 1
+_FILLING: Final = (1 << 64) - 1
+_ENTRY: Final = np.dtype(">u8")
+_BLOCKS_AT_ONCE: Final = 256
+_GUESSES: Final = 8
+
+
+def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
+    """Return the top 33 bits of the hash of the keys of records `rows`, in place, the rest zero.
+
+    uint64 (r). All have keys, which were found within the arena when the records were indexed.
+    """
+    hashes: Uint64s = np.empty((len(rows), 2), dtype=np.uint64)
+    kernels.hash_keys(
+        records.arena,
+        records.key_positions[rows],
+        records.key_sizes[rows],
+        np.frombuffer(secret, dtype=np.uint64),
+        hashes,
+    )
+    return hashes[:, 0] & ~np.uint64(_POSITION_MASK)
+
+
+def _key_hash(key: bytes, secret: bytes) -> int:
+    """Return the same for one key, as a number."""
+    hashes: Uint64s = np.zeros((1, 2), dtype=np.uint64)
+    kernels.hash_keys(
+        np.frombuffer(key, dtype=np.uint8),
+        np.zeros(1, dtype=np.int64),
+        np.full(1, len(key), dtype=np.int64),
+        np.frombuffer(secret, dtype=np.uint64),
+        hashes,
+    )
+    return int(hashes[0, 0]) & ~_POSITION_MASK
+
+
+class KeyIndexWriter:
+    """Gathers the entries of one segment; `finish` or `discard` it.
+
+    At most `run_entries` entries are in memory, more go to a temporary file in sorted runs. The
+    index is written under a temporary name that the next cleaner removes if this one dies.
+    """
+
+    def __init__(
+        self, directory: Path, base_offset: int, secret: bytes, *, run_entries: int = RUN_ENTRIES
+    ) -> None:
+        self.path = directory / layout.key_index_file(base_offset)
+        """Where the index belongs once its segment is in place."""
+        self.temporary = directory / f"{layout.SPILL}{self.path.name}"
+        self.is_settled = False
+        """Whether the segment is settled; to be said before `finish`."""
+        self._directory = directory
+        self._base_offset = base_offset
+        self._secret = secret
+        self._run_entries = run_entries
+        self._held: list[Uint64s] = []
+        self._held_count = 0
+        self._count = 0
+        self._spilled: SpillFile | None = None
+        self._runs: list[tuple[int, Int64s]] = []
+        """Where each run begins in the file, and where its slices do in the run."""
+
+    def add(self, hashes: Uint64s, positions: Int64s) -> None:
+        """Add records: their `key_hashes` and the positions of their batches, (r) each."""
+        for first in range(0, len(hashes), self._run_entries):
+            part = slice(first, first + self._run_entries)
+            entries = hashes[part] | positions[part].astype(np.uint64)
+            self._held.append(entries)
+            self._held_count += len(entries)
+            self._count += len(entries)
+            if self._held_count >= self._run_entries:
+                self._spill()
+
+    def finish(self, log: Path, size: int, positions: Sequence[int]) -> None:
+        """Write the index of the finished `.log` file; to sync it is the caller's.
+
+        `positions` are those of some of its batches, ascending: up to eight are looked at. Raises
+        OSError, StorageError.
+        """
+        header = self._header(log, size, positions)
+        files.create(self.temporary)
+        fd = os.open(self.temporary, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            files.write_at(fd, header, 0)
+            place = layout.KEYS_BLOCK
+            for entries in _full_blocks(self._sorted()):
+                data = _blocks(entries)
+                files.write_at(fd, data, place)
+                place += len(data)
+        finally:
+            os.close(fd)
+            self._close_spilled()
+
+    def discard(self) -> None:
+        """Remove what there is."""
+        self._held.clear()
+        with contextlib.suppress(OSError):
+            self._close_spilled()
+        with contextlib.suppress(OSError):
+            files.remove(self.temporary)
+
+    def _header(self, log: Path, size: int, positions: Sequence[int]) -> bytes:
+        chosen = sorted({positions[place] for place in _spread(len(positions))})
+        fd = files.open_to_read(log)
+        try:
+            samples = b""
+            for position in chosen:
+                header = header_at(fd, position, size)
+                assert header is not None
+                samples += layout.KEYS_SAMPLE.pack(position, header.crc)
+        finally:
+            os.close(fd)
+        content = layout.KEYS_HEADER.pack(
+            layout.KEYS_MAGIC, layout.KEYS_VERSION, self._base_offset, size, self._count,
+            self._secret, layout.KEYS_SETTLED if self.is_settled else 0, len(chosen),
+        ) + samples  # fmt: skip
+        content = content.ljust(layout.KEYS_BLOCK - layout.CHECKSUM.size, b"\0")
+        return content + layout.CHECKSUM.pack(crc32c(content))
+
+    def _take_held(self) -> Uint64s:
+        entries: Uint64s = np.concatenate([np.empty(0, dtype=np.uint64), *self._held])
+        entries.sort()
+        self._held.clear()
+        self._held_count = 0
+        return entries
+
+    def _spill(self) -> None:
+        if self._spilled is None:
+            self._spilled = SpillFile(self._directory, f"{self.path.name}-runs")
+        entries = self._take_held()
+        edges = np.arange(_SLICES, dtype=np.uint64) << np.uint64(56)
+        bounds = np.append(np.searchsorted(entries, edges), len(entries)).astype(np.int64)
+        self._runs.append((self._spilled.count, bounds))
+        self._spilled.append(entries)
+
+    def _sorted(self) -> Iterator[Uint64s]:
+        """Yield all entries, ascending, in pieces."""
+        last = self._take_held()
+        if self._spilled is None:
+            yield last
+            return
+        edges = np.arange(_SLICES, dtype=np.uint64) << np.uint64(56)
+        held = np.append(np.searchsorted(last, edges), len(last))
+        for place in range(_SLICES):
+            parts = [last[held[place] : held[place + 1]]]
+            for start, bounds in self._runs:
+                first, stop = int(bounds[place]), int(bounds[place + 1])
+                parts.append(self._spilled.read(start + first, stop - first))
+            entries = np.concatenate(parts)
+            entries.sort()
+            yield entries
+
+    def _close_spilled(self) -> None:
+        if self._spilled is not None:
+            self._spilled.close()
+            self._spilled = None
+
+
+def _spread(count: int) -> list[int]:
+    """Return up to eight places of `count`, evenly spread, the first and the last among them."""
+    if count == 0:
+        return []
+    number = min(count, layout.KEYS_SAMPLES_MAX)
+    return [place * (count - 1) // max(1, number - 1) for place in range(number)]
+
+
+def _full_blocks(pieces: Iterator[Uint64s]) -> Iterator[Uint64s]:
+    """Cut pieces anew, so that each but the last fills whole blocks."""
+    step = layout.KEYS_BLOCK_ENTRIES
+    rest: Uint64s = np.empty(0, dtype=np.uint64)
+    for piece in pieces:
+        rest = np.concatenate((rest, piece))
+        whole = len(rest) // step * step
+        for first in range(0, whole, step * _BLOCKS_AT_ONCE):
+            yield rest[first : min(whole, first + step * _BLOCKS_AT_ONCE)]
+        rest = rest[whole:]
+    if len(rest):
+        yield rest
+
+
+def _blocks(entries: Uint64s) -> bytes:
+    """Return entries as blocks, the last one filled up."""
+    step = layout.KEYS_BLOCK_ENTRIES
+    count = -(-len(entries) // step)
+    filled = np.full(count * step, _FILLING, dtype=_ENTRY)
+    filled[: len(entries)] = entries
+    table = np.zeros((count, step + 1), dtype=_ENTRY)
+    table[:, :step] = filled.reshape(count, step)
+    data = memoryview(table.data.cast("B"))
+    covered = layout.KEYS_BLOCK - layout.CHECKSUM.size
+    table[:, step] = [
+        crc32c(data[start : start + covered]) for start in range(0, len(data), layout.KEYS_BLOCK)
+    ]
+    return table.tobytes()
+
+
+class KeyIndex:
+    """The key index of an open segment; `close` it."""
+
+    def __init__(self, fd: int, count: int, secret: bytes, *, is_settled: bool = False) -> None:
+        self.count = count
+        """Entries: as many as the segment has records with keys."""
+        self.secret = secret
+        """What the keys are hashed under."""
+        self.is_settled = is_settled
+        """Whether nothing in the segment waits for anything; see `settled`."""
+        self._fd = fd
+        self._block_count = -(-count // layout.KEYS_BLOCK_ENTRIES)
+
+    @classmethod
+    def open(cls, directory: Path, segment: OpenSegment) -> KeyIndex | None:
+        """Open the index of a segment; None where there is none that is its own, whole and sound.
+
+        The caller holds the partition's segments lock, shared or exclusive.
+        """
+        base_offset = segment.files.base_offset
+        if not segment.is_live:
+            return None
+        try:
+            fd = files.open_to_read(directory / layout.key_index_file(base_offset))
+        except OSError:
+            return None
+        found = _read_header(fd, segment)
+        if found is None:
+            os.close(fd)
+            return None
+        count, secret, is_settled = found
+        return cls(fd, count, secret, is_settled=is_settled)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def positions(self, key: bytes) -> list[int] | None:
+        """Return where batches lie that may hold a key, ascending; None where the index is damaged.
+
+        A key of the segment is in one of them.
+        """
+        low = _key_hash(key, self.secret)
+        place = self._first_block(low)
+        found: list[int] = []
+        while place is not None and place < self._block_count:
+            entries = self._block(place)
+            if entries is None:
+                return None
+            first, stop = np.searchsorted(
+                entries, np.array([low, low | _POSITION_MASK], dtype=np.uint64)
+            )
+            found += (entries[first:stop] & np.uint64(_POSITION_MASK)).astype(int).tolist()
+            if stop < len(entries):
+                break
+            place += 1
+        return None if place is None else sorted(set(found))
+
+    def positions_of(self, hashes: Uint64s) -> Int64s | None:
+        """Return where batches lie that may hold one of many keys; None where it is damaged.
+
+        `hashes` are their `key_hashes`, ascending and each there once. Ascending; reads all blocks.
+        """
+        found: list[Uint64s] = [np.empty(0, dtype=np.uint64)]
+        for first in range(0, self._block_count, _BLOCKS_AT_ONCE):
+            entries = self._blocks_from(first)
+            if entries is None:
+                return None
+            low = entries & ~np.uint64(_POSITION_MASK)
+            part = hashes[
+                np.searchsorted(hashes, low[0]) : np.searchsorted(hashes, low[-1], side="right")
+            ]
+            starts = np.searchsorted(low, part)
+            counts = np.searchsorted(low, part, side="right") - starts
+            for place in np.flatnonzero(counts).tolist():
+                found.append(entries[starts[place] : starts[place] + counts[place]])
+        positions = np.concatenate(found) & np.uint64(_POSITION_MASK)
+        return np.unique(positions.astype(np.int64))
+
+    def _blocks_from(self, first: int) -> Uint64s | None:
+        """Return the entries of the next blocks, uint64 ascending; None where one is damaged."""
+        count = min(_BLOCKS_AT_ONCE, self._block_count - first)
+        try:
+            data = files.read_at(
+                self._fd, count * layout.KEYS_BLOCK, (first + 1) * layout.KEYS_BLOCK
+            )
+        except OSError:
+            return None
+        with memoryview(data) as view:
+            for start in range(0, count * layout.KEYS_BLOCK, layout.KEYS_BLOCK):
+                if not _is_sound(view[start : start + layout.KEYS_BLOCK]):
+                    return None
+        table = np.frombuffer(data, dtype=_ENTRY).reshape(count, -1)
+        entries = table[:, : layout.KEYS_BLOCK_ENTRIES].astype(np.uint64).ravel()
+        return entries[: self.count - first * layout.KEYS_BLOCK_ENTRIES]
+
+    def _first_block(self, low: int) -> int | None:
+        """Return the first block whose last entry is at least `low`; None for a damaged one.
+
+        Hashes are spread evenly, so it is guessed; the guess is corrected by what is found there.
+        """
+        first, last = 0, max(0, self._block_count - 1)
+        guess = (low * self.count >> 64) // layout.KEYS_BLOCK_ENTRIES
+        guesses = 0
+        while first < last:
+            place = min(max(guess, first), last - 1)
+            entries = self._block(place)
+            if entries is None:
+                return None
+            if int(entries[-1]) < low:
+                first = place + 1
+            elif int(entries[0]) < low:
+                return place
+            else:
+                last = place
+            guesses += 1
+            distance = (low - int(entries[0])) * self.count >> 64
+            guess = place + distance // layout.KEYS_BLOCK_ENTRIES
+            if guesses > _GUESSES:
+                guess = (first + last) // 2
+        return first
+
+    def _block(self, place: int) -> Uint64s | None:
+        """Return the entries of a block, uint64 ascending; None where it is damaged."""
+        try:
+            data = files.read_at(self._fd, layout.KEYS_BLOCK, (place + 1) * layout.KEYS_BLOCK)
+        except OSError:
+            return None
+        if not _is_sound(data):
+            return None
+        first = place * layout.KEYS_BLOCK_ENTRIES
+        count = min(layout.KEYS_BLOCK_ENTRIES, self.count - first)
+        return np.frombuffer(data, dtype=_ENTRY, count=count).astype(np.uint64)
+
+
+def _is_sound(data: files.Buffer) -> bool:
+    """Tell whether a block is whole and has its checksum."""
+    if len(data) < layout.KEYS_BLOCK:
+        return False
+    (crc,) = layout.CHECKSUM.unpack_from(data, layout.KEYS_BLOCK - layout.CHECKSUM.size)
+    return bool(crc32c(data[: -layout.CHECKSUM.size]) == crc)
+
+
+def _read_header(fd: int, segment: OpenSegment) -> tuple[int, bytes, bool] | None:
+    """Return (count, secret, whether settled) of an index of this segment; None for another."""
+    try:
+        data = files.read_at(fd, layout.KEYS_BLOCK, 0)
+        size = os.fstat(fd).st_size
+    except OSError:
+        return None
+    if not _is_sound(data):
+        return None
+    fields = layout.KEYS_HEADER.unpack_from(data)
+    magic, version, base_offset, log_size, count, secret, flags, samples = fields
+    if (magic, version) != (layout.KEYS_MAGIC, layout.KEYS_VERSION):
+        return None
+    if (base_offset, log_size) != (segment.files.base_offset, segment.limit):
+        return None
+    blocks = 1 + -(-count // layout.KEYS_BLOCK_ENTRIES)
+    if count < 0 or samples > layout.KEYS_SAMPLES_MAX or size != blocks * layout.KEYS_BLOCK:
+        return None
+    for place in range(samples):
+        position, crc = layout.KEYS_SAMPLE.unpack_from(
+            data, layout.KEYS_HEADER.size + place * layout.KEYS_SAMPLE.size
+        )
+        header = segment.header_at(position)
+        if header is None or header.crc != crc:
+            return None
+    return count, secret, bool(flags & layout.KEYS_SETTLED)

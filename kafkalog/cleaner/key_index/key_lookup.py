@@ -1,0 +1,334 @@
+"""The newest record of one key, without reading the log: what a table's `lookup` does.
+
+The segments of the key's partition are asked from the newest to the oldest, and the first one that
+has the key has its newest record. A cleaned segment is asked through its key index (`key_index`):
+two or three small reads, and the one batch that it names. A segment without one (what was written
+since the last cleaning, the clean part of a broker's directory) is scanned.
+
+What is found is what `view=latest` would say: only committed records count, a tombstone means that
+there is nothing, and the newest one is that with the highest offset of the partition.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+
+from kafkalog.cleaner.dedup import kernels
+from kafkalog.cleaner.key_index.key_index import KeyIndex
+from kafkalog.errors import InvalidInputError, KafkaLogError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs.locks import SegmentsLock
+from kafkalog.storage_engine.reading.log_view import CHUNK_SIZE
+from kafkalog.storage_engine.records.murmur2 import partition_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.metadata.state import TopicState
+    from kafkalog.storage_engine.reading.log_view import Chunk, LogView
+    from kafkalog.storage_engine.records.tables import Integers, RecordTable
+    from kafkalog.storage_engine.segment.open_segment import OpenSegment
+    from kafkalog.storage_engine.transactions.transaction_index import IndexedTransactions
+    from kafkalog.storage_engine.transactions.transaction_outcomes import TransactionOutcomes
+
+__all__ = ["KeyLookup", "PartitionLookup", "Record", "key_bytes"]
+
+_ABORTED_MAX: Final = 1 << 20
+"""Aborted transactions of a partition that are kept between lookups: 24 MiB."""
+_INDEXED_SIZE: Final = 1 << 16
+"""Bytes that asking a segment for a key through its index counts as: some blocks and a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    """Epoch milliseconds; -1 where the record has none."""
+    key: bytes
+    value: bytes | None
+    """None for a tombstone."""
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether the record deletes its key."""
+        return self.value is None
+
+
+class KeyLookup:
+    """Looks keys of one topic up; a context manager.
+
+    It sees what is committed at each call. Between two calls the files of the partitions that were
+    asked stay open as long as nothing is committed to them. Any number of threads may call.
+    """
+
+    def __init__(self, engine: Engine, topic: str) -> None:
+        """Name the topic; raises UnknownTopicError."""
+        engine.describe(topic)
+        self._engine = engine
+        self._topic = topic
+        self._open: dict[int, tuple[str, PartitionLookup]] = {}
+        self._mutex = threading.Lock()
+        self.is_closed = False
+        """Whether `close` was called: no key is looked up any more."""
+        self.scanned_bytes = 0
+        """Bytes of segments that were scanned, since they have no key index."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files, for good."""
+        with self._mutex:
+            self.is_closed = True
+            for number in list(self._open):
+                self._close(number)
+
+    def get(self, key: bytes | str, *, partition: int | None = None) -> Record | None:
+        """Return the newest record of a key; None where there is none, or it is a tombstone.
+
+        Text is UTF-8. The key is looked for where Kafka's default partitioner sends it, or in
+        `partition`, for records that were sent elsewhere. Raises InvalidInputError for what is no
+        key, for a partition that the topic does not have, and once it is closed; CorruptLogError,
+        StorageError.
+        """
+        data = key_bytes(key)
+        partition = None if partition is None else _partition_number(partition)
+        with self._mutex:
+            if self.is_closed:
+                raise InvalidInputError("this lookup of keys is closed: make a new one")
+            topic = self._engine.describe(self._topic)
+            if partition is None:
+                partition = partition_of(data, len(topic.partitions))
+            held = self._partition(topic, partition)
+            record = held.newest(data)
+            self.scanned_bytes += held.take_scanned_bytes()
+            return record
+
+    def _partition(self, topic: TopicState, number: int) -> PartitionLookup:
+        """Return the partition as it is now."""
+        if number in self._open:
+            topic_id, held = self._open[number]
+            if 0 <= number < len(topic.partitions) and (topic_id, held.view.state) == (
+                topic.topic_id,
+                topic.partitions[number],
+            ):
+                return held
+            self._close(number)
+        view = self._engine.view(topic.name, number, whole=True)
+        try:
+            held = PartitionLookup(view)
+        except BaseException:
+            view.close()
+            raise
+        self._open[number] = topic.topic_id, held
+        return held
+
+    def _close(self, number: int) -> None:
+        _, held = self._open.pop(number)
+        held.close()
+        held.view.close()
+
+
+def key_bytes(key: bytes | str) -> bytes:
+    """Return the bytes of a key; raises InvalidInputError for what is none."""
+    if not isinstance(key, bytes | bytearray | memoryview | str):
+        raise InvalidInputError(f"a key is bytes or text, found {type(key).__name__}")
+    try:
+        return key.encode() if isinstance(key, str) else bytes(key)
+    except UnicodeEncodeError:
+        raise InvalidInputError(
+            f"the key {key!r} is no text that UTF-8 can write: give its bytes"
+        ) from None
+
+
+def _partition_number(partition: int) -> int:
+    try:
+        if not isinstance(partition, bool):
+            return operator.index(partition)
+    except TypeError:
+        pass
+    raise InvalidInputError(f"a partition is a whole number, found {partition!r}")
+
+
+class PartitionLookup:
+    """Looks keys of one partition at one moment up; a context manager, which leaves the view open.
+
+    The view was opened whole.
+    """
+
+    def __init__(self, view: LogView) -> None:
+        self.view = view
+        self._indexes: dict[int, KeyIndex] = {}
+        self._aborted: IndexedTransactions | None = None
+        """What the transaction indexes say, as far as it was asked for at this moment."""
+        self._scanned_bytes = 0
+        try:
+            if view.state.listed_from == layout.INT64_MAX:
+                return  # a broker's: it writes no index, and takes no lock of ours
+            with SegmentsLock(view.directory).shared():
+                for segment in view.whole_segments():
+                    index = KeyIndex.open(view.directory, segment)
+                    if index is not None:
+                        self._indexes[segment.files.base_offset] = index
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the key indexes."""
+        for index in self._indexes.values():
+            index.close()
+
+    def take_scanned_bytes(self) -> int:
+        """Return the bytes that were scanned since the last call."""
+        count, self._scanned_bytes = self._scanned_bytes, 0
+        return count
+
+    def is_less_work(self, key_count: int) -> bool:
+        """Tell whether to look so many keys up reads less than the whole partition."""
+        segments = self.view.whole_segments()
+        size = sum(segment.limit for segment in segments)
+        scanned = sum(s.limit for s in segments if s.files.base_offset not in self._indexes)
+        return key_count * (scanned + len(self._indexes) * _INDEXED_SIZE) < size
+
+    def newest(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
+        """Return the newest record of a key below `end`, None for none or a tombstone."""
+        try:
+            return self._newest(key, min(end, self.view.state.last_stable_offset))
+        except KafkaLogError:
+            self._aborted = None  # they may be what is wrong, and be mended
+            raise
+
+    def _newest(self, key: bytes, end: int) -> Record | None:
+        start = self.view.state.log_start_offset
+        for segment in reversed(self.view.whole_segments()):
+            if segment.files.base_offset >= end or segment.end_offset <= start:
+                continue
+            found = self._of_segment(segment, key, start, end)
+            if found is not None:
+                return None if found.is_tombstone else found
+        return None
+
+    def _of_segment(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
+        base_offset = segment.files.base_offset
+        index = self._indexes.get(base_offset)
+        positions = None if index is None else index.positions(key)
+        for position in reversed(positions or ()):
+            chunk = segment.batch_at(position)
+            if chunk is None:
+                positions = None
+                break
+            with self._outcomes() as outcomes:
+                found = self._of_chunk(chunk, outcomes, key, start, end)
+            if found is not None:
+                return found
+        if positions is not None:
+            return None
+        if index is not None:  # it is damaged: the segment itself may be whole
+            del self._indexes[base_offset]
+            index.close()
+        return self._scanned(segment, key, start, end)
+
+    def _scanned(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
+        """Return the newest record of a key in a segment, all of whose records are looked at."""
+        newest: Record | None = None
+        first = max(start, segment.files.base_offset)
+        with self._outcomes() as outcomes:
+            for chunk in segment.chunks(first, min(end, segment.end_offset), CHUNK_SIZE):
+                self._scanned_bytes += int(chunk.table.sizes.sum())
+                newest = self._of_chunk(chunk, outcomes, key, start, end) or newest
+        return newest
+
+    def _outcomes(self) -> TransactionOutcomes:
+        if self._aborted is None:
+            self._aborted = self.view.indexed_transactions(kept_max=_ABORTED_MAX)
+        return self.view.transaction_outcomes(self._aborted)
+
+    def _of_chunk(
+        self, chunk: Chunk, outcomes: TransactionOutcomes, key: bytes, start: int, end: int
+    ) -> Record | None:
+        """Return the last record of a key in a chunk, tombstones too."""
+        is_wanted: npt.NDArray[np.bool_] = (chunk.table.attributes & layout.CONTROL_BIT) == 0
+        is_wanted &= ~outcomes.is_aborted(chunk)
+        found: Record | None = None
+        needle = np.frombuffer(key, dtype=np.uint8)
+        for run, records in chunk.runs(is_wanted):
+            row = kernels.find_key(
+                records.arena,
+                records.key_positions,
+                records.key_sizes,
+                records.offsets,
+                needle,
+                start,
+                end,
+            )
+            if row >= 0:
+                found = self._record(run, records, int(row))
+        return found
+
+    def _record(self, run: Chunk, records: RecordTable, row: int) -> Record:
+        def field(positions: Integers, sizes: Integers) -> bytes:
+            start = int(positions[row])
+            return records.arena[start : start + int(sizes[row])].tobytes()
+
+        is_tombstone = int(records.value_sizes[row]) < 0
+        return Record(
+            self.view.topic,
+            self.view.partition,
+            int(records.offsets[row]),
+            int(records.timestamps[row]),
+            field(records.key_positions, records.key_sizes),
+            None if is_tombstone else field(records.value_positions, records.value_sizes),
+            self._headers(run, records, row),
+        )
+
+    def _headers(
+        self, run: Chunk, records: RecordTable, row: int
+    ) -> tuple[tuple[str, bytes | None], ...]:
+        position = int(records.header_positions[row])
+        if position < 0 or records.arena[position] == 0:
+            return ()
+        from kafkalog.schema import chosen_columns
+        from kafkalog.storage_engine.records.records import to_arrow
+
+        batch = to_arrow(
+            records,
+            run.table,
+            np.array([row], dtype=np.int64),
+            schema=chosen_columns(["headers"]),
+            topic=self.view.topic,
+            partition=self.view.partition,
+        )
+        (headers,) = batch["headers"].to_pylist()
+        return tuple((header["key"], header["value"]) for header in headers or ())

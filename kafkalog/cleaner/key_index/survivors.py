@@ -1,0 +1,177 @@
+"""The newest record of each key, as of an offset: what `view=latest` and tables yield.
+
+A record with key K and offset O is superseded if K occurs again at a higher offset below the end of
+what is looked at. That is the cleaner's rule too, and its first pass finds out (`newest`). The log
+is read in runs, whose records are bounded in memory whatever they were compressed to.
+
+Only committed records count: those of aborted transactions neither supersede nor are yielded, and
+nothing at or above the last stable offset is.
+
+Kafka has no such reader; a consumer that reads a compacted topic keeps such a table itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kafkalog.cleaner.dedup.newest import build_offset_map
+from kafkalog.cleaner.dedup.offset_map import WHOLE, Int64s, OffsetMap
+from kafkalog.cleaner.dedup.transactions import mapped_batches
+from kafkalog.cleaner.key_index.key_lookup import PartitionLookup
+from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
+from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.records.tables import RecordTable
+
+__all__ = ["latest"]
+
+
+def latest(
+    view: LogView,
+    end: int,
+    *,
+    budget_bytes: int,
+    schema: pa.Schema,
+    keys: Collection[bytes] | None = None,
+    may_be_passed: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the newest record of each key below `end`, without those that are tombstones.
+
+    With `keys`, those of these keys alone: few are looked up, in a view that was opened whole.
+
+    Exact at any number of keys: where they do not fit the budget, the hash space is split and the
+    log read once (twice, counting the map) per part. Records come in offset order within a part.
+    Records without a key are skipped, and what is not committed: where a transaction is open below
+    `end`, the result is that as of the last stable offset. Raises OffsetOutOfRangeError when `end`
+    is above the high watermark, InvalidInputError when the log has been cleaned beyond it: then
+    records below it are gone in favour of newer ones above. `progress` is told how many offsets are
+    done, and of how many: a part passes each of them twice.
+    """
+    state = view.state
+    start = state.log_start_offset
+    if not start <= end <= state.high_watermark:
+        raise OffsetOutOfRangeError(view.topic, view.partition, end, start, state.high_watermark)
+    if state.cleaned_to > end and not may_be_passed:
+        raise InvalidInputError(
+            f"{view.topic}-{view.partition}: the newest records as of offset {end} are gone, the "
+            f"log is cleaned up to offset {state.cleaned_to}; ask for that offset or a later one"
+        )
+    span = start, min(end, state.last_stable_offset)
+    passes = _Passes(span, progress)
+    if keys is None:
+        return _latest(view, span, budget_bytes, schema, None, passes=passes)
+    with PartitionLookup(view) as lookup:
+        if lookup.is_less_work(len(keys)):
+            found = [lookup.newest(key, span[1]) for key in set(keys)]
+            offsets = sorted(record.offset for record in found if record is not None)
+            places = np.array(offsets, dtype=np.int64).reshape(-1, 1)
+            return (batch for place in places for batch in _at(view, place, schema, passes))
+    return _latest(view, span, budget_bytes, schema, ChosenKeys(keys), passes=passes)
+
+
+def _latest(
+    view: LogView,
+    span: tuple[int, int],
+    budget_bytes: int,
+    schema: pa.Schema,
+    keys: ChosenKeys | None,
+    *,
+    passes: _Passes,
+) -> Iterator[pa.RecordBatch]:
+    start, end = span
+    offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
+    parts = [WHOLE]
+    while parts:
+        passes.left = 2 * len(parts)
+        known_to = build_offset_map(
+            view,
+            start,
+            end,
+            offset_map,
+            is_mapped=mapped_batches(view),
+            part=parts[0],
+            keys=keys,
+            on_records=passes.tell,
+        )
+        if known_to < end:
+            # Parts are of equal weight, so the others would not fit either: split them all.
+            parts = [half for whole in parts for half in whole.halves()]
+        else:
+            parts.pop(0)
+            passes.end_one()
+            yield from _at(view, offset_map.take_offsets(), schema, passes)
+            passes.end_one()
+        if parts:
+            offset_map.clear()
+
+
+class _Passes:
+    """How many passes over a log are done and left; what is known of them is told."""
+
+    def __init__(self, span: tuple[int, int], progress: Callable[[int, int], None] | None) -> None:
+        self._start, end = span
+        self._size = end - self._start
+        self._progress = progress
+        self._done = 0
+        self.left = 0
+
+    def tell(self, records: RecordTable) -> None:
+        """Tell that the pass at hand has come to the last of these records."""
+        if self._progress is not None and len(records.offsets):
+            offsets = int(records.offsets[-1]) + 1 - self._start
+            self._tell(min(max(offsets, 0), self._size))
+
+    def end_one(self) -> None:
+        """Count the pass at hand as done."""
+        self._done += 1
+        self.left -= 1
+        self._tell(0)
+
+    def _tell(self, offsets: int) -> None:
+        if self._progress is not None:
+            of = (self._done + self.left) * self._size
+            self._progress(self._done * self._size + offsets, of)
+
+
+def _at(
+    view: LogView, offsets: Int64s, schema: pa.Schema, passes: _Passes
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records at these offsets (n, rising) that are no tombstones.
+
+    Batches that have none of them are not even decompressed: in a log with many old records those
+    may be most.
+    """
+    from kafkalog.storage_engine.records.arrow_batches import arrow_batches
+
+    if not len(offsets):
+        return
+    place = view.topic, view.partition
+    for chunk in view.chunks(int(offsets[0]), int(offsets[-1]) + 1):
+        table = chunk.table
+        first = offsets.searchsorted(table.base_offsets)
+        is_wanted = first < offsets.searchsorted(table.last_offsets, side="right")
+        for run, records in chunk.runs(is_wanted):
+            rows = _rows_at(records.offsets, offsets)
+            rows = rows[records.value_sizes[rows] >= 0]
+            passes.tell(records)
+            yield from arrow_batches(records, run.table, rows, place, schema=schema)
+
+
+def _rows_at(found: Int64s, wanted: Int64s) -> Int64s:
+    """Return where the wanted offsets are among those of some records; both rise."""
+    if not len(found):
+        return np.empty(0, dtype=np.int64)
+    first = int(wanted.searchsorted(found[0]))
+    stop = int(wanted.searchsorted(found[-1], side="right"))
+    wanted = wanted[first:stop]
+    rows = found.searchsorted(wanted)
+    there: Int64s = rows[found[rows] == wanted]
+    return there

@@ -1,0 +1,1 @@
+"""Reports: the state of each partition, and why it is as it is."""

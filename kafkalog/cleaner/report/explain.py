@@ -1,0 +1,433 @@
+"""Why is it not compacting? What stands in the way of each partition's cleaning, in sentences.
+
+Every finding is a sentence about the partition as it is now, with the moment or the number that
+decides, and, where somebody can change it, what would. The first finding is the answer; the others
+are what else is true. Read are names, sizes, index ends, small files, and of an open transaction
+the header of its first batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from kafkalog.cleaner.dedup.log_to_clean import LogToClean, largest_timestamp
+from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
+from kafkalog.cleaner.schedule.choice import Plans
+from kafkalog.cleaner.schedule.partition_cleaner import fault_reason
+from kafkalog.cleaner.schedule.pause import is_paused
+from kafkalog.cleaner.state.last_cleaning import read_last_cleaning
+from kafkalog.cleaner.state.uncleanable import read_uncleanable
+from kafkalog.errors import KafkaLogError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.segments import header_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.metadata.state import PartitionState
+
+__all__ = ["Explanation", "Finding", "duration", "explain", "moment"]
+
+_CLEAN = "kafkalog clean {path} {topic} --force"
+_ALTER = "kafkalog topics alter {path} {topic} --config "
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is true of a partition, and what would change it."""
+
+    code: str
+    """A word for programs: policy, broker, unreadable, cleaning, paused, uncleanable, due, cleaner,
+    no cleaner, empty, all clean, active segment, transaction, lag, pin, ratio, tombstones."""
+    sentence: str
+    remedy: str | None = None
+    until_ms: int | None = None
+    """When it ends by itself (epoch ms), if that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a partition is cleaned, or is not; the first finding is the answer."""
+
+    topic: str
+    partition: int
+    is_due: bool
+    """Whether the next background cleaner that looks will clean it."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def answer(self) -> str:
+        """The answer in a few words."""
+        codes = {finding.code for finding in self.findings}
+        if "cleaning" in codes:
+            return "is being cleaned"
+        if self.is_due:
+            return "is due, and no cleaner runs" if "no cleaner" in codes else "will be cleaned"
+        return "is clean" if codes & {"empty", "all clean"} else "is not cleaned now"
+
+
+def explain(
+    engine: Engine, topic: str, now_ms: int, plans: Plans | None = None
+) -> list[Explanation]:
+    """Explain each partition of a topic; raises UnknownTopicError. Plans: those of now."""
+    known = engine.describe(topic)
+    plans = Plans(engine, now_ms) if plans is None else plans
+    is_running = is_cleaner_running(engine.root)
+    return [
+        _explained(engine, topic, partition, plans, is_running) for partition, _ in known.present()
+    ]
+
+
+def moment(time_ms: int) -> str:
+    """Return a time (epoch ms) for people: `2026-11-21 14:02:07 UTC`."""
+    try:
+        return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"{time_ms} ms"
+
+
+def _explained(
+    engine: Engine, topic: str, partition: int, plans: Plans, is_running: bool | None
+) -> Explanation:
+    now_ms = plans.now_ms
+    try:
+        log, state = plans.of(topic, partition)
+    except (OSError, KafkaLogError) as fault:
+        text = f"It cannot be read: {fault_reason(fault)}."
+        remedy = "kafkalog verify {path} {topic} tells what is damaged"
+        unreadable = Finding("unreadable", text, _told(remedy, engine, topic))
+        return Explanation(topic, partition, False, (unreadable,))
+    found = [*_refusals(engine, log, now_ms)]
+    is_refused = bool(found)
+    if log.config.is_compacted:
+        if log.is_eligible:
+            found += _reasons_to_clean(log)
+            found += [one for _, one in _barriers(engine, log, state, plans)]
+        else:
+            found += _waits(engine, log, state, plans)
+        if not is_refused:
+            found += _cleaners(log, state, is_running, first=found[0].code if found else "")
+        found += _tombstones(log, now_ms)
+    findings = tuple(
+        Finding(one.code, one.sentence, _told(one.remedy, engine, topic), one.until_ms)
+        for one in found
+    )
+    return Explanation(topic, partition, log.is_eligible and not is_refused, findings)
+
+
+def _told(remedy: str | None, engine: Engine, topic: str) -> str | None:
+    if remedy is None:
+        return None
+    return remedy.replace("{path}", str(engine.root)).replace("{topic}", topic)
+
+
+def _is_owned(engine: Engine) -> bool:
+    return (engine.root / layout.COMMIT).exists()
+
+
+# --- what keeps every cleaner away ---------------------------------------------------------------
+
+
+def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Finding]:
+    if not _is_owned(engine):
+        yield Finding(
+            "broker",
+            "It lies in a Kafka broker's directory, which is only read here: the broker cleans it.",
+            "stop the broker, then kafkalog adopt {path}",
+        )
+        return
+    if not log.config.is_compacted:
+        if log.config.cleanup_policy:
+            text = f"Its cleanup.policy is {','.join(sorted(log.config.cleanup_policy))}"
+        else:
+            text = "Its cleanup.policy is empty, which means no cleanup at all"
+        yield Finding(
+            "policy",
+            f"{text}, and only topics with compact are compacted.",
+            _ALTER + "cleanup.policy=compact",
+        )
+        return
+    if is_being_cleaned(log.directory):
+        yield Finding("cleaning", "Some process cleans it, or deletes from it, at this moment.")
+    if is_paused(log.directory):
+        yield Finding(
+            "paused",
+            "Some process keeps cleaners away from it (abort_and_pause).",
+            "it ends with that process, at the latest",
+        )
+    mark = read_uncleanable(log.directory)
+    if mark is not None:
+        known = dict(engine.describe(log.topic).config)
+        since = f" since {moment(mark.since_ms)}" if mark.since_ms else ""
+        times = f", {mark.failures} times in a row" if mark.failures > 1 else ""
+        retry = ""
+        is_retried = mark.retry_at_ms < layout.INT64_MAX
+        if is_retried and mark.is_due(known, now_ms):
+            retry = " The next cleaner tries again."
+        elif is_retried:
+            retry = f" It is tried again at {moment(mark.retry_at_ms)}."
+        yield Finding(
+            "uncleanable",
+            f"It is uncleanable{since}{times}: {mark.reason.rstrip('.')}.{retry}",
+            f"when the reason is gone, {_CLEAN} tries at once; so does a change of its configs",
+            mark.retry_at_ms if is_retried else None,
+        )
+
+
+# --- what brings a cleaner -----------------------------------------------------------------------
+
+
+def _reasons_to_clean(log: LogToClean) -> Iterator[Finding]:
+    config = log.config
+    if log.dirty_ratio > config.min_cleanable_dirty_ratio:
+        yield Finding(
+            "due",
+            f"It is due: its dirty ratio is {log.dirty_ratio:.2f} "
+            f"({_size(log.cleanable_bytes)} of {_size(log.cleanable_bytes + log.clean_bytes)}), "
+            f"above min.cleanable.dirty.ratio {config.min_cleanable_dirty_ratio:g}.",
+        )
+    if log.cleanable_bytes > 0 and log.compaction_delay_ms > 0:
+        yield Finding(
+            "due",
+            f"It is due: max.compaction.lag.ms ({duration(config.max_compaction_lag_ms)}) passed "
+            f"{duration(log.compaction_delay_ms)} ago.",
+        )
+    if log.is_horizon_due and log.earliest_delete_horizon_ms is not None:
+        yield Finding(
+            "due",
+            "It is due: the delete horizon of a tombstone passed at "
+            f"{moment(log.earliest_delete_horizon_ms)}.",
+        )
+
+
+def _cleaners(
+    log: LogToClean, state: PartitionState, is_running: bool | None, *, first: str
+) -> Iterator[Finding]:
+    """Tell whether a cleaner runs; `first` is what was found to stand in its way first."""
+    if not log.has_work and log.first_dirty_offset >= state.high_watermark:
+        return
+    if is_running:
+        if log.is_eligible:
+            yield Finding(
+                "cleaner", "A background cleaner runs; it takes the filthiest partition first."
+            )
+    elif is_running is not None:
+        text = "No background cleaner runs on this log, in any process"
+        remedy = "keep one running with kafkalog cleaner {path}, or kafkalog.open(path, "
+        remedy += "cleaner=True)"
+        if log.is_eligible:
+            remedy += "; or clean once, now: kafkalog clean {path} {topic}"
+        elif first in ("ratio", "active segment"):  # a lag or a transaction holds out against force
+            remedy += f"; or clean once, now: {_CLEAN}"
+        if not may_clean(log.directory):
+            text += ", and this one may not write the directory"
+            remedy = f"run one where, and as who, may write {log.directory}"
+        yield Finding("no cleaner", f"{text}.", remedy)
+
+
+# --- what lets it wait ---------------------------------------------------------------------------
+
+
+def _waits(
+    engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
+) -> Iterator[Finding]:
+    if state.high_watermark <= state.log_start_offset:
+        yield Finding("empty", "It is empty.")
+        return
+    if log.first_dirty_offset >= state.high_watermark:
+        yield Finding(
+            "all clean", f"All of it is clean, up to offset {state.high_watermark}.{_last(log)}"
+        )
+        return
+    if log.is_due:
+        yield _awaited()
+    elif log.cleanable_bytes > 0:
+        yield _ratio(log)
+    # Of several that hold records back the one at the lowest offset comes first.
+    barriers = [*_barriers(engine, log, state, plans), *_active_segment(log, state)]
+    yield from (finding for _, finding in sorted(barriers, key=lambda barrier: barrier[0]))
+
+
+def _barriers(
+    engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
+) -> Iterator[tuple[int, Finding]]:
+    """Yield what holds records back that are not in the active segment, each with its offset."""
+    yield from _transaction(engine, log, state)
+    yield from _lag(log, state, plans.now_ms)
+    yield from _pin(engine, log, state, plans)
+
+
+def _awaited() -> Finding:
+    return Finding(
+        "pin",
+        "It is due, and tasks read the changelog of a moment in this log: no cleaning begins "
+        "until they have ended.",
+        f"it ends with those tasks; max.compaction.lag.ms bounds the wait, and {_CLEAN} does not "
+        "wait",
+    )
+
+
+def _ratio(log: LogToClean) -> Finding:
+    wanted = log.config.min_cleanable_dirty_ratio
+    text = (
+        f"Its dirty ratio is {log.dirty_ratio:.2f} ({_size(log.cleanable_bytes)} of "
+        f"{_size(log.cleanable_bytes + log.clean_bytes)}), and has to exceed "
+        f"min.cleanable.dirty.ratio, {wanted:g}"
+    )
+    if wanted < 1.0:
+        missing = int(log.clean_bytes * wanted / (1.0 - wanted)) + 1 - log.cleanable_bytes
+        text += f": with {_size(max(missing, 1))} more in closed segments it does"
+    return Finding(
+        "ratio",
+        f"{text}.{_last(log)}",
+        f"{_ALTER}min.cleanable.dirty.ratio={max(0.0, log.dirty_ratio * 0.9):.2g}, or {_CLEAN}",
+    )
+
+
+def _active_segment(log: LogToClean, state: PartitionState) -> Iterator[tuple[int, Finding]]:
+    base = max(state.active_base, log.first_dirty_offset)
+    if base >= state.high_watermark:
+        return
+    config = log.config
+    all_of_it = "Everything dirty is" if log.end <= log.first_dirty_offset else "The rest is"
+    lifetime_ms = min(config.segment_ms, config.max_compaction_lag_ms)
+    sizes = f"{_size(state.active_size)} of {_size(config.segment_bytes)}"
+    if state.active_size >= config.segment_bytes:
+        what_ends_it = f"it has reached segment.bytes ({sizes}), so the next append begins"
+    else:
+        what_ends_it = (
+            f"the first append after it reached segment.bytes ({sizes}), or was "
+            f"{duration(lifetime_ms)} old (segment.ms, max.compaction.lag.ms), begins"
+        )
+    yield (
+        base,
+        Finding(
+            "active segment",
+            f"{all_of_it} in the active segment, from offset {base} on, which is not cleaned; "
+            f"{what_ends_it} another one.",
+            f"{_CLEAN} closes it first; a smaller segment.bytes or segment.ms closes it sooner",
+        ),
+    )
+
+
+def _transaction(
+    engine: Engine, log: LogToClean, state: PartitionState
+) -> Iterator[tuple[int, Finding]]:
+    stable = state.last_stable_offset
+    if stable >= state.high_watermark:
+        return
+    whose, since = "A transaction", ""
+    try:
+        with engine.view(log.topic, log.partition, start=stable) as view:
+            place = view.position_of(stable)
+            if place is not None:
+                segment, position = place
+                with segment.log.open("rb") as file:
+                    header = header_at(file.fileno(), position, segment.size)
+                if header is not None and header.producer_id >= 0:
+                    whose = f"The transaction of producer {header.producer_id}"
+                if header is not None and header.max_timestamp >= 0:
+                    since = f", since {moment(header.max_timestamp)}"
+    except (OSError, KafkaLogError):
+        pass  # what cannot be read is told without its producer
+    yield (
+        stable,
+        Finding(
+            "transaction",
+            f"{whose} is open from offset {stable} on{since}, and no cleaning goes past it.",
+            "it ends with its producer's marker: append what followed in the log it came from, "
+            "kafkalog append {path} {topic} --raw FILE --partition " + str(log.partition),
+        ),
+    )
+
+
+def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[int, Finding]]:
+    lag = log.config.min_compaction_lag_ms
+    if lag <= 0:
+        return
+    closed = [s for s in log.segments if s.base_offset < state.active_base]
+    ends = [s.base_offset for s in closed[1:]] + [state.active_base]
+    for segment, end in zip(closed, ends, strict=True):
+        if end <= log.first_dirty_offset:
+            continue
+        newest = largest_timestamp(segment)
+        if newest > now_ms - lag:
+            base = max(segment.base_offset, log.first_dirty_offset)
+            yield (
+                base,
+                Finding(
+                    "lag",
+                    f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
+                    f"follows from being cleaned until {moment(newest + lag)}.",
+                    f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - newest)}",
+                    newest + lag,
+                ),
+            )
+            return
+
+
+def _pin(
+    engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
+) -> Iterator[tuple[int, Finding]]:
+    topic_id = engine.describe(log.topic).topic_id
+    offset, until_ms = plans.pins.holder(log.topic, topic_id, log.partition)
+    if offset < min(state.active_base, state.last_stable_offset):
+        # Beyond its lease a pin holds where somebody reads by it.
+        is_leased = until_ms > plans.now_ms
+        until = f"until {moment(until_ms)}, or later if the reader goes on"
+        yield (
+            max(offset, log.first_dirty_offset),
+            Finding(
+                "pin",
+                f"A reader has pinned its moment at offset {offset}, and no cleaning goes past "
+                f"that {until if is_leased else 'as long as somebody reads by it'}.",
+                "it ends with the readers of that moment; once they have ended, "
+                "kafkalog clean --force does not wait",
+                until_ms if is_leased else None,
+            ),
+        )
+
+
+# --- what else is true ---------------------------------------------------------------------------
+
+
+def _tombstones(log: LogToClean, now_ms: int) -> Iterator[Finding]:
+    horizon = log.earliest_delete_horizon_ms
+    if horizon is None or horizon <= now_ms:
+        return
+    last = read_last_cleaning(log.directory)
+    count = last.tombstones if last and last.end_offset == log.first_dirty_offset else 0
+    what = f"{count} tombstone{'s' * (count != 1)}" if count else "Tombstones"
+    yield Finding(
+        "tombstones",
+        f"{what} wait{'s' * (count == 1)} for delete.retention.ms "
+        f"({duration(log.config.delete_retention_ms)}); the first may go at {moment(horizon)}.",
+        None,
+        horizon,
+    )
+
+
+def _last(log: LogToClean) -> str:
+    last = read_last_cleaning(log.directory)
+    return "" if last is None else f" It was cleaned last at {moment(last.ended_ms)}."
+
+
+def _size(size: int) -> str:
+    """Return bytes for people."""
+    value, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        del units[0]
+    return f"{size} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
+
+
+def duration(duration_ms: int) -> str:
+    """Return milliseconds for people, in the largest unit that leaves at least one of it."""
+    for name, size in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000)):
+        if duration_ms >= size:
+            value = f"{duration_ms / size:.1f}".removesuffix(".0")
+            return f"{value} {name}{'s' * (value != '1')}"
+    return f"{duration_ms / 1000:g} s"

@@ -1,0 +1,117 @@
+"""How every partition stands with the cleaner; reads names, sizes, index ends and small files.
+
+No record is read and nothing is written, so it may be asked as often as one likes, of a log that is
+written to, cleaned, or a broker's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kafkalog.cleaner.schedule.choice import Plans
+from kafkalog.cleaner.schedule.partition_cleaner import fault_reason
+from kafkalog.cleaner.schedule.pause import is_paused
+from kafkalog.cleaner.state.last_cleaning import LastCleaning, read_last_cleaning
+from kafkalog.cleaner.state.stats import PartitionStatus
+from kafkalog.cleaner.state.uncleanable import read_uncleanable
+from kafkalog.errors import KafkaLogError
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.dedup.log_to_clean import LogToClean
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.metadata.state import PartitionState
+
+__all__ = ["partition_status", "status"]
+
+
+def status(
+    engine: Engine, now_ms: int, topic: str | None = None, plans: Plans | None = None
+) -> list[PartitionStatus]:
+    """Say how every partition stands, or every one of a topic; raises UnknownTopicError.
+
+    A partition that cannot be read is told with the reason, and stops nothing. Plans: those of now.
+    """
+    plans = Plans(engine, now_ms) if plans is None else plans
+    state = engine.state()
+    names = sorted(state.topics) if topic is None else [state.topic(topic).name]
+    found: list[PartitionStatus] = []
+    for name in names:
+        known = state.topics[name]
+        for partition, _ in known.present():
+            try:
+                found.append(partition_status(engine, name, partition, now_ms, plans))
+            except (OSError, KafkaLogError) as fault:
+                if not engine.has_topic(name, known.topic_id):
+                    break  # it was deleted meanwhile
+                found.append(_unreadable(name, partition, known.partitions[partition], fault))
+    return found
+
+
+def partition_status(
+    engine: Engine, topic: str, partition: int, now_ms: int, plans: Plans | None = None
+) -> PartitionStatus:
+    """Say how one partition stands; raises OSError and KafkaLogError where it cannot be read."""
+    directory = engine.partition_directory(topic, partition)
+    plans = Plans(engine, now_ms) if plans is None else plans
+    log, state = plans.of(topic, partition)
+    mark = read_uncleanable(directory)
+    last = read_last_cleaning(directory)
+    return PartitionStatus(
+        topic=topic,
+        partition=partition,
+        log_start_offset=state.log_start_offset,
+        first_dirty_offset=log.first_dirty_offset,
+        first_uncleanable_offset=log.first_uncleanable_offset,
+        high_watermark=state.high_watermark,
+        clean_bytes=log.clean_bytes,
+        dirty_bytes=log.cleanable_bytes,
+        uncleanable_bytes=log.uncleanable_bytes,
+        dirty_ratio=log.dirty_ratio,
+        state=_word(log, is_marked=mark is not None, is_paused=is_paused(directory)),
+        reason=None if mark is None else mark.reason,
+        last_stable_offset=state.last_stable_offset,
+        tombstones_waiting=_tombstones(last, log.first_dirty_offset),
+        earliest_delete_horizon_ms=log.earliest_delete_horizon_ms,
+        compaction_delay_ms=log.compaction_delay_ms,
+        last_cleaning=last,
+    )
+
+
+def _word(log: LogToClean, *, is_marked: bool, is_paused: bool) -> str:
+    if not log.config.is_compacted:
+        return "not compacted"
+    if is_paused:
+        return "paused"
+    if is_marked:
+        return "uncleanable"
+    return "dirty" if log.is_eligible else "clean"
+
+
+def _tombstones(last: LastCleaning | None, first_dirty_offset: int) -> int | None:
+    """Return how many deletions wait for their horizon, if the last cleaning that said so counts.
+
+    Where it ended elsewhere than the clean section does, another release or a broker cleaned since.
+    """
+    if last is None or last.end_offset != first_dirty_offset:
+        return None
+    return last.tombstones
+
+
+def _unreadable(
+    topic: str, partition: int, state: PartitionState, fault: Exception
+) -> PartitionStatus:
+    return PartitionStatus(
+        topic=topic,
+        partition=partition,
+        log_start_offset=state.log_start_offset,
+        first_dirty_offset=state.first_dirty_offset,
+        first_uncleanable_offset=state.first_dirty_offset,
+        high_watermark=state.high_watermark,
+        clean_bytes=0,
+        dirty_bytes=0,
+        uncleanable_bytes=0,
+        dirty_ratio=0.0,
+        state="uncleanable",
+        reason=fault_reason(fault),
+        last_stable_offset=state.last_stable_offset,
+    )

@@ -1,0 +1,1 @@
+"""The second pass: which records of a batch stay, and the segments written from them."""

@@ -1,0 +1,64 @@
+"""The last batches of producers that may come back: they stay, if need be without their records.
+
+A broker knows a producer's epoch and last sequence number from its last batch, and tells by them
+a duplicate from what is new. So that batch keeps its header as long as its producer is active; of
+a producer that has only a marker in its epoch, the markers of that epoch keep theirs.
+
+Kafka: UnifiedLog.lastRecordsOfActiveProducers; the rules are C50 and C75 to C78.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.storage_engine.format import layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.records.tables import BatchTable
+    from kafkalog.storage_engine.transactions.producers import ProducerEntry
+
+__all__ = ["ActiveProducers", "active_producers"]
+
+
+class ActiveProducers:
+    """Where each active producer wrote last."""
+
+    def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
+        ordered = sorted(entries, key=lambda entry: entry.producer_id)
+        rows = [(e.producer_id, e.last_offset, e.producer_epoch) for e in ordered]
+        columns = np.array(rows, dtype=np.int64).reshape(len(rows), 3).T
+        self._ids, self._last_offsets, self._epochs = np.ascontiguousarray(columns)
+
+    def are_last(self, table: BatchTable) -> npt.NDArray[np.bool_]:
+        """Say which batches (b) are the last of their producer."""
+        if not len(self._ids):
+            return np.zeros(len(table), dtype=np.bool_)
+        places = np.minimum(np.searchsorted(self._ids, table.producer_ids), len(self._ids) - 1)
+        last_offsets = self._last_offsets[places]
+        is_control = (table.attributes & layout.CONTROL_BIT) != 0
+        is_fence = is_control & (self._epochs[places] == table.producer_epochs)
+        is_last = np.where(last_offsets >= 0, last_offsets == table.last_offsets, is_fence)
+        found: npt.NDArray[np.bool_] = is_last & (self._ids[places] == table.producer_ids)
+        return found
+
+
+def active_producers(directory: Path, state: PartitionState, now_ms: int) -> ActiveProducers:
+    """Return the producers of a partition that have not expired at `now_ms`.
+
+    What our own writers append has no producer. Raises CorruptLogError and StorageError where the
+    snapshot that the journal names is gone, and the log it could be made from is damaged.
+    """
+    if state.producer_snapshot < 0:
+        return ActiveProducers()
+    from kafkalog.storage_engine.transactions.producer_replay import recorded_producers
+
+    producers, _ = recorded_producers(directory, state, now_ms=now_ms)
+    producers.expire(now_ms)
+    return ActiveProducers(producers.entries.values())

@@ -1,0 +1,476 @@
+"""One round of cleaning one partition: two passes over closed segments, then the swaps.
+
+A record with key K and offset O is obsolete if K occurs at an offset above O. The first pass learns
+the newest offset of every key of the dirty section (`newest`); the second decides what stays of all
+segments below that end (`decision`) and writes it (`batch_writer`), group by group, so that small
+segments become one. What is kept keeps its offset.
+
+A round touches the log only by swaps, each under the commit lock and, exclusively, the segments
+lock. They come together, after the rewriting (but for very large rounds, `SWAP_SIZE`): so the files
+are synced side by side, and the gaps are listed once, however many segments there are. Before the
+first swap the journal is told how far this round goes (`cleaning_offset`), so that no view of an
+older moment is given a log that lacks records; after the last one, that all below is clean
+(`first_dirty_offset`). A round that dies in between is done again, with the same result; one that
+fails swaps in what it has finished. It ends below every live pin (`pins`), and looks for new ones
+once the journal has been told.
+
+Kafka: Cleaner.doClean, cleanSegments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.dedup.delete_horizon import write_delete_horizon
+from kafkalog.cleaner.dedup.log_to_clean import LogToClean, group_segments_by_size, log_to_clean
+from kafkalog.cleaner.dedup.newest import find_newest
+from kafkalog.cleaner.dedup.transactions import CleanedTransactions, mapped_batches
+from kafkalog.cleaner.rewrite.active_producers import ActiveProducers, active_producers
+from kafkalog.cleaner.rewrite.batch_writer import BatchWriter
+from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
+from kafkalog.cleaner.rewrite.decision import Decider
+from kafkalog.cleaner.rewrite.settled import SettledSegments
+from kafkalog.cleaner.rewrite.swap import (
+    RewrittenGroup,
+    adjacent_groups,
+    drop_replaced_gaps,
+    keep_key_index,
+    list_gaps,
+    replace_segments,
+)
+from kafkalog.cleaner.state.stats import CleanerStats
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata.checkpoints import write_cleaner_checkpoint
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.reading.pins import LivePins
+from kafkalog.storage_engine.segment.gaps import SourceGaps
+from kafkalog.storage_engine.segment.segments import SegmentFiles
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.writing.transaction import Transaction
+
+__all__ = ["CleaningAborted", "clean_round"]
+
+_log = logging.getLogger(__name__)
+
+SWAP_SIZE: Final = 1 << 30
+"""Bytes of finished outputs that are swapped in before the rewriting is over: so much work a death
+may cost. Later ones wait until they are as many as all before, so that lists are written rarely."""
+GAPS_MAX: Final = 1 << 20
+"""Gaps that are held in memory until then: 16 MiB."""
+
+
+class CleaningAborted(Exception):
+    """A cleaning stops because it was asked to, or its topic is gone; the log is as it was."""
+
+
+def clean_round(
+    engine: Engine,
+    topic: str,
+    partition: int,
+    *,
+    now_ms: int,
+    config: CleanerConfig,
+    stats: CleanerStats,
+    check_abort: Callable[[], None],
+    is_forced: bool = False,
+    erased: ErasedKeys | None = None,
+) -> LogToClean | None:
+    """Clean as much of a partition as can be looked at in one round; None for nothing to do.
+
+    The caller holds the partition's cleaner lock, and no swap is pending. `now_ms` is fixed for the
+    round (C41), but for leases of pins; if `is_forced`, only what somebody reads by now holds it
+    back. Deletions of `erased` keys wait for no horizon. Adds to `stats`; returns the plan as it
+    was. Raises CorruptLogError, StorageError, OSError and CleaningAborted: what was swapped stays.
+    """
+    directory = engine.partition_directory(topic, partition)
+    described = engine.describe(topic)  # once: id and config of one topic, should it be made anew
+    topic_id, topic_config = described.topic_id, TopicConfig.parse(described.config)
+    load_state = _state_of(engine, topic, topic_id, partition)
+    began = time.monotonic()
+
+    def load_pins() -> LivePins:
+        # A long round meets pins that are younger than it is.
+        elapsed_ms = round((time.monotonic() - began) * 1e3)
+        return LivePins(engine.root, now_ms + elapsed_ms, held_only=is_forced)
+
+    def check() -> None:
+        check_abort()
+        load_state()  # whoever deletes the topic waits for this round to end
+
+    with open_view(directory, topic, partition, load_state, held=True) as view:
+        log = log_to_clean(
+            topic,
+            partition,
+            directory=directory,
+            config=topic_config,
+            state=view.state,
+            segments=view.segments,
+            now_ms=now_ms,
+            pinned_offset=load_pins().limit(topic, topic_id, partition),
+        )
+        if not log.has_work and erased is None:
+            return None
+        started = time.perf_counter()
+        settled = SettledSegments(view, log, check)
+        newest, end = find_newest(
+            view,
+            log,
+            make_is_mapped=lambda start: mapped_batches(view),
+            config=config,
+            stats=stats,
+            check_abort=check,
+            on_records=settled.add if settled.wants_keys else None,
+        )
+        with contextlib.closing(newest):
+            stats.map_ms += (time.perf_counter() - started) * 1e3
+            stats.buffer_utilization = newest.utilization
+            stats.tombstones_kept = 0
+            publisher = _Publisher(
+                engine,
+                load_state,
+                load_pins,
+                view,
+                topic_id=topic_id,
+                end=end,
+                now_ms=now_ms,
+                stats=stats,
+            )
+            decider = Decider(
+                view=view,
+                newest=newest,
+                transactions=CleanedTransactions(view),
+                now_ms=now_ms,
+                new_delete_horizon_ms=_delete_horizon_ms(topic_config, now_ms),
+                chunk_size=config.io_buffer_size,
+                stats=stats,
+                check_abort=check,
+                erased=erased,
+            )
+            merges = config.merge_batches and topic_config.kafkalog_cleaner_merge_batches
+            _SecondPass(log, decider, publisher, settled, merges=merges).clean(end)
+        publisher.finish(decider.earliest_delete_horizon_ms)
+        stats.rounds += 1
+        stats.end_offset = end
+        return log
+
+
+def _state_of(
+    engine: Engine, topic: str, topic_id: str, partition: int
+) -> Callable[[], PartitionState]:
+    """Return what loads a partition's state, and aborts where there is nothing more to clean."""
+
+    def load_state() -> PartitionState:
+        known = engine.state().topics.get(topic)
+        if known is None or known.topic_id != topic_id:
+            raise CleaningAborted(f"{topic}: the topic was deleted meanwhile")
+        if not TopicConfig.parse(known.config).is_compacted:
+            raise CleaningAborted(f"{topic}: cleanup.policy no longer includes compact")
+        return known.partitions[partition]
+
+    return load_state
+
+
+def _delete_horizon_ms(config: TopicConfig, now_ms: int) -> int | None:
+    """Return when what is found now may go; None past the range of a timestamp (C61)."""
+    horizon = now_ms + config.delete_retention_ms
+    return horizon if horizon <= layout.INT64_MAX else None
+
+
+@dataclass(frozen=True, slots=True)
+class _SecondPass:
+    """Rewrites and swaps the segments below the round's end, group by group."""
+
+    log: LogToClean
+    decider: Decider
+    publisher: _Publisher
+    settled: SettledSegments
+    merges: bool
+
+    def clean(self, end: int) -> None:
+        """Go through every group of segments that begins below the round's end."""
+        try:
+            self._rewrite(end)
+        except Exception:
+            # Nothing that is finished is done twice; and on a full disk it may make room.
+            try:
+                self.publisher.swap_finished()
+            except Exception as fault:  # the first one is the reason
+                _log.warning("%s: not swapped in: %s", self.log.directory, fault)
+            raise
+        else:
+            self.publisher.swap_finished()
+        finally:
+            self.publisher.discard_finished()
+
+    def _rewrite(self, end: int) -> None:
+        log, stats = self.log, self.decider.stats
+        active_base = self.decider.view.state.active_base
+        closed = [s for s in log.segments if s.base_offset < active_base]
+        sources = [s for s in closed if s.base_offset < end]
+        groups = group_segments_by_size(
+            sources,
+            max_size=log.config.segment_bytes,
+            max_index_size=log.config.segment_index_bytes,
+            end=log.first_uncleanable_offset,
+        )
+        stats.segments_before += len(sources)
+        left = self.settled.bases_to_leave(self.decider.newest)
+        bases = [group[0].base_offset for group in groups]
+        last_end = closed[len(sources)].base_offset if closed[len(sources) :] else active_base
+        for group, group_end in zip(groups, [*bases, last_end][1:], strict=True):
+            if len(group) == 1 and group[0].base_offset in left:
+                stats.segments_after += 1
+                continue
+            rewritten = self._write(group, group_end)
+            if rewritten.is_changed:
+                self.publisher.add_finished(rewritten)
+            else:
+                keep_key_index(log.directory, rewritten)
+                rewritten.discard()
+            kept = rewritten.outputs if rewritten.is_changed else group
+            stats.segments_after += len(kept)
+
+    def _write(self, group: Sequence[SegmentFiles], end: int) -> RewrittenGroup:
+        """Write what stays of a group, which ends before offset `end`, to `.cleaned` files.
+
+        Where it raises no output is left.
+        """
+        decider, transactions = self.decider, self.decider.transactions
+        records_before, bytes_before = decider.stats.left_out
+        start = group[0].base_offset
+        active = self.publisher.active_producers()
+        writer = BatchWriter(
+            self.log.directory,
+            start,
+            self.log.config,
+            new_delete_horizon_ms=decider.new_delete_horizon_ms,
+            merges=self.merges,
+            stats=decider.stats,
+            key_secret=self.settled.secret,
+        )
+        source_gaps = {
+            segment.base_offset: SourceGaps(segment.base_offset, segment.size) for segment in group
+        }
+        try:
+            for run, records, decision in decider.decisions(start, end, active):
+                source_gaps[run.segment_base].add(run.table)
+                writer.add(run, records, decision)
+            entries = transactions.take_entries()
+            writer.add_transactions(entries)
+            outputs = writer.finish(_modified_ns(group))
+        except BaseException:
+            writer.discard()
+            raise
+        is_indexed_alike = entries == b"".join(_transactions(segment) for segment in group)
+        records_after, bytes_after = decider.stats.left_out
+        return RewrittenGroup(
+            group,
+            end,
+            outputs,
+            [output.section(following) for output, following in _followed(outputs, end)],
+            [
+                source_gaps[s.base_offset].section(following)
+                for s, following in _followed(group, end)
+            ],
+            writer.is_changed or len(group) > 1 or not is_indexed_alike,
+            records_after - records_before,
+            bytes_after - bytes_before,
+        )
+
+
+_Segment = TypeVar("_Segment", SegmentFiles, CleanedSegment)
+
+
+def _followed(segments: Sequence[_Segment], end: int) -> Iterator[tuple[_Segment, int]]:
+    """Yield segments with the offset by which each is followed, the last one by `end`."""
+    return zip(segments, [*(segment.base_offset for segment in segments[1:]), end], strict=True)
+
+
+def _modified_ns(group: Sequence[SegmentFiles]) -> int:
+    """When the last segment of a group was written, of those that have not been deleted."""
+    for segment in reversed(group):
+        with contextlib.suppress(FileNotFoundError):
+            return segment.log.stat().st_mtime_ns
+    return 0
+
+
+def _transactions(segment: SegmentFiles) -> bytes:
+    try:
+        return segment.transaction_index.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+class _Publisher:
+    """Swaps a round's segments in, and tells the journal before the first and after the last."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        load_state: Callable[[], PartitionState],
+        load_pins: Callable[[], LivePins],
+        view: LogView,
+        *,
+        topic_id: str,
+        end: int,
+        now_ms: int,
+        stats: CleanerStats,
+    ) -> None:
+        self._engine = engine
+        self._load_state = load_state
+        self._load_pins = load_pins
+        self._view = view
+        self._topic_id = topic_id
+        self._end = end
+        self._now_ms = now_ms
+        self._stats = stats
+        self._active = ActiveProducers()
+        self._active_at = -1
+        self._live = {(segment.base_offset, segment.size) for segment in view.segments}
+        self._finished: list[RewrittenGroup] = []
+        self._waiting_size = self._waiting_gaps = self._swapped_size = 0
+
+    def active_producers(self) -> ActiveProducers:
+        """Return the producers that are active by now, as the journal knows them (C50)."""
+        snapshot = self._load_state().producer_snapshot
+        if snapshot != self._active_at:  # the same snapshot says the same
+            with self._engine.transaction():  # else an append may replace it meanwhile
+                state = self._load_state()
+                self._active = active_producers(self._view.directory, state, self._now_ms)
+                self._active_at = state.producer_snapshot
+        return self._active
+
+    def add_finished(self, group: RewrittenGroup) -> None:
+        """Take a group whose outputs differ from their sources; its swap may wait for others."""
+        self._finished.append(group)
+        self._waiting_size += group.size
+        self._waiting_gaps += group.gap_count
+        is_large = self._waiting_size >= max(SWAP_SIZE, self._swapped_size)
+        if is_large or self._waiting_gaps >= GAPS_MAX:
+            self.swap_finished()
+
+    def swap_finished(self) -> None:
+        """Put the outputs that wait in the place of their sources.
+
+        Where a swap fails after its first rename, nothing of it is discarded: a `.cleaned` file may
+        be all that still says that the sources are live. The next cleaner settles it
+        (`finish_swaps`).
+        """
+        if not self._finished:
+            return
+        directory, groups, self._finished = self._view.directory, self._finished, []
+        swaps = list(adjacent_groups(groups))
+        try:
+            files.all_at_once(
+                [sync for group in groups for output in group.outputs for sync in output.syncs()]
+            )
+            self._announce()
+            with self._changing():
+                list_gaps(directory, groups, self._live)
+            while swaps:
+                self._swap(swaps[0])
+                del swaps[0]
+        except Exception:
+            outputs = [output for group in swaps[0] for output in group.outputs]
+            is_whole = all(output.path(layout.LOG).exists() for output in outputs)
+            for swap in swaps if is_whole else swaps[1:]:
+                for group in swap:  # on a full disk they would keep writers waiting
+                    group.discard()
+            raise
+        with self._changing():
+            drop_replaced_gaps(directory, groups, self._live)
+        self._swapped_size += self._waiting_size
+        self._waiting_size = self._waiting_gaps = 0
+
+    def discard_finished(self) -> None:
+        """Remove the outputs that wait."""
+        for group in self._finished:
+            group.discard()
+
+    def _swap(self, groups: Sequence[RewrittenGroup]) -> None:
+        """Put the outputs of groups that lie side by side in the place of their sources."""
+        view = self._view
+        with self._changing() as transaction:
+            # Under the lock: who pins this record finds the segments as they are after the swap.
+            transaction.change_partition(
+                view.topic, view.partition, swapped_at=transaction.state.number + 1
+            )
+            transaction.publish(self._now_ms)
+            snapshot = self._load_state().producer_snapshot
+            replace_segments(view.directory, groups, producer_snapshot=snapshot)
+        for group in groups:
+            self._live.difference_update(section.key for section in group.source_sections)
+            self._live.update(section.key for section in group.sections)
+            self._stats.records_removed += group.records_removed
+            self._stats.bytes_removed += group.bytes_removed
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Transaction]:
+        """Hold the locks under which files of the partition are replaced."""
+        with self._engine.transaction() as transaction:
+            if transaction.state.unsynced:
+                # After a power cut the journal must not name an active segment that is swapped.
+                transaction.sync_on_publish()
+                transaction.publish(self._now_ms)
+            transaction.check_lock()  # which nothing else does where nothing is published
+            with locks.SegmentsLock(self._view.directory).exclusive():
+                yield transaction
+
+    def _announce(self) -> None:
+        """Tell the journal how far this round goes; take it back where a reader was quicker.
+
+        A reader pins, then looks at the journal. So one of the two sees the other.
+        """
+        view = self._view
+        with self._engine.transaction() as transaction:
+            before = self._load_state()
+            if before.cleaned_to >= self._end:
+                return
+            self._check_pins()
+            transaction.change_partition(view.topic, view.partition, cleaning_offset=self._end)
+            transaction.publish(self._now_ms)
+            try:
+                self._check_pins()
+            except CleaningAborted:
+                transaction.change_partition(
+                    view.topic, view.partition, cleaning_offset=before.cleaning_offset
+                )
+                transaction.publish(self._now_ms)
+                raise
+
+    def _check_pins(self) -> None:
+        view = self._view
+        pinned = self._load_pins().limit(view.topic, self._topic_id, view.partition)
+        if pinned < self._end:
+            raise CleaningAborted(
+                f"{view.topic}-{view.partition}: a reader needs the log as of offset {pinned}, "
+                f"this round would have gone to {self._end}"
+            )
+
+    def finish(self, earliest_delete_horizon_ms: int | None) -> None:
+        """Say that everything below the round's end is clean."""
+        view = self._view
+        with self._engine.transaction() as transaction:
+            state = self._load_state()
+            # Records that were deleted while the round went on may lie beyond its end.
+            clean_to = max(self._end, state.log_start_offset)
+            # Before the offset it belongs to: a crash between the two repeats the round.
+            write_delete_horizon(view.directory, clean_to, earliest_delete_horizon_ms)
+            if state.first_dirty_offset != clean_to:
+                transaction.change_partition(
+                    view.topic, view.partition, first_dirty_offset=clean_to
+                )
+                transaction.publish(self._now_ms)
+            write_cleaner_checkpoint(self._engine.root, self._engine.state())

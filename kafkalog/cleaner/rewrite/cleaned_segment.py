@@ -1,0 +1,264 @@
+"""A segment that a cleaning writes: its `.cleaned` files, from the first byte to the last sync.
+
+Nobody else looks at `.cleaned` files; a crash leaves them, and the next holder of the partition's
+cleaner lock removes them. Index entries follow Kafka's rule for an append, one decision per batch.
+
+Kafka: Cleaner.createNewCleanedSegment, LogSegment.append, LogSegment.onBecomeInactiveSegment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from kafkalog.cleaner.dedup import kernels
+from kafkalog.cleaner.dedup.offset_map import Int64s, Uint64s
+from kafkalog.cleaner.key_index.key_index import KeyIndexWriter
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs.files import Buffer
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.segment.gaps import GapCollector, Section
+from kafkalog.storage_engine.segment.index import offset_entry, time_entry
+
+__all__ = ["CleanedSegment"]
+
+_log = logging.getLogger(__name__)
+
+_SAMPLED_MAX: Final = 1024
+"""Positions of batches that are remembered for the key index."""
+
+
+class CleanedSegment:
+    """One output segment; append batches, then `finish` or `discard`."""
+
+    def __init__(
+        self, directory: Path, base_offset: int, config: TopicConfig, *, key_secret: bytes = b""
+    ) -> None:
+        """Create the `.log` file; with a `key_secret` (16 bytes) there will be a key index too."""
+        self.directory = directory
+        self.base_offset = base_offset
+        self.size = 0
+        self._gaps = GapCollector(base_offset)
+        self._config = config
+        self._offset_entries: list[bytes] = []
+        self._time_entries: list[bytes] = []
+        self._since_entry = 0
+        self._top_timestamp = layout.NO_TIMESTAMP
+        self._top_offset = base_offset
+        self._last_timestamp = layout.NO_TIMESTAMP
+        self._transaction_entries = bytearray()
+        self._sampled: list[int] = []
+        self._last_position = 0
+        self._suffixes: tuple[str, ...] = ()
+        """Of the files that are finished."""
+        self.keys = KeyIndexWriter(directory, base_offset, key_secret) if key_secret else None
+        """The key index, under a temporary name until the swap; None too where it failed."""
+        for suffix in layout.SEGMENT_SUFFIXES:
+            files.remove(self.path(suffix))
+        files.create(self.path(layout.LOG))
+        self._fd = os.open(self.path(layout.LOG), os.O_WRONLY | os.O_CLOEXEC)
+
+    @property
+    def next_offset(self) -> int:
+        """One past the last offset that was appended."""
+        return self._gaps.next_offset
+
+    def path(self, suffix: str) -> Path:
+        """Where one of the segment's files is until the swap."""
+        return self.directory / layout.segment_file(self.base_offset, suffix, layout.CLEANED)
+
+    def count_fitting(self, sizes: Int64s, last_offsets: Int64s) -> int:
+        """Return how many of the next batches keep within Kafka's 2^31-1 bytes and offsets (C118).
+
+        `sizes` and `last_offsets` are theirs (b).
+        """
+        is_within = self.size + np.cumsum(sizes) <= layout.INT32_MAX
+        is_within &= last_offsets - self.base_offset <= layout.INT32_MAX
+        return len(sizes) if is_within.all() else int(is_within.argmin())
+
+    def append(
+        self,
+        pieces: Sequence[Buffer],
+        sizes: Int64s,
+        base_offsets: Int64s,
+        last_offsets: Int64s,
+        max_timestamps: Int64s,
+        *,
+        keys: tuple[Uint64s, Int64s] | None = None,
+    ) -> None:
+        """Append whole batches: their bytes in pieces of any cut, and four figures of each.
+
+        `keys` are hashes and offsets of their records with keys, (r) each, for the key index.
+        """
+        if not len(sizes):
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._in_room(layout.LOG, lambda: files.write_at(self._fd, data, self.size))
+        rows = np.empty(len(sizes), dtype=np.int64)
+        tops = np.empty(len(sizes), dtype=np.int64)
+        top_offsets = np.empty(len(sizes), dtype=np.int64)
+        count, self._since_entry, self._top_timestamp, self._top_offset = map(
+            int,
+            kernels.choose_index_entries(
+                sizes, last_offsets, max_timestamps,
+                self._since_entry, self._config.index_interval_bytes,
+                self._top_timestamp, self._top_offset, rows, tops, top_offsets,
+            ),
+        )  # fmt: skip
+        rows = rows[:count]
+        positions = self.size + np.cumsum(sizes) - sizes
+        for offset, position in zip(
+            last_offsets[rows].tolist(), positions[rows].tolist(), strict=True
+        ):
+            self._index(offset, position)
+        for timestamp, offset in zip(
+            tops[:count].tolist(), top_offsets[:count].tolist(), strict=True
+        ):
+            self._index_time(timestamp, offset)
+        self._last_position = int(positions[-1])
+        self._sampled += positions[rows].tolist()
+        if len(self._sampled) > _SAMPLED_MAX:
+            self._sampled = self._sampled[::2]
+        if self.keys is not None and keys is not None:
+            ends = np.searchsorted(keys[1], last_offsets, side="right")
+            with self._dispensable_keys():
+                self.keys.add(keys[0], np.repeat(positions, np.diff(ends, prepend=0)))
+        self.size += int(sizes.sum())
+        self._gaps.add(base_offsets, last_offsets)
+
+    def section(self, end: int) -> Section:
+        """Return the gaps of the segment, which is followed by offset `end`."""
+        return Section(self.base_offset, self.size, self._gaps.gaps(end))
+
+    def append_transactions(self, entries: Buffer) -> None:
+        """Carry over entries of a source's transaction index, as they are."""
+        self._transaction_entries += entries
+
+    def finish(self, mtime_ns: int) -> None:
+        """Write the indexes, give them the time of their last source (C109); `syncs` is to follow.
+
+        As in Kafka the transaction index has its own time. The key index is `finish_keys`'.
+        """
+        self._index_time(self._top_timestamp, self._top_offset)
+        self._close()
+        contents = {
+            layout.INDEX: b"".join(self._offset_entries),
+            layout.TIME_INDEX: b"".join(self._time_entries),
+        }
+        self._offset_entries.clear()  # many finished segments may wait for their swap
+        self._time_entries.clear()
+        if self._transaction_entries:
+            contents[layout.TRANSACTION_INDEX] = bytes(self._transaction_entries)
+        for suffix, content in contents.items():
+            self._in_room(suffix, partial(_write, self.path(suffix), content))
+        self._suffixes = (layout.LOG, *contents)
+        for suffix in self._suffixes:
+            if suffix != layout.TRANSACTION_INDEX:
+                files.set_times(self.path(suffix), mtime_ns)
+
+    def finish_keys(self, *, is_settled: bool = False) -> None:
+        """Write the key index of the finished segment, unless the disk has no room for it.
+
+        It says whether the segment is settled (`settled`).
+        """
+        if self.keys is not None:
+            self.keys.is_settled = is_settled
+            sampled = [0, *self._sampled, self._last_position] if self.size else []
+            with self._dispensable_keys():
+                self.keys.finish(self.path(layout.LOG), self.size, sorted(set(sampled)))
+            self._sampled.clear()
+
+    def syncs(self) -> list[Callable[[], None]]:
+        """Return what makes the finished files durable, each to be called once, in any order.
+
+        Never tried again: after a failed sync the pages only pretend to be clean.
+        """
+        of_files = [partial(files.sync_path, self.path(suffix)) for suffix in self._suffixes]
+        return [*of_files, self.sync_keys]
+
+    def sync_keys(self) -> None:
+        """Make the key index durable, under the name that it has until the swap."""
+        if self.keys is not None:
+            with self._dispensable_keys():
+                files.sync_path(self.keys.temporary)
+
+    def place_keys(self) -> None:
+        """Give the key index its name, as the segment it is of now has; durable once synced.
+
+        The caller holds the segments lock exclusively.
+        """
+        if self.keys is not None:
+            with self._dispensable_keys():
+                files.rename(self.keys.temporary, self.keys.path)
+
+    def discard(self) -> None:
+        """Close and remove everything; what cannot be removed now goes before the next cleaning."""
+        with contextlib.suppress(OSError):
+            self._close()
+        if self.keys is not None:
+            self.keys.discard()
+        for suffix in layout.SEGMENT_SUFFIXES:
+            with contextlib.suppress(OSError):
+                files.remove(self.path(suffix))
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1  # first: also a close that fails has closed
+        if fd >= 0:
+            os.close(fd)
+
+    def _in_room(self, suffix: str, act: Callable[[], None]) -> None:
+        """Write one of the files; where the disk is full the key index makes room for it."""
+        try:
+            act()
+        except OSError as fault:
+            if self.keys is None or fault.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._give_keys_up(fault)
+            act()
+
+    @contextlib.contextmanager
+    def _dispensable_keys(self) -> Iterator[None]:
+        """Go on without the key index where it fails: a segment without one is scanned."""
+        try:
+            yield
+        except (OSError, StorageError) as fault:
+            self._give_keys_up(fault)
+
+    def _give_keys_up(self, fault: Exception) -> None:
+        if self.keys is not None:
+            path = self.keys.path
+            _log.warning("%s: no key index, lookups scan the segment instead: %s", path, fault)
+            self.keys.discard()
+            self.keys = None
+
+    def _index(self, offset: int, position: int) -> None:
+        entry = offset_entry(self.base_offset, offset, position)
+        if (len(self._offset_entries) + 1) * len(entry) <= self._config.segment_index_bytes:
+            self._offset_entries.append(entry)
+
+    def _index_time(self, timestamp: int, offset: int) -> None:
+        if timestamp <= self._last_timestamp:
+            return
+        entry = time_entry(self.base_offset, timestamp, offset)
+        self._time_entries.append(entry)
+        self._last_timestamp = timestamp
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a new file; content and name are yet to be synced."""
+    files.create(path)
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        files.write_at(fd, data, 0)
+    finally:
+        os.close(fd)

@@ -1,0 +1,172 @@
+"""What stays of each batch: the second pass, in decisions; `batch_writer` turns them into bytes.
+
+A record stays if it lies beyond the round's end; else it needs a key, no newer record of it may be
+known, and if it is a tombstone, its batch's *delete horizon* must not have come. Data of aborted
+transactions goes. A control record stays, whatever its key.
+
+Deletions take two stages, so that a slow reader sees them: the round that finds a tombstone, or a
+marker whose data is gone, gives its batch a horizon, `delete.retention.ms` from then; a round after
+that removes it. A deletion of a key that is to be *erased* does not wait: it goes in the round that
+finds it, with all that it deletes. A batch left without records keeps its header where something is
+told by it: where the log ends, or where a producer was.
+
+What is decided for a batch depends on nothing but the batch, the newest offsets of the keys, the
+transactions before it, the active producers and the round's fixed time.
+
+Kafka: Cleaner.cleanInto (checkBatchRetention, shouldRetainRecord); the rules are C51 to C64, C82,
+C83 and C86. Batches that go without being looked into are not decoded, nor are those of which the
+first pass has found every record superseded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.cleaner.dedup import kernels
+from kafkalog.cleaner.dedup.offset_map import Int64s
+from kafkalog.storage_engine.format import layout
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.dedup.newest import Newest
+    from kafkalog.cleaner.dedup.transactions import CleanedTransactions, Seen
+    from kafkalog.cleaner.rewrite.active_producers import ActiveProducers
+    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+    from kafkalog.cleaner.state.stats import CleanerStats
+    from kafkalog.storage_engine.reading.log_view import Chunk, LogView
+    from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
+
+__all__ = ["Decider", "Decision"]
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What stays of a run. n = records of its batches that were decoded, b = batches."""
+
+    keep: Flags
+    """(n)"""
+    kept: Int64s
+    """(b) records that stay."""
+    tombstones: Int64s
+    """(b) tombstones among them."""
+    stays_empty: Flags
+    """(b) the batch keeps its header also without records (Kafka: RETAIN_EMPTY)."""
+    gets_horizon: Flags
+    """(b) the batch has no delete horizon and is to get one."""
+    is_opaque: Flags
+    """(b) the batch was not looked into, and stays as it is."""
+    keyless: int
+    """Records that go because they have no key."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Decider:
+    """Decides for one round, group after group."""
+
+    view: LogView
+    newest: Newest
+    transactions: CleanedTransactions
+    now_ms: int
+    new_delete_horizon_ms: int | None
+    """What batches get whose horizon begins now; None for none (C61)."""
+    chunk_size: int
+    """Bytes read at once."""
+    stats: CleanerStats
+    check_abort: Callable[[], None]
+    erased: ErasedKeys | None = None
+    """Keys whose deletions wait for no horizon."""
+    earliest_delete_horizon_ms: int | None = None
+    """The next moment at which something of what was decided may go."""
+
+    def decisions(
+        self, start: int, end: int, active: ActiveProducers
+    ) -> Iterator[tuple[Chunk, RecordTable, Decision]]:
+        """Yield the log from offset `start` to `end` in runs, with what stays of each.
+
+        Ranges follow each other in the order of the log, and begin and end with segments. Raises
+        CorruptBatchError and CorruptLogError, StorageError, and what `check_abort` raises.
+        """
+        for chunk in self.view.chunks(start, end, chunk_size=self.chunk_size):
+            seen = self.transactions.see(chunk)
+            discards = seen.can_discard & (~seen.is_control | _is_expired(chunk.table, self.now_ms))
+            stays_empty = active.are_last(chunk.table)
+            stays_empty |= chunk.table.last_offsets + 1 == self.view.state.high_watermark
+            # What has gone before it is looked into need not be decoded.
+            is_gone = self.newest.superseded_batches(chunk.table) & ~discards
+            self.stats.records_read += int(chunk.table.counts[is_gone].sum())
+            first = 0
+            for run, records in chunk.runs(~discards & ~is_gone):
+                self.check_abort()
+                place = slice(first, first + len(run.table))
+                first += len(run.table)
+                yield run, records, self._decide(run, records, seen, place, stays_empty[place])
+
+    def _decide(
+        self, run: Chunk, records: RecordTable, seen: Seen, place: slice, stays_empty: Flags
+    ) -> Decision:
+        """Decide for a run, the batches `place` of its chunk."""
+        table = run.table
+        is_control = seen.is_control[place]
+        keep: Flags = np.empty(len(records), dtype=np.bool_)
+        kept = np.zeros(len(table), dtype=np.int64)
+        tombstones = np.zeros(len(table), dtype=np.int64)
+        keyless = kernels.keep_records(
+            self.newest.superseded(run, records),
+            records.key_sizes,
+            records.value_sizes,
+            records.offsets,
+            records.batch_index,
+            is_control,
+            _is_expired(table, self.now_ms),
+            self.newest.latest_offset,
+            keep,
+            kept,
+            tombstones,
+        )
+        if self.erased is not None:
+            is_deletion = keep & (records.value_sizes < 0) & ~is_control[records.batch_index]
+            is_deletion &= records.offsets <= self.newest.latest_offset
+            gone, _ = self.erased.find(records, np.flatnonzero(is_deletion))
+            keep[gone] = False
+            counts = np.bincount(records.batch_index[gone], minlength=len(table))
+            kept -= counts
+            tombstones -= counts
+        # What waits for a horizon: deletions, and markers whose data is gone.
+        waits = (tombstones > 0) | (is_control & seen.can_discard[place] & (kept > 0))
+        has_horizon = (table.attributes & layout.DELETE_HORIZON_BIT) != 0
+        gets_horizon = waits & ~has_horizon & (self.new_delete_horizon_ms is not None)
+        self._note_horizons(table.base_timestamps[waits & has_horizon], gets_horizon)
+        stats = self.stats
+        stats.bytes_read += int(table.sizes.sum())
+        stats.records_read += len(records)
+        stats.records_kept += int(np.count_nonzero(keep))
+        stats.tombstones_kept += int(tombstones.sum())
+        stats.keyless_records += int(keyless)
+        is_opaque = np.zeros(len(table), dtype=np.bool_)
+        return Decision(keep, kept, tombstones, stays_empty, gets_horizon, is_opaque, int(keyless))
+
+    def _note_horizons(self, known: Int64s, gets_horizon: Flags) -> None:
+        """Remember the earliest horizon that is to come.
+
+        One that has come and removed nothing (what waits for it lies beyond the round's end) is
+        left out: coming back for it alone would change nothing.
+        """
+        horizons = known[known > self.now_ms].tolist()
+        if self.new_delete_horizon_ms is not None and gets_horizon.any():
+            horizons.append(self.new_delete_horizon_ms)
+        if self.earliest_delete_horizon_ms is not None:
+            horizons.append(self.earliest_delete_horizon_ms)
+        self.earliest_delete_horizon_ms = min(horizons, default=None)
+
+
+def _is_expired(table: BatchTable, now_ms: int) -> Flags:
+    """Say of which batches (b) the delete horizon has come."""
+    has_horizon = (table.attributes & layout.DELETE_HORIZON_BIT) != 0
+    is_expired: Flags = has_horizon & (table.base_timestamps <= now_ms)
+    return is_expired

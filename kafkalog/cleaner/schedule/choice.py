@@ -1,0 +1,155 @@
+"""Which partitions to clean, and in which order.
+
+Kafka: LogCleanerManager.grabFilthiestCompactedLog (rules C33 to C39).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from kafkalog.cleaner.dedup.log_to_clean import LogToClean, log_to_clean
+from kafkalog.cleaner.schedule.pause import is_paused
+from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
+from kafkalog.cleaner.state.uncleanable import read_uncleanable
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.state import TopicState
+from kafkalog.storage_engine.reading.pins import LivePins
+from kafkalog.storage_engine.segment.segments import list_segments
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.metadata.state import PartitionState
+
+__all__ = ["Choice", "Plans", "choose", "may_be_cleaned", "plan"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Choice:
+    """What a look at all compacted partitions has found."""
+
+    partitions: list[tuple[str, int]] = field(default_factory=list)
+    """(topic, partition) of those to clean, the filthiest first."""
+    max_dirty_ratio: float = 0.0
+    """The largest one, whether or not it makes a partition due (C39)."""
+    max_compaction_delay_ms: int = 0
+    """How far the latest partition is behind its max.compaction.lag.ms; 0 for none."""
+
+
+def choose(
+    engine: Engine,
+    topic: str | None = None,
+    partition: int | None = None,
+    *,
+    force: bool = False,
+    now_ms: int,
+) -> Choice:
+    """Choose what is due now, of a topic, or the partition of that number; with `force` all of it.
+
+    Partitions that are paused, or uncleanable for some time yet, are passed over, but never by
+    `force`. Raises StorageError, LockedByBrokerError where first dirty offsets cannot be put right.
+    """
+    heal_first_dirty_offsets(engine, now_ms=now_ms)
+    candidates = _compacted(engine, topic, partition)
+    if force:
+        return Choice([(name, number) for name, _, number in candidates])
+    choice = Choice()
+    ratios: list[tuple[float, str, int]] = []
+    pins = LivePins(engine.root, now_ms)
+    for name, known, number in candidates:
+        if not may_be_cleaned(engine, name, known, number, now_ms):
+            continue
+        try:
+            log, _ = plan(engine, name, number, now_ms=now_ms, pins=pins)
+        except Exception as fault:  # who cannot be planned cannot be cleaned (C38)
+            if engine.has_topic(name, known.topic_id):
+                _log.debug("%s-%d cannot be planned: %s", name, number, fault)
+                ratios.append((1.0, name, number))  # the last one; its cleaning says why
+            continue
+        choice.max_dirty_ratio = max(choice.max_dirty_ratio, log.dirty_ratio)
+        if log.is_eligible:
+            delay_ms = max(choice.max_compaction_delay_ms, log.compaction_delay_ms)
+            choice.max_compaction_delay_ms = delay_ms
+            ratios.append((-log.dirty_ratio, name, number))
+    choice.partitions = [(name, number) for _, name, number in sorted(ratios)]
+    return choice
+
+
+def _compacted(
+    engine: Engine, topic: str | None, partition: int | None
+) -> Iterator[tuple[str, TopicState, int]]:
+    for name, known in sorted(engine.state().topics.items()):
+        if topic in (None, name) and TopicConfig.parse(known.config).is_compacted:
+            for number, _ in known.present():
+                if partition in (None, number):
+                    yield name, known, number
+
+
+def may_be_cleaned(engine: Engine, name: str, known: TopicState, number: int, now_ms: int) -> bool:
+    """Whether a partition is neither paused nor, for some time yet, uncleanable (C35)."""
+    directory = engine.partition_directory(name, number)
+    mark = read_uncleanable(directory)
+    return (mark is None or mark.is_due(known.config, now_ms)) and not is_paused(directory)
+
+
+def plan(
+    engine: Engine, topic: str, partition: int, *, now_ms: int, pins: LivePins | None = None
+) -> tuple[LogToClean, PartitionState]:
+    """Plan from a listing and a state of one moment; returns both. Pins: those of now.
+
+    Raises StorageError where the active segment, which has committed bytes, is gone; of a broker's,
+    which moves on while its state is known, that tells nothing.
+    """
+    directory = engine.partition_directory(topic, partition)
+    with engine.listing_lock(directory):
+        described = engine.describe(topic)
+        segments = list_segments(directory)
+    config = TopicConfig.parse(described.config)
+    state = described.partitions[partition]
+    is_there = any(one.base_offset == state.active_base for one in segments)
+    if state.active_size and not is_there and not engine.is_brokers:
+        raise StorageError(
+            f"{directory}: the segment of offset {state.active_base} is missing; committed records "
+            "are lost"
+        )
+    pins = LivePins(engine.root, now_ms) if pins is None else pins
+    log = log_to_clean(
+        topic,
+        partition,
+        directory=directory,
+        config=config,
+        state=state,
+        segments=segments,
+        now_ms=now_ms,
+        pinned_offset=pins.limit(topic, described.topic_id, partition),
+        is_awaited=pins.has_changelog,
+    )
+    return log, state
+
+
+class Plans:
+    """The plans of one look at a log, each made when it is first asked for.
+
+    Who says several things of a partition asks the same look for all of them: they agree, and the
+    log's pins, in a root that may be long, are listed once.
+    """
+
+    def __init__(self, engine: Engine, now_ms: int) -> None:
+        """Look at the pins."""
+        self._engine = engine
+        self.now_ms: Final = now_ms
+        self.pins: Final = LivePins(engine.root, now_ms)
+        self._made: dict[tuple[str, int], tuple[LogToClean, PartitionState]] = {}
+
+    def of(self, topic: str, partition: int) -> tuple[LogToClean, PartitionState]:
+        """Return a plan and its state; raises OSError, KafkaLogError where it cannot be read."""
+        made = self._made.get((topic, partition))
+        if made is None:
+            made = plan(self._engine, topic, partition, now_ms=self.now_ms, pins=self.pins)
+            self._made[topic, partition] = made
+        return made

@@ -1,0 +1,253 @@
+"""Cleans one partition, alone: its lock, its aborts, and what becomes of its faults.
+
+One cleaner works on a partition at a time, in any process: who does not get its cleaner lock goes
+on to the next partition. A partition that fails is marked uncleanable, with its reason, and no
+fault of one is one of another.
+
+Kafka: LogCleaner.CleanerThread.tryCleanFilthiestLog, LogCleanerManager.doneCleaning (C122, C131).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
+from kafkalog.cleaner.rewrite.clean import CleaningAborted, clean_round
+from kafkalog.cleaner.schedule.choice import may_be_cleaned, plan
+from kafkalog.cleaner.schedule.pause import is_paused
+from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
+from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
+from kafkalog.cleaner.state.stats import CleanerStats
+from kafkalog.cleaner.state.uncleanable import clear_uncleanable, mark_uncleanable
+from kafkalog.errors import KafkaLogError, LockedByBrokerError, StorageError, UnknownTopicError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.segment.segments import finish_swaps, sweep_deleted
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+    from kafkalog.storage_engine.engine import Engine
+
+__all__ = ["PartitionCleaner", "fault_reason"]
+
+_log = logging.getLogger(__name__)
+
+
+def _never() -> None:
+    pass
+
+
+def _unwatched(_: CleanerStats) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionCleaner:
+    """Cleans partitions of one log, one after the other."""
+
+    engine: Engine
+    now_ms: int
+    clock: Callable[[], int] | None = None
+    """What time it is when a round begins; None: `now_ms`."""
+    config: CleanerConfig = field(default_factory=CleanerConfig)
+    check_abort: Callable[[], None] = _never
+    """Called with every chunk; what it raises ends the cleaning, CleaningAborted without fault."""
+    progress: Callable[[CleanerStats], None] = _unwatched
+    """Shown the figures with every chunk."""
+    throttler: Throttler | None = None
+    """None for no limit."""
+    on_aborted: Callable[[CleanerStats], None] = _unwatched
+    """Shown the figures of a cleaning that was broken off."""
+    erased: ErasedKeys | None = None
+    """Keys whose deletions wait for no delete horizon."""
+    waits: bool = False
+    """Whether a cleaner that has the partition is waited for."""
+
+    def clean(
+        self, topic: str, partition: int, *, force: bool = False, until_clean: bool = False
+    ) -> CleanerStats | None:
+        """Clean a partition, a round or until it is clean; None where nothing was done.
+
+        Nothing is done where another cleaner has the partition (unless it `waits`), where it is
+        paused, or, without `force`, no longer due. With `force` its active segment is rolled first.
+        A fault is told in the result's `error`. Raises LockedByBrokerError.
+        """
+        known = self.engine.state().topics.get(topic)
+        if known is None:
+            return None
+        stats = CleanerStats(topic, partition)
+        pace = _Pace(self, self.engine.partition_directory(topic, partition), stats)
+        started = time.perf_counter()
+        try:
+            self._clean(pace, known.topic_id, started, force=force, until_clean=until_clean)
+        except CleaningAborted as fault:
+            _log.info("%s-%d: the cleaning was aborted: %s", topic, partition, fault)
+            self.on_aborted(stats)
+        except LockedByBrokerError:
+            raise
+        except Exception as fault:  # of the lock itself, or the topic is gone
+            if not self.engine.has_topic(topic, known.topic_id):
+                return None
+            stats.error = self._mark(topic, partition, fault)
+        finally:
+            pace.count()
+        stats.elapsed_ms = (time.perf_counter() - started) * 1e3
+        return stats if stats.rounds or stats.error else None
+
+    def _clean(
+        self, pace: _Pace, topic_id: str, started: float, *, force: bool, until_clean: bool
+    ) -> None:
+        """Clean under the partition's cleaner lock; does nothing where another has it."""
+        stats, directory = pace.stats, pace.directory
+        topic, partition = stats.topic, stats.partition
+        with (
+            locks.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=self.waits) as is_held,
+            locks.RootLock(self.engine.root).shared(),
+            self._marking_faults(stats, topic_id),
+        ):
+            if not is_held or is_paused(directory):
+                return
+            self._finish_what_others_left(topic, directory)
+            if force:
+                self._roll(topic, partition)
+            elif not self._is_still_due(topic, partition):
+                return  # another cleaner was quicker, or has found it uncleanable
+            first_dirty = self.engine.describe(topic).partitions[partition].first_dirty_offset
+            stats.start_offset = stats.end_offset = first_dirty
+            while True:
+                log = clean_round(
+                    self.engine,
+                    topic,
+                    partition,
+                    now_ms=self._now_ms(),
+                    config=self.config,
+                    stats=stats,
+                    check_abort=pace.check,
+                    is_forced=force,
+                    erased=self.erased,
+                )
+                if log is not None and not stats.compaction_delay_ms:
+                    stats.compaction_delay_ms = log.compaction_delay_ms
+                if log is None or not until_clean or stats.end_offset >= log.end:
+                    break
+            clear_uncleanable(directory)
+            if stats.rounds:
+                stats.elapsed_ms = (time.perf_counter() - started) * 1e3
+                ended_ms = (
+                    self.now_ms + round(stats.elapsed_ms) if self.clock is None else self.clock()
+                )
+                write_last_cleaning(directory, stats, ended_ms=ended_ms)
+
+    def _now_ms(self) -> int:
+        return self.now_ms if self.clock is None else self.clock()
+
+    @contextlib.contextmanager
+    def _marking_faults(self, stats: CleanerStats, topic_id: str) -> Iterator[None]:
+        """Mark the partition whatever happens, under its lock: nobody else is to find the same."""
+        try:
+            yield
+        except (CleaningAborted, LockedByBrokerError):
+            raise
+        except Exception as fault:  # whatever it is: the other partitions go on
+            if not self.engine.has_topic(stats.topic, topic_id):
+                raise
+            stats.error = self._mark(stats.topic, stats.partition, fault)
+
+    def _is_still_due(self, topic: str, partition: int) -> bool:
+        known = self.engine.describe(topic)
+        return (
+            may_be_cleaned(self.engine, topic, known, partition, self.now_ms)
+            and plan(self.engine, topic, partition, now_ms=self.now_ms)[0].is_eligible
+        )
+
+    def _finish_what_others_left(self, topic: str, directory: Path) -> None:
+        leftovers = (layout.CLEANED, layout.SWAP)
+        if any(path.name.endswith(leftovers) for path in directory.iterdir()):
+            with locks.SegmentsLock(directory).exclusive():
+                finish_swaps(directory)
+        # Or the last names of a swap that is done may be lost, and a .cleaned file of ours be there
+        # and call the .swap dead that came back.
+        files.sync_directory(directory)
+        sweep_spill_files(directory)
+        config = TopicConfig.parse(self.engine.describe(topic).config)
+        sweep_deleted(directory, older_than_ms=config.file_delete_delay_ms, now_ms=self.now_ms)
+
+    def _roll(self, topic: str, partition: int) -> None:
+        if self.engine.describe(topic).partitions[partition].active_size > 0:
+            with self.engine.transaction() as transaction:
+                transaction.roll(topic, partition, self.now_ms)
+                transaction.publish(self.now_ms)
+
+    def _mark(self, topic: str, partition: int, fault: Exception) -> str:
+        """Mark a partition uncleanable; returns the reason."""
+        reason = fault_reason(fault)
+        if isinstance(fault, OSError) and not fault.filename:  # a descriptor's knows no file
+            reason = f"{self.engine.root / layout.partition_directory(topic, partition)}: {reason}"
+        is_ordinary = isinstance(fault, KafkaLogError | OSError)
+        _log.log(
+            logging.WARNING if is_ordinary else logging.ERROR,
+            "%s-%d cannot be cleaned: %s",
+            topic,
+            partition,
+            reason,
+            exc_info=None if is_ordinary else fault,
+        )
+        # A topic that was deleted meanwhile takes no mark.
+        with contextlib.suppress(UnknownTopicError, StorageError):
+            mark_uncleanable(
+                self.engine.partition_directory(topic, partition),
+                reason,
+                dict(self.engine.describe(topic).config),
+                now_ms=self._now_ms(),
+                is_disk_fault=isinstance(fault, OSError) or isinstance(fault.__cause__, OSError),
+            )
+        return reason
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Looks up with every chunk of one cleaning: it aborts, tells how far it is, and waits."""
+
+    cleaner: PartitionCleaner
+    directory: Path
+    stats: CleanerStats
+    counted: int = 0
+    """Bytes that the throttler knows of."""
+
+    def check(self) -> None:
+        """Abort if that is asked for, or keep to the rate of bytes."""
+        self._abort_if_asked()
+        self.cleaner.progress(self.stats)
+        self.count()
+        if self.cleaner.throttler is not None:
+            self.cleaner.throttler.wait(self._abort_if_asked)
+
+    def count(self) -> None:
+        """Tell the throttler what was read and written since it was told last."""
+        if self.cleaner.throttler is not None:
+            moved = bytes_moved(self.stats)
+            self.cleaner.throttler.count(moved - self.counted)
+            self.counted = moved
+
+    def _abort_if_asked(self) -> None:
+        self.cleaner.check_abort()
+        if is_paused(self.directory):
+            raise CleaningAborted("the partition is paused")
+
+
+def fault_reason(fault: Exception) -> str:
+    """Return what a fault says, in one line."""
+    if isinstance(fault, OSError) and fault.filename and fault.strerror:
+        return f"{fault.filename}: {fault.strerror}"
+    if isinstance(fault, OSError) and fault.strerror:
+        return fault.strerror
+    text = " ".join(str(fault).split())
+    return text if text else type(fault).__name__

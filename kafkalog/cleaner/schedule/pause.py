@@ -1,0 +1,73 @@
+"""Keeps cleaners away from a partition: whoever cleans it lets go, and nobody begins.
+
+A pauser holds `kl-cleaning-paused.lock` of the partition shared, then waits until its cleaner lock
+is free. A cleaner looks at the first lock as soon as it has the second one, and again with every
+chunk: so it does not begin, or it aborts and leaves the log as it was after its last swap. Pausers
+in any number of processes count by themselves, and one that dies pauses nothing any more.
+
+Nothing of ours pauses a partition, since what in Kafka needs it excludes cleaners by other means:
+retention takes the cleaner lock itself, and a deleted topic, or one that is no longer compacted, is
+noticed by the cleaning. It is for those who want the files of a partition to stay as they are.
+
+Kafka: LogCleanerManager.abortAndPauseCleaning, resumeCleaning (rules C120 to C123).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import locks
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
+
+__all__ = ["abort_and_pause", "is_paused"]
+
+_TRIES = 3
+_PAUSE_S = 0.002
+
+
+@contextlib.contextmanager
+def abort_and_pause(engine: Engine, topic: str, partition: int) -> Iterator[None]:
+    """Abort a cleaning of the partition, wait until it has let go, and let none begin meanwhile.
+
+    Cleaners of every process obey, also a forced cleaning, which then passes the partition over.
+    May be nested. Raises UnknownTopicError, and InvalidInputError for a partition that is not here,
+    or a log that is only read.
+    """
+    known = engine.describe(topic)
+    if engine.read_only:
+        raise InvalidInputError(f"{engine.root}: the log is only read, so nothing of it is cleaned")
+    if partition not in dict(known.present()):
+        raise InvalidInputError(
+            f"topic {topic!r} has no partition {partition} here: it has {len(known.partitions)}"
+        )
+    directory = engine.partition_directory(topic, partition)
+    with locks.FileLock(directory / layout.CLEANING_PAUSED).shared():
+        with locks.FileLock(directory / layout.CLEANER_LOCK).exclusive():
+            pass  # whoever had it has let go, and the next one looks at our lock first
+        yield
+
+
+def is_paused(directory: Path) -> bool:
+    """Tell whether somebody keeps cleaners away from a partition; never waits for long.
+
+    Two processes that ask in one instant may take each other for a pauser, so a yes is asked for
+    again, after a while that differs between them.
+    """
+    lock = locks.FileLock(directory / layout.CLEANING_PAUSED)
+    if not lock.path.exists():
+        return False
+    for attempt in range(_TRIES):
+        if not lock.is_held():
+            return False
+        if attempt < _TRIES - 1:
+            time.sleep(random.uniform(0.5, 1.5) * _PAUSE_S)
+    return True

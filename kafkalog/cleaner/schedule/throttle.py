@@ -1,0 +1,85 @@
+"""Keeps all cleaning threads of a process together below a rate of bytes read and written.
+
+Kafka: org.apache.kafka.storage.internals.utils.Throttler, and its use in LogCleaner (rule C135).
+Unlike there, nobody sleeps while holding a lock, and a wait can be broken off.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.state.stats import CleanerStats
+
+__all__ = ["Throttler", "bytes_moved"]
+
+_CHECK_INTERVAL_S = 0.3
+_LONGEST_NAP_S = 0.1
+
+
+class Throttler:
+    """Counts bytes, and every 300 ms makes whoever counts wait until the rate is kept again.
+
+    `clock` gives seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.waited_s = 0.0
+        """For how long the threads were told to wait, all in all."""
+        self._rate = bytes_per_second
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._period_start = clock()
+        self._observed = 0.0
+        self._resume_at = self._period_start
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The rate; it may be changed at any time, and what was counted before is forgiven."""
+        return self._rate
+
+    @bytes_per_second.setter
+    def bytes_per_second(self, rate: float) -> None:
+        with self._lock:
+            self._rate = rate
+            self._observed = 0.0
+            self._resume_at = self._period_start = self._clock()
+
+    def wait(self, check_abort: Callable[[], None]) -> None:
+        """Wait as long as the rate demands, for the same moment as all other threads.
+
+        `check_abort` is called many times meanwhile, and what it raises ends the wait.
+        """
+        while (left := self._resume_at - self._clock()) > 0:
+            check_abort()
+            self._sleep(min(left, _LONGEST_NAP_S))
+
+    def count(self, size: int) -> None:
+        """Count bytes that were read or written."""
+        with self._lock:
+            self._observed += size
+            now = self._clock()
+            elapsed = now - self._period_start
+            if elapsed <= _CHECK_INTERVAL_S or self._observed == 0:
+                return
+            nap = max(0.0, self._observed / self._rate - elapsed)
+            self.waited_s += nap
+            # A period ends with its wait; what others count until then belongs to the next one.
+            self._resume_at = self._period_start = now + nap
+            self._observed = 0.0
+
+
+def bytes_moved(stats: CleanerStats) -> int:
+    """Return how many bytes a cleaning has moved so far: both passes', and those of its spill."""
+    log_bytes = stats.map_bytes_read + stats.bytes_read + stats.bytes_written
+    return log_bytes + stats.spill_bytes_moved

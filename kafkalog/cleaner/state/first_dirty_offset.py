@@ -1,0 +1,82 @@
+"""Where the dirty section of a partition begins, and what is done where that cannot be true.
+
+A first dirty offset outside of the log says nothing: all of the log is dirty then. It is put right
+in the journal and in Kafka's checkpoint as soon as somebody looks for work, whether or not the
+partition has any.
+
+Kafka: LogCleanerManager.cleanableOffsets, grabFilthiestCompactedLog (rules C24 to C27).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kafkalog.storage_engine.metadata.checkpoints import write_cleaner_checkpoint
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.state import PartitionState, State
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
+
+__all__ = ["heal_first_dirty_offsets", "valid_first_dirty_offset"]
+
+_log = logging.getLogger(__name__)
+
+
+def valid_first_dirty_offset(state: PartitionState) -> int:
+    """Return a partition's first dirty offset; the log start where it lies outside of the log."""
+    first_dirty = state.first_dirty_offset
+    if state.log_start_offset <= first_dirty <= state.high_watermark:
+        return first_dirty
+    return state.log_start_offset
+
+
+def heal_first_dirty_offsets(engine: Engine, *, now_ms: int) -> int:
+    """Put right the first dirty offsets of compacted partitions; returns how many were wrong.
+
+    Looks at the published state alone, and takes no lock where all is well.
+    """
+    if not any(_invalid(engine.state())):
+        return 0
+    with engine.transaction() as transaction:
+        found = list(_invalid(transaction.state))
+        for topic, partition, state in found:
+            offset = valid_first_dirty_offset(state)
+            _tell(
+                TopicConfig.parse(transaction.topic(topic).config), topic, partition, state, offset
+            )
+            # What was cleaned, as far as there is a log, stays refused to views of older moments.
+            cleaned_to = min(state.cleaned_to, state.high_watermark)
+            transaction.change_partition(
+                topic, partition, first_dirty_offset=offset, cleaning_offset=cleaned_to
+            )
+        if found:
+            write_cleaner_checkpoint(engine.root, transaction.publish(now_ms))
+    return len(found)
+
+
+def _invalid(published: State) -> Iterator[tuple[str, int, PartitionState]]:
+    for name, topic in published.topics.items():
+        if TopicConfig.parse(topic.config).is_compacted:
+            for partition, state in topic.present():
+                if valid_first_dirty_offset(state) != state.first_dirty_offset:
+                    yield name, partition, state
+
+
+def _tell(
+    config: TopicConfig, topic: str, partition: int, state: PartitionState, offset: int
+) -> None:
+    # With compact,delete retention raises the log start past it all the time (C25).
+    is_usual = config.is_deleted and state.first_dirty_offset < state.log_start_offset
+    _log.log(
+        logging.DEBUG if is_usual else logging.WARNING,
+        "%s-%d: the first dirty offset %d lies outside of the log, [%d, %d); cleaning begins at %d",
+        topic,
+        partition,
+        state.first_dirty_offset,
+        state.log_start_offset,
+        state.high_watermark,
+        offset,
+    )

@@ -1,0 +1,100 @@
+"""What the last cleanings of a partition did, kept in its directory for `status` and pictures.
+
+The file `kl-last-cleaning` is written at the end of every cleaning that succeeded: that one's
+figures, and those of the ones before it, the last of which drop out. It is told to people and
+decides nothing: a missing, foreign or torn one is no cleaning, and a disk that takes none costs the
+figures alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.state.stats import CleanerStats
+
+__all__ = ["LastCleaning", "read_cleanings", "read_last_cleaning", "write_last_cleaning"]
+
+_VERSION: Final = 1
+_EARLIER: Final = "earlier"
+"""Where the figures of the cleanings before are, newest first; a release before this had none."""
+KEPT: Final = 32
+"""Cleanings that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastCleaning:
+    """When a partition was cleaned, and what came of it; sizes are bytes of `.log` files."""
+
+    ended_ms: int
+    """Epoch ms."""
+    elapsed_ms: int
+    start_offset: int
+    """First dirty offset before."""
+    end_offset: int
+    """First dirty offset after."""
+    rounds: int
+    records_read: int
+    records_kept: int
+    bytes_read: int
+    bytes_written: int
+    tombstones: int
+    """Deletions that stayed, each until its delete horizon has passed."""
+
+
+def write_last_cleaning(directory: Path, stats: CleanerStats, *, ended_ms: int) -> None:
+    """Write what a cleaning did; a disk that refuses it is passed over."""
+    cleaning = LastCleaning(
+        ended_ms=ended_ms,
+        elapsed_ms=round(stats.elapsed_ms),
+        start_offset=stats.start_offset,
+        end_offset=stats.end_offset,
+        rounds=stats.rounds,
+        records_read=stats.records_read,
+        records_kept=stats.records_kept,
+        bytes_read=stats.bytes_read,
+        bytes_written=stats.bytes_written,
+        tombstones=stats.tombstones_kept,
+    )
+    earlier = [asdict(one) for one in read_cleanings(directory)[: KEPT - 1]]
+    told = {"version": _VERSION, **asdict(cleaning), _EARLIER: earlier}
+    content = json.dumps(told).encode() + b"\n"
+    with contextlib.suppress(OSError):
+        files.write_atomically(directory / layout.LAST_CLEANING, content)
+
+
+def read_last_cleaning(directory: Path) -> LastCleaning | None:
+    """Return the last cleaning of a partition; None for none, or an unknown one."""
+    return next(iter(read_cleanings(directory)), None)
+
+
+def read_cleanings(directory: Path) -> list[LastCleaning]:
+    """Return the last cleanings of a partition, the newest first, as many as are remembered."""
+    try:
+        content = json.loads((directory / layout.LAST_CLEANING).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(content, dict) or content.get("version") != _VERSION:
+        return []
+    last = _cleaning(content)
+    if last is None:
+        return []
+    earlier = content.get(_EARLIER, [])
+    known = [_cleaning(one) for one in earlier] if isinstance(earlier, list) else []
+    return [last, *(one for one in known if one is not None)]
+
+
+def _cleaning(figures: Any) -> LastCleaning | None:
+    """Return a cleaning of its figures, None where they are no such figures."""
+    if not isinstance(figures, dict):
+        return None
+    values = [figures.get(field.name) for field in fields(LastCleaning)]
+    known = [value for value in values if isinstance(value, int)]
+    return LastCleaning(*known) if len(known) == len(values) else None

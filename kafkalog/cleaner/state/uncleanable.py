@@ -1,0 +1,141 @@
+"""The mark of a partition that could not be cleaned: why, since when, and when to try again.
+
+The file `kl-uncleanable` in the partition's directory outlives the process, so a restart does not
+beat on a broken disk, and an operator sees the reason. A change of the topic's configs, or a forced
+cleaning, tries at once; success removes the mark. Where the disk takes no mark, because it is full
+or broken, this process remembers it, until another one has cleaned the partition, or marked it.
+Kafka keeps all such marks in memory (C131, C132).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+
+__all__ = ["Uncleanable", "clear_uncleanable", "mark_uncleanable", "read_uncleanable"]
+
+_VERSION = 1
+_FIRST_BACKOFF_MS = 60_000
+_LAST_BACKOFF_MS = 3_600_000
+_Signs = tuple[tuple[int, int, int] | None, ...]
+"""Inode, size and time of the files that a cleaner leaves; None for a missing one."""
+_unwritten: dict[tuple[str, bytes], tuple[Uncleanable, _Signs]] = {}
+"""By directory and its topic's id: marks that the disk has not taken, and what it had then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncleanable:
+    """Why a partition is not cleaned."""
+
+    reason: str
+    failures: int = 1
+    """In a row."""
+    since_ms: int = 0
+    retry_at_ms: int = layout.INT64_MAX
+    config: Mapping[str, str] | None = None
+    """The topic's configs at the last failure."""
+    is_disk_fault: bool = False
+    """Whether the disk refused: retention, which may free it, then goes on."""
+
+    def is_due(self, config: Mapping[str, str], now_ms: int) -> bool:
+        """Whether to try again; a pause longer than any is that of a clock that came back."""
+        if self.config is not None and dict(self.config) != dict(config):
+            return True
+        is_retried = self.retry_at_ms < layout.INT64_MAX
+        return is_retried and not 0 < self.retry_at_ms - now_ms <= _LAST_BACKOFF_MS
+
+
+def read_uncleanable(directory: Path) -> Uncleanable | None:
+    """Return a partition's mark; None when it has none. A mark that cannot be read is one too."""
+    if _unwritten and (unwritten := _unwritten.get(_key(directory))) is not None:
+        mark, signs = unwritten
+        if signs == _signs(directory):
+            return mark
+        _unwritten.pop(_key(directory), None)  # another process has cleaned it, or failed
+    path = directory / layout.UNCLEANABLE
+    try:
+        content = json.loads(path.read_bytes())
+        if content.pop("version") != _VERSION:
+            return Uncleanable(f"{path}: written by a newer release; use that one")
+        mark = Uncleanable(**content)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as fault:
+        return Uncleanable(f"{path}: {fault.strerror}")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Uncleanable(f"{path}: expected a mark of the cleaner; remove the file to go on")
+    numbers = (mark.failures, mark.since_ms, mark.retry_at_ms)
+    is_sound = isinstance(mark.reason, str) and all(isinstance(n, int) for n in numbers)
+    if not is_sound or not isinstance(mark.config, dict | None):
+        return Uncleanable(f"{path}: expected a mark of the cleaner; remove the file to go on")
+    return mark
+
+
+def _key(directory: Path) -> tuple[str, bytes]:
+    """Tell a directory from another one of its name, which came with a topic created anew.
+
+    By the topic's id, that is: an inode of a directory that went is given to the next one.
+    """
+    try:
+        return str(directory), (directory / layout.PARTITION_METADATA).read_bytes()
+    except OSError:
+        return str(directory), b""
+
+
+def _signs(directory: Path) -> _Signs:
+    """Return what changes on the disk when any cleaner succeeds, or leaves a mark."""
+    found: list[tuple[int, int, int] | None] = []
+    for name in (layout.UNCLEANABLE, layout.LAST_CLEANING):
+        try:
+            stat = (directory / name).stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)
+
+
+def mark_uncleanable(
+    directory: Path,
+    reason: str,
+    config: Mapping[str, str],
+    *,
+    now_ms: int,
+    is_disk_fault: bool = False,
+) -> Uncleanable:
+    """Mark a partition, or count one more failure; the pause doubles from a minute to an hour.
+
+    A disk that does not take the mark is passed over: the mark holds in this process then.
+    """
+    before = read_uncleanable(directory)
+    failures = 1 if before is None else before.failures + 1
+    backoff_ms = min(_FIRST_BACKOFF_MS << min(failures - 1, 10), _LAST_BACKOFF_MS)
+    mark = Uncleanable(
+        reason=reason,
+        failures=failures,
+        since_ms=now_ms if before is None else before.since_ms,
+        retry_at_ms=now_ms + backoff_ms,
+        config=dict(config),
+        is_disk_fault=is_disk_fault,
+    )
+    content = json.dumps({"version": _VERSION, **asdict(mark)}).encode() + b"\n"
+    try:
+        files.write_atomically(directory / layout.UNCLEANABLE, content)
+        _unwritten.pop(_key(directory), None)
+    except OSError:
+        _unwritten[_key(directory)] = mark, _signs(directory)
+    return mark
+
+
+def clear_uncleanable(directory: Path) -> None:
+    """Remove a partition's mark; raises OSError."""
+    _unwritten.pop(_key(directory), None)
+    path = directory / layout.UNCLEANABLE
+    if path.exists():
+        files.remove(path)
+        files.sync_directory(directory)

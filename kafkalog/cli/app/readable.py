@@ -1,0 +1,29 @@
+"""Opens a log to be read, for the verbs that only do that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kafkalog.log import KafkaLog
+
+__all__ = ["check_log", "open_readable"]
+
+
+def open_readable(path: str) -> KafkaLog:
+    """Open a log, or the directories of a broker; raises InvalidInputError where there is none."""
+    import kafkalog
+
+    check_log(path)
+    return kafkalog.open(path, read_only=True)
+
+
+def check_log(path: str) -> None:
+    """Raise InvalidInputError, which names the verb that makes one, where there is no log."""
+    from kafkalog.storage_engine.format import layout
+    from kafkalog.storage_engine.metadata import address, directory_signs
+
+    root, *more = address.directories(path)
+    if not more and not (root / layout.COMMIT).exists() and not address.is_broker_directory(root):
+        directory_signs.check_journal_is_not_lost(root)
+        raise directory_signs.no_log(root, f"kafkalog topics create {root} NAME")

@@ -1,0 +1,84 @@
+"""A record as a JSON object on a line, for `append`."""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import Any, Final
+
+from kafkalog.cli.terminal.output import Encoding, decoded
+
+__all__ = ["json_record"]
+
+_FIELDS: Final = ("key", "value", "headers", "timestamp", "partition")
+_PASSED_OVER: Final = {"topic", "offset", "timestampType"}
+
+
+def json_record(line: bytes, partition: int | None, encoding: Encoding) -> dict[str, Any] | None:
+    """Return the fields of one record; raises ValueError that says what is wrong.
+
+    None for an empty line. `partition` is that of all records.
+    """
+    if not line.strip():
+        return None
+    try:
+        found = json_module.loads(line)
+    except RecursionError:
+        raise ValueError("a record is no such deeply nested object") from None
+    except UnicodeDecodeError:
+        raise ValueError("expected a JSON object in UTF-8, found other bytes") from None
+    except json_module.JSONDecodeError as fault:  # whose own text numbers lines too
+        where = f"{fault.msg} at character {fault.pos + 1}"
+        advice = "; lines of text are for --text and --key-separator" if fault.pos == 0 else ""
+        raise ValueError(f"expected a JSON object: {where}{advice}") from None
+    except ValueError as fault:
+        raise ValueError(f"expected a JSON object: {fault}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, found {str(found)[:40]!r}")
+    unknown = sorted(found.keys() - set(_FIELDS) - _PASSED_OVER)
+    if unknown:
+        raise ValueError(f"unknown field {unknown[0][:40]!r}; known: {', '.join(_FIELDS)}")
+    if "value" not in found:
+        raise ValueError("the field 'value' is missing; null is a tombstone")
+    if partition is not None:
+        found["partition"] = partition
+    headers = found.get("headers") or []
+    if not isinstance(headers, list):
+        raise ValueError("headers: expected a list of objects with key and value")
+    return {
+        "key": _bytes(found.get("key"), "key", encoding),
+        "value": _bytes(found["value"], "value", encoding),
+        "headers": [_header(header, encoding) for header in headers] or None,
+        "timestamp": _integer(found.get("timestamp"), "timestamp", 64),
+        "partition": _integer(found.get("partition"), "partition", 32),
+    }
+
+
+def _header(header: Any, encoding: Encoding) -> dict[str, Any]:
+    if not isinstance(header, dict) or not header.keys() <= {"key", "value"}:
+        raise ValueError("headers: expected objects with key and value")
+    key = header.get("key")
+    if not isinstance(key, str):
+        raise ValueError("headers: a header's key is text")
+    decoded(key, Encoding.UTF8)
+    return {"key": key, "value": _bytes(header.get("value"), "value of a header", encoding)}
+
+
+def _bytes(value: Any, name: str, encoding: Encoding) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: expected text or null, found {str(value)[:40]!r}")
+    try:
+        return decoded(value, encoding)
+    except ValueError as fault:
+        raise ValueError(f"{name}: {fault}") from None
+
+
+def _integer(value: Any, name: str, bits: int) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << (bits - 1):
+        raise ValueError(
+            f"{name}: expected a whole number of {bits} bits, found {str(value)[:40]!r}"
+        )
+    return value

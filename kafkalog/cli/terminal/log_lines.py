@@ -1,0 +1,62 @@
+"""What the library logs while a verb runs: a line each, and none that the verb says itself."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from typing import Any, Final
+
+__all__ = ["LogLines"]
+
+_ROOT: Final = "kafkalog"
+_ENGINE: Final = "kafkalog.storage_engine.engine"
+_CLEANER: Final = "kafkalog.cleaner.schedule.partition_cleaner"
+_RETENTION: Final = "kafkalog.storage_engine.writing.retention"
+
+
+class LogLines(logging.Handler):
+    """Prints what is logged on the standard error; a context manager.
+
+    What follows from a fault (a log that cannot be closed in good order, a partition that cannot be
+    cleaned) waits until it is known whether the verb fails: then the verb's own line says why. A
+    verb that runs on and on (`holds_back=False`) has no such line, and all is printed at once.
+    """
+
+    def __init__(self, *, holds_back: bool = True) -> None:
+        super().__init__(logging.WARNING)
+        self._holds_back = holds_back
+        self._held: list[logging.LogRecord] = []
+        self.is_failed = False
+        """Whether the verb has told of a fault."""
+
+    def __enter__(self) -> LogLines:
+        logging.getLogger(_ROOT).addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger(_ROOT).removeHandler(self)
+        told = [_subject(record) for record in self._held if record.name == _CLEANER]
+        for record in self._held:
+            is_told = record.name != _RETENTION or _subject(record) in told
+            if not (self.is_failed and is_told):
+                _print(record)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record, or keep it back; one of an unexpected exception has its traceback."""
+        is_consequence = record.name in (_ENGINE, _CLEANER, _RETENTION) and not record.exc_info
+        if is_consequence and self._holds_back:
+            self._held.append(record)
+        else:
+            _print(record)
+
+
+def _subject(record: logging.LogRecord) -> tuple[Any, ...]:
+    """Return topic and partition of a cleaner's or a retention's record."""
+    return tuple(record.args[:2]) if isinstance(record.args, tuple) else ()
+
+
+def _print(record: logging.LogRecord) -> None:
+    sys.stderr.write(f"kafkalog: {' '.join(record.getMessage().split())}\n")
+    if record.exc_info and record.exc_info[0] is not None:
+        traceback.print_exception(*record.exc_info)

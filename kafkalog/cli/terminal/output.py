@@ -1,0 +1,267 @@
+"""What verbs print: JSON lines, bytes as text, tables, and progress on a terminal."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import io
+import json
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from kafkalog.cli.terminal.colours import Style, is_terminal, styled
+from kafkalog.errors import InvalidInputError, StorageError
+
+__all__ = [
+    "LOG_HELP",
+    "PATH_HELP",
+    "TOPIC_HELP",
+    "Encoding",
+    "PipeClosed",
+    "check_input",
+    "check_outside",
+    "configs",
+    "counted",
+    "decoded",
+    "encoder",
+    "flush",
+    "note",
+    "partition_progress",
+    "pause",
+    "print_json",
+    "print_line",
+    "print_table",
+    "progress",
+    "share_progress",
+]
+
+
+PATH_HELP: Final = "A log's directory; those of one broker with commas between."
+LOG_HELP: Final = "A log's directory."
+TOPIC_HELP: Final = "A topic's name."
+
+
+class Encoding(StrEnum):
+    """How keys, values and values of headers are text."""
+
+    UTF8 = "utf8"
+    BASE64 = "base64"
+    HEX = "hex"
+
+
+def encoder(encoding: Encoding) -> Callable[[bytes], str]:
+    """Return what makes text of bytes; of UTF-8 what is none becomes U+FFFD."""
+    if encoding is Encoding.BASE64:
+        return lambda data: base64.b64encode(data).decode()
+    if encoding is Encoding.HEX:
+        return lambda data: data.hex()
+    return lambda data: data.decode("utf-8", "replace")
+
+
+def decoded(text: str, encoding: Encoding) -> bytes:
+    """Return the bytes a text stands for; raises ValueError."""
+    if encoding is Encoding.BASE64:
+        try:
+            return base64.b64decode(text, validate=True)
+        except binascii.Error as fault:
+            raise ValueError(f"{text[:40]!r} is no base64") from fault
+    if encoding is Encoding.HEX:
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            raise ValueError(f"{text[:40]!r} is no hex") from None
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        raise ValueError(f"{text[:40]!r} is no text that UTF-8 has") from None
+
+
+class PipeClosed(Exception):
+    """Whoever read the standard output has gone; not an OSError, so nobody else deals with it."""
+
+
+def print_json(row: dict[str, Any]) -> None:
+    """Print an object as one line."""
+    # An escape of JSON's where the stream's own would be none.
+    is_ascii = (getattr(sys.stdout, "encoding", None) or "utf-8").lower() not in ("utf-8", "utf8")
+    print_line(json.dumps(row, ensure_ascii=is_ascii, separators=(",", ":")))
+
+
+def print_line(text: str) -> None:
+    """Print a line of data; what UTF-8 cannot tell (half a surrogate pair) is escaped."""
+    with _told_faults():
+        sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+
+
+def flush() -> None:
+    """Send off what is printed; raises PipeClosed, and StorageError where it cannot be."""
+    with _told_faults():
+        sys.stdout.flush()
+
+
+def pause(seconds: float) -> None:
+    """Wait so long; raises PipeClosed as soon as whoever reads the standard output has gone."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except io.UnsupportedOperation:  # no file, but something of Python's
+        time.sleep(seconds)
+        return
+    reader = select.poll()
+    reader.register(descriptor, 0)  # that it has gone (POLLERR, POLLHUP) is told unasked
+    if reader.poll(seconds * 1000):
+        raise PipeClosed
+
+
+@contextlib.contextmanager
+def _told_faults() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as fault:
+        raise PipeClosed from fault
+    except OSError as fault:
+        raise StorageError(f"the standard output: {fault.strerror or fault}") from fault
+
+
+def note(text: str) -> None:
+    """Print a message."""
+    sys.stderr.write(text + "\n")
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    styles: Mapping[str, Style] = MappingProxyType({}),
+) -> None:
+    """Print rows below their headings, numbers to the right, as wide as they are.
+
+    `styles` are those of cells with these values.
+    """
+    texts = [[_cell(value) for value in row] for row in rows]
+    widths = [
+        max([len(column), *(len(row[place]) for row in texts)])
+        for place, column in enumerate(columns)
+    ]
+    is_number = [
+        bool(rows) and all(isinstance(row[place], int | float) for row in rows)
+        for place in range(len(columns))
+    ]
+
+    def print_row(cells: Sequence[str], shown: Callable[[int, str], str]) -> None:
+        padded = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(cells, widths, is_number, strict=True)
+        ]
+        last = max((place for place, text in enumerate(cells) if text), default=-1)
+        padded[last] = padded[last].rstrip()
+        print_line("  ".join(shown(place, text) for place, text in enumerate(padded[: last + 1])))
+
+    print_row(columns, lambda _, text: styled(text, "bold", sys.stdout))
+    for row, cells in zip(rows, texts, strict=True):
+        print_row(cells, partial(_shown, row, styles))
+
+
+def _shown(row: Sequence[object], styles: Mapping[str, Style], place: int, text: str) -> str:
+    value = row[place]
+    style = styles.get(value) if isinstance(value, str) else None
+    return text if style is None else styled(text, style, sys.stdout)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+@contextlib.contextmanager
+def progress(
+    title: str,
+    total: Callable[[], int | None],
+    *,
+    is_bytes: bool = False,
+    is_wanted: bool = True,
+) -> Iterator[Callable[[int], None]]:
+    """Show a bar on the standard error if that is a terminal; yields what moves it on.
+
+    `total` is only asked for where a bar is shown; None of what nobody knows.
+    """
+    if not is_wanted or not is_terminal(sys.stderr):
+        yield lambda _: None
+        return
+    from kafkalog.cli.terminal.bars import bar
+
+    known = total()
+    done = 0
+    with bar(title, known, is_bytes=is_bytes) as show:
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            show(done, known)
+
+        yield advance
+
+
+@contextlib.contextmanager
+def share_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar as `progress` does; yields what takes how much is done, and of how much."""
+    if not is_terminal(sys.stderr):
+        yield lambda _, __: None
+        return
+    from kafkalog.cli.terminal.bars import bar
+
+    with bar(title, None, is_bytes=False) as show:
+        yield show
+
+
+@contextlib.contextmanager
+def partition_progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar as `share_progress` does, for what tells a name besides: `adopt`, `release`."""
+    with share_progress(title) as show:
+        yield lambda _, done, of: show(done, of)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return `1 record`, `2 records`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def check_input(path: Path) -> None:
+    """Raise InvalidInputError for an input file that is not there, or cannot be opened."""
+    if path.is_dir():
+        raise InvalidInputError(f"{path}: is a directory, expected a file")
+    try:
+        # To open a pipe would take it from who reads it next.
+        if path.is_file():
+            path.open("rb").close()
+        else:
+            path.stat()
+    except OSError as fault:
+        raise InvalidInputError(f"{path}: {fault.strerror}") from fault
+
+
+def check_outside(path: Path, roots: Iterable[Path], what: str, option: str) -> None:
+    """Raise InvalidInputError, which says what (`a report`) goes elsewhere, for a file in a log."""
+    place = path.resolve()
+    if any(place.is_relative_to(root.resolve()) for root in roots):
+        raise InvalidInputError(
+            f"{path}: {what} does not belong into the log; name another place with {option} FILE"
+        )
+
+
+def configs(given: Sequence[str]) -> dict[str, str]:
+    """Return `name=value` texts as a mapping."""
+    found = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise InvalidInputError(f"config {text!r}: expected name=value")
+        found[name.strip()] = value.strip()
+    return found

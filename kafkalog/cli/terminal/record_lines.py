@@ -1,0 +1,96 @@
+"""Records as lines: of text for people, or JSON objects that `append` takes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkalog.cli.terminal.output import Encoding, encoder, print_json, print_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["print_records"]
+
+_TIMESTAMP_TYPES: Final = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
+
+
+def print_records(batch: pa.RecordBatch, encoding: Encoding, *, json: bool) -> None:
+    """Print records with their headers; raises InvalidInputError where JSON would lose bytes."""
+    if json:
+        _print_objects(batch, encoding)
+    else:
+        _print_lines(batch, encoding)
+
+
+def _columns(batch: pa.RecordBatch) -> dict[str, list[Any]]:
+    import pyarrow as pa
+
+    found = {}
+    for name in batch.schema.names:
+        column = batch.column(name)
+        # Epoch numbers: of times that no calendar of Python's has, too.
+        found[name] = (column.cast(pa.int64()) if name == "timestamp" else column).to_pylist()
+    return found
+
+
+def _print_lines(batch: pa.RecordBatch, encoding: Encoding) -> None:
+    encode = encoder(encoding)
+    columns = _columns(batch)
+    names = ("partition", "offset", "timestamp", "key", "value")
+    for number, offset, time_us, key, value in zip(*(columns[n] for n in names), strict=True):
+        key_text, value_text = ("null" if item is None else encode(item) for item in (key, value))
+        print_line(f"{number}\t{offset}\t{_time(time_us)}\t{key_text}\t{value_text}")
+
+
+def _time(time_us: int) -> str:
+    """Return a time in UTC, or the milliseconds where no calendar has them; `-` for none."""
+    time_ms = time_us // 1000
+    if time_ms == -1:
+        return "-"
+    try:
+        moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _print_objects(batch: pa.RecordBatch, encoding: Encoding) -> None:
+    columns = _columns(batch)
+    for row in range(batch.num_rows):
+        offset = columns["offset"][row]
+        record = {
+            "topic": columns["topic"][row],
+            "partition": columns["partition"][row],
+            "offset": offset,
+            "timestamp": columns["timestamp"][row] // 1000,
+            "timestampType": _TIMESTAMP_TYPES[columns["timestampType"][row]],
+            "key": _text(columns["key"][row], encoding, offset, "key"),
+            "value": _text(columns["value"][row], encoding, offset, "value"),
+        }
+        headers = columns["headers"][row]
+        if headers:
+            record["headers"] = [
+                {
+                    "key": header["key"],
+                    "value": _text(header["value"], encoding, offset, "value of a header"),
+                }
+                for header in headers
+            ]
+        print_json(record)
+
+
+def _text(data: bytes | None, encoding: Encoding, offset: int, what: str) -> str | None:
+    """Return the text of some bytes; raises InvalidInputError where UTF-8 would lose them."""
+    if data is None:
+        return None
+    if encoding is Encoding.UTF8:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            from kafkalog.errors import InvalidInputError
+
+            raise InvalidInputError(
+                f"offset {offset}: the {what} is no UTF-8; use --encoding base64 or hex"
+            ) from None
+    return encoder(encoding)(data)

@@ -1,0 +1,242 @@
+"""Erases keys of a compacted topic, and looks whether anything of them is left.
+
+A key is deleted where it occurs, in whatever partition; nothing is written where its newest record
+is a deletion already, so that an erasure can be repeated. Then these partitions are cleaned by
+force, and the files that were replaced waited for. The deletion itself stays for
+`delete.retention.ms`: a follower that has not read it by then keeps the key. Whoever knows better
+says `now`: then the deletions of these keys go at once, and theirs alone.
+
+What is proved is that no file has them as of a commit: the one that the last look names. Who writes
+a key anew, or commits what a task has staged, brings it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.report.status import partition_status
+from kafkalog.cleaner.schedule import manager
+from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
+from kafkalog.cleaner.schedule.throttle import Throttler
+from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
+from kafkalog.erasure.topic_files import FileKind, topic_files
+from kafkalog.erasure.traces import Traces, find_traces
+from kafkalog.errors import CorruptLogError, InvalidInputError, KafkaLogError, StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.segment.segments import sweep_deleted
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+    from kafkalog.cleaner.state.stats import CleanerStats
+    from kafkalog.erasure.file_traces import FileTraces
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.reading.log_view import LogView
+
+__all__ = ["Erasure", "Progress", "erase"]
+
+_NO_RECORD, _DATA, _DELETION = 0, 1, 2
+Progress = Callable[[str, int, int], None]
+"""Takes the step at hand, how much of it is done, and of how much: bytes."""
+
+
+def _unwatched(step: str, done: int, of: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """What was done to erase keys, and what is left of them."""
+
+    topic: str
+    digests: tuple[str, ...]
+    """SHA-256 of each key, in the order of its number."""
+    before: Traces
+    deletions: Mapping[int, tuple[int, int]]
+    """By partition: the first offset of the deletions that were written, and the one after."""
+    cleanings: tuple[CleanerStats, ...]
+    after: Traces
+
+    @property
+    def is_erased(self) -> bool:
+        """Whether no trace of any key is left."""
+        return not self.after.remains
+
+
+def erase(
+    engine: Engine,
+    topic: str,
+    keys: ErasedKeys,
+    *,
+    now: bool = False,
+    is_strict: bool = False,
+    clock: Callable[[], int],
+    wait: Callable[[int], None] | None = None,
+    config: CleanerConfig,
+    progress: Progress = _unwatched,
+) -> Erasure:
+    """Erase keys of a topic; see the module.
+
+    `clock` tells epoch ms; `wait` is called with the time until which replaced files are kept, and
+    returns then; without it they are left, and found. With `now` nothing waits: neither deletions
+    nor these files. Raises UnknownTopicError, InvalidInputError for a topic that is not compacted,
+    StorageError, LockedByBrokerError, OSError.
+    """
+    policy = TopicConfig.parse(engine.describe(topic).config)
+    if not policy.is_compacted:
+        raise InvalidInputError(
+            f"{topic}: its cleanup.policy is {','.join(sorted(policy.cleanup_policy)) or 'empty'}, "
+            "and only compaction removes single keys; lower retention.ms, or delete_records up to "
+            "the last record of the key, or alter the topic to compact,delete"
+        )
+
+    def look(step: str, *, was_erased: bool = False) -> Traces:
+        return find_traces(
+            engine,
+            topic,
+            keys,
+            clock=clock,
+            is_strict=is_strict,
+            was_erased=was_erased,
+            progress=lambda done, of: progress(step, done, of),
+        )
+
+    before = look("looking")
+    touched = {
+        traces.file.partition
+        for traces in before.files
+        if traces.found and traces.file.kind in (FileKind.LOG, FileKind.UNFINISHED)
+    }
+    partitions = sorted(number for number in touched if number is not None)
+    deletions = _delete(engine, topic, keys, partitions, now_ms=clock())
+    heal_first_dirty_offsets(engine, now_ms=clock())
+    cleanings: list[CleanerStats] = []
+    for number in partitions:
+        size = _bytes_to_clean(engine, topic, number, clock())
+        cleaner = PartitionCleaner(
+            engine=engine,
+            now_ms=clock(),
+            clock=clock,
+            config=config,
+            progress=partial(_tell, progress, size),
+            throttler=Throttler(config.io_max_bytes_per_second),
+            erased=keys if now else None,
+            waits=True,
+        )
+        stats = cleaner.clean(topic, number, force=True, until_clean=True)
+        cleanings += [] if stats is None else [stats]
+    engine.sweep_staged(now_ms=clock())
+    manager.retain(engine, topic, now_ms=clock())
+    retired = {traces.file.partition for traces in before.files if _is_retired(traces)}
+    _remove_retired(engine, topic, {*partitions, *retired}, policy, now=now, wait=wait)
+    after = look("looking again", was_erased=True)
+    return Erasure(topic, tuple(keys.digests), before, deletions, tuple(cleanings), after)
+
+
+# --- the deletions -------------------------------------------------------------------------------
+
+
+def _delete(
+    engine: Engine, topic: str, keys: ErasedKeys, partitions: list[int], *, now_ms: int
+) -> dict[int, tuple[int, int]]:
+    """Write deletions where the newest record of a key is none, all in one commit.
+
+    A partition that cannot be read is passed over: it cannot be cleaned either.
+    """
+    import pyarrow as pa
+
+    found: list[tuple[bytes, int]] = []
+    for number in partitions:
+        with contextlib.suppress(CorruptLogError, StorageError):
+            with engine.view(topic, number, whole=True) as view:
+                newest = _newest(view, keys)
+            found += [(keys.keys[key], number) for key in np.flatnonzero(newest == _DATA).tolist()]
+    if not found:
+        return {}
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([key for key, _ in found], pa.binary()),
+            "value": pa.nulls(len(found), pa.binary()),
+            "partition": pa.array([number for _, number in found], pa.int32()),
+        }
+    )
+    offsets = engine.append(topic, rows, now_ms=now_ms).offsets
+    return {number: span for (_, number), span in sorted(offsets.items())}
+
+
+def _newest(view: LogView, keys: ErasedKeys) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
+    """Say of each key what its newest record is; what is not aborted counts, open ones too."""
+    newest = np.full(len(keys), _NO_RECORD, dtype=np.int8)
+    end = view.state.high_watermark
+    # A segment may begin below the log start: the cleaner looks at such records, too.
+    start = min([view.state.log_start_offset, *(one.base_offset for one in view.segments)])
+    with view.transaction_outcomes() as outcomes:
+        for chunk in view.chunks(start, end):
+            is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
+            is_wanted &= ~outcomes.is_aborted(chunk)
+            for _, records in chunk.runs(is_wanted):
+                rows, numbers = keys.find(records)
+                is_deletion = records.value_sizes[rows] < 0
+                # Of a key that is there twice the last one stays.
+                newest[numbers] = np.where(is_deletion, _DELETION, _DATA)
+    return newest
+
+
+# --- the cleaning, and what it replaces ----------------------------------------------------------
+
+
+def _tell(progress: Progress, of: int, stats: CleanerStats) -> None:
+    progress("cleaning", stats.map_bytes_read + stats.bytes_read, of)
+
+
+def _bytes_to_clean(engine: Engine, topic: str, partition: int, now_ms: int) -> int:
+    try:
+        status = partition_status(engine, topic, partition, now_ms)
+    except (OSError, KafkaLogError):
+        return 0  # its cleaning tells why
+    return status.clean_bytes + 2 * (status.dirty_bytes + status.uncleanable_bytes)
+
+
+def _is_retired(traces: FileTraces) -> bool:
+    return traces.file.is_retired and not traces.is_clear
+
+
+def _remove_retired(
+    engine: Engine,
+    topic: str,
+    partitions: Set[int | None],
+    config: TopicConfig,
+    *,
+    now: bool,
+    wait: Callable[[int], None] | None,
+) -> None:
+    """Remove the replaced files of partitions; whoever has one open reads on."""
+    directories = {
+        engine.partition_directory(topic, number) for number in partitions if number is not None
+    }
+    retired = [
+        file
+        for file in topic_files(engine, topic)
+        if file.path.parent in directories
+        and file.is_retired
+        and layout.parse_segment_file(file.path.name)
+    ]
+    if not retired:
+        return
+    if now:
+        until_ms, delay_ms = layout.INT64_MAX, 0
+    elif wait is not None:
+        delay_ms = config.file_delete_delay_ms
+        until_ms = max(file.changed_ms for file in retired) + delay_ms
+        wait(until_ms)
+    else:
+        return
+    for directory in directories:
+        sweep_deleted(directory, older_than_ms=delay_ms, now_ms=until_ms)

@@ -1,0 +1,216 @@
+"""What is left of keys in one file: records that bear them, and bytes where there are no records.
+
+Batches are decompressed and every record's key is compared, whatever became of the record: aborted,
+superseded, never committed. Where a file of batches has bytes that are none, damaged ones, it
+cannot be told what they hold: they are looked through as bytes, and named. All other files are
+looked through as bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kafkalog.errors import CorruptBatchError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+    from kafkalog.erasure.topic_files import TopicFile
+    from kafkalog.inspection.file_scan import ScannedChunk
+    from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
+
+__all__ = ["FileTraces", "scan_file"]
+
+_PIECE_SIZE: Final = 4 << 20
+
+
+@dataclass(slots=True)
+class FileTraces:
+    """What was looked at in one file, and what was found."""
+
+    file: TopicFile
+    size: int = 0
+    """Bytes that were looked at, as they are on the disk."""
+    records: int = 0
+    """Records whose key was compared."""
+    found: dict[int, int] = field(default_factory=dict)
+    """By number of a key: its records, deletions too."""
+    deletions: int = 0
+    """How many of them are tombstones."""
+    first_offset: int = layout.INT64_MAX
+    last_offset: int = -1
+    """Of the records found."""
+    horizon_ms: int | None = None
+    """When the last of the tombstones may go; INT64_MAX while one has no delete horizon."""
+    mentions: int = 0
+    """Other records that have a key's bytes in their key, value or headers."""
+    positions: dict[int, int] = field(default_factory=dict)
+    """By number of a key: where in the file its bytes stand, outside of records."""
+    faults: list[str] = field(default_factory=list)
+    """What of the file could not be looked at, and why."""
+
+    @property
+    def record_count(self) -> int:
+        """How many records bear a key."""
+        return sum(self.found.values())
+
+    def add(self, more: FileTraces) -> FileTraces:
+        """Return these and those of what follows in the file."""
+        horizons = [one for one in (self.horizon_ms, more.horizon_ms) if one is not None]
+        return FileTraces(
+            more.file,
+            self.size + more.size,
+            self.records + more.records,
+            dict(Counter(self.found) + Counter(more.found)),
+            self.deletions + more.deletions,
+            min(self.first_offset, more.first_offset),
+            max(self.last_offset, more.last_offset),
+            max(horizons, default=None),
+            self.mentions + more.mentions,
+            {**more.positions, **self.positions},
+            [*self.faults, *more.faults],
+        )
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing was found, and all of the file was looked at."""
+        return not (self.found or self.positions or self.faults)
+
+
+def scan_file(
+    file: TopicFile,
+    keys: ErasedKeys,
+    *,
+    start: int = 0,
+    end: int | None = None,
+    names: Iterable[bytes] = (),
+    progress: Callable[[int], None] = lambda _: None,
+) -> FileTraces:
+    """Look for keys in bytes [start, end) of a file; raises FileNotFoundError where it is gone.
+
+    Both stand between two batches, where it holds some; without `end` it is looked at to its end.
+
+    What is written in texts of ours, but for `names`, is looked through; `progress` is told how
+    many bytes were read. What the system refuses to read is a fault of the file.
+    """
+    traces = FileTraces(file)
+    if file.fault:
+        traces.faults.append(file.fault)
+        return traces
+    try:
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as fault:
+        traces.faults.append(f"it cannot be read: {fault.strerror}")
+        return traces
+    scan = _Scan(traces, keys, fd, tuple(names) if file.kind.is_text else (), progress)
+    try:
+        size = os.fstat(fd).st_size
+        limit = size if end is None else min(end, size)
+        if file.kind.has_batches:
+            scan.batches(start, limit)
+        else:
+            scan.bytes(start, limit)
+        traces.size = max(0, limit - start)
+    except OSError as fault:
+        traces.faults.append(f"it cannot be read: {fault.strerror}")
+    finally:
+        os.close(fd)
+    return traces
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    traces: FileTraces
+    keys: ErasedKeys
+    fd: int
+    names: tuple[bytes, ...]
+    progress: Callable[[int], None]
+
+    def bytes(self, start: int, end: int) -> None:
+        """Look through [start, end) of the file as bytes; note each key's first place."""
+        longest = max(map(len, self.keys.keys))
+        rest, position = b"", start
+        while position < end:
+            piece = files.read_at(self.fd, min(_PIECE_SIZE, end - position), position)
+            if not piece:
+                return
+            data = rest + piece
+            for name in self.names:
+                data = data.replace(name, b"\0" * len(name))
+            for number, place in self.keys.find_bytes(data, is_text=self.traces.file.kind.is_text):
+                self.traces.positions.setdefault(number, position - len(rest) + place)
+            position += len(piece)
+            self.progress(len(piece))
+            rest = (rest + piece)[-(longest - 1) :] if longest > 1 else b""
+
+    def batches(self, start: int, limit: int) -> None:
+        """Look through batches; what is none is looked through as bytes."""
+        from kafkalog.inspection.file_scan import FileScan
+
+        scan = FileScan(self.fd, self.traces.file.path, limit=limit)
+        scan.position = start
+        for chunk in scan:
+            before = chunk.position_of(0)
+            self._chunk(chunk)
+            self.progress(scan.position - before)
+        if scan.fault is not None and not scan.is_preallocated:
+            self._undecodable(scan.position, limit, scan.fault)
+
+    def _undecodable(self, start: int, end: int, fault: str) -> None:
+        self.traces.faults.append(f"at byte {start}: expected a batch, found {fault}")
+        self.bytes(start, end)
+
+    def _chunk(self, chunk: ScannedChunk) -> None:
+        """Look at the records of a chunk's batches; control records have keys of Kafka's own."""
+        is_control = (chunk.table.attributes & layout.CONTROL_BIT) != 0
+        for batch in np.flatnonzero(~chunk.is_valid).tolist():
+            self._damaged(chunk, batch, "one with another checksum")
+        left = np.flatnonzero(chunk.is_valid & ~is_control)
+        try:
+            for records in chunk.records(left):
+                self._records(records, chunk.table)
+                left = left[records.batch_count :]
+        except CorruptBatchError:
+            for batch in left.tolist():
+                self._alone(chunk, batch)
+
+    def _alone(self, chunk: ScannedChunk, batch: int) -> None:
+        try:
+            for records in chunk.records(np.array([batch])):
+                self._records(records, chunk.table)
+        except CorruptBatchError as fault:
+            self._damaged(chunk, batch, str(fault.found))
+
+    def _damaged(self, chunk: ScannedChunk, batch: int, found: str) -> None:
+        start = chunk.position_of(batch)
+        self._undecodable(start, start + int(chunk.table.sizes[batch]), found)
+
+    def _records(self, records: RecordTable, table: BatchTable) -> None:
+        traces = self.traces
+        traces.records += len(records)
+        rows, numbers = self.keys.find(records)
+        others = np.ones(len(records), dtype=np.bool_)
+        others[rows] = False
+        traces.mentions += self.keys.mentions(records, table, np.flatnonzero(others))
+        if not len(rows):
+            return
+        for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+            traces.found[int(number)] = traces.found.get(int(number), 0) + int(count)
+        offsets = records.offsets[rows]
+        traces.first_offset = min(traces.first_offset, int(offsets.min()))
+        traces.last_offset = max(traces.last_offset, int(offsets.max()))
+        batches = records.batch_index[rows[records.value_sizes[rows] < 0]]
+        if len(batches):
+            traces.deletions += len(batches)
+            has_horizon = (table.attributes[batches] & layout.DELETE_HORIZON_BIT) != 0
+            horizons = np.where(has_horizon, table.base_timestamps[batches], layout.INT64_MAX)
+            traces.horizon_ms = max(traces.horizon_ms or 0, int(horizons.max()))

@@ -1,0 +1,271 @@
+"""What a file of a log holds, entry by entry: every suffix of Kafka's, and the `commit` journal.
+
+`dump_file` yields one dict per entry, with `type` first and Kafka's names for the rest; what is
+wrong with the file is an entry of the type `finding`. Nothing is repaired, nothing raised but for a
+file that cannot be opened. `dump_text` has the lines that Kafka's tool prints for the same.
+
+Kafka: DumpLogSegments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
+from kafkalog.storage_engine.format import layout
+
+__all__ = ["DumpOptions", "Entry", "dump_file", "finding", "is_damage"]
+
+Entry: TypeAlias = dict[str, Any]
+
+NUMBER_MAX: Final = layout.INT32_MAX
+_ROOT_CHECKPOINTS: Final = (
+    layout.RECOVERY_POINT_CHECKPOINT,
+    layout.LOG_START_CHECKPOINT,
+    layout.REPLICATION_CHECKPOINT,
+    layout.CLEANER_CHECKPOINT,
+)
+_PROPERTIES: Final = (layout.META_PROPERTIES, layout.META_ASIDE, layout.PARTITION_METADATA)
+_TEXT_SIZE_MAX: Final = 64 << 20
+"""A checkpoint of a million partitions is smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpOptions:
+    """What to print of a file; the names are those of Kafka's options.
+
+    `deep_iteration`: records too; `print_data_log`: with their keys and values. Of an index:
+    `verify_index_only` yields findings alone, `index_sanity_check` looks at its size and its last
+    entry. `max_bytes`: of a `.log`, from its beginning."""
+
+    print_data_log: bool = False
+    deep_iteration: bool = False
+    verify_index_only: bool = False
+    index_sanity_check: bool = False
+    max_bytes: int = NUMBER_MAX
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether records are looked at."""
+        return self.deep_iteration or self.print_data_log
+
+
+def finding(path: Path, kind: str, position: int, expected: object, found: object) -> Entry:
+    """Return the entry for something wrong at a byte of a file."""
+    return {
+        "type": "finding",
+        "kind": kind,
+        "path": str(path),
+        "position": position,
+        "expected": expected,
+        "found": found,
+    }
+
+
+def is_damage(entry: Entry) -> bool:
+    """Tell whether an entry says that the file is damaged.
+
+    Gaps in the offsets are what cleaning leaves, and zeros at the end of a preallocated file are
+    room for more.
+    """
+    return entry["type"] == "finding" and entry["kind"] not in {"gap", "preallocated"}
+
+
+def dump_file(path: Path, options: DumpOptions | None = None) -> Iterator[Entry]:
+    """Yield what a file holds, its kind told from its name.
+
+    Raises InvalidInputError for a name of no known kind, StorageError for a file that cannot be
+    read.
+    """
+    options = DumpOptions() if options is None else options
+    try:
+        yield from _dump(path, options)
+    except OSError as fault:
+        raise StorageError(f"{path}: cannot be read: {fault.strerror or fault}") from fault
+    except CorruptLogError as fault:
+        yield finding(path, "damage", fault.position, fault.expected, fault.found)
+
+
+def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
+    parsed = layout.parse_segment_file(path.name)
+    if parsed is not None:
+        base_offset, suffix, _ = parsed
+        if suffix == layout.LOG:
+            from kafkalog.inspection import dump_log
+
+            yield {"type": "log", "startOffset": base_offset}
+            yield from dump_log.batches(path, base_offset, options)
+        elif suffix == layout.TRANSACTION_INDEX:
+            yield from _transaction_index(path)
+        elif suffix == layout.SNAPSHOT:
+            yield from _producer_snapshot(path)
+        else:
+            from kafkalog.inspection import dump_index
+
+            yield from dump_index.entries(path, options)
+        return
+    snapshot = layout.parse_metadata_snapshot(path.name)
+    if snapshot is not None:
+        from kafkalog.inspection import dump_log
+
+        yield {"type": "metadata snapshot", "endOffset": snapshot[0], "epoch": snapshot[1]}
+        yield from dump_log.batches(path, 0, options)
+    elif path.name in (layout.COMMIT, layout.COMMIT_RELEASED):
+        yield from _journal(path)
+    elif path.name == layout.LEADER_EPOCH_CHECKPOINT:
+        for epoch, start_offset in checkpoint_entries(path, 2):
+            yield {"type": "leader epoch", "epoch": int(epoch), "startOffset": int(start_offset)}
+    elif path.name in _ROOT_CHECKPOINTS:
+        for topic, partition, offset in checkpoint_entries(path, 3):
+            yield {
+                "type": "checkpoint",
+                "topic": topic,
+                "partition": int(partition),
+                "offset": int(offset),
+            }
+    elif path.name in _PROPERTIES:
+        yield {"type": "properties", **properties(path)}
+    else:
+        raise InvalidInputError(
+            f"{path}: not the name of a file that can be dumped: a segment's file "
+            f"(20 digits and {', '.join((*layout.SEGMENT_SUFFIXES, layout.SNAPSHOT))}), "
+            f"a checkpoint, {layout.PARTITION_METADATA} or {layout.COMMIT}"
+        )
+
+
+# --- indexes of transactions and producers -------------------------------------------------------
+
+
+def _transaction_index(path: Path) -> Iterator[Entry]:
+    entry = layout.TRANSACTION_INDEX_ENTRY
+    names = ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset")
+    with path.open("rb") as file:
+        position = 0
+        while len(data := file.read(entry.size)) == entry.size:
+            yield {
+                "type": "aborted transaction",
+                **dict(zip(names, entry.unpack(data), strict=True)),
+            }
+            if data[:2] != b"\0\0":
+                yield finding(path, "damage", position, "entry version 0", data[:2].hex())
+                return
+            position += entry.size
+        if data:
+            yield finding(path, "damage", position, f"{entry.size} bytes", f"{len(data)} bytes")
+
+
+def _producer_snapshot(path: Path) -> Iterator[Entry]:
+    from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
+
+    for entry in parse_snapshot(path.read_bytes(), path):
+        first_offset = entry.current_txn_first_offset
+        found: Entry = {
+            "type": "producer",
+            "producerId": entry.producer_id,
+            "producerEpoch": entry.producer_epoch,
+            "coordinatorEpoch": entry.coordinator_epoch,
+            "currentTxnFirstOffset": None if first_offset < 0 else first_offset,
+            "lastTimestamp": entry.timestamp,
+        }
+        if entry.last_offset >= 0:
+            found["firstSequence"] = _first_sequence(entry.last_sequence, entry.offset_delta)
+            found["lastSequence"] = entry.last_sequence
+            found["lastOffset"] = entry.last_offset
+            found["offsetDelta"] = entry.offset_delta
+            found["timestamp"] = entry.timestamp
+        yield found
+
+
+def _first_sequence(last_sequence: int, offset_delta: int) -> int:
+    """Return a batch's first sequence number; they begin anew at 0 after the largest int32."""
+    first = last_sequence - offset_delta
+    return first if first >= 0 else first + layout.INT32_MAX + 1
+
+
+# --- text files ----------------------------------------------------------------------------------
+
+
+def checkpoint_entries(path: Path, width: int) -> Iterator[list[str]]:
+    """Yield the tokens of a checkpoint's entries, `width` each, all but a topic whole numbers.
+
+    Raises CorruptLogError for a file that Kafka would refuse. Kafka: CheckpointFile.
+    """
+    if path.stat().st_size > _TEXT_SIZE_MAX:
+        raise CorruptLogError(path, 0, "a checkpoint", f"{path.stat().st_size} bytes")
+    data = path.read_bytes()
+    if not data:
+        return
+    lines = data.split(b"\n")
+    position = 0
+    if lines[0].strip() != b"0":
+        raise CorruptLogError(path, 0, "version 0", _shown(lines[0]))
+    position += len(lines[0]) + 1
+    announced = lines[1].strip() if len(lines) > 1 else b""
+    if not re.fullmatch(rb"[0-9]{1,19}", announced):
+        raise CorruptLogError(path, position, "a number of entries", _shown(announced))
+    position += len(lines[1]) + 1
+    found = [line for line in lines[2:] if line]
+    for line in found:
+        tokens = line.decode("utf-8", "replace").split()
+        numbers = tokens[1:] if width == 3 else tokens
+        if len(tokens) != width or not all(_is_number(number) for number in numbers):
+            expected = "topic, partition and offset" if width == 3 else "epoch and start offset"
+            raise CorruptLogError(path, position, expected, _shown(line))
+        yield tokens
+        position += len(line) + 1
+    if len(found) != int(announced):
+        raise CorruptLogError(path, position, f"{int(announced)} entries", len(found))
+
+
+def _is_number(token: str) -> bool:
+    return re.fullmatch(r"-?[0-9]{1,19}", token, re.ASCII) is not None
+
+
+def _shown(data: bytes) -> str:
+    return repr(data[:60].decode("utf-8", "replace"))
+
+
+def properties(path: Path) -> dict[str, str]:
+    """Return the names and values of `partition.metadata` or `meta.properties`.
+
+    Raises CorruptLogError for a line that is neither a pair nor a comment.
+    """
+    separator = ":" if path.name == layout.PARTITION_METADATA else "="
+    found: dict[str, str] = {}
+    position = 0
+    for line in path.read_bytes()[:_TEXT_SIZE_MAX].split(b"\n"):
+        text = line.decode("utf-8", "replace").strip()
+        if text and not text.startswith(("#", "!")):
+            name, separated, value = text.partition(separator)
+            if not separated:
+                raise CorruptLogError(
+                    path, position, f"a name, {separator!r} and a value", _shown(line)
+                )
+            found[name.strip()] = value.strip()
+        position += len(line) + 1
+    return found
+
+
+# --- the journal ---------------------------------------------------------------------------------
+
+
+def _journal(path: Path) -> Iterator[Entry]:
+    from kafkalog.storage_engine.metadata.journal import Journal
+
+    if not path.exists():
+        raise FileNotFoundError(2, "no such file")
+    header, records = Journal(path).records()
+    yield {"type": "journal", **header}
+    for position, size, number, change in records:
+        yield {
+            "type": "commit",
+            "number": number,
+            "position": position,
+            "size": size,
+            "isPublished": position + size <= header["publishedEnd"],
+            "change": change,
+        }

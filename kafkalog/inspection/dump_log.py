@@ -1,0 +1,219 @@
+"""The batches of a `.log` file, and their records, for `dump`.
+
+Only here, where each record is printed, Python runs per record.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from kafkalog.errors import CorruptBatchError
+from kafkalog.inspection.dump import NUMBER_MAX, DumpOptions, Entry, finding
+from kafkalog.inspection.file_scan import FileScan, ScannedChunk
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.records.tables import RecordTable
+
+__all__ = ["batches"]
+
+TIMESTAMP_TYPES: Final = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
+_FIELDS: Final = (
+    "positions",
+    "sizes",
+    "base_offsets",
+    "last_offsets",
+    "leader_epochs",
+    "attributes",
+    "base_timestamps",
+    "max_timestamps",
+    "producer_ids",
+    "producer_epochs",
+    "base_sequences",
+    "counts",
+    "crcs",
+    "magics",
+)
+_VARINT_SIZE_MAX: Final = 5
+
+
+def batches(path: Path, base_offset: int, options: DumpOptions) -> Iterator[Entry]:
+    """Yield an entry per batch, with `is_deep` followed by its records, and what is wrong."""
+    fd = files.open_to_read(path)
+    try:
+        limit = min(os.fstat(fd).st_size, options.max_bytes)
+        scan = FileScan(fd, path, limit=limit, base_offset=base_offset)
+        last_offset = -1
+        for chunk in scan:
+            for batch in range(len(chunk.table)):
+                row = {name: int(getattr(chunk.table, name)[batch]) for name in _FIELDS}
+                yield _batch(chunk, batch, row)
+                if not chunk.is_valid[batch]:
+                    place = chunk.position_of(batch)
+                    yield finding(path, "checksum", place, f"checksum {row['crcs']:#010x}", "other")
+                elif options.is_deep:
+                    for entry in _records(chunk, batch, row, options):
+                        if entry["type"] == "record":
+                            if entry["offset"] != last_offset + 1:
+                                yield _gap(path, chunk, batch, last_offset, entry["offset"])
+                            last_offset = entry["offset"]
+                        yield entry
+        if scan.fault is not None and options.max_bytes == NUMBER_MAX:
+            kind = "preallocated" if scan.is_preallocated else "trailing bytes"
+            yield {
+                **finding(path, kind, scan.position, "a batch, or the end", scan.fault),
+                "size": limit - scan.position,
+            }
+    finally:
+        os.close(fd)
+
+
+def _gap(path: Path, chunk: ScannedChunk, batch: int, before: int, offset: int) -> Entry:
+    place = chunk.position_of(batch)
+    return {
+        **finding(path, "gap", place, f"offset {before + 1}", f"offset {offset}"),
+        "before": before,
+        "offset": offset,
+    }
+
+
+def _batch(chunk: ScannedChunk, batch: int, row: dict[str, int]) -> Entry:
+    attributes = row["attributes"]
+    if row["magics"] == layout.MAGIC:
+        entry: Entry = {
+            "type": "batch",
+            "baseOffset": row["base_offsets"],
+            "lastOffset": row["last_offsets"],
+            "count": row["counts"],
+            "baseSequence": row["base_sequences"],
+            "lastSequence": _sequence(
+                row["base_sequences"], row["last_offsets"] - row["base_offsets"]
+            ),
+            "producerId": row["producer_ids"],
+            "producerEpoch": row["producer_epochs"],
+            "partitionLeaderEpoch": row["leader_epochs"],
+            "isTransactional": bool(attributes & layout.TRANSACTIONAL_BIT),
+            "isControl": bool(attributes & layout.CONTROL_BIT),
+            "deleteHorizonMs": row["base_timestamps"]
+            if attributes & layout.DELETE_HORIZON_BIT
+            else None,
+        }
+    else:
+        entry = {"type": "message", "offset": row["last_offsets"]}
+    codec = attributes & layout.CODEC_MASK
+    return entry | {
+        "position": chunk.position_of(batch),
+        "timestampType": TIMESTAMP_TYPES[_timestamp_type(row)],
+        "maxTimestamp": row["max_timestamps"],
+        "size": row["sizes"],
+        "magic": row["magics"],
+        "compresscodec": layout.CODEC_NAMES.get(codec, f"unknown({codec})"),
+        "crc": row["crcs"],
+        "isvalid": bool(chunk.is_valid[batch]),
+    }
+
+
+def _timestamp_type(row: dict[str, int]) -> int:
+    if row["magics"] == 0:
+        return layout.NO_TIMESTAMP_TYPE
+    return int(row["attributes"] & layout.TIMESTAMP_TYPE_BIT != 0)
+
+
+def _sequence(base_sequence: int, offset_delta: int) -> int:
+    """Return a record's sequence number; after the largest int32 they begin anew at 0."""
+    if base_sequence < 0:
+        return -1
+    return (base_sequence + offset_delta) % (layout.INT32_MAX + 1)
+
+
+def _records(
+    chunk: ScannedChunk, batch: int, row: dict[str, int], options: DumpOptions
+) -> Iterator[Entry]:
+    if row["counts"] == 0:
+        return
+    try:
+        for table in chunk.records(np.array([batch])):
+            arena = table.arena.data
+            for record in range(len(table)):
+                yield _record(table, arena, record, row, options)
+    except CorruptBatchError as fault:
+        yield finding(chunk.path, "records", fault.position, fault.expected, fault.found)
+
+
+def _record(
+    table: RecordTable, arena: memoryview, record: int, row: dict[str, int], options: DumpOptions
+) -> Entry:
+    fields = table.fields[:, record].tolist()
+    start, _, offset, timestamp, key_at, key_size, value_at, value_size, headers_at = fields
+    key = None if key_size < 0 else bytes(arena[key_at : key_at + key_size])
+    value = None if value_size < 0 else bytes(arena[value_at : value_at + value_size])
+    entry: Entry = {
+        "type": "record",
+        "offset": offset,
+        "timestampType": TIMESTAMP_TYPES[_timestamp_type(row)],
+        "timestamp": timestamp,
+        "keySize": key_size,
+        "valueSize": value_size,
+    }
+    is_control = bool(row["attributes"] & layout.CONTROL_BIT) and row["magics"] == layout.MAGIC
+    headers: list[tuple[bytes, bytes | None]] = []
+    if row["magics"] == layout.MAGIC:
+        headers = _headers(arena, headers_at)
+        entry["sequence"] = _sequence(row["base_sequences"], offset - row["base_offsets"])
+        entry["headerKeys"] = [name.decode("utf-8", "replace") for name, _ in headers]
+    else:
+        # An inner message that is wrong was reported with its set.
+        crc = int.from_bytes(arena[start + 12 : start + 16], "big")
+        entry |= {"isvalid": True, "crc": crc}
+    if is_control:
+        entry |= _control(key, value)
+    elif options.print_data_log:
+        entry |= {"key": key, "payload": value}
+        if headers:
+            entry["headers"] = headers
+    return entry
+
+
+def _headers(arena: memoryview, position: int) -> list[tuple[bytes, bytes | None]]:
+    """Return the headers of a record v2; its kernel has proven that they lie within it."""
+    count, position = _varint(arena, position)
+    found = []
+    for _ in range(count):
+        size, position = _varint(arena, position)
+        name = bytes(arena[position : position + size])
+        size, position = _varint(arena, position + size)
+        found.append((name, None if size < 0 else bytes(arena[position : position + size])))
+        position += max(size, 0)
+    return found
+
+
+def _varint(arena: memoryview, position: int) -> tuple[int, int]:
+    """Return (value, next position) of the zigzag varint at `position`.
+
+    Bits past the 32nd are dropped, as in Java, and as the kernel has done that read it before.
+    """
+    value = 0
+    for place in range(_VARINT_SIZE_MAX):
+        byte = arena[position + place]
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            value &= 0xFFFF_FFFF
+            return (value >> 1) ^ -(value & 1), position + place + 1
+    raise AssertionError("the kernel has read this varint")
+
+
+def _control(key: bytes | None, value: bytes | None) -> dict[str, Any]:
+    """Return what a control record says; an unknown type, or a short one, is shown as it is."""
+    if key is None or len(key) < layout.CONTROL_KEY.size:
+        return {"controlType": f"invalid key {(key or b'').hex()!r}"}
+    _, number = layout.CONTROL_KEY.unpack_from(key)
+    name = layout.CONTROL_TYPES.get(number, "UNKNOWN")
+    is_marker = number in (layout.CONTROL_ABORT, layout.CONTROL_COMMIT)
+    if is_marker and value is not None and len(value) >= layout.END_TXN_VALUE.size:
+        _, coordinator_epoch = layout.END_TXN_VALUE.unpack_from(value)
+        return {"endTxnMarker": name, "coordinatorEpoch": coordinator_epoch}
+    return {"controlType": f"{name}({number})"}

@@ -1,0 +1,363 @@
+"""Everything a log directory holds, compared with everything else: what `kafkalog verify` runs.
+
+Of each partition: all checksums, the order of offsets, every index entry, aborted transactions,
+producer snapshots, leader epochs, the topic id. Of the root: the journal against the files, the
+checkpoints against the log, foreign files. With `deep` every record is decoded too.
+
+A directory may be ours, a broker's, or one partition's. Nothing is changed, in any of them, and
+nobody is kept waiting. Memory is bounded by a chunk of a log, whatever the size of the files.
+
+A *finding* is damage or a notice. What a broker that was killed leaves (half a batch at the end,
+indexes that it had not synced) is a notice, since its next start, or `adopt`, mends it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from kafkalog.errors import (
+    CorruptLogError,
+    InvalidInputError,
+    KafkaLogError,
+    StorageError,
+    UnknownTopicError,
+)
+from kafkalog.inspection.dump import checkpoint_entries
+from kafkalog.inspection.finding import Finding
+from kafkalog.inspection.verify_partition import PartitionFiles, verify_partition
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
+
+__all__ = ["Finding", "has_topic", "log_size", "verify"]
+
+_CHECKPOINTS: Final = (
+    layout.RECOVERY_POINT_CHECKPOINT,
+    layout.LOG_START_CHECKPOINT,
+    layout.REPLICATION_CHECKPOINT,
+    layout.CLEANER_CHECKPOINT,
+)
+_ROOT_NAMES: Final = (
+    *_CHECKPOINTS,
+    layout.COMMIT,
+    layout.ROOT_LOCK,
+    layout.META_PROPERTIES,
+    layout.CLEAN_SHUTDOWN,
+    layout.METADATA_DIRECTORY,
+    "bootstrap.checkpoint",
+)
+_ASIDE: Final = ("-delete", "-stray", "-future")
+_DAMAGE_ERRORS: Final = {errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+"""What the file system says of things that are lost or wrong; whatever else it says keeps us from
+looking."""
+_Checkpoints = Mapping[str, Mapping[tuple[str, int], int]]
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+def verify(
+    root: Path,
+    topic: str | None = None,
+    *,
+    deep: bool = False,
+    progress: Callable[[int], None] = _ignore,
+) -> Iterator[Finding]:
+    """Yield what is wrong in a log directory, or in its topic `topic`, as soon as it is found.
+
+    `progress` is told how many bytes of `.log` files were read since it was told last: `log_size`
+    is their sum. Raises InvalidInputError for a path without a log, UnknownTopicError, and
+    StorageError, after all findings, where something could not be looked at.
+    """
+    root = root.absolute()
+    if not root.is_dir():
+        raise InvalidInputError(f"{root}: no such directory")
+    faults: list[str] = []
+    if _is_partition(root):
+        yield from _partition(PartitionFiles(root), deep, progress, faults)
+    else:
+        yield from _root(root, topic, deep, progress, faults)
+    if faults:
+        more = f"; so could {len(faults) - 1} more not be" if len(faults) > 1 else ""
+        raise StorageError(f"{faults[0]}: this could not be looked at{more}")
+
+
+def _root(
+    root: Path,
+    topic: str | None,
+    deep: bool,
+    progress: Callable[[int], None],
+    faults: list[str],
+) -> Iterator[Finding]:
+    state, journal = None, Journal(root / layout.COMMIT)
+    if journal.path.exists():
+        state, found = _read_journal(journal, faults)
+        yield from found
+    elif not _has_log(root):
+        raise InvalidInputError(
+            f"{root}: no log here: neither a `{layout.COMMIT}` file nor "
+            f"{layout.META_PROPERTIES}, nor a partition's directory with a segment"
+        )
+    elif _has_lost_journal(root):
+        expected = "the journal, which says what is committed"
+        yield Finding(journal.path, 0, expected, "no file: the journal is missing")
+    present = _topic_partitions(root, state)
+    deleted = {known.name for known in state.deleting.values()} if state else set()
+    if topic is not None and topic not in {name for name, _ in present}:
+        known = ", ".join(sorted({name for name, _ in present})[:20]) or "none"
+        raise UnknownTopicError(f"topic {topic!r} does not exist; the topics here are: {known}")
+    checkpoints: dict[str, dict[tuple[str, int], int]] = {}
+    for name in _CHECKPOINTS:
+        checkpoints[name] = {}
+        yield from _read_checkpoint(root / name, checkpoints[name], faults)
+    points = checkpoints[layout.RECOVERY_POINT_CHECKPOINT]
+    for partition in sorted(present):
+        if topic in (None, partition[0]):
+            files = _files_of(root, partition, state, points, journal)
+            if files is None:
+                path = root / layout.partition_directory(*partition)
+                left = "what is left of one that was deleted" if partition[0] in deleted else "none"
+                yield Finding(path, 0, "a topic of the journal", left, is_damage=False)
+            else:
+                yield from _partition(files, deep, progress, faults)
+    yield from _compare_checkpoints(root, checkpoints, present, topic, deleted)
+    if topic is None:
+        yield from _foreign(root, state)
+
+
+def log_size(root: Path, topic: str | None = None) -> int:
+    """Return the bytes of all `.log` files that `verify` will read."""
+    total = 0
+    if not root.is_dir():
+        return total
+    directories = [root] if _is_partition(root) else [path for _, path in _partitions(root)]
+    for directory in directories:
+        parsed = layout.parse_partition_directory(directory.name)
+        if topic is not None and parsed is not None and parsed[0] != topic:
+            continue
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                file = layout.parse_segment_file(entry.name)
+                if file is not None and file[1:] == (layout.LOG, ""):
+                    total += entry.stat().st_size
+    return total
+
+
+def has_topic(root: Path, topic: str) -> bool:
+    """Tell whether a directory has a partition of a topic."""
+    return root.is_dir() and any(name == topic for (name, _), _ in _partitions(root))
+
+
+def _has_log(root: Path) -> bool:
+    marks = (layout.META_PROPERTIES, layout.META_ASIDE, layout.COMMIT_RELEASED)
+    return any((root / name).exists() for name in marks) or any(
+        _is_partition(directory) for _, directory in _partitions(root)
+    )
+
+
+def _has_lost_journal(root: Path) -> bool:
+    """Tell whether a directory without a journal had one, and is no broker's by now."""
+    if any((root / name).exists() for name in (layout.META_PROPERTIES, layout.COMMIT_RELEASED)):
+        return False
+    if (root / layout.COMMIT_LOCK).exists():
+        return True
+    # An adoption makes the canaries before the journal.
+    is_adoption = (root / layout.META_ASIDE).exists()
+    return not is_adoption and any(
+        (directory / layout.CANARY).exists() for _, directory in _partitions(root)
+    )
+
+
+# --- partitions ----------------------------------------------------------------------------------
+
+
+def _is_partition(directory: Path) -> bool:
+    if (directory / layout.COMMIT).exists():
+        return False
+    names = os.listdir(directory)
+    found = (layout.parse_segment_file(name) for name in names)
+    return any(parsed is not None and parsed[1] == layout.LOG for parsed in found)
+
+
+def _partitions(root: Path) -> Iterator[tuple[tuple[str, int], Path]]:
+    """Yield ((topic, partition), directory) of what bears a partition's name."""
+    with os.scandir(root) as entries:
+        for entry in entries:
+            parsed = layout.parse_partition_directory(entry.name)
+            if parsed is not None and entry.is_dir():
+                yield parsed, Path(entry.path)
+
+
+def _topic_partitions(root: Path, state: State | None) -> set[tuple[str, int]]:
+    """Return the partitions that are here, and those that should be."""
+    found = {partition for partition, _ in _partitions(root)}
+    if state is not None:
+        for topic in state.topics.values():
+            found |= {(topic.name, number) for number, _ in topic.present()}
+    return found
+
+
+def _files_of(
+    root: Path,
+    partition: tuple[str, int],
+    state: State | None,
+    recovery_points: Mapping[tuple[str, int], int],
+    journal: Journal,
+) -> PartitionFiles | None:
+    """Return what is known of a partition before it is read; None if the journal knows it not."""
+    directory = root / layout.partition_directory(*partition)
+    # Of a directory that was adopted, internal topics stay the broker's.
+    if state is None or partition[0] in layout.INTERNAL_TOPICS:
+        # Of a log of ours whose journal is lost all has been synced, as after a clean shutdown.
+        is_internal = partition[0] in layout.INTERNAL_TOPICS
+        marks = (layout.CLEAN_SHUTDOWN, layout.CLEAN_ASIDE if is_internal else layout.COMMIT)
+        is_clean = any((root / name).exists() for name in marks)
+        point = None if is_clean else recovery_points.get(partition, 0)
+        return PartitionFiles(directory, recovery_point=point)
+    topic = state.topics.get(partition[0])
+    if topic is None or partition[1] >= len(topic.partitions):
+        return None
+    return PartitionFiles(directory, _loader(journal, topic, partition[1]), topic.topic_id)
+
+
+def _loader(journal: Journal, topic: TopicState, partition: int) -> Callable[[], PartitionState]:
+    def load() -> PartitionState:
+        known = journal.published().topics.get(topic.name)
+        if known is None or known.topic_id != topic.topic_id:
+            raise UnknownTopicError(f"topic {topic.name!r} was deleted while it was verified")
+        return known.partitions[partition]
+
+    return load
+
+
+def _partition(
+    partition: PartitionFiles, deep: bool, progress: Callable[[int], None], faults: list[str]
+) -> Iterator[Finding]:
+    """Verify one partition; one that is damaged so that it cannot be read is a finding."""
+    try:
+        yield from verify_partition(partition, deep=deep, progress=progress)
+    except UnknownTopicError:
+        return  # deleted meanwhile
+    except FileNotFoundError as fault:
+        path = Path(fault.filename or partition.directory)
+        yield Finding(path, 0, "a file of the partition", "none: it is missing")
+    except OSError as fault:
+        path = Path(fault.filename or partition.directory)
+        yield from _unread(path, fault, faults)
+    except KafkaLogError as fault:
+        cause = fault.__cause__
+        if isinstance(cause, OSError) and cause.errno not in _DAMAGE_ERRORS:
+            faults.append(str(fault))
+            return
+        yield Finding(partition.directory, 0, "a partition that can be read", str(fault))
+
+
+def _unread(path: Path, fault: OSError, faults: list[str]) -> Iterator[Finding]:
+    """Tell damage from what keeps us from looking, which is put to the faults."""
+    text = str(fault.strerror or fault)
+    if fault.errno in _DAMAGE_ERRORS:
+        yield Finding(path, 0, "a file that can be read", text)
+    else:
+        faults.append(f"{path}: {text}")
+
+
+# --- the root ------------------------------------------------------------------------------------
+
+
+def _read_journal(journal: Journal, faults: list[str]) -> tuple[State | None, list[Finding]]:
+    """Return the published state, None where the journal cannot be read, and what is wrong."""
+    path = journal.path
+    try:
+        state = journal.published()
+        for _ in journal.records()[1]:
+            pass
+    except CorruptLogError as fault:
+        return None, [Finding(path, fault.position, str(fault.expected), str(fault.found))]
+    except OSError as fault:
+        return None, list(_unread(path, fault, faults))
+    except (KafkaLogError, ValueError) as fault:
+        return None, [Finding(path, 0, "a journal of this release", str(fault))]
+    return state, []
+
+
+def _read_checkpoint(
+    path: Path, found: dict[tuple[str, int], int], faults: list[str]
+) -> Iterator[Finding]:
+    try:
+        for topic, partition, offset in checkpoint_entries(path, 3):
+            found[topic, int(partition)] = int(offset)
+    except FileNotFoundError:
+        return
+    except CorruptLogError as fault:
+        yield Finding(path, fault.position, str(fault.expected), str(fault.found))
+    except OSError as fault:
+        yield from _unread(path, fault, faults)
+
+
+def _compare_checkpoints(
+    root: Path,
+    checkpoints: _Checkpoints,
+    present: set[tuple[str, int]],
+    topic: str | None,
+    deleted: set[str],
+) -> Iterator[Finding]:
+    """Hold the offsets of the root's checkpoints against the ends of the logs.
+
+    What they say of `deleted` topics, until those are gone for good, may be about the old one.
+    """
+    from kafkalog.storage_engine.segment.segments import list_segments, next_offset
+
+    ends: dict[tuple[str, int], int | None] = {}
+    for name, entries in checkpoints.items():
+        for partition, offset in sorted(entries.items()):
+            if topic not in (None, partition[0]) or partition[0] in deleted:
+                continue
+            path = root / name
+            text = layout.partition_directory(*partition)
+            if partition not in present:
+                expected = "partitions that are here"
+                yield Finding(path, 0, expected, f"{text}, which is not", is_damage=False)
+                continue
+            if partition not in ends:
+                try:
+                    segments = list_segments(root / text)
+                    ends[partition] = next_offset(segments[-1]) if segments else None
+                except OSError:
+                    ends[partition] = None  # that was a finding of the partition
+            end = ends[partition]
+            if end is not None and not 0 <= offset <= end:
+                yield Finding(path, 0, f"{text} at an offset from 0 to its end, {end}", str(offset))
+
+
+def _deleted_directories(state: State) -> Iterator[str]:
+    """Yield the names that directories of deleted topics have until they are removed."""
+    for deleted in state.deleting.values():
+        for number in range(deleted.partitions):
+            yield layout.deleted_directory(deleted.name, number, deleted.topic_id)
+
+
+def _foreign(root: Path, state: State | None) -> Iterator[Finding]:
+    """Report what is neither Kafka's nor ours, or was set aside and will stay."""
+    removed = set() if state is None else set(_deleted_directories(state))
+    with os.scandir(root) as entries:
+        names = sorted((entry.name, entry.is_dir()) for entry in entries)
+    for name, is_directory in names:
+        plain = name.removesuffix(layout.TEMPORARY)
+        if plain in _ROOT_NAMES or name.startswith(layout.OURS):
+            continue
+        if is_directory and layout.parse_partition_directory(name) is not None:
+            continue
+        if is_directory and name.endswith(_ASIDE):
+            if name not in removed and (state is not None or not name.endswith("-delete")):
+                expected = "partitions in use"
+                found = "one that a broker has set aside"
+                yield Finding(root / name, 0, expected, found, is_damage=False)
+            continue
+        owner = "a log's files alone" if state is not None else "a broker's files alone"
+        found = "a foreign directory" if is_directory else "a foreign file"
+        yield Finding(root / name, 0, owner, found, is_damage=False)

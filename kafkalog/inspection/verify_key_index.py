@@ -1,0 +1,57 @@
+"""The checksums of key indexes, for `verify`: a damaged one is a notice, since lookups pass it by.
+
+Whether an index is of the segment beside it is not looked at: one that is not is never used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+from kafkalog.inspection.finding import Finding
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+
+__all__ = ["verify_key_indexes"]
+
+_BLOCKS_AT_ONCE: Final = 256
+
+
+def verify_key_indexes(directory: Path) -> Iterator[Finding]:
+    """Yield a notice for every key index of a partition that is damaged, at its first bad block."""
+    for path in sorted(directory.glob(f"{layout.OURS}*{layout.KEYS}")):
+        if path.name.startswith(layout.SPILL):
+            continue  # it is being written, or what a dead cleaner left
+        try:
+            fd = files.open_to_read(path)
+        except FileNotFoundError:
+            continue  # replaced meanwhile
+        try:
+            position = _first_bad(fd)
+        finally:
+            os.close(fd)
+        if position is not None:
+            expected = f"a whole block of {layout.KEYS_BLOCK} bytes with its checksum"
+            found = "another one: lookups scan the segment until a cleaning writes the index anew"
+            yield Finding(path, position, expected, found, is_damage=False)
+
+
+def _first_bad(fd: int) -> int | None:
+    """Return where the first block lies that is not whole or has another checksum."""
+    position = 0
+    step = layout.KEYS_BLOCK * _BLOCKS_AT_ONCE
+    while data := files.read_at(fd, step, position):
+        for start in range(0, len(data), layout.KEYS_BLOCK):
+            block = data[start : start + layout.KEYS_BLOCK]
+            covered = block[: -layout.CHECKSUM.size]
+            if (
+                len(block) < layout.KEYS_BLOCK
+                or crc32c(covered) != layout.CHECKSUM.unpack(block[-layout.CHECKSUM.size :])[0]
+            ):
+                return position + start
+        position += len(data)
+    return None if position else 0

@@ -1,0 +1,389 @@
+"""One partition's directory, all of its files, for `verify`.
+
+Of a log of ours, segment after segment is opened under the shared segments lock, together with the
+state of that moment: commits and cleanings go on meanwhile, and what a cleaning has merged is
+looked at again as a whole. A broker's directory is listed without any lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from kafkalog.errors import CorruptLogError
+from kafkalog.inspection.dump import checkpoint_entries, properties
+from kafkalog.inspection.finding import Finding
+from kafkalog.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
+from kafkalog.inspection.verify_key_index import verify_key_indexes
+from kafkalog.inspection.verify_segment import LogCheck, SegmentCheck
+from kafkalog.storage_engine.format import layout, leader_epochs
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.segment.offset_chain import GapLists, OffsetChain
+from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
+from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
+
+__all__ = ["PartitionFiles", "verify_partition"]
+
+_TRIES: Final = 100
+"""Listings of a directory in which a broker removes files meanwhile."""
+_KNOWN: Final = (
+    layout.PARTITION_METADATA,
+    layout.LEADER_EPOCH_CHECKPOINT,
+    layout.LEADER_EPOCH_CHECKPOINT + layout.TEMPORARY,
+    layout.PARTITION_METADATA + layout.TEMPORARY,
+    "quorum-state",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFiles:
+    """A partition to be verified.
+
+    `load_state` gives its state in the journal, None where no journal counts; `topic_id` is that of
+    its topic, None where nothing else tells it. `recovery_point`: a broker that did not shut down
+    cleanly had synced the log up to there, None: all of it.
+    """
+
+    directory: Path
+    load_state: Callable[[], PartitionState] | None = None
+    topic_id: str | None = None
+    recovery_point: int | None = None
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A segment with its log open, as of one moment."""
+
+    segment: SegmentFiles
+    fd: int
+    following: int | None
+    """Base offset of the next segment."""
+    first: int
+    """Base offset of the partition's first segment."""
+    first_wanted: int
+    """That of the segment with the log start: those before it are retention's."""
+    state: PartitionState | None
+    is_active: bool
+    limit: int
+    chain: OffsetChain | None
+    """What is listed of gaps in the segment; None where that is damaged, or nothing is."""
+    gaps: GapLists | None
+
+    def close(self) -> None:
+        os.close(self.fd)
+        if self.gaps is not None:
+            self.gaps.close()
+
+
+def verify_partition(
+    partition: PartitionFiles, *, deep: bool, progress: Callable[[int], None]
+) -> Iterator[Finding]:
+    """Yield what is wrong in a partition's directory, and what is odd."""
+    directory = partition.directory
+    log = LogCheck(deep=deep, progress=progress)
+    yield from _names(directory)
+    canary = directory / layout.CANARY
+    if partition.load_state is not None and not canary.exists():
+        expected = "the file that a broker's load deletes"
+        found = "none: a broker has loaded the directory; take it back with kafkalog adopt"
+        yield Finding(canary, 0, expected, found, is_damage=False)
+    yield from _metadata(partition)
+    yield from _leader_epochs(partition, log)
+    yield from _gap_lists(partition)
+    last: _Opened | None = None
+    wanted: int | None = None
+    while True:
+        opened = _open(partition, wanted)
+        if opened is None:
+            break
+        last = opened
+        try:
+            yield from _segment(partition, opened, log)
+        finally:
+            opened.close()
+        if opened.following is None:
+            break
+        wanted = opened.following
+    yield from _against_journal(partition, last, log)
+    yield from _snapshots(partition, last)
+    yield from verify_key_indexes(directory)
+    end = log.last_offset + 1 if last is not None else None
+    yield from _epochs_within(partition, log, end)
+
+
+def _open(partition: PartitionFiles, wanted: int | None) -> _Opened | None:
+    """Open the segment that holds the offset `wanted`, the first one by default; None for none."""
+    for attempt in range(_TRIES):
+        try:
+            return _open_now(partition, wanted)
+        except FileNotFoundError:
+            if attempt + 1 == _TRIES or partition.load_state is not None:
+                raise
+    return None
+
+
+def _open_now(partition: PartitionFiles, wanted: int | None) -> _Opened | None:
+    directory, state = partition.directory, None
+    with contextlib.ExitStack() as held:
+        if partition.load_state is not None:
+            held.enter_context(locks.SegmentsLock(directory).shared())
+            state = partition.load_state()
+        segments = list_segments(directory)
+        if state is not None:
+            segments = [s for s in segments if s.base_offset <= state.active_base]
+        if not segments:
+            return None
+        bases = [segment.base_offset for segment in segments]
+        place = 0 if wanted is None else max(0, bisect_right(bases, wanted) - 1)
+        segment = segments[place]
+        fd = files.open_to_read(segment.log)
+        limit = os.fstat(fd).st_size
+        is_last = place + 1 == len(segments)
+        is_active = is_last if state is None else segment.base_offset == state.active_base
+        if state is not None and is_active:
+            limit = min(limit, state.active_size)
+        following = None if is_last else bases[place + 1]
+        gaps = chain = None
+        if state is not None:
+            gaps = GapLists(directory)
+            with contextlib.suppress(CorruptLogError):
+                chain = gaps.chain(
+                    segment.base_offset,
+                    None if is_active else limit,
+                    next_offset=segment.base_offset,
+                    listed_from=state.listed_from,
+                )
+        start = bases[0] if state is None else state.log_start_offset
+        return _Opened(
+            segment=segment,
+            fd=fd,
+            following=following,
+            first=bases[0],
+            first_wanted=bases[max(0, bisect_right(bases, start) - 1)],
+            state=state,
+            is_active=is_active,
+            limit=limit,
+            chain=chain,
+            gaps=gaps,
+        )
+
+
+def _gap_lists(partition: PartitionFiles) -> Iterator[Finding]:
+    """Check the lists of gaps, all of both, in a log of ours."""
+    if partition.load_state is None:
+        return
+    with locks.SegmentsLock(partition.directory).shared():
+        gaps = GapLists(partition.directory)
+    with contextlib.closing(gaps):
+        for file in (gaps.cleaned, gaps.raw):
+            try:
+                for section in file.sections():
+                    for _ in section.data():
+                        pass
+            except CorruptLogError as fault:
+                yield Finding(file.path, fault.position, str(fault.expected), str(fault.found))
+
+
+def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Iterator[Finding]:
+    segment = opened.segment
+    following = opened.following
+    point = partition.recovery_point
+    # What a broker had not synced when it died is checked by its next start, which rebuilds the
+    # indexes and cuts off half a batch.
+    is_unsynced = point is not None and (following is None or following > point)
+    # Of deleted segments a power cut may bring some back, and not those that came between.
+    is_deleted = segment.base_offset < opened.first_wanted
+    check = SegmentCheck(
+        opened.fd,
+        segment.log,
+        segment.base_offset,
+        limit=opened.limit,
+        end_offset=layout.INT64_MAX if following is None else following,
+        following=_end_of(opened),
+        chain=None if is_deleted else opened.chain,
+        is_active=opened.is_active or is_unsynced,
+        may_be_torn=is_unsynced or (opened.is_active and opened.state is None),
+    )
+    log.transactions.forget_below(opened.first_wanted)
+    transactions = log.transactions.begin(
+        segment.transaction_index,
+        segment.base_offset,
+        is_ours=opened.is_active and opened.state is not None,
+    )
+    index = OffsetIndexCheck(segment.index, segment.base_offset)
+    times = TimeIndexCheck(segment.time_index, segment.base_offset)
+    with contextlib.closing(index), contextlib.closing(times):
+        for finding in transactions:
+            yield _softened(finding, is_unsynced)
+        for finding in check.findings(index, times, log):
+            yield _softened(finding, is_unsynced and finding.path != segment.log)
+
+
+def _end_of(opened: _Opened) -> int:
+    """Return where the next segment begins, or the log ends."""
+    if opened.following is not None:
+        return opened.following
+    return layout.INT64_MAX if opened.state is None else opened.state.high_watermark
+
+
+def _softened(finding: Finding, is_rebuilt: bool) -> Finding:
+    if not is_rebuilt or not finding.is_damage:
+        return finding
+    found = f"{finding.found} (the broker's next start rebuilds it)"
+    return Finding(finding.path, finding.position, finding.expected, found, is_damage=False)
+
+
+# --- the journal ---------------------------------------------------------------------------------
+
+
+def _against_journal(
+    partition: PartitionFiles, last: _Opened | None, log: LogCheck
+) -> Iterator[Finding]:
+    """Compare what the journal says of the partition with the segment that was read last."""
+    if partition.load_state is None:
+        return
+    state = partition.load_state() if last is None or last.state is None else last.state
+    directory = partition.directory
+    active = directory / layout.segment_file(state.active_base, layout.LOG)
+    if last is None or not last.is_active:
+        # An empty one is made anew after a failure, and whoever did that may have died, or failed.
+        if state.active_size or (last is None and state.high_watermark > state.log_start_offset):
+            expected = f"{state.active_size} committed bytes"
+            yield Finding(active, 0, expected, "no file: committed records are lost")
+        return
+    path = last.segment.log
+    if last.limit < state.active_size:
+        expected = f"{state.active_size} committed bytes"
+        yield Finding(path, last.limit, expected, f"{last.limit}: committed records are lost")
+        return
+    if state.high_watermark > state.log_start_offset and last.first > state.log_start_offset:
+        expected = f"a segment with the log start, offset {state.log_start_offset}"
+        yield Finding(directory, 0, expected, f"a first segment of base {last.first}")
+    if log.end_position < state.active_size:
+        return  # it does not end with a batch, and that was said
+    end = max(log.last_offset + 1, state.active_base)
+    if state.active_size and end != state.high_watermark:
+        expected = f"the high watermark, {state.high_watermark}, as the log's end"
+        yield Finding(path, state.active_size, expected, f"offset {end}")
+    stable = max(min(log.transactions.open.values(), default=end), state.log_start_offset)
+    if state.last_stable_offset > max(stable, state.log_start_offset):
+        expected = f"a last stable offset of at most {stable}, where an open transaction begins"
+        yield Finding(path, 0, expected, f"{state.last_stable_offset}, in the journal")
+
+
+# --- the other files -----------------------------------------------------------------------------
+
+
+def _names(directory: Path) -> Iterator[Finding]:
+    """Report names that nobody reads: foreign files, indexes without a log."""
+    names = sorted(os.listdir(directory))
+    logs = {
+        parsed[0]
+        for name in names
+        if (parsed := layout.parse_segment_file(name)) and parsed[1] == layout.LOG
+    }
+    for name in names:
+        parsed = layout.parse_segment_file(name)
+        path = directory / name
+        if parsed is None:
+            is_snapshot = layout.parse_metadata_snapshot(name) is not None
+            if name not in _KNOWN and not name.startswith(layout.OURS) and not is_snapshot:
+                expected = "a partition's files alone"
+                yield Finding(path, 0, expected, "a foreign one", is_damage=False)
+        elif (
+            parsed[1] not in (layout.LOG, layout.SNAPSHOT)
+            and parsed[0] not in logs
+            and parsed[2] != layout.DELETED
+        ):
+            yield Finding(path, 0, "a log beside the index", "none", is_damage=False)
+
+
+def _metadata(partition: PartitionFiles) -> Iterator[Finding]:
+    path = partition.directory / layout.PARTITION_METADATA
+    try:
+        found = properties(path)
+    except FileNotFoundError:
+        if partition.topic_id is not None:
+            yield Finding(path, 0, f"topic id {partition.topic_id}", "no file")
+        return
+    except CorruptLogError as fault:
+        yield Finding(path, fault.position, str(fault.expected), str(fault.found))
+        return
+    if found.get("version") != "0":
+        yield Finding(path, 0, "version 0", str(found.get("version")))
+    topic_id = found.get("topic_id", "none")
+    if partition.topic_id is not None and topic_id != partition.topic_id:
+        yield Finding(path, 0, f"topic id {partition.topic_id}", topic_id)
+    elif not layout.is_topic_id(topic_id):
+        yield Finding(path, 0, "a topic id of 22 characters", topic_id)
+
+
+def _leader_epochs(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding]:
+    """Check the list of leader epochs; what a commit in flight, or a dead one, added is none."""
+    path = partition.directory / layout.LEADER_EPOCH_CHECKPOINT
+    try:
+        entries = [(int(epoch), int(start)) for epoch, start in checkpoint_entries(path, 2)]
+    except FileNotFoundError:
+        return
+    except CorruptLogError as fault:
+        yield Finding(path, fault.position, str(fault.expected), str(fault.found))
+        return
+    if partition.load_state is not None:
+        end = partition.load_state().high_watermark
+        entries = leader_epochs.committed(entries, end)
+    for before, (epoch, start) in pairwise(entries):
+        if epoch <= before[0] or start <= before[1]:
+            expected = f"an epoch above {before[0]} from an offset above {before[1]}"
+            yield Finding(path, 0, expected, f"epoch {epoch} from {start}")
+            return
+    log.epochs = entries
+
+
+def _epochs_within(partition: PartitionFiles, log: LogCheck, end: int | None) -> Iterator[Finding]:
+    path = partition.directory / layout.LEADER_EPOCH_CHECKPOINT
+    for epoch, start in log.epochs:
+        if start < 0 or (end is not None and start > end):
+            yield Finding(
+                path,
+                0,
+                f"an epoch that begins at offset {end} or below",
+                f"epoch {epoch} from {start}",
+                is_damage=partition.recovery_point is None,
+            )
+
+
+def _snapshots(partition: PartitionFiles, last: _Opened | None) -> Iterator[Finding]:
+    """Check the producer snapshots; a broker that died may have left half of one, and knows."""
+    directory, is_damage = partition.directory, partition.recovery_point is None
+    names = sorted(os.listdir(directory))
+    if last is not None and last.state is not None and last.state.producer_snapshot >= 0:
+        wanted = layout.segment_file(last.state.producer_snapshot, layout.SNAPSHOT)
+        is_current = partition.load_state is None or partition.load_state() == last.state
+        if wanted not in names and is_current:
+            yield Finding(directory / wanted, 0, "the producers at the log's end", "no file")
+    for name in names:
+        parsed = layout.parse_segment_file(name)
+        if parsed is None or parsed[1:] != (layout.SNAPSHOT, ""):
+            continue
+        path = directory / name
+        try:
+            entries = parse_snapshot(path.read_bytes(), path)
+        except FileNotFoundError:
+            continue  # swept meanwhile
+        except CorruptLogError as fault:
+            expected, found = str(fault.expected), str(fault.found)
+            yield Finding(path, fault.position, expected, found, is_damage)
+            continue
+        for place, entry in enumerate(entries):
+            if max(entry.last_offset, entry.current_txn_first_offset) >= parsed[0]:
+                position = layout.SNAPSHOT_HEADER.size + place * layout.SNAPSHOT_ENTRY.size
+                expected = f"offsets below {parsed[0]}, the snapshot's"
+                found = f"producer {entry.producer_id} at offset {entry.last_offset}"
+                yield Finding(path, position, expected, found, is_damage)

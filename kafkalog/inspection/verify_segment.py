@@ -1,0 +1,244 @@
+"""One segment, read once from its first to its last batch, for `verify`.
+
+Every checksum; offsets that rise, within the segment, and in a log of ours follow each other but
+for the gaps that are listed; headers that can be; with `deep` every record; and, while it passes
+by, what other files say of it: indexes, transactions, leader epochs.
+
+Kafka: LogSegment.recover, which looks at sizes, checksums and offsets alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.errors import CorruptBatchError, CorruptLogError
+from kafkalog.inspection.file_scan import FileScan, ScannedChunk
+from kafkalog.inspection.finding import Finding
+from kafkalog.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
+from kafkalog.inspection.verify_transactions import TransactionCheck
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.offset_chain import OffsetChain
+
+__all__ = ["LogCheck", "SegmentCheck"]
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class LogCheck:
+    """What goes on from one segment of a partition to the next."""
+
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    """(leader epoch, its first offset), as `leader-epoch-checkpoint` has them."""
+    transactions: TransactionCheck = field(default_factory=TransactionCheck)
+    last_offset: int = -1
+    """Of the last batch."""
+    end_position: int = 0
+    """Byte after the last whole batch of its segment."""
+    deep: bool = False
+    progress: Callable[[int], None] = lambda _: None
+    """Told how many bytes of `.log` files were read since it was told last."""
+
+
+class SegmentCheck:
+    """Checks one segment whose `.log` is open as `fd`, up to byte `limit`.
+
+    `end_offset` is the base of the next segment, `following` that or the log's end, and `chain`
+    what is listed of gaps, None where none are. `is_active`: what the index files hold beyond the
+    end is nobody's yet. `may_be_torn`: bytes after the last batch are expected, as of a broker that
+    is running, or did not shut down.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        path: Path,
+        base_offset: int,
+        *,
+        limit: int,
+        end_offset: int,
+        following: int,
+        chain: OffsetChain | None,
+        is_active: bool,
+        may_be_torn: bool,
+    ) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self._end_offset = end_offset
+        self._following = following
+        self._chain = chain
+        self._is_active = is_active
+        self._may_be_torn = may_be_torn
+        self._scan = FileScan(fd, path, limit=limit, base_offset=base_offset)
+        self._is_ordered = True
+        self._is_epoch_wrong = False
+
+    def findings(
+        self, index: OffsetIndexCheck, times: TimeIndexCheck, log: LogCheck
+    ) -> Iterator[Finding]:
+        """Yield what is wrong; `log` is brought to the segment's end."""
+        previous = max(log.last_offset, self.base_offset - 1)
+        done = 0
+        has_times = False
+        for chunk in self._scan:
+            table = chunk.table
+            yield from self._headers(chunk, previous)
+            previous = max(previous, int(table.last_offsets.max()))
+            # Entries can be looked up only among offsets that rise.
+            if self._is_ordered:
+                yield from self._without_damaged_lists(self._breaks(chunk))
+                positions = table.positions + chunk.file_position
+                yield from index.compare(positions, table.last_offsets, self._scan.position)
+                yield from times.compare(table.last_offsets, table.max_timestamps)
+            has_times = has_times or bool((table.max_timestamps >= 0).any())
+            yield from log.transactions.follow(chunk)
+            yield from self._epochs(chunk, log)
+            if log.deep:
+                yield from _records(chunk)
+            log.progress(self._scan.position - done)
+            done = self._scan.position
+        log.last_offset = max(log.last_offset, previous if self._scan.position else log.last_offset)
+        log.end_position = self._scan.position
+        yield from self._end()
+        log.progress(self._scan.limit - done)
+        if self._is_ordered and self._scan.fault is None:
+            yield from self._without_damaged_lists(self._chain_end())
+            yield from index.finish(self._scan.position, is_active=self._is_active)
+            yield from times.finish(previous + 1, is_active=self._is_active)
+        yield from log.transactions.finish(previous + 1)
+        if index.is_missing and self._scan.position:
+            yield Finding(index.path, 0, "the segment's offset index", "no file", is_damage=False)
+        if times.is_missing and has_times:
+            yield Finding(times.path, 0, "the segment's time index", "no file", is_damage=False)
+
+    def _end(self) -> Iterator[Finding]:
+        scan = self._scan
+        if scan.fault is None:
+            return
+        is_expected = self._may_be_torn and scan.is_torn
+        left = scan.limit - scan.position
+        found = scan.fault
+        if not is_expected:
+            found = f"{found}; {left} bytes from there on were not looked at"
+        yield Finding(self.path, scan.position, "a record batch", found, is_damage=not is_expected)
+
+    def _headers(self, chunk: ScannedChunk, previous: int) -> Iterator[Finding]:
+        table, valid = chunk.table, chunk.is_valid
+        for batch in np.flatnonzero(~valid).tolist():
+            expected = f"checksum {table.crcs[batch]:#010x}, as the batch says"
+            yield Finding(self.path, chunk.position_of(batch), expected, "another one")
+        bases, lasts = table.base_offsets, table.last_offsets
+        before = np.maximum.accumulate(np.append(previous, lasts[:-1]))
+        wrong = (bases <= before) | (lasts < bases) | (lasts >= self._end_offset)
+        wrong |= lasts - self.base_offset > layout.INT32_MAX
+        for batch in np.flatnonzero(wrong).tolist():
+            self._is_ordered = False
+            expected = f"offsets above {before[batch]}"
+            if self._end_offset < layout.INT64_MAX:
+                expected += f" and below {self._end_offset}"
+            found = f"a batch of the offsets {bases[batch]} to {lasts[batch]}"
+            yield Finding(self.path, chunk.position_of(batch), expected, found)
+        is_batch = valid & (table.magics == layout.MAGIC)
+        codecs = table.attributes & layout.CODEC_MASK
+        for batch in np.flatnonzero(valid & (codecs > layout.CODEC_ZSTD)).tolist():
+            expected, found = "a codec from 0 to 4", f"codec {codecs[batch]}"
+            yield Finding(self.path, chunk.position_of(batch), expected, found)
+        room = lasts - bases + 1
+        odd = is_batch & ((table.counts < 0) | (table.counts > room)) & ~wrong
+        for batch in np.flatnonzero(odd).tolist():
+            expected, found = f"0 to {room[batch]} records", f"a count of {table.counts[batch]}"
+            yield Finding(self.path, chunk.position_of(batch), expected, found)
+
+    def _without_damaged_lists(self, findings: Iterator[Finding]) -> Iterator[Finding]:
+        """Go on without the lists of gaps where they are damaged, which is reported elsewhere."""
+        try:
+            yield from findings
+        except CorruptLogError:
+            self._chain = None
+
+    def _breaks(self, chunk: ScannedChunk) -> Iterator[Finding]:
+        """Report gaps that are not listed, and listed ones that are not there."""
+        table, chain, start = chunk.table, self._chain, 0
+        while chain is not None and start < len(table):
+            bases, lasts = table.base_offsets[start:], table.last_offsets[start:]
+            found = chain.first_break(bases, lasts)
+            if found is None:
+                return
+            batch = start + found
+            # What a damaged batch says of its last offset was reported with its checksum.
+            if chunk.is_valid[max(batch - 1, 0) : batch + 1].all():
+                before = int(lasts[found - 1]) + 1 if found else chain.next_offset
+                wanted = int(bases[0]) if before is None else chain.expected_after(before)
+                yield Finding(
+                    self.path,
+                    chunk.position_of(batch),
+                    f"a batch from offset {wanted} on, or a gap that {layout.GAPS} or "
+                    f"{layout.RAW_GAPS} lists",
+                    f"a batch of the offsets {bases[found]} to {lasts[found]}",
+                )
+            start, chain.next_offset = batch + 1, None
+            if start == len(table):
+                chain.next_offset = int(lasts[-1]) + 1
+
+    def _chain_end(self) -> Iterator[Finding]:
+        chain = self._chain
+        if chain is None or chain.next_offset is None or chain.ends_at(self._following):
+            return
+        wanted = chain.expected_after(chain.next_offset)
+        found = f"the segment's end, and what follows begins at offset {self._following}"
+        if chain.sizes:
+            sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
+            found = f"the end of a file that had {sizes} bytes, as {layout.GAPS} says"
+        expected = f"a batch from offset {wanted} on, or a gap that is listed"
+        yield Finding(self.path, self._scan.position, expected, found)
+
+    def _epochs(self, chunk: ScannedChunk, log: LogCheck) -> Iterator[Finding]:
+        """Compare the batches' leader epochs with the checkpoint's; one finding a segment.
+
+        An epoch that a later, lower one has replaced there (`leader_epochs.assigned`) is right.
+        """
+        table = chunk.table
+        if not log.epochs or self._is_epoch_wrong or not self._is_ordered:
+            return
+        epochs, starts = (
+            np.array(column, dtype=np.int64) for column in zip(*log.epochs, strict=True)
+        )
+        places = np.searchsorted(starts, table.base_offsets, side="right") - 1
+        has_epoch = chunk.is_valid & (table.leader_epochs >= 0) & (places >= 0)
+        is_own = epochs[places] == table.leader_epochs
+        is_replaced = np.append(epochs, layout.INT64_MAX)[places + 1] <= table.leader_epochs
+        # Behind a replaced one the entry's own epoch would have begun anew, in an entry of its own.
+        is_replaced[:-1] &= (places[1:] > places[:-1]) | ~is_own[1:]
+        wrong = np.flatnonzero(has_epoch & ~is_own & ~is_replaced)
+        if len(wrong):
+            self._is_epoch_wrong = True
+            batch = int(wrong[0])
+            expected = (
+                f"leader epoch {epochs[places[batch]]} at offset {table.base_offsets[batch]}, "
+                f"as {layout.LEADER_EPOCH_CHECKPOINT} says"
+            )
+            found = f"leader epoch {table.leader_epochs[batch]}"
+            yield Finding(self.path, chunk.position_of(batch), expected, found)
+
+
+def _records(chunk: ScannedChunk) -> Iterator[Finding]:
+    """Decode every record of the valid batches; a batch that does not decode is passed over."""
+    table = chunk.table
+    codecs = table.attributes & layout.CODEC_MASK
+    wanted = chunk.is_valid & (table.counts != 0) & (codecs <= layout.CODEC_ZSTD)
+    selection = np.flatnonzero(wanted)
+    while len(selection):
+        try:
+            for _ in chunk.records(selection):
+                pass
+        except CorruptBatchError as fault:
+            yield Finding(chunk.path, fault.position, str(fault.expected), str(fault.found))
+            rest = table.positions[selection] + chunk.file_position > fault.position
+            selection = selection[rest]
+        else:
+            return

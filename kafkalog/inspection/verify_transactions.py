@@ -1,0 +1,173 @@
+"""The transactions of a partition against its `.txnindex` files, for `verify`.
+
+What a reader of committed records leaves out is what these files say, so an ABORT marker that ends
+a transaction with data needs an entry that reaches back to the data, and an entry needs its marker.
+
+Kafka: ProducerStateManager, TransactionIndex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from kafkalog.errors import CorruptBatchError
+from kafkalog.inspection.file_scan import ScannedChunk
+from kafkalog.inspection.finding import Finding
+from kafkalog.storage_engine.format import layout
+
+__all__ = ["TransactionCheck"]
+
+_ABORTED: Final = layout.CONTROL_ABORT
+_UNKNOWN: Final = -1
+_FILE_SIZE_MAX: Final = 256 << 20
+_Entry = tuple[int, int, int, int, int]
+"""Position, producer id, first offset, last offset, last stable offset."""
+
+
+class TransactionCheck:
+    """Follows a partition's transactions from segment to segment.
+
+    `open` has, per producer, the first offset seen of the transaction that it has not ended.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[int, int] = {}
+        self._entries: dict[int, _Entry] = {}
+        self._path = Path()
+        self._dead: list[Finding] | None = None
+        """What is wrong with entries, and is damage only if an entry behind has its marker."""
+        self._confirmed = -1
+        """The position of the last entry whose marker was met."""
+
+    def begin(self, path: Path, base_offset: int, *, is_ours: bool = False) -> Iterator[Finding]:
+        """Read the `.txnindex` of the next segment; it need not exist.
+
+        `is_ours` says that it is the active one of a log of ours, whose next writer cuts off what
+        a commit that died has left behind the last entry that has its marker.
+        """
+        self._path, self._entries = path, {}
+        self._dead, self._confirmed = [] if is_ours else None, -1
+        for finding in self._begin(path, base_offset):
+            yield from self._judged(finding)
+
+    def _judged(self, finding: Finding) -> Iterator[Finding]:
+        if self._dead is None:
+            yield finding
+        else:
+            self._dead.append(finding)
+
+    def _begin(self, path: Path, base_offset: int) -> Iterator[Finding]:
+        entry = layout.TRANSACTION_INDEX_ENTRY
+        try:
+            size = path.stat().st_size
+            if size > _FILE_SIZE_MAX:
+                yield Finding(path, 0, f"{_FILE_SIZE_MAX} bytes at most", f"{size} bytes")
+                return
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return
+        before = base_offset - 1
+        whole = len(data) - len(data) % entry.size
+        for position in range(0, whole, entry.size):
+            version, producer_id, first, last, stable = entry.unpack_from(data, position)
+            if version != 0:
+                yield Finding(path, position, "entry version 0", str(version))
+                return
+            if last <= before or not 0 <= first <= last:
+                expected = f"a transaction that ends above offset {before}"
+                yield Finding(path, position, expected, f"offsets {first} to {last}")
+            if not 0 <= stable <= last + 1:
+                expected = f"a last stable offset of at most {last + 1}"
+                yield Finding(path, position, expected, str(stable))
+            before = max(before, last)
+            self._entries[last] = (position, producer_id, first, last, stable)
+        if whole < len(data):
+            expected = f"entries of {entry.size} bytes"
+            yield Finding(path, whole, expected, f"{len(data) - whole} bytes at the end")
+
+    def forget_below(self, offset: int) -> None:
+        """Pass over the transactions that begin below `offset`, in segments that are to go.
+
+        A cleaner does not look into these: it takes what follows for the whole log, where a marker
+        has no data left and goes too.
+        """
+        self.open = {producer: first for producer, first in self.open.items() if first >= offset}
+
+    def follow(self, chunk: ScannedChunk) -> Iterator[Finding]:
+        """Take in a chunk's valid batches."""
+        table = chunk.table
+        is_wanted = chunk.is_valid & (table.magics == layout.MAGIC) & (table.producer_ids >= 0)
+        is_wanted &= (table.attributes & layout.TRANSACTIONAL_BIT) != 0
+        rows = np.flatnonzero(is_wanted)
+        if not len(rows):
+            return
+        is_control = (table.attributes[rows] & layout.CONTROL_BIT) != 0
+        types = _types(chunk, rows[is_control & (table.counts[rows] > 0)])
+        columns = (table.producer_ids, table.base_offsets, table.last_offsets)
+        fields = zip(
+            rows.tolist(), is_control.tolist(), *(c[rows].tolist() for c in columns), strict=True
+        )
+        for row, ends, producer_id, base_offset, last_offset in fields:
+            if not ends:
+                self.open.setdefault(producer_id, base_offset)
+                continue
+            entry = self._entries.pop(last_offset, None)
+            if row not in types:
+                continue  # an empty control batch ends no transaction
+            first = self.open.pop(producer_id, None)
+            yield from self._end(types[row], producer_id, first, last_offset, entry)
+
+    def _end(
+        self, kind: int, producer_id: int, first: int | None, last: int, entry: _Entry | None
+    ) -> Iterator[Finding]:
+        if kind == _ABORTED and entry is None and first is not None:
+            expected = f"an entry for offsets {first} to {last}, aborted by producer {producer_id}"
+            yield Finding(self._path, 0, expected, "none: readers would take them for committed")
+        if entry is None:
+            return
+        position, owner, entry_first, _, _ = entry
+        found = f"producer {owner} from offset {entry_first}"
+        if kind not in (_ABORTED, _UNKNOWN) or owner != producer_id:
+            expected = f"an ABORT marker of producer {owner} at offset {last}"
+            found = f"producer {producer_id}'s {layout.CONTROL_TYPES.get(kind, 'marker')}"
+            yield Finding(self._path, position, expected, found)
+            return
+        self._confirmed = max(self._confirmed, position)
+        if first is not None and entry_first > first:
+            expected = f"an entry from offset {first} on, where the transaction begins"
+            yield Finding(self._path, position, expected, found)
+
+    def finish(self, end_offset: int) -> Iterator[Finding]:
+        """Report entries below `end_offset` whose marker the segment does not have."""
+        for position, producer_id, _, last, _ in self._entries.values():
+            if last < end_offset:
+                expected = f"an ABORT marker of producer {producer_id} at offset {last}"
+                yield from self._judged(Finding(self._path, position, expected, "no marker there"))
+        yield from (found for found in self._dead or () if found.position <= self._confirmed)
+
+
+def _types(
+    chunk: ScannedChunk, selection: np.ndarray[tuple[int], np.dtype[np.intp]]
+) -> dict[int, int]:
+    """Return the control type of each batch, by its row; `_UNKNOWN` where it does not decode."""
+    types = dict.fromkeys(selection.tolist(), _UNKNOWN)
+    size = layout.CONTROL_KEY.size
+    try:
+        for records in chunk.records(selection):
+            keys = zip(
+                records.batch_index.tolist(),
+                records.key_positions.tolist(),
+                records.key_sizes.tolist(),
+                strict=True,
+            )
+            arena = records.arena.data
+            for row, position, key_size in keys:
+                if key_size >= size:
+                    _, types[row] = layout.CONTROL_KEY.unpack_from(arena, position)
+    except CorruptBatchError:
+        pass  # reported where records are decoded
+    return types

@@ -1,0 +1,248 @@
+"""From staged rows to the table, in SQL: the newest of each key, deletions first.
+
+Within a partition the higher offset is newer; between partitions the timestamp of each partition's
+newest record decides, as in `newest_per_key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.errors import StorageError
+from kafkalog.sink.upsert.postgres.client import is_about_rows, one, run, sql_name
+from kafkalog.sink.upsert.postgres.copy import ATTEMPT, CopyTarget, record_text
+from kafkalog.sink.upsert.rows import DELETED
+
+if TYPE_CHECKING:
+    import psycopg
+    from psycopg.sql import SQL, Composed, Identifier
+
+    from kafkalog.sink.upsert.postgres.table import PostgresTable
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+__all__ = ["Merge", "Staged"]
+
+_NUMBER = "kl_number"
+_WORK_MEM = "64MB"
+"""At least, for the sort of a micro-batch's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Rows that wait to be merged."""
+
+    target: CopyTarget
+    attempts: Sequence[int]
+    """Those that Spark has reported; rows of others do not count."""
+    rows: int
+    deletions: int
+    """Of the rows; where none is a deletion, none is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The merge of staged rows into a table."""
+
+    table: PostgresTable
+    staged: Staged
+
+    def run(self, connection: Connection, *, is_replacing: bool) -> None:
+        """Apply the rows, within the caller's transaction.
+
+        Raises StorageError when not all of them are there any more, psycopg.Error for what
+        PostgreSQL refuses.
+        """
+        self._check_count(connection)
+        run(
+            connection,
+            "SELECT set_config('work_mem', %(size)s, true) "
+            "WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes(%(size)s)",
+            {"size": _WORK_MEM},
+        )
+        if is_replacing:
+            self._delete_others(connection)
+        elif self.staged.deletions:
+            run(connection, self._delete(self._newest(is_narrow=True)), self._values())
+        if self.staged.rows > self.staged.deletions:
+            run(connection, self._upsert(self._newest()), self._values())
+
+    def _check_count(self, connection: Connection) -> None:
+        """An unlogged table is empty after a crash of the server: never take that for no rows."""
+        from psycopg.sql import SQL
+
+        found = one(
+            connection,
+            SQL("SELECT count(*) FROM {} WHERE {} = ANY(%(attempts)s)").format(
+                self._source, SQL(ATTEMPT)
+            ),
+            self._values(),
+        )
+        if found != self.staged.rows:
+            raise StorageError(
+                f"table {self.table}: {self.staged.target.name} holds {found} of the "
+                f"{self.staged.rows} rows that the tasks put there; restart the query"
+            )
+
+    def _values(self) -> dict[str, Any]:
+        return {"attempts": list(self.staged.attempts)}
+
+    @property
+    def _source(self) -> Identifier:
+        return self.staged.target.identifier
+
+    def _names(self) -> list[Identifier]:
+        return [sql_name(name) for name in self.staged.target.columns]
+
+    def _newest(self, *, is_narrow: bool = False, has_keys_alone: bool = False) -> Composed:
+        """Return the query for the newest row of each key, or its key alone.
+
+        Narrow: of keys with a deletion, and the key alone.
+
+        The second sort needs the key's order, which the first has made already.
+        """
+        from psycopg.sql import SQL
+
+        has_keys_alone = has_keys_alone or is_narrow
+        names = SQL('"key"') if has_keys_alone else SQL(", ").join(self._names())
+        only = (
+            SQL(' AND "key" IN (SELECT "key" FROM {} WHERE {})').format(self._source, SQL(DELETED))
+            if is_narrow
+            else SQL("")
+        )
+        return SQL(
+            'SELECT DISTINCT ON ("key") * FROM ('
+            'SELECT DISTINCT ON ("key", kl_topic, kl_partition) '
+            "kl_deleted, kl_topic, kl_partition, kl_offset, kl_timestamp, {names} "
+            "FROM {source} WHERE {attempt} = ANY(%(attempts)s){only} "
+            'ORDER BY "key", kl_topic, kl_partition, kl_offset DESC'
+            ') AS of_partition ORDER BY "key", kl_timestamp DESC NULLS LAST, '
+            "kl_topic DESC, kl_partition DESC"
+        ).format(names=names, source=self._source, attempt=SQL(ATTEMPT), only=only)
+
+    def _delete(self, newest: Composed) -> Composed:
+        from psycopg.sql import SQL
+
+        return SQL(
+            'DELETE FROM {} AS kept USING ({}) AS newest WHERE kept."key" = newest."key" '
+            "AND newest.kl_deleted"
+        ).format(self.table.identifier, newest)
+
+    def _delete_others(self, connection: Connection) -> None:
+        """Delete the rows that the staged ones replace by none.
+
+        The others stay: they may have columns of others, and rows of other tables refer to them.
+        """
+        from psycopg.sql import SQL
+
+        if not self.table.has_rows(connection):
+            return  # the first start of a view: nothing to sort for
+        run(
+            connection,
+            SQL(
+                "DELETE FROM {} AS kept WHERE NOT EXISTS (SELECT FROM ({}) AS newest "
+                'WHERE newest."key" = kept."key" AND NOT newest.kl_deleted)'
+            ).format(self.table.identifier, self._newest(has_keys_alone=True)),
+            self._values(),
+        )
+
+    def _upsert(self, newest: Composed) -> Composed:
+        from psycopg.sql import SQL
+
+        names = self._names()
+        others = [
+            name
+            for name, plain in zip(names, self.staged.target.columns, strict=True)
+            if plain != "key"
+        ]
+        updates: SQL | Composed = SQL("NOTHING")
+        if others:
+            updates = SQL("UPDATE SET {}").format(
+                SQL(", ").join(SQL("{0} = excluded.{0}").format(name) for name in others)
+            )
+        listed = SQL(", ").join(names)
+        return SQL(
+            "INSERT INTO {table} ({names}) SELECT {names} FROM ({newest}) AS newest "
+            'WHERE NOT kl_deleted ON CONFLICT ("key") DO {updates}'
+        ).format(table=self.table.identifier, names=listed, newest=newest, updates=updates)
+
+    def describe_misfit(self, connection: Connection, *, is_replacing: bool) -> str:
+        """Return which row is the first that the table refuses, and why; "" when none is.
+
+        The rows are applied again, half by half, each half that fits once; nothing of it stays.
+        """
+        from psycopg.sql import SQL
+
+        with connection.transaction(force_rollback=True):
+            run(connection, "SET CONSTRAINTS ALL IMMEDIATE")
+            run(
+                connection,
+                SQL(
+                    "CREATE TEMPORARY TABLE kafkalog_misfits ON COMMIT DROP AS "
+                    "SELECT row_number() OVER (ORDER BY kl_topic, kl_partition, kl_offset) "
+                    "AS {number}, * FROM ({newest}) AS newest"
+                ).format(number=SQL(_NUMBER), newest=self._newest()),
+                self._values(),
+            )
+            count = one(connection, "SELECT count(*) FROM kafkalog_misfits")
+            if is_replacing and (reason := self._others_refusal(connection)):
+                return f"a row that no record of the micro-batch keeps cannot be deleted: {reason}"
+            part = SQL("SELECT * FROM kafkalog_misfits WHERE kl_number BETWEEN %s AND %s")
+            for statement in (self._delete, self._upsert):
+                if found := self._search(connection, statement(part.format()), 1, count):
+                    number, reason = found
+                    return f"{self._record_text(connection, number)} does not fit: {reason}"
+        return ""
+
+    def _others_refusal(self, connection: Connection) -> str:
+        """Delete what the rows replace by none; return why that is refused, "" when it is not."""
+        import psycopg
+
+        try:
+            with connection.transaction():
+                self._delete_others(connection)
+        except psycopg.Error as fault:
+            if not is_about_rows(fault):
+                raise
+            return _reason(fault)
+        return ""
+
+    def _search(
+        self, connection: Connection, statement: Composed, first: int, last: int
+    ) -> tuple[int, str] | None:
+        """Apply rows; return the first that is refused, and why."""
+        import psycopg
+
+        if last < first:
+            return None
+        try:
+            with connection.transaction():
+                run(connection, statement, (first, last))
+        except psycopg.Error as fault:
+            if not is_about_rows(fault):
+                raise
+            if first == last:
+                return first, _reason(fault)
+            middle = (first + last) // 2
+            return self._search(connection, statement, first, middle) or self._search(
+                connection, statement, middle + 1, last
+            )
+        return None
+
+    def _record_text(self, connection: Connection, number: int) -> str:
+        row = run(
+            connection,
+            'SELECT kl_topic, kl_partition, kl_offset, left("key"::text, 200) '
+            "FROM kafkalog_misfits WHERE kl_number = %s",
+            (number,),
+        ).fetchone()
+        return f"row {number}" if row is None else record_text(*row)
+
+
+def _reason(fault: psycopg.Error) -> str:
+    column, detail = fault.diag.column_name, fault.diag.message_detail
+    named = f'column "{column}": ' if column else ""
+    more = f" ({detail})" if detail else ""
+    return f"{named}{fault.diag.message_primary or fault}{more}"

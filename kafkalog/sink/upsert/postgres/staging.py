@@ -1,0 +1,317 @@
+"""Where Spark's tasks put a micro-batch's rows before one transaction merges them into the table.
+
+Small micro-batches come to the driver. Larger ones are copied by the tasks, in parallel, into an
+unlogged table that is named for the table, the query and the micro-batch. Its owner, the driver,
+holds an advisory lock on it: where that is free, the owner is dead and the staging is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.sink.upsert.postgres.client import connect, is_about_rows, one, run
+from kafkalog.sink.upsert.postgres.copy import ATTEMPT, CopyTarget, pieces
+from kafkalog.sink.upsert.rows import DELETED, RECORD
+
+if TYPE_CHECKING:
+    import psycopg
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from kafkalog.sink.upsert.postgres.table import Column, PostgresTable
+    from kafkalog.sink.upsert.upsert import Batch
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+__all__ = [
+    "PackingTask",
+    "StagedRows",
+    "StagingTask",
+    "create_temporary",
+    "remove_orphans",
+    "staging_of_a_batch",
+]
+
+_log = logging.getLogger("kafkalog.sink")
+_PREFIX = "kafkalog_staging"
+_CHUNK_SIZE = 16 << 20
+"""Bytes of rows in one COPY: what a task holds to tell which of them does not fit."""
+_DROP_TIMEOUT = "1s"
+"""A backup holds every table that it finds, for as long as it runs."""
+_LOCK = "SELECT pg_advisory_lock(hashtextextended(%s, 0))"
+_TRY_LOCK = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
+_UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(%s, 0))"
+_STAY = (
+    "SELECT set_config('idle_session_timeout', '0', false) "
+    "WHERE current_setting('server_version_num')::int >= 140000"
+)
+"""The connection is idle while the tasks are at work."""
+_LEADING = (
+    f"{ATTEMPT} bigint, {DELETED} boolean, kl_topic text, kl_partition integer, "
+    "kl_offset bigint, kl_timestamp timestamp with time zone"
+)
+_OTHERS = """
+SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.relation = %s AND l.mode = 'RowExclusiveLock' AND l.pid <> pg_backend_pid()
+    AND a.backend_type = 'client backend' AND a.usename = current_user
+"""
+"""Ends the attempts of tasks that still copy into a staging that nobody will read."""
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _prefix(table: PostgresTable) -> str:
+    return f"{_PREFIX}_{_short(table.name)}_"
+
+
+def _lock_name(schema: str, name: str) -> str:
+    return f"kafkalog staging {schema}.{name}"
+
+
+def _create(
+    connection: Connection, target: CopyTarget, columns: Sequence[Column], temporary: bool
+) -> None:
+    from psycopg.sql import SQL
+
+    form = (
+        "CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP"
+        if temporary
+        else "CREATE UNLOGGED TABLE {} ({}) WITH (autovacuum_enabled = false)"
+    )
+    declared = [SQL(_LEADING), *(column.declaration() for column in columns)]
+    run(connection, SQL(form).format(target.identifier, SQL(", ").join(declared)))
+
+
+def create_temporary(connection: Connection, columns: Sequence[Column]) -> CopyTarget:
+    """Create a temporary table for rows, which ends with the transaction."""
+    target = CopyTarget("pg_temp", "kafkalog_rows", tuple(column.name for column in columns))
+    _create(connection, target, columns, temporary=True)
+    return target
+
+
+@contextmanager
+def staging_of_a_batch(
+    connection: Connection, table: PostgresTable, columns: Sequence[Column], batch: Batch
+) -> Iterator[CopyTarget]:
+    """Create a table for a micro-batch's rows, and drop it at the end."""
+    from psycopg.sql import SQL, Literal
+
+    name = f"{_prefix(table)}{_short(batch.query_id)}_{batch.batch_id}_{secrets.token_hex(4)}"
+    target = CopyTarget(table.schema, name, tuple(column.name for column in columns))
+    run(connection, _STAY)
+    run(connection, _LOCK, (_lock_name(table.schema, name),))
+    with connection.transaction():
+        _create(connection, target, columns, temporary=False)
+        text = (
+            f"kafkalog: micro-batch {batch.batch_id} of query {batch.query_id}, run "
+            f"{batch.run_id}, on its way into {table}; the next start removes it if its driver died"
+        )
+        run(
+            connection,
+            SQL("COMMENT ON TABLE {} IS {}").format(
+                table.beside(name), Literal(text.replace("%", "%%"))
+            ),
+        )
+    try:
+        yield target
+    finally:
+        _drop(connection, table, name)
+
+
+def _drop(connection: Connection, table: PostgresTable, name: str) -> bool:
+    """Drop a staging table and give up the lock on it.
+
+    Where it cannot be dropped it is an orphan, which is removed another time.
+    """
+    import psycopg
+    from psycopg.sql import SQL
+
+    is_dropped = False
+    try:
+        run(connection, _OTHERS, (table.oid(connection, name),))
+        try:
+            with connection.transaction():
+                run(connection, SQL("SET LOCAL lock_timeout = {}").format(_DROP_TIMEOUT))
+                run(connection, SQL("DROP TABLE IF EXISTS {}").format(table.beside(name)))
+            is_dropped = True
+        finally:
+            run(connection, _UNLOCK, (_lock_name(table.schema, name),))
+    except psycopg.Error as fault:
+        _log.warning("table %s: staging table %s stays for now: %s", table, name, fault)
+    return is_dropped
+
+
+def remove_orphans(connection: Connection, table: PostgresTable) -> list[str]:
+    """Drop the staging tables that dead drivers have left for the table; return their names."""
+    prefix = _prefix(table)
+    rows = run(
+        connection,
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND starts_with(c.relname, %s) AND c.relkind = 'r' "
+        "AND c.relpersistence = 'u' AND pg_get_userbyid(c.relowner) = current_user",
+        (table.schema, prefix),
+    ).fetchall()
+    removed = []
+    for (name,) in rows:
+        if not one(connection, _TRY_LOCK, (_lock_name(table.schema, name),)):
+            continue  # its driver lives
+        if not _drop(connection, table, name):
+            break
+        removed.append(name)
+    if removed:
+        _log.info("table %s: staging of dead drivers removed: %s", table, ", ".join(removed))
+    return removed
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """What an attempt of a task has committed to a staging table."""
+
+    attempt: int
+    rows: int
+    deletions: int
+    fault: str | None
+    """The first row that does not fit, and why; then nothing is staged."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagingTask:
+    """What a task does with a large micro-batch's rows: a function for `mapInArrow`.
+
+    It returns `StagedRows`, of which Spark hands those of one attempt per partition to the driver.
+    What other attempts have committed is never read. A row that does not fit is a result and no
+    error, as trying again would not help.
+    """
+
+    conninfo: str = field(repr=False)
+    target: CopyTarget
+
+    def collect(self, frame: DataFrame) -> list[StagedRows]:
+        """Run it over all rows; return what the attempts that count have done."""
+        schema = "attempt bigint, rows bigint, deletions bigint, fault string"
+        numbered = _numbered(frame)
+        return [StagedRows(*row) for row in numbered.mapInArrow(self.run, schema).collect()]
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Copy the rows of one Spark partition."""
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        names = [DELETED, *RECORD, *self.target.columns]
+        named = (batch.rename_columns(names) for batch in batches)
+        staged = self.stage(named, 0 if context is None else context.taskAttemptId())
+        kinds = {"attempt": "int64", "rows": "int64", "deletions": "int64", "fault": "string"}
+        columns = [pa.array([getattr(staged, name)], kind) for name, kind in kinds.items()]
+        yield pa.RecordBatch.from_arrays(columns, names=list(kinds))
+
+    def stage(self, batches: Iterable[pa.RecordBatch], attempt: int) -> StagedRows:
+        """Copy rows in one transaction."""
+        chunks = _chunks(batches)
+        first = next(chunks, None)
+        if first is None:
+            return StagedRows(attempt, 0, 0, None)
+        with connect(self.conninfo) as connection:
+            staged = self._copy(connection, attempt, first, chunks)
+        for _ in chunks:  # Spark wants its rows taken
+            pass
+        return staged
+
+    def _copy(
+        self,
+        connection: Connection,
+        attempt: int,
+        first: list[pa.RecordBatch],
+        following: Iterator[list[pa.RecordBatch]],
+    ) -> StagedRows:
+        import psycopg
+        import pyarrow.compute as pc
+
+        rows = deletions = 0
+        chunk = first
+        try:
+            with connection.transaction():
+                run(connection, "SET LOCAL synchronous_commit TO off")  # it is not logged anyway
+                while True:
+                    self.target.copy(connection, chunk, attempt)
+                    rows += sum(batch.num_rows for batch in chunk)
+                    deletions += sum(pc.sum(batch.column(DELETED)).as_py() or 0 for batch in chunk)
+                    following_chunk = next(following, None)
+                    if following_chunk is None:
+                        break
+                    chunk = following_chunk
+        except psycopg.Error as fault:
+            if not is_about_rows(fault):
+                raise
+            text = self.target.describe_misfit(connection, chunk)
+            reason = fault.diag.message_primary or str(fault)
+            return StagedRows(attempt, 0, 0, text or reason)
+        return StagedRows(attempt, rows, deletions, None)
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yield rows in lists of pieces of some MiB."""
+    chunk: list[pa.RecordBatch] = []
+    size = 0
+    for piece in pieces(batches):
+        chunk.append(piece)
+        size += piece.nbytes
+        if size >= _CHUNK_SIZE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _numbered(frame: DataFrame) -> DataFrame:
+    """Return rows with plain names: Spark takes a dot in one for a path when it calls Python."""
+    return frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
+
+
+@dataclass(frozen=True, slots=True)
+class PackingTask:
+    """What a task does with a small micro-batch's rows: a function for `mapInArrow`.
+
+    It returns them packed, or nothing but null when they are more than `size_max` bytes.
+    """
+
+    size_max: int
+
+    def collect(self, frame: DataFrame) -> list[pa.RecordBatch] | None:
+        """Run it over all rows; return them, or None when they are more than should come here."""
+        import pyarrow as pa
+
+        batches: list[pa.RecordBatch] = []
+        for row in _numbered(frame).mapInArrow(self.run, "packed binary").collect():
+            if row.packed is None:
+                return None
+            with pa.ipc.open_stream(row.packed) as reader:
+                batches.extend(batch.rename_columns(frame.columns) for batch in reader)
+        return batches
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pack all rows."""
+        import pyarrow as pa
+
+        target = pa.BufferOutputStream()
+        writer: pa.RecordBatchStreamWriter | None = None
+        size = 0
+        for batch in batches:
+            size += batch.nbytes
+            if size > self.size_max or batch.num_rows == 0:
+                continue
+            writer = writer or pa.ipc.new_stream(target, batch.schema)
+            writer.write_batch(batch)
+        if writer is not None:
+            writer.close()
+        if writer is not None or size > self.size_max:
+            cell = None if size > self.size_max else target.getvalue().to_pybytes()
+            yield pa.RecordBatch.from_arrays([pa.array([cell], pa.binary())], names=["packed"])

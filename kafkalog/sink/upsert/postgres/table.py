@@ -1,0 +1,361 @@
+"""The table in PostgreSQL that an upsert keeps, and the table of positions beside it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.sink.upsert.position import Position
+from kafkalog.sink.upsert.postgres.client import one, run, sql_name
+from kafkalog.sink.upsert.postgres.types import changes_values, column_type
+
+if TYPE_CHECKING:
+    import psycopg
+    from psycopg.sql import Composed, Identifier
+    from pyspark.sql.types import DataType
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+__all__ = ["Column", "PostgresTable", "check_names"]
+
+_log = logging.getLogger("kafkalog.sink")
+_POSITIONS = "kafkalog_positions"
+_NAME_SIZE_MAX = 63
+"""Bytes of a name: PostgreSQL cuts off what is more, and would then not find it."""
+_UNAPPLIED = -1
+"""The batch id of a position's row before its first micro-batch: it is there to be locked."""
+_COLUMNS = """
+SELECT a.attname, format_type(
+    CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE a.atttypid END,
+    CASE t.typtype WHEN 'd' THEN t.typtypmod ELSE a.atttypmod END),
+    CASE WHEN n.nspname = 'pg_catalog' AND c.collname = 'default' AND c.collisdeterministic
+    AND t.typname IN ('text', 'varchar') THEN 'pg_catalog."C"'
+    ELSE quote_ident(n.nspname) || '.' || quote_ident(c.collname) END,
+    a.attgenerated <> '' OR a.attidentity = 'a'
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+LEFT JOIN pg_collation c ON c.oid = a.attcollation
+LEFT JOIN pg_namespace n ON n.oid = c.collnamespace
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+_NOT_LOGGED = """
+SELECT oid::regclass::text FROM pg_class WHERE relpersistence <> 'p'
+    AND (oid = %(oid)s OR oid IN (SELECT relid FROM pg_partition_tree(%(oid)s))) LIMIT 1
+"""
+_IS_KEY_UNIQUE = """
+SELECT EXISTS (
+    SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid
+    WHERE i.indrelid = %s AND a.attname = 'key' AND i.indisunique AND i.indimmediate
+        AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table, as rows on their way to it are staged."""
+
+    name: str
+    kind: str
+    """The type that the table's column has, a domain's base type."""
+    collation: str | None
+    """As SQL writes it; "C" in the place of the database's own, where equal texts have equal bytes
+    too: it sorts them far faster. One that the table names stays: it compares with itself alone."""
+
+    def declaration(self) -> Composed:
+        """Return it for CREATE TABLE."""
+        from psycopg.sql import SQL
+
+        collation = f" COLLATE {self.collation}" if self.collation else ""
+        return SQL("{} {}").format(
+            sql_name(self.name), SQL((self.kind + collation).replace("%", "%%"))
+        )
+
+
+def check_names(where: str, names: Sequence[str]) -> None:
+    """Raise InvalidInputError for a name that PostgreSQL would cut off."""
+    for name in names:
+        size = len(name.encode("utf-8", "surrogatepass"))
+        if size > _NAME_SIZE_MAX:
+            raise InvalidInputError(
+                f'{where}: the name "{name}" has {size} bytes, PostgreSQL takes '
+                f"{_NAME_SIZE_MAX}: choose a shorter one"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresTable:
+    """A table by its schema and name, whether it exists or not."""
+
+    schema: str
+    name: str
+
+    @classmethod
+    def find(cls, connection: Connection, given: str) -> PostgresTable:
+        """Return the table `name` or `schema.name`; without a schema as the search path has it."""
+        schema, dot, name = given.rpartition(".")
+        if dot:
+            return cls(schema, name)
+        found = one(
+            connection,
+            "SELECT coalesce((SELECT n.nspname FROM pg_class c JOIN pg_namespace n "
+            "ON n.oid = c.relnamespace WHERE c.oid = to_regclass(quote_ident(%s))), "
+            "current_schema())",
+            (name,),
+        )
+        if found is None:
+            raise InvalidInputError(
+                f"table {given}: the search path has no schema to put it in; give it as schema.name"
+            )
+        return cls(found, name)
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    def beside(self, name: str) -> Identifier:
+        """Return the identifier of a table in the same schema."""
+        return sql_name(self.schema, name)
+
+    @property
+    def identifier(self) -> Identifier:
+        """The table in SQL."""
+        return self.beside(self.name)
+
+    def oid(self, connection: Connection, name: str | None = None) -> int | None:
+        """Return the table's number, or that of one beside it; None when there is none."""
+        found: int | None = one(
+            connection,
+            "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relname = %s",
+            (self.schema, name or self.name),
+        )
+        return found
+
+    def lock(self, connection: Connection) -> None:
+        """Wait until no other upsert writes to the table, up to the end of the transaction.
+
+        Two upserts that lock rows in different orders would wait for each other.
+        """
+        run(
+            connection,
+            "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))",
+            (f"kafkalog table {self}",),
+        )
+
+    def has_rows(self, connection: Connection) -> bool:
+        """Return whether it exists and has rows."""
+        from psycopg.sql import SQL
+
+        if self.oid(connection) is None:
+            return False
+        return bool(one(connection, SQL("SELECT EXISTS (SELECT FROM {})").format(self.identifier)))
+
+    def prepare(
+        self, connection: Connection, names: Sequence[str], types: Sequence[DataType]
+    ) -> list[Column]:
+        """Create what is missing of the table and the table of positions; return the columns.
+
+        Raises InvalidInputError when a table that exists does not fit, or would lose its rows in a
+        crash of the server, or names are too long, or the schema is missing.
+        """
+        check_names(f"table {self}", names)
+        if self.oid(connection, _POSITIONS) is None:
+            self._check_schema(connection)
+            self._create_positions(connection)
+        if self.oid(connection) is None:
+            self._create(connection, names, types)
+        self._check_logged(connection)
+        return self._columns(connection, names, types)
+
+    def _create(
+        self, connection: Connection, names: Sequence[str], types: Sequence[DataType]
+    ) -> None:
+        """Create the table; positions of one before it, which was dropped, are void."""
+        from psycopg.sql import SQL
+
+        declared = [
+            Column(name, column_type(data_type), None).declaration()
+            + SQL(" PRIMARY KEY" if name == "key" else "")
+            for name, data_type in zip(names, types, strict=True)
+        ]
+        with connection.transaction():
+            self.lock(connection)
+            if self.oid(connection) is not None:
+                return  # another upsert has been faster
+            run(
+                connection,
+                SQL("CREATE TABLE {} ({})").format(self.identifier, SQL(", ").join(declared)),
+            )
+            run(
+                connection,
+                SQL("DELETE FROM {} WHERE target_table = %s").format(self.beside(_POSITIONS)),
+                (self.name,),
+            )
+
+    def _check_schema(self, connection: Connection) -> None:
+        query = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s)"
+        if not one(connection, query, (self.schema,)):
+            raise InvalidInputError(
+                f'table {self}: the database has no schema "{self.schema}"; create it, or give the '
+                "table as schema.name with one that exists"
+            )
+
+    def _check_logged(self, connection: Connection) -> None:
+        """Refuse a table that a crash of the server empties: its position would outlive it."""
+        found = one(connection, _NOT_LOGGED, {"oid": self.oid(connection)})
+        if found is not None:
+            raise InvalidInputError(
+                f"table {self}: {found} is unlogged or temporary, so a crash of the server would "
+                f"take its rows and leave the position; ALTER TABLE {found} SET LOGGED, or give a "
+                "permanent table"
+            )
+
+    def _create_positions(self, connection: Connection) -> None:
+        from psycopg.sql import SQL
+
+        with connection.transaction():
+            PostgresTable(self.schema, _POSITIONS).lock(connection)
+            run(
+                connection,
+                SQL(
+                    "CREATE TABLE IF NOT EXISTS {} (query_id text, target_table text, "
+                    "table_oid oid, batch_id bigint NOT NULL, end_offsets jsonb NOT NULL, "
+                    "time_ms bigint NOT NULL, PRIMARY KEY (query_id, target_table))"
+                ).format(self.beside(_POSITIONS)),
+            )
+
+    def _columns(
+        self, connection: Connection, names: Sequence[str], types: Sequence[DataType]
+    ) -> list[Column]:
+        oid = self.oid(connection)
+        rows = run(connection, _COLUMNS, (oid,)).fetchall()
+        found = {row[0]: Column(*row[:3]) for row in rows}
+        generated = {row[0] for row in rows if row[3]}
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise InvalidInputError(
+                f"table {self} has the columns {', '.join(found)}; missing: {', '.join(missing)}"
+            )
+        for name, data_type in zip(names, types, strict=True):
+            ours, theirs = column_type(data_type), found[name].kind
+            if ours != theirs and "bytea" in {ours, theirs}:
+                raise InvalidInputError(
+                    f'table {self}: column "{name}" is {theirs}, the rows have {ours}: shape them '
+                    f'with select or key_type, as in "cast({name} as string) as {name}"'
+                )
+            if name in generated:
+                raise InvalidInputError(
+                    f'table {self}: column "{name}" is generated by PostgreSQL, the rows bring it '
+                    "too; leave it out of select or schema"
+                )
+            if changes_values(data_type, theirs):
+                raise InvalidInputError(
+                    f'table {self}: column "{name}" is {theirs}, which would round or cut the '
+                    f"rows' {ours}; cast it in select or schema to what the column holds, or make "
+                    f"the column {ours}"
+                )
+        if not one(connection, _IS_KEY_UNIQUE, (oid,)):
+            raise InvalidInputError(
+                f'table {self}: column "key" has neither a primary key nor a unique constraint of '
+                "its own, by which its rows are found; add one"
+            )
+        return [found[name] for name in names]
+
+    def positions(self, connection: Connection) -> dict[str, Position]:
+        """Return the position of each query that has written to the table.
+
+        Those of a table of this name that is no more, or was put back without them, do not count.
+        """
+        from psycopg.sql import SQL
+
+        oid = self.oid(connection)
+        if oid is None or self.oid(connection, _POSITIONS) is None:
+            return {}
+        rows = run(
+            connection,
+            SQL(
+                "SELECT query_id, batch_id, end_offsets, time_ms FROM {} "
+                "WHERE target_table = %s AND table_oid = %s AND batch_id > %s"
+            ).format(self.beside(_POSITIONS)),
+            (self.name, oid, _UNAPPLIED),
+        )
+        return {query_id: Position(*values) for query_id, *values in rows.fetchall()}
+
+    def writers(self, connection: Connection) -> set[str]:
+        """Return the ids of all queries that positions of a table of this name tell of.
+
+        Also of one that was dropped or put back from a dump.
+        """
+        from psycopg.sql import SQL
+
+        if self.oid(connection, _POSITIONS) is None:
+            return set()
+        rows = run(
+            connection,
+            SQL("SELECT query_id FROM {} WHERE target_table = %s AND batch_id > %s").format(
+                self.beside(_POSITIONS)
+            ),
+            (self.name, _UNAPPLIED),
+        )
+        return {query_id for (query_id,) in rows.fetchall()}
+
+    def lock_position(self, connection: Connection, query_id: str) -> Position | None:
+        """Return the query's position, which nobody else changes before the transaction's end.
+
+        Nor does anybody put another table in this one's place.
+        """
+        from psycopg.sql import SQL
+
+        run(connection, SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.identifier))
+        run(
+            connection,
+            SQL(
+                "INSERT INTO {} (query_id, target_table, batch_id, end_offsets, time_ms) "
+                "VALUES (%s, %s, %s, '{{}}', 0) ON CONFLICT DO NOTHING"
+            ).format(self.beside(_POSITIONS)),
+            (query_id, self.name, _UNAPPLIED),
+        )
+        row = run(
+            connection,
+            SQL(
+                "SELECT table_oid, batch_id, end_offsets, time_ms FROM {} "
+                "WHERE query_id = %s AND target_table = %s FOR UPDATE"
+            ).format(self.beside(_POSITIONS)),
+            (query_id, self.name),
+        ).fetchone()
+        if row is None or row[0] != self.oid(connection) or row[1] == _UNAPPLIED:
+            return None
+        return Position(*row[1:])
+
+    def forget_others(self, connection: Connection, query_id: str) -> None:
+        """Delete the positions of all other queries: their rows are replaced."""
+        from psycopg.sql import SQL
+
+        run(
+            connection,
+            SQL("DELETE FROM {} WHERE target_table = %s AND query_id <> %s").format(
+                self.beside(_POSITIONS)
+            ),
+            (self.name, query_id),
+        )
+
+    def record(self, connection: Connection, query_id: str, position: Position) -> None:
+        """Store the query's position."""
+        from psycopg.sql import SQL
+
+        run(
+            connection,
+            SQL(
+                "UPDATE {} SET table_oid = %s, batch_id = %s, end_offsets = %s, time_ms = %s "
+                "WHERE query_id = %s AND target_table = %s"
+            ).format(self.beside(_POSITIONS)),
+            (
+                self.oid(connection),
+                position.batch_id,
+                position.end_offsets_json(),
+                position.time_ms,
+                query_id,
+                self.name,
+            ),
+        )

@@ -1,0 +1,1 @@
+"""Upserts into SQLite."""

@@ -1,0 +1,1 @@
+"""Views that Spark keeps: a log's latest records as a table of files."""

@@ -1,0 +1,131 @@
+"""The checkpoints of a materialized view: a directory with one numbered checkpoint per generation.
+
+A view is rebuilt by a new query from the beginning of the log, which needs a checkpoint of its own.
+The highest number is the current one. `<number>.json` beside it says which topic it reads: by its
+id, so that one deleted and created again is told from the old one; and the ids of all queries of
+earlier generations, so that a table of theirs is known as the view's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.sink.query import checkpoint_query_id
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs.locks import FileLock
+
+__all__ = ["Generations"]
+
+
+class Generations:
+    """Those under the directory `root`, which is made when the first is added."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def current(self) -> int | None:
+        """Return the number of the current generation; None before the first."""
+        return max(self._numbers(), default=None)
+
+    def path(self, number: int) -> Path:
+        """Return where Spark keeps a generation's checkpoint."""
+        return self.root / str(number)
+
+    def add(self, topic: str, topic_id: str, *, was_emptied: bool = False) -> int:
+        """Make the next generation, because its table `was_emptied` or not; returns its number."""
+        number = (self.current() or 0) + 1
+        self.root.mkdir(parents=True, exist_ok=True)
+        earlier = sorted(self.query_ids())
+        about = json.dumps(
+            {
+                "topic": topic,
+                "topic_id": topic_id,
+                "query_ids": earlier,
+                "was_emptied": was_emptied,
+            }
+        )
+        files.write_atomically(self.root / f"{number}.json", about.encode())
+        files.make_directory(self.path(number))
+        files.sync_directory(self.root)
+        return number
+
+    def topic(self, number: int) -> tuple[str, str]:
+        """Return name and id of the topic a generation reads; raises InvalidInputError."""
+        topic, topic_id, *_ = self._about(number)
+        return topic, topic_id
+
+    def was_emptied(self, number: int) -> bool:
+        """Return whether a generation was made because its table had lost its rows."""
+        return self._about(number)[3]
+
+    def query_ids(self) -> set[str]:
+        """Return the ids of all queries there have ever been; raises InvalidInputError."""
+        found: set[str] = set()
+        for number in self._numbers():
+            found.update(self._about(number)[2])
+            query_id = self.query_id(number)
+            if query_id is not None:
+                found.add(query_id)
+        return found
+
+    def _about(self, number: int) -> tuple[str, str, list[str], bool]:
+        """Return what a generation's file says: topic, its id, earlier queries, `was_emptied`."""
+        path = self.root / f"{number}.json"
+        try:
+            about = json.loads(path.read_text())
+            earlier = [str(query_id) for query_id in about.get("query_ids", [])]
+            was_emptied = about.get("was_emptied") is True
+            return str(about["topic"]), str(about["topic_id"]), earlier, was_emptied
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as fault:
+            raise InvalidInputError(
+                f"{path}: it should say which topic the view's checkpoint {number} reads, but "
+                f"cannot be read ({fault!r}); is this the checkpoint of a view?"
+            ) from fault
+
+    def query_id(self, number: int) -> str | None:
+        """Return the id of a generation's query; None before its first start."""
+        return checkpoint_query_id(str(self.path(number)))
+
+    def last_committed(self, number: int) -> int | None:
+        """Return the last micro-batch that Spark has noted as done; None when there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            names = [path.name for path in (self.path(number) / "commits").iterdir()]
+            return max((int(name) for name in names if name.isdecimal()), default=None)
+        return None
+
+    def remove_before(self, number: int) -> None:
+        """Remove the generations below a number; may be called again after dying midway."""
+        for old in self._numbers():
+            if old < number:
+                _remove_tree(self.path(old))
+                files.remove(self.root / f"{old}.json")
+
+    def lock(self) -> FileLock:
+        """Return the lock that whoever runs the view holds; the directory must exist."""
+        return FileLock(self.root / "lock")
+
+    def _numbers(self) -> list[int]:
+        with contextlib.suppress(FileNotFoundError):
+            return [
+                int(path.name)
+                for path in self.root.iterdir()
+                if path.name.isdecimal() and path.is_dir()
+            ]
+        return []
+
+
+def _remove_tree(directory: Path) -> None:
+    for path in sorted(directory.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            _remove_tree(path)
+    files.remove_directory(directory)

@@ -1,0 +1,60 @@
+"""Whether a table that follows a log has to have rows: whether any key's newest record is a value.
+
+The log is looked through from its end, so that the first value found settles it: nothing newer of
+its key has been seen. Only where all keys have been deleted is the whole of it read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kafkalog.schema import chosen_columns
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.reading.log_view import LogView
+
+__all__ = ["has_live_keys"]
+
+_SPAN = 1 << 16
+"""Offsets that are read at once; more where few of them have records."""
+_KEYS_MAX = 1 << 20
+"""Keys to remember as deleted; where there are more the answer is yes."""
+
+
+def has_live_keys(
+    engine: Engine, topic: str, ends: Mapping[str, int], *, read_committed: bool
+) -> bool:
+    """Return whether a key has a value, of the records below `ends`, {partition: offset}.
+
+    What was cleaned away has a newer record, at or above the end perhaps, which is not looked at: a
+    table that has come to `ends` gets that one later. Raises CorruptBatchError and StorageError.
+    """
+    for number, _ in engine.describe(topic).present():
+        end = ends.get(str(number), 0)
+        with engine.view(topic, number, whole=True) as view:
+            state = view.state
+            limit = state.last_stable_offset if read_committed else state.high_watermark
+            if _has_live_keys(view, min(end, limit), read_committed):
+                return True
+    return False
+
+
+def _has_live_keys(view: LogView, end: int, read_committed: bool) -> bool:
+    schema = chosen_columns(["key", "value"])
+    deleted: set[bytes] = set()
+    span = _SPAN
+    while end > view.state.log_start_offset:
+        start = max(view.state.log_start_offset, end - span)
+        newest: dict[bytes, bool] = {}
+        for batch in view.read(start, end, schema=schema, read_committed=read_committed):
+            keys = batch.column(0).to_pylist()
+            newest.update(zip(keys, batch.column(1).is_valid().to_pylist(), strict=True))
+            if len(newest) + len(deleted) > _KEYS_MAX:
+                return True
+        # Arrow's lists are untyped: records without a key, which make no rows, are under None.
+        newest.pop(None, None)  # type: ignore[call-overload]
+        if any(is_value and key not in deleted for key, is_value in newest.items()):
+            return True
+        deleted.update(newest)
+        span = span * 2 if len(newest) < _SPAN // 8 else _SPAN
+        end = start
+    return False

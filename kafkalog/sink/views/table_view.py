@@ -1,0 +1,337 @@
+"""KTableView: a topic as a table of a database, kept by a streaming query.
+
+The table is derived from the log, so it can always be made again: whenever table and checkpoint do
+not fit together, the view is rebuilt from the log's beginning by a new generation of the query.
+Invariants:
+
+- readers of the table see the old rows or the new ones: the first micro-batch of a generation
+  replaces all rows in one transaction;
+- a generation is removed only after a later one has landed in the table;
+- one process at a time runs a view.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.sink.upsert.position import Position
+from kafkalog.sink.upsert.upsert import Upsert
+from kafkalog.sink.views.generations import Generations
+from kafkalog.sink.views.live_keys import has_live_keys
+from kafkalog.sink.views.view_fitness import check_owned, is_emptied, position_of, reason_to_rebuild
+from kafkalog.sink.views.view_progress import PartitionProgress, ViewProgress
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.metadata.address import log_directories
+from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["KTableView"]
+
+_log = logging.getLogger("kafkalog.sink")
+_OURS = {
+    *("path", "view", "subscribe", "subscribepattern", "assign", "startingtimestamp"),
+    *("startingoffsets", "startingoffsetsbytimestamp"),
+}
+"""Options of the source that the view sets itself: it is the whole topic, from the beginning."""
+_POLL_S = 0.1
+_running: dict[Path, KTableView] = {}
+"""Who holds the lock of which checkpoint in this process."""
+_turn = threading.Lock()
+"""Held by whoever takes or gives up such a lock."""
+
+
+class KTableView:
+    """A table of `target` that follows the newest records of `topic` of the log at `path`.
+
+        stock = KTableView(spark, "/data/log", "stock",
+                           SQLiteUpsert("/data/stock.db", "stock", schema="count int"),
+                           checkpoint="/data/views/stock")
+        stock.start()
+        stock.wait_until(timeout_s=60)
+
+    `target` is an upsert that belongs to this view alone. `checkpoint` is a directory on a local
+    file system that belongs to it too. `options` are more options of the source; with
+    `maxOffsetsPerTrigger` a rebuilt table is incomplete until the log's end is reached. `name` is
+    the query's name, `trigger` what `DataStreamWriter.trigger` takes: {"availableNow": True}.
+    `spark` may be None where only `progress` and `wait_until` are used, which need no Spark: also
+    in another process than the one that runs the view.
+
+    A deletion reaches the table only while its tombstone is in the log. Kafka's cleaner keeps that
+    for `delete.retention.ms` (a day by default) after it first met it, so a table that is further
+    behind the log than that may keep keys that were deleted. `start` rebuilds a table whose last
+    micro-batch is that old and which the cleaner has overtaken; of a query that runs, but so far
+    behind, nothing is noticed: `progress` shows its lag, `rebuild` mends its table.
+
+    To query a topic's newest values from Spark no database is needed: `KTable(...).create_view`, or
+    the option `view=latest`, give the same table straight from the log.
+
+    Raises InvalidInputError, UnknownTopicError.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession | None,
+        path: str | PathLike[str],
+        topic: str,
+        target: Upsert,
+        *,
+        checkpoint: str | PathLike[str],
+        options: Mapping[str, str] | None = None,
+        name: str | None = None,
+        trigger: Mapping[str, Any] | None = None,
+    ) -> None:
+        given = fspath(path)
+        is_address = given.lower().startswith(("/", "file:"))
+        self.path = given if is_address else str(Path(given).absolute())
+        self.topic = topic
+        self.target = target
+        self.options = {key: str(value) for key, value in (options or {}).items()}
+        self.name = name
+        self.trigger = dict(trigger or {})
+        self._spark = spark
+        self._generations = Generations(_local(fspath(checkpoint)))
+        self._query: StreamingQuery | None = None
+        self._was_stopped = False
+        self._held = ExitStack()
+        self._mutex = threading.RLock()
+        taken = sorted(key for key in self.options if key.lower() in _OURS)
+        if taken:
+            raise InvalidInputError(
+                f"a view reads its whole topic from the beginning: it sets {', '.join(taken)} "
+                "itself; leave them out"
+            )
+        self._topic_state()
+
+    def start(self, *, rebuild: bool = False) -> StreamingQuery:
+        """Start the query that keeps the table, and return it; the running one if it runs.
+
+        The table is made from the log's beginning where it is not what the checkpoint says:
+        lost, emptied, or put back from a backup; and where the log itself has moved on without it,
+        or was made anew. That is logged at WARNING. Single rows that somebody has changed are not
+        seen. A table with rows that no view has kept from this checkpoint is refused, unless
+        `rebuild` says that they may be replaced. Raises InvalidInputError, and StorageError when
+        somebody else runs this view, here or in another process.
+        """
+        if self._spark is None:
+            raise InvalidInputError("this view was made without a Spark session; it cannot start")
+        with self._mutex:
+            if self._query is not None and self._query.isActive and not rebuild:
+                return self._query
+            self._end_query()
+            self._lock()
+            try:
+                self._query = self._start(self._spark, self._generation(rebuild))
+            except BaseException:
+                self._release()
+                raise
+            self._was_stopped = False
+            return self._query
+
+    def rebuild(self) -> StreamingQuery:
+        """Make the table again from the log; its readers see the old rows until then."""
+        return self.start(rebuild=True)
+
+    def stop(self) -> None:
+        """Stop the query, if this object runs it, and let others run the view."""
+        with self._mutex:
+            self._was_stopped = self._was_stopped or self._query is not None
+            self._end_query()
+
+    def _end_query(self) -> None:
+        try:
+            if self._query is not None:
+                self._query.stop()
+        finally:
+            self._query = None
+            self._release()
+
+    def progress(self) -> ViewProgress:
+        """Return how far the table is, and how far behind the log."""
+        query_id, position = self._position()
+        applied = {} if position is None else position.end_offsets.get(self.topic, {})
+        return ViewProgress(
+            query_id,
+            None if position is None else position.batch_id,
+            None if position is None else position.time_ms,
+            {
+                number: PartitionProgress(
+                    applied.get(str(number), 0), state.log_start_offset, self._end(state)
+                )
+                for number, state in self._topic_state().present()
+            },
+        )
+
+    def wait_until(
+        self, offsets: Mapping[int, int] | None = None, *, timeout_s: float | None = None
+    ) -> None:
+        """Return when the table holds what lies below `offsets`, {partition: offset}.
+
+        By default that is what the log holds now. Raises the query's own exception when it dies,
+        StorageError when it was stopped, and TimeoutError after `timeout_s`, which say what is
+        missing.
+        """
+        ends = {number: self._end(state) for number, state in self._topic_state().present()}
+        offsets = ends if offsets is None else offsets
+        if unknown := sorted(offsets.keys() - ends.keys()):
+            raise InvalidInputError(
+                f"topic {self.topic} has the partitions {sorted(ends)}, not {unknown}"
+            )
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            query = self._query
+            # Before looking, as it may finish.
+            is_over = self._was_stopped or (query is not None and not query.isActive)
+            missing = self._missing(offsets)
+            if not missing:
+                return
+            where = f"the view of {self.topic} in {self.target.where}"
+            if is_over:
+                fault = None if query is None else query.exception()
+                if fault is not None:
+                    raise fault
+                raise StorageError(f"{where}: its query has stopped; still missing: {missing}")
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError(
+                    f"{where}: after {timeout_s} s there is still missing: {missing}"
+                )
+            time.sleep(_POLL_S)
+
+    def _missing(self, offsets: Mapping[int, int]) -> str:
+        position = self._position()[1]
+        applied = {} if position is None else position.end_offsets.get(self.topic, {})
+        return ", ".join(
+            f"{self.topic}-{number} from {applied.get(str(number), 0)} to {offset}"
+            for number, offset in sorted(offsets.items())
+            if applied.get(str(number), 0) < offset or position is None
+        )
+
+    def _position(self) -> tuple[str | None, Position | None]:
+        """Return the query's id and position; none where it speaks of a topic that is no more."""
+        query_id, position = position_of(self.target, self._generations)
+        number = self._generations.current()
+        if number is None or self._generations.topic(number)[1] != self._topic_state().topic_id:
+            return query_id, None
+        return query_id, position
+
+    def _topic_state(self) -> TopicState:
+        with self._engine() as engine:
+            return engine.describe(self.topic)
+
+    def _engine(self) -> Engine:
+        return Engine(log_directories({"path": self.path}), read_only=True, create=False)
+
+    def _end(self, state: PartitionState) -> int:
+        """Return where what the query reads ends."""
+        return state.high_watermark if self._reads_uncommitted else state.last_stable_offset
+
+    @property
+    def _reads_uncommitted(self) -> bool:
+        levels = [v for k, v in self.options.items() if k.lower() == "kafka.isolation.level"]
+        return [level.strip().lower() for level in levels[-1:]] == ["read_uncommitted"]
+
+    def _has_live_keys(self, position: Position) -> bool:
+        ends = position.end_offsets.get(self.topic, {})
+        with self._engine() as engine:
+            return has_live_keys(
+                engine, self.topic, ends, read_committed=not self._reads_uncommitted
+            )
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the query is over; one that is still to be started is not."""
+        query = self._query
+        return query is not None and not query.isActive
+
+    def _lock(self) -> None:
+        root = self._generations.root
+        if root.exists() and not root.is_dir():
+            raise InvalidInputError(f"{root}: a view's checkpoint is a directory, this is a file")
+        root.mkdir(parents=True, exist_ok=True)
+        with _turn:
+            other = _running.get(root)
+            if other is not None and other._has_ended:  # and nobody said stop
+                other._held.close()
+            if not self._held.enter_context(self._generations.lock().exclusive(wait=False)):
+                self._held.close()
+                raise StorageError(
+                    f"{root}: the view is running already, here or in another process; stop it "
+                    "first"
+                )
+            _running[root] = self
+            self._held.callback(_running.pop, root, None)
+
+    def _release(self) -> None:
+        with _turn:
+            self._held.close()
+
+    def _generation(self, is_wanted: bool) -> int:
+        """Return the generation to run: the current one, or a new one that rebuilds the table."""
+        topic = self._topic_state()
+        number = self._generations.current()
+        was_emptied = False
+        if number is not None and self._generations.topic(number)[0] != self.topic:
+            raise InvalidInputError(
+                f"{self._generations.root}: the checkpoint of a view of topic "
+                f"{self._generations.topic(number)[0]}, not {self.topic}; give each view its own"
+            )
+        if not is_wanted:
+            check_owned(self.target, self._generations)
+            if number is not None:
+                reason = reason_to_rebuild(self.target, self._generations, topic, clock.now_ms())
+                if reason is None:
+                    was_emptied = is_emptied(self.target, self._generations, self._has_live_keys)
+                    if not was_emptied:
+                        return number
+                    reason = "the table is empty, though the log has rows"
+                _log.warning(
+                    "%s: the view of %s is rebuilt from the log: %s",
+                    self.target.where,
+                    self.topic,
+                    reason,
+                )
+        return self._generations.add(self.topic, topic.topic_id, was_emptied=was_emptied)
+
+    def _start(self, spark: SparkSession, number: int) -> StreamingQuery:
+        self.target.replace_first = True
+        self.target.refuses_gaps = True
+
+        def apply(df: DataFrame, batch_id: int) -> None:
+            self.target(df, batch_id)
+            self._generations.remove_before(number)
+
+        reader = spark.readStream.format("kafkalog").options(**self.options)
+        reader = reader.options(path=self.path, subscribe=self.topic, startingOffsets="earliest")
+        writer = reader.load().writeStream.foreachBatch(apply)
+        writer = writer.option("checkpointLocation", f"file://{self._generations.path(number)}")
+        if self.name is not None:
+            writer = writer.queryName(self.name)
+        if self.trigger:
+            writer = writer.trigger(**self.trigger)
+        return writer.start()
+
+
+def _local(checkpoint: str) -> Path:
+    """Return the directory that a path or a `file:` URI names; raises InvalidInputError."""
+    if not checkpoint:
+        raise InvalidInputError("a view's checkpoint is a directory of its own; its path is empty")
+    parts = urlsplit(checkpoint)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path)).absolute()
+    if "://" in checkpoint:
+        raise InvalidInputError(
+            f"a view's checkpoint is a directory on a local file system, not {checkpoint}"
+        )
+    return Path(checkpoint).absolute()

@@ -1,0 +1,113 @@
+"""Whether a view's table, its checkpoint and its log still fit together.
+
+They are three places that can be lost, put back from a backup or made anew one by one. What they
+say of each other decides whether the view goes on or is rebuilt; no memory beside them is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.sink.upsert.position import Position
+from kafkalog.sink.upsert.upsert import Upsert
+from kafkalog.sink.views.generations import Generations
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.state import TopicState
+
+__all__ = ["check_owned", "is_emptied", "position_of", "reason_to_rebuild"]
+
+
+def position_of(target: Upsert, generations: Generations) -> tuple[str | None, Position | None]:
+    """Return the id of the current generation's query, and how far it has brought the table."""
+    number = generations.current()
+    query_id = None if number is None else generations.query_id(number)
+    return query_id, None if query_id is None else target.position(query_id)
+
+
+def check_owned(target: Upsert, generations: Generations) -> None:
+    """Raise InvalidInputError for a table whose rows are not the view's to replace.
+
+    That is one with rows, but without the position of any query that this checkpoint ever had.
+    """
+    if not generations.query_ids().isdisjoint(target.writers()) or not target.has_rows():
+        return
+    known = target.positions()
+    if known:
+        query_id, position = max(known.items(), key=lambda item: item[1].time_ms)
+        whose = f"query {query_id} brought it to micro-batch {position.batch_id}"
+    else:
+        whose = "no view has ever kept it"
+    raise InvalidInputError(
+        f"{target.where}: it has rows that are not from the checkpoint {generations.root}: "
+        f"{whose}; start(rebuild=True) replaces them"
+    )
+
+
+def reason_to_rebuild(
+    target: Upsert,
+    generations: Generations,
+    topic: TopicState,
+    now_ms: int,
+) -> str | None:
+    """Return why the current generation, of which there is one, cannot go on; None when it can."""
+    number = generations.current()
+    assert number is not None
+    query_id, position = position_of(target, generations)
+    committed = generations.last_committed(number)
+    checkpoint = generations.path(number)
+    if generations.topic(number)[1] != topic.topic_id:
+        return f"topic {topic.name} was deleted and created again"
+    if position is None:
+        if committed is None:
+            return None
+        return f"the checkpoint {checkpoint} is at micro-batch {committed}, the table at none"
+    last = -1 if committed is None else committed
+    if position.batch_id not in {last, last + 1}:  # one ahead: Spark died before it noted that
+        return (
+            f"the checkpoint {checkpoint} of query {query_id} is at micro-batch {last}, the table "
+            f"at {position.batch_id}: one of them was put back from a backup"
+        )
+    return _reason_in_the_log(position, topic, now_ms)
+
+
+def is_emptied(
+    target: Upsert, generations: Generations, has_live_keys: Callable[[Position], bool]
+) -> bool:
+    """Return whether the table of the current generation has lost its rows.
+
+    `has_live_keys` says whether the log has keys with values below a position; it is asked only
+    where the table is empty. What the upsert's `select` makes of those is not known here: a table
+    that was rebuilt for this reason before is empty by right.
+    """
+    number = generations.current()
+    position = position_of(target, generations)[1]
+    if number is None or position is None or generations.was_emptied(number):
+        return False
+    return not target.has_rows() and has_live_keys(position)
+
+
+def _reason_in_the_log(position: Position, topic: TopicState, now_ms: int) -> str | None:
+    """Return what the log no longer holds of what comes after a position.
+
+    A deletion is kept for `delete.retention.ms` after it was first cleaned, so a table that comes
+    back later than that, to where the cleaner has been since, may have missed one.
+    """
+    retention_ms = TopicConfig.parse(dict(topic.config)).delete_retention_ms
+    is_late = now_ms - position.time_ms > retention_ms
+    applied = position.end_offsets.get(topic.name, {})
+    for number, state in topic.present():
+        offset = applied.get(str(number))
+        if offset is None:
+            continue
+        if not state.log_start_offset <= offset <= state.high_watermark:
+            return (
+                f"it is at offset {offset} of {topic.name}-{number}, which holds "
+                f"{state.log_start_offset} to {state.high_watermark}"
+            )
+        if is_late and offset < state.cleaned_to:
+            return (
+                f"{topic.name}-{number} was cleaned beyond its offset {offset}, and deletions are "
+                f"kept for {retention_ms} ms (delete.retention.ms) only"
+            )
+    return None

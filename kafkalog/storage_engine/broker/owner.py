@@ -1,0 +1,73 @@
+"""Whose log some directories are: a broker's, or ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata import address, directory_signs
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
+
+__all__ = ["check_has_log", "open_broker"]
+
+
+def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
+    """Return the directories of a broker, if they are; several can only be."""
+    with address.looking():
+        is_broker = [address.is_broker_directory(root) for root in roots]
+    if len(roots) > 1 and not all(is_broker):
+        raise InvalidInputError(
+            f"{roots[is_broker.index(False)]}: no Kafka broker's log directory (it has no "
+            f"{layout.META_PROPERTIES}, or is a log of kafkalog); several directories can only be "
+            "read together if they are those of one broker"
+        )
+    if not is_broker[0]:
+        return None
+    _check_one_broker(roots)
+    from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
+
+    return BrokerDirectories(roots)
+
+
+def check_has_log(roots: Sequence[Path]) -> None:
+    """Raise InvalidInputError where the directories hold no log, and StorageError for a lost one.
+
+    Nothing is opened.
+    """
+    if open_broker(roots) is None:
+        directory_signs.check_is_log(roots[0])
+
+
+def _check_one_broker(roots: Sequence[Path]) -> None:
+    """Raise InvalidInputError where `meta.properties` name different clusters or brokers."""
+    if len(roots) < 2:
+        return
+    names = [
+        {
+            key: properties[key]
+            for key in ("cluster.id", "node.id", "broker.id")
+            if key in properties
+        }
+        for properties in map(_meta_properties, roots)
+    ]
+    for root, name in zip(roots, names, strict=True):
+        for key in name.keys() & names[0].keys():
+            if name[key] != names[0][key]:
+                raise InvalidInputError(
+                    f"{root}: its {key} is {name[key]}, that of {roots[0]} is {names[0][key]}: "
+                    "the log directories are those of two brokers; read them one by one"
+                )
+
+
+def _meta_properties(root: Path) -> dict[str, str]:
+    from kafkalog.storage_engine.metadata import checkpoints
+
+    for name in (layout.META_PROPERTIES, layout.META_ASIDE):
+        if (root / name).exists():
+            return checkpoints.read_properties(root / name)
+    return {}

@@ -1,0 +1,1 @@
+"""The file system: the only place that opens, syncs, renames and locks."""

@@ -1,0 +1,1 @@
+"""Metadata: the journal, the state it publishes, configs, checkpoints, owners."""

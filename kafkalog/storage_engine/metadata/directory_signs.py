@@ -1,0 +1,153 @@
+"""Whose a directory is, told by the names in it: nothing is opened, and nothing written.
+
+`meta.properties` is a broker's, `commit` ours. Where neither is there, other names tell what has
+become of it: a log that was released, one whose journal is lost, a copy of a broker's partitions,
+or a directory of somebody else, which nobody must take.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.format import layout
+
+__all__ = [
+    "check_is_free",
+    "check_is_log",
+    "check_journal_is_not_lost",
+    "no_log",
+    "partitions_to_adopt",
+]
+
+_LOST_AND_FOUND = "lost+found"
+_OWNED = (layout.META_PROPERTIES, layout.META_ASIDE, layout.COMMIT, layout.COMMIT_RELEASED)
+"""Files that are nowhere but in a broker's directory or in one of ours."""
+_BEGUN = (layout.META_ASIDE, layout.GUARD, layout.COMMIT, layout.COMMIT_RELEASED)
+"""What shows that the directory was ours, or that an adoption is under way."""
+
+
+def partitions_to_adopt(root: Path) -> list[tuple[str, int]]:
+    """Return (topic, partition) of every directory that an adoption takes, sorted.
+
+    Where nothing else says that the directory is a broker's or was ours, one that is called like a
+    partition is one only if it has a segment, or our canary. Raises InvalidInputError where there
+    is nothing to adopt, StorageError for a link, and for a number that no partition or segment has.
+    """
+    names = set(os.listdir(root))
+    is_owned = not names.isdisjoint(_OWNED)
+    found = []
+    for name in names:
+        key = layout.parse_partition_directory(name)
+        directory = root / name
+        if key is None or key[0] in layout.INTERNAL_TOPICS or not directory.is_dir():
+            continue
+        if is_owned or _has_segment(directory) or (directory / layout.CANARY).exists():
+            _check_can_be_taken(directory, key[1])
+            found.append(key)
+    if found or not names.isdisjoint(_BEGUN):
+        return sorted(found)
+    if layout.META_PROPERTIES in names:
+        raise InvalidInputError(
+            f"{root}: there is nothing to adopt: it has {layout.META_PROPERTIES}, but no partition "
+            "of an ordinary topic (a controller's metadata and internal topics stay with Kafka)"
+        )
+    raise InvalidInputError(
+        f"{root}: this is no broker's log directory: it has no {layout.META_PROPERTIES}, and no "
+        f"directory of a partition (topic-0) with a segment (such as "
+        f"{layout.segment_file(0, layout.LOG)})"
+    )
+
+
+def no_log(root: Path, creating: str) -> InvalidInputError:
+    """Return the error for a place without a log; `creating` says how one gets there.
+
+    Of something inside a log, such as the directory of a partition, it names the log.
+    """
+    if (root.parent / layout.COMMIT).exists():
+        advice = f"the log is the directory that this lies in: {root.parent}"
+    else:
+        advice = f"create one with {creating}"
+    return InvalidInputError(f"{root}: no log here (it has no `{layout.COMMIT}` file); {advice}")
+
+
+def _has_segment(directory: Path) -> bool:
+    parsed = map(layout.parse_segment_file, os.listdir(directory))
+    return any(found is not None and found[1:] == (layout.LOG, "") for found in parsed)
+
+
+def _check_can_be_taken(directory: Path, partition: int) -> None:
+    if directory.is_symlink():
+        raise StorageError(
+            f"{directory}: the partition is a link to another place, and a log of ours lies in one "
+            "directory: move the files here"
+        )
+    if partition >= layout.PARTITIONS_MAX:
+        raise StorageError(
+            f"{directory}: the name is that of a partition above {layout.PARTITIONS_MAX}: if it is "
+            "none, move the directory away"
+        )
+    for name in os.listdir(directory):
+        parsed = layout.parse_segment_file(name)
+        if parsed is not None and parsed[0] > layout.LOG_START_MAX:
+            raise StorageError(
+                f"{directory / name}: the name is that of a segment above all offsets: move the "
+                "file away"
+            )
+
+
+def check_journal_is_not_lost(root: Path) -> None:
+    """Raise InvalidInputError for a directory without `commit` that is or was a log of ours."""
+    if not root.is_dir() or (root / layout.COMMIT).exists():
+        return
+    was_released = (root / layout.COMMIT_RELEASED).exists()
+    for name in sorted(os.listdir(root)):
+        if layout.parse_partition_directory(name) and (root / name / layout.CANARY).exists():
+            if (root / layout.COMMIT).exists():
+                return  # another process has just created the log
+            unless = f" (or finish a release with: kafkalog release {root})" if was_released else ""
+            raise InvalidInputError(
+                f"{root}: the journal `{layout.COMMIT}` is missing, although partitions of "
+                f"kafkalog are here ({name}): restore it from a copy, or take the files as a "
+                f"broker would, with: kafkalog adopt {root}{unless}"
+            )
+    if was_released:
+        raise InvalidInputError(
+            f"{root}: the log was released, for a broker to have it (it has "
+            f"{layout.COMMIT_RELEASED}); to take it back run: kafkalog adopt {root}"
+        )
+
+
+def check_is_log(root: Path) -> None:
+    """Raise InvalidInputError where no log of ours is."""
+    if not (root / layout.COMMIT).exists():
+        check_journal_is_not_lost(root)
+        raise no_log(root, "kafkalog.open(path), or by writing to it")
+
+
+def check_is_free(root: Path) -> None:
+    """Raise InvalidInputError where a new log must not be created; `root` need not exist.
+
+    That is inside of another log directory, and where anything lies that is not ours, hidden, or
+    `lost+found`.
+    """
+    parent = root.parent
+    for name in (layout.COMMIT, layout.META_PROPERTIES):
+        if (parent / name).is_file():
+            raise InvalidInputError(
+                f"{root}: no log is created inside of a log directory ({parent} has `{name}`); "
+                f"did you mean {parent}?"
+            )
+    if not root.is_dir():
+        return
+    foreign = sorted(
+        name
+        for name in os.listdir(root)
+        if not name.startswith((".", layout.OURS)) and name != _LOST_AND_FOUND
+    )
+    if foreign and not (root / layout.COMMIT).exists():
+        raise InvalidInputError(
+            f"{root}: the directory is not empty (it has {foreign[0]!r}) and is no log; choose an "
+            "empty or a new directory"
+        )

@@ -1,0 +1,51 @@
+"""A new log: an empty journal in a directory that is empty, or was not there."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata import directory_signs
+from kafkalog.storage_engine.metadata.journal import Journal
+
+__all__ = ["create_log"]
+
+
+def create_log(root: Path) -> None:
+    """Create a log, unless another process just does.
+
+    Raises InvalidInputError for a directory with anything else in it or inside of another log,
+    StorageError where none can be made, and LockedByBrokerError.
+    """
+    directory_signs.check_is_free(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _sync_names_up_to(root)
+    except OSError as fault:
+        raise StorageError(
+            f"{root}: the log's directory cannot be created: {fault.strerror}"
+        ) from fault
+    commit_lock = locks.FileLock(root / layout.COMMIT_LOCK)
+    with files.disk_faults(root), locks.RootLock(root).shared(), commit_lock.exclusive():
+        if not (root / layout.COMMIT).exists():
+            Journal.create(root / layout.COMMIT)
+
+
+def _sync_names_up_to(root: Path) -> None:
+    """Make the names of a directory and of those above it durable, up to the mount point.
+
+    Whoever has made them may have died before. By `..`, since what the path says may be links, or
+    lead through the namespace of another process. What this user may not read is passed over.
+    """
+    path, found = root, root.stat()
+    with contextlib.suppress(PermissionError):
+        while True:
+            path, below = path / "..", found
+            found = path.stat()
+            if found.st_dev != below.st_dev or found.st_ino == below.st_ino:
+                return
+            with contextlib.suppress(PermissionError):
+                files.sync_directory(path)

@@ -1,0 +1,1 @@
+"""Reading: a partition at one moment, its chunks, lookups of times, pins."""

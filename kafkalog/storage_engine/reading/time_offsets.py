@@ -1,0 +1,194 @@
+"""Offsets for timestamps: the first record at or after a time, the newest one, the log's two ends.
+
+Times are epoch milliseconds, or one of Kafka's special ones below. A partition is looked at as far
+as its readers see it: from the log start to the high watermark, or, where only committed records
+count, to the last stable offset. As in Kafka the search is for *any* record; one that those readers
+do not see yet makes the answer none, rather than a record beside it. Control records count too.
+
+The time index says where to look, and only the records say what is so: a batch that the cleaner has
+emptied still carries its largest timestamp.
+
+Kafka: UnifiedLog.fetchOffsetByTimestamp, Partition.fetchOffsetForTimestamp, ListOffsetsRequest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.format import layout, leader_epochs
+from kafkalog.storage_engine.metadata import checkpoints
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.format.batch import BatchHeader
+    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.segment.open_segment import OpenSegment
+
+__all__ = [
+    "EARLIEST",
+    "EARLIEST_LOCAL",
+    "LATEST",
+    "LATEST_TIERED",
+    "MAX_TIMESTAMP",
+    "READ_COMMITTED",
+    "READ_UNCOMMITTED",
+    "TimeOffset",
+    "end_offset",
+    "first_since",
+    "newest",
+    "offset_for_time",
+]
+
+LATEST: Final = -1
+"""The offset that the next visible record gets."""
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+"""The record with the largest timestamp, the first one of those that have it."""
+EARLIEST_LOCAL: Final = -4
+"""The same as EARLIEST where all of a log is in one directory."""
+LATEST_TIERED: Final = -5
+"""None: nothing of a log is elsewhere."""
+READ_COMMITTED: Final = "read_committed"
+READ_UNCOMMITTED: Final = "read_uncommitted"
+
+
+class TimeOffset(NamedTuple):
+    """What was found: an offset, its record's timestamp in ms, and its leader epoch.
+
+    The timestamp is -1 where an end of the log was asked for, the epoch where there is none.
+    """
+
+    offset: int
+    timestamp: int = layout.NO_TIMESTAMP
+    leader_epoch: int = -1
+
+
+def end_offset(state: PartitionState, isolation_level: str) -> int:
+    """Return the end of what readers of an isolation level see (rule F4).
+
+    Raises InvalidInputError for another level than Kafka's two.
+    """
+    if isolation_level == READ_COMMITTED:
+        return state.last_stable_offset
+    if isolation_level == READ_UNCOMMITTED:
+        return state.high_watermark
+    raise InvalidInputError(
+        f"isolation level: expected {READ_COMMITTED} or {READ_UNCOMMITTED}, "
+        f"found {isolation_level!r}"
+    )
+
+
+def offset_for_time(
+    engine: Engine, topic: str, partition: int, timestamp: int, isolation_level: str
+) -> TimeOffset | None:
+    """Return what stands for a time in one partition; see `Engine.offset_for_time`."""
+    state = engine.describe(topic).partitions[partition]
+    end = end_offset(state, isolation_level)
+    if timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL):
+        offset = end if timestamp == LATEST else state.log_start_offset
+        directory = engine.partition_directory(topic, partition)
+        return TimeOffset(offset, leader_epoch=_epoch_at(directory, state, offset))
+    if timestamp == LATEST_TIERED:
+        return None
+    if timestamp < 0 and timestamp != MAX_TIMESTAMP:
+        raise InvalidInputError(
+            f"timestamp: expected epoch milliseconds, or {LATEST} (latest), {EARLIEST} (earliest) "
+            f"or {MAX_TIMESTAMP} (the largest timestamp), found {timestamp}"
+        )
+    with engine.view(topic, partition) as view:
+        found = newest(view) if timestamp == MAX_TIMESTAMP else first_since(view, timestamp)
+        end = end_offset(view.state, isolation_level)
+        return found if found is not None and found.offset < end else None
+
+
+def _epoch_at(directory: Path, state: PartitionState, offset: int) -> int:
+    """Return the leader epoch that an offset has, or will have; -1 for none."""
+    found = checkpoints.read_leader_epochs(directory)
+    epochs = leader_epochs.committed(found, state.high_watermark)
+    return max((epoch for epoch, start in epochs if start <= offset), default=-1)
+
+
+def first_since(view: LogView, timestamp: int) -> TimeOffset | None:
+    """Return the first record that is as young as `timestamp` (epoch ms), or younger.
+
+    None when there is none in [log start, high watermark).
+    """
+    start, end = view.state.log_start_offset, view.state.high_watermark
+    for segment in view.open_segments(start, end):
+        for position, header in segment.batches_since(timestamp):
+            if header.base_offset >= end:
+                return None
+            if header.last_offset < start:
+                continue  # how many records it has is not asked: only its checksum vouches for that
+            found = segment.first_since(position, header, timestamp, start=start, end=end)
+            if found is not None:
+                return TimeOffset(*found, header.leader_epoch)
+    return None
+
+
+def newest(view: LogView) -> TimeOffset | None:
+    """Return the first of the records with the largest timestamp.
+
+    None when no record of [log start, high watermark) has a timestamp.
+    """
+    start, end = view.state.log_start_offset, view.state.high_watermark
+    best: TimeOffset | None = None
+    for segment in view.open_segments(start, end):
+        best = _newest_of(segment, start, end, best)
+    return best
+
+
+def _newest_of(
+    segment: OpenSegment, start: int, end: int, best: TimeOffset | None
+) -> TimeOffset | None:
+    """Return the newest record of a segment if it is newer than `best`, else that."""
+    floor = layout.NO_TIMESTAMP if best is None else best.timestamp
+    ceiling = layout.NO_TIMESTAMP  # what the batches before the first one looked at do not exceed
+    top: tuple[int, BatchHeader] | None = None
+    for count, (position, header) in enumerate(segment.batches_since_largest()):
+        if count == 0 and position > 0:
+            ceiling = header.max_timestamp
+        largest = floor if top is None else top[1].max_timestamp
+        if header.max_timestamp > largest and _may_hold(header, start, end):
+            top = position, header
+    if top is None and ceiling <= floor:
+        return best
+    if top is not None and top[1].max_timestamp >= ceiling:
+        found = segment.newest(*top, start=start, end=end)
+        if found is not None and found[1] == top[1].max_timestamp:
+            return TimeOffset(*found, top[1].leader_epoch)
+    return _search(segment, start, end, best)
+
+
+def _search(
+    segment: OpenSegment, start: int, end: int, best: TimeOffset | None
+) -> TimeOffset | None:
+    """Do the same where a header's largest timestamp is that of a record which is gone."""
+    tried: set[int] = set()
+    while True:
+        floor = 0 if best is None else best.timestamp
+        top: tuple[int, BatchHeader] | None = None
+        for position, header in segment.batches_from(start):
+            if position in tried or header.max_timestamp < floor:
+                continue
+            if not _may_hold(header, start, end):
+                continue
+            if top is None or header.max_timestamp > top[1].max_timestamp:
+                top = position, header
+        if top is None:
+            return best
+        tried.add(top[0])
+        found = segment.newest(*top, start=start, end=end)
+        if found is not None and found[1] >= floor:
+            offset, timestamp = found
+            if best is None or timestamp > best.timestamp or offset < best.offset:
+                best = TimeOffset(offset, timestamp, top[1].leader_epoch)
+
+
+def _may_hold(header: BatchHeader, start: int, end: int) -> bool:
+    """Tell whether a batch may have records of [start, end)."""
+    return header.records_count != 0 and header.last_offset >= start and header.base_offset < end

@@ -1,0 +1,1 @@
+"""Records: Arrow columns from batches, and batches from Arrow columns."""

@@ -1,0 +1,74 @@
+"""Records as Arrow batches of bounded size, whatever the sizes of their values.
+
+Who receives a batch holds all of it at once, and Spark several times: in the worker, on the way,
+and in the JVM. So a batch is cut by bytes; only a record that is larger alone makes a larger one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kafkalog.storage_engine.records.records import to_arrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kafkalog.storage_engine.records.tables import BatchTable, Integers, RecordTable
+
+__all__ = ["ARROW_SIZE", "arrow_batches", "row_size"]
+
+ARROW_SIZE: Final = 4 << 20
+"""Bytes of an Arrow batch, unless one row is larger."""
+_FIXED: Final = {"partition": 4, "offset": 8, "timestamp": 8, "timestampType": 4}
+_OFFSET: Final = 4
+"""Bytes by which Arrow finds a value of variable size."""
+
+
+def arrow_batches(
+    records: RecordTable,
+    table: BatchTable,
+    rows: Integers | None,
+    place: tuple[str, int],
+    *,
+    schema: pa.Schema,
+    max_bytes: int = ARROW_SIZE,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records `rows` (None: all), in order, in batches of about `max_bytes` at most.
+
+    `place` is their topic and partition. No batch is empty. Raises as `records.to_arrow` does.
+    """
+    topic, partition = place
+    if rows is None:
+        rows = np.arange(len(records), dtype=np.int64)
+    ends = np.cumsum(_sizes(records, rows, schema.names, topic))
+    first = 0
+    while first < len(rows):
+        before = int(ends[first - 1]) if first else 0
+        stop = max(first + 1, int(ends.searchsorted(before + max_bytes, side="right")))
+        yield to_arrow(
+            records, table, rows[first:stop], schema=schema, topic=topic, partition=partition
+        )
+        first = stop
+
+
+def row_size(names: list[str], topic: str) -> int:
+    """Return what a row takes in Arrow, but for its key, its value and its headers."""
+    fixed = sum(_FIXED.get(name, _OFFSET) for name in names)
+    return fixed + (len(topic.encode()) if "topic" in names else 0)
+
+
+def _sizes(records: RecordTable, rows: Integers, names: list[str], topic: str) -> Integers:
+    """Return what each row takes in Arrow: int64 (n,); of headers a bound."""
+    sizes = np.full(len(rows), row_size(names, topic), dtype=np.int64)
+    if "key" in names:
+        sizes += np.maximum(records.key_sizes[rows], 0)
+    if "value" in names:
+        sizes += np.maximum(records.value_sizes[rows], 0)
+    if "headers" in names:
+        # Two bytes of a record are the least that a header takes; two sizes are eight.
+        others = np.maximum(records.key_sizes[rows], 0) + np.maximum(records.value_sizes[rows], 0)
+        sizes += 5 * (records.ends[rows] - records.starts[rows] - others)
+    return sizes

@@ -1,0 +1,160 @@
+"""What callers may append, brought into one form: record batches with known columns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.records.record_fields import (
+    names_of,
+    shown,
+    to_bytes,
+    to_headers,
+    to_int64,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["record_batches"]
+
+_FIELDS: Final = ("key", "value", "headers", "timestamp")
+_SIZES: Final = {2, 3, 4}
+_SINGLE: Final = (Mapping, str, bytes, bytearray, memoryview)
+"""What can be iterated, and is no list of records."""
+_FORMS: Final = 'Give [("k1", "v1")], [{"key": "k1", "value": "v1"}] or an Arrow table.'
+
+
+def record_batches(records: Any) -> list[pa.RecordBatch]:
+    """Return record batches of what `Engine.append` takes; see there.
+
+    Raises InvalidInputError, which names the record and the field, or the column and its types.
+    """
+    import pyarrow as pa
+
+    if isinstance(records, pa.RecordBatch):
+        return [_checked(records)]
+    if isinstance(records, pa.Table):
+        return [_checked(batch) for batch in records.to_batches()]
+    if not isinstance(records, Iterable) or isinstance(records, _SINGLE):
+        advice = " A dict of keys and values has .items()." if _is_of_values(records) else ""
+        raise InvalidInputError(
+            "records: no list of records (expected tuples or dicts in a list, found "
+            f"{type(records).__name__}). {_FORMS}{advice}"
+        )
+    rows = [
+        record if type(record) is tuple else _as_tuple(place, record)
+        for place, record in enumerate(records)
+    ]
+    return [_of_tuples(rows)]
+
+
+def _is_of_values(records: Any) -> bool:
+    """Tell whether it is a mapping that is not itself a record."""
+    return isinstance(records, Mapping) and not records.keys() <= set(_FIELDS)
+
+
+def _as_tuple(place: int, record: Any) -> tuple[Any, ...]:
+    """Return the fields of a dict, a list, or a tuple with names, as Spark's Row is."""
+    if isinstance(record, tuple):
+        names = names_of(record)
+        if not set(names).isdisjoint(_FIELDS):
+            record = dict(zip(names, record, strict=True))
+    if isinstance(record, tuple | list):
+        return tuple(record)
+    if not isinstance(record, Mapping):
+        raise InvalidInputError(
+            f"records[{place}]: no record (expected a tuple or a dict, found "
+            f"{type(record).__name__} {shown(record)}). {_FORMS}"
+        )
+    for name in record:
+        if name not in _FIELDS:
+            raise InvalidInputError(
+                f"records[{place}]: unknown field {shown(name)} "
+                f"(expected {', '.join(_FIELDS)}). {_FORMS}"
+            )
+    if "value" not in record:
+        found = ", ".join(record) or "no field"
+        raise InvalidInputError(
+            f"records[{place}]: a record without a value (expected the field 'value', found "
+            f"{found}). Give None as the value of a tombstone. {_FORMS}"
+        )
+    return tuple(map(record.get, _FIELDS))
+
+
+def _of_tuples(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    from kafkalog.schema import HEADERS
+
+    sizes = set(map(len, rows))
+    if not sizes <= _SIZES:
+        place = next(place for place, row in enumerate(rows) if len(row) not in _SIZES)
+        raise InvalidInputError(
+            f"records[{place}]: no record (expected (key, value[, headers, timestamp]), found a "
+            f"tuple of {len(rows[place])}). {_FORMS}"
+        )
+    columns = {
+        "key": pa.array(_converted(rows, 0, to_bytes), pa.binary()),
+        "value": pa.array(_converted(rows, 1, to_bytes), pa.binary()),
+    }
+    if max(sizes, default=0) > 2:
+        rows = [(*row, None, None) for row in rows]
+        headers = _converted(rows, 2, to_headers)
+        if any(headers):
+            columns["headers"] = pa.array(headers, HEADERS)
+        times = _converted(rows, 3, lambda time: None if time is None else to_int64(time))
+        if any(time is not None for time in times):
+            columns["timestamp"] = pa.array(times, pa.int64())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _converted(
+    rows: list[tuple[Any, ...]], number: int, convert: Callable[[Any], Any]
+) -> list[Any]:
+    """Return one field of all rows."""
+    found: list[Any] = []
+    try:
+        for row in rows:
+            found.append(convert(row[number]))
+    except (TypeError, ValueError) as fault:
+        raise InvalidInputError(
+            f"records[{len(found)}]: {_FIELDS[number]}: {fault}. {_FORMS}"
+        ) from None
+    return found
+
+
+@functools.cache
+def _rules() -> dict[str, tuple[str, Any]]:
+    """Return, by column, the types that it may have: in words, and the test for it."""
+    import pyarrow as pa
+
+    types = pa.types
+    return {
+        "key": ("binary or string", lambda t: types.is_binary(t) or types.is_string(t)),
+        "value": ("binary or string", lambda t: types.is_binary(t) or types.is_string(t)),
+        "headers": ("list<struct<key: string, value: binary>>", types.is_list),
+        "timestamp": (
+            "timestamp, or int64 epoch ms",
+            lambda t: types.is_timestamp(t) or t == pa.int64(),
+        ),
+        "partition": ("int32 or int64", types.is_integer),
+    }
+
+
+def _checked(rows: pa.RecordBatch) -> pa.RecordBatch:
+    schema, rules = rows.schema, _rules()
+    names = schema.names
+    if "value" not in names:
+        raise InvalidInputError("records: required column 'value' not found")
+    for name, type_ in zip(names, schema.types, strict=True):
+        if names.count(name) > 1:
+            raise InvalidInputError(f"records: more than one column {name!r} (expected one)")
+        if name not in rules:
+            raise InvalidInputError(f"records: unknown column {name!r}; known: {', '.join(rules)}")
+        expected, fits = rules[name]
+        if not fits(type_):
+            raise InvalidInputError(f"records: column {name!r} is {type_}, expected {expected}")
+    return rows

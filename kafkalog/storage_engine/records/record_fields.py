@@ -1,0 +1,86 @@
+"""The fields of a record as callers give them, brought into one form.
+
+A field that has another form raises TypeError or ValueError; the caller adds which record has it.
+"""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+from kafkalog.storage_engine.format import layout
+
+__all__ = ["Headers", "names_of", "shown", "to_bytes", "to_headers", "to_int64"]
+
+Headers: TypeAlias = (
+    Mapping[str, bytes | str | None]
+    | Iterable[tuple[str, bytes | str | None] | Mapping[str, bytes | str | None]]
+)
+"""{name: value}, or (name, value) pairs, or {"key": name, "value": value} as reads return them."""
+
+_HEADER: Final = {"key", "value"}
+_HEADER_FORMS: Final = 'give [("name", b"value")] or {"name": b"value"}'
+
+
+def to_bytes(value: bytes | str | None) -> bytes | None:
+    """Return a key or a value as it is written; text is UTF-8."""
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise TypeError(f"{type(value).__name__} is neither bytes nor text")
+
+
+def to_int64(number: int) -> int:
+    """Return a timestamp or a partition's number."""
+    if isinstance(number, bool):
+        raise TypeError("bool is no number")
+    found = operator.index(number)
+    if abs(found) > layout.INT64_MAX:
+        raise ValueError(f"{found} takes more than 64 bits")
+    return found
+
+
+def to_headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
+    """Return headers as pairs; None for none.
+
+    A mapping of the names key and value is refused: it may be meant as one header.
+    """
+    if headers is None:
+        return None
+    if isinstance(headers, str | bytes | bytearray | memoryview):
+        raise TypeError(f"{type(headers).__name__} is no list of headers: {_HEADER_FORMS}")
+    if isinstance(headers, Mapping):
+        if set(headers) == _HEADER:
+            raise TypeError(f"one header stands in a list, too: {_HEADER_FORMS}")
+        headers = headers.items()
+    found = []
+    for header in headers:
+        name, value = _pair(header)
+        if not isinstance(name, str):
+            raise TypeError(f"a header's key is text, not {type(name).__name__}")
+        name.encode()  # raises for what is no Unicode
+        found.append((name, to_bytes(value)))
+    return found or None
+
+
+def names_of(record: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the names of a named tuple's fields, or of a Spark Row's; () where there are none."""
+    return tuple(getattr(record, "__fields__", getattr(record, "_fields", ())))
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it: short, and in one line."""
+    return " ".join(reprlib.repr(value).split())
+
+
+def _pair(header: Any) -> tuple[Any, Any]:
+    if isinstance(header, tuple) and not set(names := names_of(header)).isdisjoint(_HEADER):
+        header = dict(zip(names, header, strict=True))
+    if isinstance(header, Mapping) and set(header) == _HEADER:
+        return header["key"], header["value"]
+    if isinstance(header, tuple | list) and len(header) == 2:
+        return header[0], header[1]
+    raise TypeError(f"a header is a pair, not {shown(header)}: {_HEADER_FORMS}")

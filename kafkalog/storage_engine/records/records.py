@@ -1,0 +1,295 @@
+"""The records of batches as columns: decoded to Arrow, encoded from Arrow, put in other batches.
+
+A *chunk* is a piece of a .log file. `scan_batches` finds its batches (a `BatchTable`), `check_crcs`
+proves them, `index_records` finds the records (a `RecordTable`: where each lies in an *arena*, the
+chunk itself or the decompressed record sections), `to_arrow` copies columns out. `decode` is all of
+it for a range of offsets.
+
+Invariants, checked on everything that is read:
+
+* a record lies within its batch, and its fields end exactly where its length says;
+* offsets rise strictly within a batch and do not pass its last offset;
+* a batch holds as many records as its header says, and nothing after them;
+* what is decompressed stays below a limit, and is never written past it either.
+
+No Python code runs per record. The functions that need pyarrow import it. The Arrow side is in
+`columns.py`, the way from Arrow to batches in `encoding.py`.
+
+Messages v0 and v1, which have rows in these tables too, are read in `messages.py`.
+
+Like Kafka's DefaultRecordBatch, DefaultRecord and MemoryRecordsBuilder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from kafkalog.errors import CorruptBatchError, InvalidInputError
+from kafkalog.storage_engine.format import compression, layout
+from kafkalog.storage_engine.format.batch import Buffer, seal_batch
+from kafkalog.storage_engine.records import codes, columns, kernels, messages
+from kafkalog.storage_engine.records.encoding import Encoded, encode
+from kafkalog.storage_engine.records.murmur2 import murmur2_partitions
+from kafkalog.storage_engine.records.sections import find_sections, index_sections
+from kafkalog.storage_engine.records.tables import BatchTable, ChunkFault, Integers, RecordTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "BatchTable",
+    "Encoded",
+    "RecordTable",
+    "check_crcs",
+    "decode",
+    "empty_batch",
+    "encode",
+    "index_records",
+    "murmur2_partitions",
+    "rebuild_batch",
+    "scan_batches",
+    "to_arrow",
+]
+
+
+def scan_batches(buffer: Buffer, *, previous: int = -1) -> tuple[BatchTable, int, str | None]:
+    """Return the complete batches, the position after the last, and why the scan ended there.
+
+    The reason is None when the buffer ends there or within a batch, else it says in words why no
+    batch follows. `previous` is the last offset before the buffer, as far as it is known. Checksums
+    are not looked at.
+    """
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    count, position, ending = kernels.count_batches(data)
+    headers = np.empty((codes.HEADER_FIELDS, count), dtype=np.int64)
+    kernels.scan_batches(data, headers)
+    headers[3] += headers[2]  # the last offset's delta
+    reason = None
+    if ending == codes.SCAN_LENGTH:
+        start = position + layout.LENGTH_POSITION
+        length = int.from_bytes(buffer[start : start + 4], "big", signed=True)
+        reason = f"batch length {length}, less than a header"
+    elif ending == codes.SCAN_MAGIC:
+        reason = f"magic {buffer[position + layout.MAGIC_POSITION]}, above {layout.MAGIC}"
+    table = BatchTable(*headers)
+    if table.has_messages:
+        messages.bound_wrappers(table, previous)
+    return table, position, reason
+
+
+def check_crcs(buffer: Buffer, table: BatchTable, *, path: Path | str, file_position: int) -> None:
+    """Raise CorruptBatchError for a batch whose checksum is wrong, the first one of its format.
+
+    `file_position` is where the chunk begins in the file `path`.
+    """
+    if table.has_messages:
+        messages.check_crcs(buffer, table, path=path, file_position=file_position)
+        table = table.select(~table.is_message)
+    batches = zip(
+        (table.positions + layout.ATTRIBUTES_POSITION).tolist(),
+        (table.positions + table.sizes).tolist(),
+        table.crcs.tolist(),
+        strict=True,
+    )
+    with memoryview(buffer) as view:
+        for start, end, expected in batches:
+            found = crc32c(view[start:end])
+            if found != expected:
+                raise CorruptBatchError(
+                    path,
+                    file_position + start - layout.ATTRIBUTES_POSITION,
+                    f"checksum {expected:#010x}",
+                    f"checksum {found:#010x}",
+                )
+
+
+def index_records(
+    buffer: Buffer,
+    table: BatchTable,
+    *,
+    path: Path | str,
+    file_position: int,
+    selection: npt.NDArray[Any] | None = None,
+    limit: int = compression.SIZE_MAX,
+    run_size: int | None = None,
+) -> RecordTable:
+    """Find the records of the selected batches (ascending indexes; None for all).
+
+    Decompresses what is compressed, each batch to `limit` bytes at most; with a `run_size` only the
+    first batches of one format, messages v0 and v1 or batches v2, up to the one that makes it so
+    many decompressed bytes. Raises CorruptBatchError.
+    Kafka: DefaultRecordBatch.iterator, AbstractLegacyRecordBatch.iterator.
+    """
+    if selection is None:
+        selection = np.arange(len(table))
+    is_message = table.is_message[selection]
+    if not is_message.any():
+        fault = ChunkFault(path, file_position, table, selection)
+        return _index_batches(buffer, table, limit, run_size, fault)
+    if run_size is not None:
+        count = messages.count_alike(is_message)
+        selection, is_message = selection[:count], is_message[:count]
+    tables = []
+    if is_message.any():
+        fault = ChunkFault(path, file_position, table, selection[is_message])
+        tables.append(messages.index_messages(buffer, table, limit, run_size, fault))
+    if not is_message.all():
+        fault = ChunkFault(path, file_position, table, selection[~is_message])
+        tables.append(_index_batches(buffer, table, limit, run_size, fault))
+    return tables[0] if len(tables) == 1 else messages.merge(*tables)
+
+
+def _index_batches(
+    buffer: Buffer, table: BatchTable, limit: int, run_size: int | None, fault: ChunkFault
+) -> RecordTable:
+    return index_sections(find_sections(buffer, table, limit=limit, run_size=run_size, fault=fault))
+
+
+def decode(
+    buffer: Buffer,
+    table: BatchTable,
+    *,
+    start: int,
+    end: int,
+    schema: pa.Schema,
+    topic: str,
+    partition: int,
+    path: Path | str,
+    file_position: int,
+    selection: npt.NDArray[Any] | None = None,
+) -> pa.RecordBatch:
+    """Return the records with `start` <= offset < `end` of the selected batches.
+
+    Control batches are the caller's to leave out. Raises CorruptBatchError; see `to_arrow`.
+    """
+    records = index_records(
+        buffer, table, path=path, file_position=file_position, selection=selection
+    )
+    rows = records.rows_between(start, end)
+    return to_arrow(records, table, rows, schema=schema, topic=topic, partition=partition)
+
+
+def to_arrow(
+    records: RecordTable,
+    table: BatchTable,
+    rows: Integers | None,
+    *,
+    schema: pa.Schema,
+    topic: str,
+    partition: int,
+) -> pa.RecordBatch:
+    """Return `rows` (indexes of records; None for all) as an Arrow batch of `schema`.
+
+    The schema's columns are any of those of `schema.changelog_schema(include_headers=True)`, in any
+    order; only these are built. Timestamps beyond what microseconds can tell read as the nearest
+    that they can. Raises InvalidInputError for another column, and for a column of 2 GiB or more,
+    which takes a smaller chunk.
+    """
+    return columns.build(records, table, rows, schema=schema, topic=topic, partition=partition)
+
+
+def rebuild_batch(
+    records: RecordTable,
+    table: BatchTable,
+    batch: int,
+    rows: Integers,
+    *,
+    level: int | None = None,
+) -> bytes:
+    """Return a batch of the records `rows` (at least one) under the header of `batch`.
+
+    The header is what `table` says, delete horizon and codec too; where the rows come from several
+    batches, in offset order, it is one for them all. Compressed with its codec at `level`, None for
+    the default; where the records are more bytes than a reader would decompress, as they stand.
+    Raises InvalidInputError for messages v0 and v1, which are only read.
+    """
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    if table.has_messages:
+        _refuse_messages(table, batch, records.batch_index[rows])
+    attributes = int(table.attributes[batch])
+    base_timestamp = int(records.timestamps[rows[0]])
+    if attributes & layout.DELETE_HORIZON_BIT:
+        base_timestamp = int(table.base_timestamps[batch])
+    if attributes & layout.TIMESTAMP_TYPE_BIT:
+        max_timestamp = int(table.max_timestamps[batch])
+    else:
+        max_timestamp = int(records.timestamps[rows].max())
+    base_offset = int(table.base_offsets[batch])
+    place = (records.arena, records.fields, rows, base_offset, base_timestamp)
+    size = kernels.rewrite_records(*place, np.empty(0, dtype=np.uint8))
+    target = bytearray(layout.BATCH_OVERHEAD + max(size, 0))
+    section = memoryview(target)[layout.BATCH_OVERHEAD :]
+    if size < 0 or kernels.rewrite_records(*place, np.frombuffer(section, np.uint8)) != size:
+        raise InvalidInputError(f"batch {batch}: its record table does not fit its records")
+    codec = attributes & layout.CODEC_MASK
+    if size > compression.SIZE_MAX:
+        codec, attributes = layout.CODEC_NONE, attributes & ~layout.CODEC_MASK
+    if codec != layout.CODEC_NONE:
+        compressed = compression.compress(codec, section, level)
+        target = bytearray(layout.BATCH_OVERHEAD) + compressed
+    return _sealed(
+        target,
+        table,
+        batch,
+        attributes=attributes,
+        records_count=len(rows),
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+    )
+
+
+def empty_batch(buffer: Buffer, table: BatchTable, batch: int) -> bytes:
+    """Return the batch without any record: 61 bytes that keep its offsets and its producer.
+
+    No codec, no delete horizon. Kafka: DefaultRecordBatch.writeEmptyHeader.
+    """
+    _refuse_messages(table, batch)
+    kept = layout.TIMESTAMP_TYPE_BIT | layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
+    return _sealed(
+        bytearray(layout.BATCH_OVERHEAD),
+        table,
+        batch,
+        attributes=int(table.attributes[batch]) & kept,
+        records_count=0,
+        base_timestamp=layout.NO_TIMESTAMP,
+        max_timestamp=int(table.max_timestamps[batch]),
+    )
+
+
+def _refuse_messages(table: BatchTable, *batches: int | npt.NDArray[Any]) -> None:
+    if any(np.any(table.magics[some] != layout.MAGIC) for some in batches):
+        raise InvalidInputError("messages v0 and v1 cannot be rewritten as batches v2")
+
+
+def _sealed(
+    target: bytearray,
+    table: BatchTable,
+    batch: int,
+    *,
+    attributes: int,
+    records_count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+) -> bytes:
+    base_offset = int(table.base_offsets[batch])
+    seal_batch(
+        target,
+        0,
+        len(target),
+        base_offset=base_offset,
+        last_offset_delta=int(table.last_offsets[batch]) - base_offset,
+        records_count=records_count,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        attributes=attributes,
+        leader_epoch=int(table.leader_epochs[batch]),
+        producer_id=int(table.producer_ids[batch]),
+        producer_epoch=int(table.producer_epochs[batch]),
+        base_sequence=int(table.base_sequences[batch]),
+    )
+    return bytes(target)

@@ -1,0 +1,221 @@
+"""Batches and records as columns: what a scan of a chunk finds, and what indexing its batches does.
+
+Rows are in the order of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.errors import CorruptBatchError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import BatchHeader
+from kafkalog.storage_engine.records import codes
+
+__all__ = ["BatchTable", "Bytes", "ChunkFault", "Integers", "RecordTable"]
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class BatchTable:
+    """The headers of b batches of a chunk; every array is int64 (b,).
+
+    positions and sizes are bytes in the chunk, timestamps are ms; `base_timestamps` is the delete
+    horizon where its bit is set.
+
+    A message v0 or v1 has a row too, -1 where it lacks the field, and no attributes but codec and
+    timestamp type. Where its records begin, and how many they are, a compressed one (a *wrapper*)
+    does not say: its base offset here is the lowest that it can be, one more than the last offset
+    before it, and its count is -1.
+    """
+
+    positions: Integers
+    sizes: Integers
+    base_offsets: Integers
+    last_offsets: Integers
+    leader_epochs: Integers
+    attributes: Integers
+    base_timestamps: Integers
+    max_timestamps: Integers
+    producer_ids: Integers
+    producer_epochs: Integers
+    base_sequences: Integers
+    counts: Integers
+    crcs: Integers
+    magics: Integers
+
+    @classmethod
+    def of_headers(cls, found: Sequence[tuple[int, BatchHeader]]) -> BatchTable:
+        """Return the table of (position, header) pairs, for the few that no kernel has scanned."""
+        rows = [
+            (
+                position,
+                header.size,
+                header.base_offset,
+                header.last_offset,
+                header.leader_epoch,
+                header.attributes,
+                header.base_timestamp,
+                header.max_timestamp,
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.records_count,
+                header.crc,
+                header.magic,
+            )
+            for position, header in found
+        ]
+        columns = np.array(rows, dtype=np.int64).reshape(len(rows), len(fields(cls))).T
+        return cls(*np.ascontiguousarray(columns))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def select(self, rows: slice | npt.NDArray[Any]) -> BatchTable:
+        """Return the table of some of the batches."""
+        return BatchTable(*[column[rows] for column in _columns(self)])
+
+    @property
+    def is_message(self) -> npt.NDArray[np.bool_]:
+        """Which rows are messages v0 or v1 (b)."""
+        result: npt.NDArray[np.bool_] = self.magics != layout.MAGIC
+        return result
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether any row is a message v0 or v1."""
+        return bool(self.is_message.any())
+
+
+_columns = attrgetter(*(field.name for field in fields(BatchTable)))
+
+
+@dataclass(slots=True)
+class RecordTable:
+    """Where n records lie in `arena`; records keep the order of their batches.
+
+    fields: int64 (9, n), the rows that the properties below name
+    batch_index: int32 (n,), the record's batch in the `BatchTable`
+    batch_count: how many of the batches that were selected have their records here
+    """
+
+    arena: Bytes
+    batch_index: npt.NDArray[np.int32]
+    fields: npt.NDArray[np.int64]
+    batch_count: int
+
+    def __len__(self) -> int:
+        return int(self.fields.shape[1])
+
+    def rows_between(self, start: int, end: int) -> Integers | None:
+        """Return the records with `start` <= offset < `end`; None for all."""
+        offsets = self.offsets
+        if not len(offsets) or (offsets.min() >= start and offsets.max() < end):
+            return None
+        return np.flatnonzero((offsets >= start) & (offsets < end))
+
+    def _row(self, index: int) -> Integers:
+        row: Integers = self.fields[index]
+        return row
+
+    @property
+    def starts(self) -> Integers:
+        """Position of the record's length field, or of the offset of a message v0 or v1."""
+        return self._row(0)
+
+    @property
+    def ends(self) -> Integers:
+        """Position after the record."""
+        return self._row(1)
+
+    @property
+    def offsets(self) -> Integers:
+        """Offset in the log."""
+        return self._row(2)
+
+    @property
+    def timestamps(self) -> Integers:
+        """Milliseconds, -1 for none; of a LogAppendTime batch its max timestamp."""
+        return self._row(3)
+
+    @property
+    def key_positions(self) -> Integers:
+        """Position of the key's bytes."""
+        return self._row(4)
+
+    @property
+    def key_sizes(self) -> Integers:
+        """Bytes of the key, -1 for none."""
+        return self._row(5)
+
+    @property
+    def value_positions(self) -> Integers:
+        """Position of the value's bytes."""
+        return self._row(6)
+
+    @property
+    def value_sizes(self) -> Integers:
+        """Bytes of the value, -1 for a tombstone."""
+        return self._row(7)
+
+    @property
+    def header_positions(self) -> Integers:
+        """Position of the header count; -1 in messages v0 and v1, which have no headers."""
+        return self._row(8)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFault:
+    """Where a chunk lies, for the error about one of its batches.
+
+    `selection`: indexes of the batches that are looked at, which a kernel calls sections.
+    """
+
+    path: Path | str
+    file_position: int
+    table: BatchTable
+    selection: npt.NDArray[Any]
+
+    def report(self, section: int, expected: str, found: str) -> NoReturn:
+        """Raise CorruptBatchError for the batch `selection[section]`."""
+        position = int(self.table.positions[self.selection[section]])
+        raise CorruptBatchError(self.path, self.file_position + position, expected, found)
+
+    def report_undecodable(self, section: int, error: ValueError) -> NoReturn:
+        """Raise CorruptBatchError for what `compression.decompress` raised."""
+        expected, _, found = str(error).removeprefix("expected ").partition(", found ")
+        self.report(section, expected, found)
+
+    def report_status(self, section: int, status: int, place: int, count: int) -> NoReturn:
+        """Raise CorruptBatchError for a kernel's status; see `_record_fault`."""
+        self.report(section, *_record_fault(status, place, count))
+
+
+def _record_fault(status: int, place: int, count: int) -> tuple[str, str]:
+    """Return (expected, found) for a status; `place` is a position in the record section."""
+    at = f"byte {place} of its records"
+    faults = {
+        codes.BAD_VARINT: (f"a varint in the record at {at}", "one cut off or too long"),
+        codes.BAD_LENGTH: (f"a record within its batch at {at}", "a length beyond its end"),
+        codes.BAD_FIELD: (f"fields within the record at {at}", "a size beyond its end"),
+        codes.BAD_HEADER_COUNT: (f"the header count of the record at {at}", "an impossible one"),
+        codes.BAD_END: (f"a record that ends with its fields at {at}", "bytes after them"),
+        codes.BAD_OFFSET: (f"offsets that rise within the batch at {at}", "another one"),
+        codes.BAD_COUNT: (f"{count} records that fill the batch", f"its end or more at {at}"),
+        codes.BAD_RANGE: ("a batch within its chunk", "one beyond it"),
+        codes.BAD_CHECKSUM: (f"the checksum of the message at {at}", "another one"),
+        codes.BAD_NESTING: (f"no compressed message within another at {at}", "one"),
+        codes.BAD_MAGIC: (f"a message v0 or v1 at {at}", "another magic"),
+    }
+    expected, found = faults[status]
+    return expected, found

@@ -1,0 +1,1 @@
+"""Segments: files, indexes and gaps."""

@@ -1,0 +1,444 @@
+"""Where offsets have gaps: `kl-gaps` and `kl-raw-gaps` in a partition's directory.
+
+A batch's checksum does not cover where its offsets begin. But in a log of ours offsets run without
+a gap, except where one is listed here: so every batch's base offset follows from the batch before
+it, and a changed one, a missing segment or one that was cut between two batches is found
+(`offset_chain`).
+
+A *gap* is a pair (from_offset, to_offset): no batch has an offset in [from, to), and the next
+batch, or the next segment's base, or the end of what was cleaned is exactly `to`. (Sources that
+outlived the swap that should have replaced them, listed ones, may begin within a cleaned segment's
+last gap.)
+
+- `kl-gaps` has a *section* for every segment that the cleaner has written, keyed by the segment's
+  base offset and the size of its `.log`. It is written before the swaps that bring the segments in,
+  once for all of them, and holds the sections of the old files and of the new ones until the next
+  time: a reader takes that of the file it has open. Whatever is replaced gets a section too, so the
+  sections of a base are those of all files that may bear it, and a file of another size is damaged.
+- `kl-raw-gaps` has what raw appends have left out, in one section. It is written before the commit;
+  what lies above the high watermark is of a commit that died, and goes at the next cut.
+
+A section lies in parts, each with its checksum in a table at the file's beginning, so that readers
+hold no more than a part. Both files are replaced whole, so whoever has one open reads on in the one
+that belongs to the listing it has made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from crc32c import crc32c
+
+from kafkalog.errors import CorruptLogError, StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from kafkalog.storage_engine.records.tables import BatchTable
+
+    Gaps: TypeAlias = npt.NDArray[np.int64]
+    """Gaps, ascending: int64 (g, 2), a row is (from_offset, to_offset)."""
+
+_UNLISTED = (-1, -1)
+"""In the place of the gaps of a segment whose gaps are not listed."""
+
+__all__ = [
+    "GapCollector",
+    "GapFile",
+    "GapSection",
+    "Section",
+    "SourceGaps",
+    "add_raw_gaps",
+    "cut_raw_gaps",
+    "list_sections",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The gaps of a segment, to be listed; `size` is that of its `.log` file in bytes."""
+
+    base_offset: int
+    size: int
+    gaps: Gaps
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What the section is found by."""
+        return self.base_offset, self.size
+
+
+class GapCollector:
+    """Gathers the gaps of one segment from its batches, in their order."""
+
+    def __init__(self, base_offset: int) -> None:
+        self.next_offset = base_offset
+        """One past the last offset of the last batch."""
+        self._found: list[Gaps] = []
+
+    def add(self, base_offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64]) -> None:
+        """Take the next batches, (b,) each, into account."""
+        import numpy as np
+
+        if not len(base_offsets):
+            return
+        expected = np.empty_like(base_offsets)
+        expected[0] = self.next_offset
+        np.add(last_offsets[:-1], 1, out=expected[1:])
+        rows = np.flatnonzero(expected != base_offsets)
+        if len(rows):
+            self._found.append(np.stack((expected[rows], base_offsets[rows]), axis=1))
+        self.next_offset = int(last_offsets[-1]) + 1
+
+    def gaps(self, end: int) -> Gaps:
+        """Return all gaps of the segment, which is followed by offset `end`."""
+        import numpy as np
+
+        last = [(self.next_offset, end)] if self.next_offset < end else []
+        found = [*self._found, np.array(last, dtype=np.int64).reshape(-1, 2)]
+        result: Gaps = np.concatenate(found)
+        return result
+
+
+class SourceGaps:
+    """Gathers the gaps of a segment that is cleaned, as it was found.
+
+    One with messages v0 or v1 is a broker's: where its wrappers begin depends on where a reader
+    does, so nothing is listed of it but that.
+    """
+
+    def __init__(self, base_offset: int, size: int) -> None:
+        self._key = base_offset, size
+        self._collector: GapCollector | None = GapCollector(base_offset)
+
+    def add(self, table: BatchTable) -> None:
+        """Take the next batches into account."""
+        if table.has_messages:
+            self._collector = None
+        if self._collector is not None:
+            self._collector.add(table.base_offsets, table.last_offsets)
+
+    def section(self, end: int) -> Section:
+        """Return the section of the segment, which is followed by offset `end`."""
+        import numpy as np
+
+        if self._collector is None:
+            return Section(*self._key, np.array([_UNLISTED], dtype=np.int64))
+        return Section(*self._key, self._collector.gaps(end))
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """An entry of a file's table, and where its gaps begin in the file (0: not written yet)."""
+
+    position: int
+    base_offset: int
+    size: int
+    number: int
+    count: int
+    first_from: int
+    crc: int
+
+
+class GapFile:
+    """One of the two files, open; like a file of no sections where there is none. `close` it.
+
+    Nothing is read before it is asked for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file if there is one; raises StorageError."""
+        self.path = path
+        self._fd = -1
+        self._parts: list[_Part] | None = None
+        self._by_base: dict[int, list[list[_Part]]] | None = None
+        try:
+            self._fd = files.open_to_read(path)
+        except FileNotFoundError:
+            self._parts = []
+        except OSError as fault:
+            raise StorageError(f"{path}: cannot be opened: {fault.strerror}") from fault
+
+    @property
+    def exists(self) -> bool:
+        """Whether there was a file of that name."""
+        return self._parts is None or self._fd >= 0
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def sections(self) -> Iterator[GapSection]:
+        """Yield every section, in the file's order; raises as `sections_of` does."""
+        for found in self._grouped().values():
+            for parts in found:
+                yield GapSection(self, parts)
+
+    def sections_of(self, base_offset: int) -> list[GapSection]:
+        """Return the sections of a base offset; raises CorruptLogError, and OSError."""
+        return [GapSection(self, parts) for parts in self._grouped().get(base_offset, ())]
+
+    def _grouped(self) -> dict[int, list[list[_Part]]]:
+        """Return the parts of each section, by base offset."""
+        if self._by_base is None:
+            grouped: dict[int, list[list[_Part]]] = {}
+            for part in self.parts():
+                sections = grouped.setdefault(part.base_offset, [])
+                if part.number == 0:
+                    sections.append([])
+                if not sections:
+                    expected = f"the first part of the gaps of offset {part.base_offset}"
+                    raise CorruptLogError(
+                        self.path, layout.GAPS_HEADER.size, expected, f"part {part.number}"
+                    )
+                sections[-1].append(part)
+            self._by_base = grouped
+        return self._by_base
+
+    def parts(self) -> list[_Part]:
+        """Return the table, checked."""
+        if self._parts is None:
+            self._parts = self._read_table()
+        return self._parts
+
+    def _read_table(self) -> list[_Part]:
+        header = layout.GAPS_HEADER
+        size = os.fstat(self._fd).st_size
+        data = files.read_at(self._fd, header.size, 0)
+        if len(data) < header.size:
+            raise CorruptLogError(self.path, 0, f"{header.size} bytes and more", f"{size} bytes")
+        magic, version, count = header.unpack(data)
+        if magic != layout.GAPS_MAGIC:
+            raise CorruptLogError(self.path, 0, f"{layout.GAPS_MAGIC!r}", f"{magic!r}")
+        if version != layout.GAPS_VERSION:
+            expected = f"format version {layout.GAPS_VERSION}"
+            raise CorruptLogError(self.path, len(magic), expected, f"version {version}")
+        end = header.size + count * layout.GAPS_PART.size
+        start = end + layout.CHECKSUM.size
+        if size < start:
+            expected = f"{start} bytes and more, for {count} parts"
+            raise CorruptLogError(self.path, size, expected, f"{size} bytes")
+        data += files.read_at(self._fd, start - header.size, header.size)
+        (crc,) = layout.CHECKSUM.unpack_from(data, end)
+        found = crc32c(data[:end])
+        if found != crc:
+            raise CorruptLogError(self.path, end, f"checksum {found:#010x}", f"{crc:#010x}")
+        parts = []
+        for fields in layout.GAPS_PART.iter_unpack(data[header.size : end]):
+            part = _Part(start, *fields)
+            parts.append(part)
+            start += part.count * layout.GAP.size
+        if size != start:
+            raise CorruptLogError(self.path, min(size, start), f"{start} bytes", f"{size} bytes")
+        return parts
+
+    def data(self, part: _Part) -> bytes:
+        """Return the bytes of a part's gaps, checked; raises CorruptLogError."""
+        data = files.read_at(self._fd, part.count * layout.GAP.size, part.position)
+        if crc32c(data) != part.crc:
+            expected = f"{part.count} gaps with the checksum {part.crc:#010x}"
+            raise CorruptLogError(self.path, part.position, expected, "others")
+        return data
+
+
+class GapSection:
+    """The gaps of one segment, or of all raw appends; at most one part of them is in memory."""
+
+    def __init__(self, file: GapFile, parts: Sequence[_Part]) -> None:
+        self.base_offset = parts[0].base_offset
+        self.size = parts[0].size
+        self.parts = parts
+        self._file = file
+        self._firsts = [part.first_from for part in parts]
+        self._read: tuple[int, Gaps] | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The (base offset, size) of the segment."""
+        return self.base_offset, self.size
+
+    @property
+    def is_unlisted(self) -> bool:
+        """Whether all it says is that the segment's gaps are not listed."""
+        return self.parts[0].count > 0 and self.parts[0].first_from == _UNLISTED[0]
+
+    def between(self, low: int, high: int) -> Gaps:
+        """Return the gaps that begin in [low, high]; raises CorruptLogError, and OSError."""
+        import numpy as np
+
+        found = []
+        for place in range(max(0, bisect_right(self._firsts, low) - 1), len(self.parts)):
+            if self._firsts[place] > high:
+                break
+            gaps = self._gaps(place)
+            first, stop = np.searchsorted(gaps[:, 0], (low, high + 1))
+            found.append(gaps[first:stop])
+        result: Gaps = np.concatenate([np.empty((0, 2), dtype=np.int64), *found])
+        return result
+
+    def last_to(self) -> int:
+        """Return where the last gap ends; -1 without one."""
+        gaps = self._gaps(len(self.parts) - 1)
+        return int(gaps[-1, 1]) if len(gaps) else -1
+
+    def all(self) -> Iterator[Gaps]:
+        """Yield all gaps, part by part."""
+        for place in range(len(self.parts)):
+            yield self._gaps(place)
+
+    def data(self) -> Iterator[tuple[_Part, bytes]]:
+        """Yield the section's parts, as they stand in the file."""
+        for part in self.parts:
+            yield part, self._file.data(part)
+
+    def _gaps(self, place: int) -> Gaps:
+        import numpy as np
+
+        if self._read is None or self._read[0] != place:
+            data = self._file.data(self.parts[place])
+            gaps = np.frombuffer(data, dtype=">i8").astype(np.int64).reshape(-1, 2)
+            self._read = place, gaps
+        return self._read[1]
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+_Stored: TypeAlias = "tuple[_Part, GapFile | bytes]"
+
+
+def list_sections(
+    directory: Path, sections: Sequence[Section], *, present: Collection[tuple[int, int]]
+) -> None:
+    """List the gaps of segments in `kl-gaps`, durably.
+
+    Sections that are not of a file of `present`, as (base offset, size), are dropped. Two that
+    differ may have one key: of an old file and of a new one that happens to be as large. The caller
+    holds the partition's cleaner lock and the commit lock. Raises CorruptLogError for a damaged
+    file, and OSError.
+    """
+    path = directory / layout.GAPS
+    before = GapFile(path)
+    try:
+        kept: dict[tuple[int, int], list[GapSection]] = {}
+        for known in before.sections():
+            if known.key in present:
+                kept.setdefault(known.key, []).append(known)
+        stored: list[_Stored] = [
+            (part, before) for alike in kept.values() for known in alike for part in known.parts
+        ]
+        for section in sections:
+            added = list(_parts(section))
+            if not any(_is_alike(known, added) for known in kept.get(section.key, ())):
+                stored += added
+        _write(path, stored)
+    finally:
+        before.close()
+
+
+def add_raw_gaps(directory: Path, gaps: Gaps, *, first_base: int) -> None:
+    """Add gaps to `kl-raw-gaps`, durably; all begin behind those that it has.
+
+    Those wholly below `first_base`, the base offset of the partition's first segment, are dropped.
+    The caller holds the commit lock, and has cut the file. Raises CorruptLogError, and OSError.
+    """
+    import numpy as np
+
+    path = directory / layout.RAW_GAPS
+    before = GapFile(path)
+    try:
+        parts = before.parts()
+        kept = [p for p, after in pairwise(parts) if after.first_from > first_base] + parts[-1:]
+        if kept and kept[-1].count < layout.GAPS_PART_MAX:
+            last = np.frombuffer(before.data(kept.pop()), dtype=">i8").astype(np.int64)
+            gaps = np.concatenate((last.reshape(-1, 2), gaps))
+        stored: list[_Stored] = [
+            (dataclasses.replace(part, number=number), before) for number, part in enumerate(kept)
+        ]
+        section = Section(0, layout.RAW_GAPS_SIZE, gaps[gaps[:, 1] > first_base])
+        _write(path, stored + list(_parts(section, len(stored))))
+    finally:
+        before.close()
+
+
+def cut_raw_gaps(directory: Path, end: int) -> None:
+    """Drop from `kl-raw-gaps` what a commit that died has listed above the log's end, durably.
+
+    The caller holds the commit lock. Raises CorruptLogError for a damaged file, and OSError.
+    """
+    import numpy as np
+
+    path = directory / layout.RAW_GAPS
+    before = GapFile(path)
+    try:
+        found = list(before.sections())
+        if not found or found[0].last_to() <= end:
+            return
+        kept = [part for part in found[0].parts if part.first_from < end]
+        gaps: Gaps = np.empty((0, 2), dtype=np.int64)
+        if kept:
+            gaps = np.frombuffer(before.data(kept.pop()), dtype=">i8").astype(np.int64)
+            gaps = gaps.reshape(-1, 2)
+        stored: list[_Stored] = [(part, before) for part in kept]
+        section = Section(0, layout.RAW_GAPS_SIZE, gaps[gaps[:, 1] <= end])
+        _write(path, stored + list(_parts(section, len(stored))))
+    finally:
+        before.close()
+
+
+def _is_alike(listed: GapSection, added: Sequence[_Stored]) -> bool:
+    return len(listed.parts) == len(added) and all(
+        dataclasses.replace(part, position=0) == other and data == stored
+        for (part, data), (other, stored) in zip(listed.data(), added, strict=True)
+    )
+
+
+def _parts(section: Section, first_number: int = 0) -> Iterator[_Stored]:
+    """Yield the parts of a section with their bytes; one of no gaps has one part."""
+    gaps, step = section.gaps, layout.GAPS_PART_MAX
+    for number, start in enumerate(range(0, max(len(gaps), 1), step), first_number):
+        rows = gaps[start : start + step]
+        if not len(rows) and number:
+            return
+        data = rows.astype(">i8").tobytes()
+        first_from = int(rows[0, 0]) if len(rows) else -1
+        base_offset, size = section.key
+        yield _Part(0, base_offset, size, number, len(rows), first_from, crc32c(data)), data
+
+
+def _write(path: Path, stored: Sequence[_Stored]) -> None:
+    """Put a whole file in place, piece by piece: temporary file, sync, rename, sync."""
+    table = layout.GAPS_HEADER.pack(layout.GAPS_MAGIC, layout.GAPS_VERSION, len(stored))
+    table += b"".join(
+        layout.GAPS_PART.pack(p.base_offset, p.size, p.number, p.count, p.first_from, p.crc)
+        for p, _ in stored
+    )
+    temporary = path.with_name(path.name + layout.TEMPORARY)
+    files.create(temporary, table + layout.CHECKSUM.pack(crc32c(table)))
+    fd = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        position = len(table) + layout.CHECKSUM.size
+        for part, source in stored:
+            data = source if isinstance(source, bytes) else source.data(part)
+            if data:
+                files.write_at(fd, data, position)
+                position += len(data)
+        files.sync_file(fd)
+    finally:
+        os.close(fd)
+    files.rename(temporary, path)
+    files.sync_directory(path.parent)

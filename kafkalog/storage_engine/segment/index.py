@@ -1,0 +1,195 @@
+"""The sparse indexes beside a segment: offset to position, timestamp to offset.
+
+An entry is a *hint*. Kafka's index files carry no checksum, are padded with zeros while their
+segment is active, and may be torn, stale or gone; so nothing here is believed before the batch that
+it points at confirms it (`segments.locate`). A wrong file costs a longer scan, never a record.
+
+Kafka: OffsetIndex, TimeIndex. Unlike Kafka's, these classes map and hold nothing: a lookup opens
+the file, reads some twenty entries, and closes it.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+
+__all__ = ["OffsetIndex", "TimeIndex", "offset_entry", "time_entry"]
+
+
+def offset_entry(base_offset: int, offset: int, position: int) -> bytes:
+    """Return the 8 bytes of an entry: the batch at byte `position` ends with `offset`.
+
+    Raises struct.error when either does not fit; a segment is rolled long before that.
+    """
+    return layout.OFFSET_INDEX_ENTRY.pack(offset - base_offset, position)
+
+
+def time_entry(base_offset: int, timestamp: int, offset: int) -> bytes:
+    """Return the 12 bytes of an entry: no record up to `offset` is younger than `timestamp`.
+
+    `timestamp` is in epoch milliseconds, `offset` the last of the batch that carries it.
+    """
+    return layout.TIME_INDEX_ENTRY.pack(timestamp, offset - base_offset)
+
+
+class _IndexFile(ABC):
+    """Entries of one size, each a pair of integers, of which the first ones are in use."""
+
+    entry_size: ClassVar[int]
+    """Bytes of an entry."""
+
+    def __init__(self, path: Path, base_offset: int | None = None) -> None:
+        """Name a file, which need not exist; the base offset is read from its name by default."""
+        if base_offset is None:
+            parsed = layout.parse_segment_file(path.name)
+            if parsed is None:
+                raise ValueError(f"{path}: not the name of a segment's file")
+            base_offset = parsed[0]
+        self.path = path
+        self.base_offset = base_offset
+
+    def entries(self) -> list[tuple[int, int]]:
+        """Return the entries in use, in ascending order; none when the file is missing.
+
+        Ends before the first one that is not above the one before it: padding, or garbage.
+        """
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        found: list[tuple[int, int]] = []
+        for start in range(0, len(data) - self.entry_size + 1, self.entry_size):
+            entry = self._unpack(data[start : start + self.entry_size])
+            if not self._is_used(entry) or (found and not self._is_above(entry, found[-1])):
+                break
+            found.append(entry)
+        return found
+
+    def last_entry(self) -> tuple[int, int] | None:
+        """Return the last entry in use; None when there is none."""
+        for _, entry in self._search(self._is_used):
+            return entry
+        return None
+
+    @abstractmethod
+    def _unpack(self, data: bytes) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def _is_used(self, entry: tuple[int, int]) -> bool: ...
+
+    @abstractmethod
+    def _is_above(self, entry: tuple[int, int], before: tuple[int, int]) -> bool: ...
+
+    def _search(
+        self, wanted: Callable[[tuple[int, int]], bool]
+    ) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield (place, entry) of wanted entries: the last one, then ever earlier ones.
+
+        `wanted` holds for the first entries and for no later one, as long as the file is sound;
+        in a damaged file the search ends somewhere, on entries for which it does hold. None of a
+        file that is missing, or that this user may not read: entries are hints.
+        """
+        try:
+            fd = files.open_to_read(self.path)
+        except (FileNotFoundError, PermissionError):
+            return
+        try:
+            low, high = 0, os.fstat(fd).st_size // self.entry_size
+            while low < high:
+                middle = (low + high) // 2
+                if wanted(self._at(fd, middle)):
+                    low = middle + 1
+                else:
+                    high = middle
+            place, step = low - 1, 1
+            while place >= 0:
+                entry = self._at(fd, place)
+                if wanted(entry):
+                    yield place, entry
+                place -= step
+                step *= 2
+        finally:
+            os.close(fd)
+
+    def _at(self, fd: int, place: int) -> tuple[int, int]:
+        data = files.read_at(fd, self.entry_size, place * self.entry_size)
+        # Cut off while it is read: zeros are padding, which no search wants.
+        return self._unpack(data.ljust(self.entry_size, b"\0"))
+
+
+class OffsetIndex(_IndexFile):
+    """A segment's `.index`: (last offset of a batch, position where that batch starts)."""
+
+    entry_size: ClassVar[int] = layout.OFFSET_INDEX_ENTRY.size
+
+    def lookup(self, offset: int) -> int:
+        """Return the position of a batch at or before the one of `offset`; unconfirmed, else 0."""
+        for _, position in self.hints(offset):
+            return position
+        return 0
+
+    def hints(self, offset: int) -> Iterator[tuple[int, int]]:
+        """Yield (last offset, position) of batches that end at or below `offset`, best first."""
+        for _, entry in self._search(lambda entry: self._is_used(entry) and entry[0] <= offset):
+            yield entry
+
+    def entry_at(self, position: int) -> tuple[int, int] | None:
+        """Return the (last offset, position) of the last batch listed at or before a position.
+
+        Unconfirmed; None when there is none.
+        """
+        for _, entry in self._search(lambda entry: self._is_used(entry) and entry[1] <= position):
+            return entry
+        return None
+
+    def _unpack(self, data: bytes) -> tuple[int, int]:
+        relative_offset, position = layout.OFFSET_INDEX_ENTRY.unpack(data)
+        return self.base_offset + relative_offset, position
+
+    def _is_used(self, entry: tuple[int, int]) -> bool:
+        # The first batch of a segment never gets an entry, so position 0 is padding.
+        return entry[0] >= self.base_offset and entry[1] > 0
+
+    def _is_above(self, entry: tuple[int, int], before: tuple[int, int]) -> bool:
+        return entry[0] > before[0] and entry[1] > before[1]
+
+
+class TimeIndex(_IndexFile):
+    """A segment's `.timeindex`: (largest timestamp so far, last offset of the batch with it).
+
+    An entry says that no record up to that offset has a larger timestamp (epoch milliseconds).
+    """
+
+    entry_size: ClassVar[int] = layout.TIME_INDEX_ENTRY.size
+
+    def lookup(self, timestamp: int) -> int:
+        """Return an offset up to which every record is older than `timestamp`; unconfirmed.
+
+        The segment's base offset when there is none: records from there on must be looked at.
+        """
+        for _, offset in self.hints(timestamp):
+            return offset
+        return self.base_offset
+
+    def hints(self, timestamp: int) -> Iterator[tuple[int, int]]:
+        """Yield (timestamp, offset) of entries older than `timestamp`, best first."""
+        for _, entry in self._search(lambda entry: self._is_used(entry) and entry[0] < timestamp):
+            yield entry
+
+    def _unpack(self, data: bytes) -> tuple[int, int]:
+        timestamp, relative_offset = layout.TIME_INDEX_ENTRY.unpack(data)
+        return timestamp, self.base_offset + relative_offset
+
+    def _is_used(self, entry: tuple[int, int]) -> bool:
+        # Timestamps below 0 are never written. (0, base) could be one record of 1970; taking it
+        # for the padding that it nearly always is costs that log one hint.
+        return entry[0] >= 0 and entry[1] >= self.base_offset and entry != (0, self.base_offset)
+
+    def _is_above(self, entry: tuple[int, int], before: tuple[int, int]) -> bool:
+        return entry[0] > before[0] and entry[1] >= before[1]

@@ -1,0 +1,106 @@
+"""The live segments of a partition, listed for a view, and listed again where they may be others.
+
+A view of many segments opens a window of them after the other, and each belongs to a listing under
+the lock. To list costs a look at every file: so a listing is used again as long as the directory's
+time of change says that no name in it has changed. Two changes within a tick of the file system's
+clock bear one time, so a listing counts only if the directory had rested before it was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.segment.segments import SegmentFiles, file_names, list_segments
+
+__all__ = ["Listing"]
+
+REST_S: Final = 2.0
+"""As long as the longest tick of a file system (FAT's)."""
+_LISTINGS: Final = 100
+"""Attempts to list a directory between two changes of a broker's."""
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_Moment = TypeVar("_Moment", bound=_Closable)
+
+
+class Listing:
+    """Lists one partition's directory; for any number of threads."""
+
+    def __init__(self, directory: Path, *, locked: bool) -> None:
+        """A broker's directory is not `locked`, and is listed each time."""
+        self._directory = directory
+        self._locked = locked
+        self._guard = threading.Lock()
+        self._changed_ns = -1
+        self._seen_at = 0.0
+        self._rested: list[SegmentFiles] | None = None
+        """What was listed once the directory had rested."""
+
+    def open_moment(
+        self,
+        load_state: Callable[[], PartitionState],
+        opened: Callable[[PartitionState, list[SegmentFiles]], _Moment],
+    ) -> _Moment:
+        """Call `opened` with a state and a listing that belong together.
+
+        Our own processes wait for the lock; a broker does not know it, so the listing counts only
+        when a second one agrees, and a file that vanishes in between means: once more.
+        """
+        directory = self._directory
+        if not directory.is_dir():
+            raise StorageError(f"{directory}: the directory of the partition is missing")
+        for _ in range(_LISTINGS):
+            lock = locks.SegmentsLock(directory).shared()
+            with files.reading_faults(directory), lock if self._locked else _no_lock():
+                rested, changed_ns = self._look()
+                try:
+                    if rested is not None:
+                        return opened(load_state(), rested)
+                    names = file_names(directory)
+                    state = load_state()
+                    listed = list_segments(directory)
+                    result = opened(state, listed)
+                except FileNotFoundError:
+                    self._keep(None, changed_ns)
+                    continue
+                if file_names(directory) == names:
+                    self._keep(listed, changed_ns)
+                    return result
+                result.close()
+        raise StorageError(
+            f"{directory}: its segments changed during each of {_LISTINGS} listings; try again"
+        )
+
+    def _look(self) -> tuple[list[SegmentFiles] | None, int]:
+        """Return the listing that still holds, if there is one, and the directory's time of change.
+
+        That is negative where a listing that is made now may not be kept.
+        """
+        now = time.monotonic()
+        changed_ns = self._directory.stat().st_ctime_ns
+        with self._guard:
+            if changed_ns != self._changed_ns:
+                self._changed_ns, self._seen_at, self._rested = changed_ns, now, None
+            has_rested = self._locked and now - self._seen_at >= REST_S
+            return self._rested, changed_ns if has_rested else -1
+
+    def _keep(self, listed: list[SegmentFiles] | None, changed_ns: int) -> None:
+        with self._guard:
+            if changed_ns == self._changed_ns:
+                self._rested = listed
+
+
+def _no_lock() -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()

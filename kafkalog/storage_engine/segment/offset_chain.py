@@ -1,0 +1,182 @@
+"""Whether the offsets of a segment follow each other, from batch to batch and to its end.
+
+In a log of ours they run without a gap, but for those that are listed (`gaps`). So where a batch
+must begin is told by the one before it, and a chain of batches is right from its first one on: the
+first of the segment, whose name says where it begins, or one that an entry of the offset index
+points at and agrees with.
+
+What a broker wrote, below `listed_from`, may have gaps that nobody has listed, unless the cleaner
+has rewritten it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.gaps import GapFile, GapSection
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["GapLists", "OffsetChain"]
+
+
+class GapLists:
+    """What is listed of a partition's gaps at one moment; `close` it.
+
+    To be opened together with the segments, under the segments lock, after the state was loaded.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open the lists there are; raises StorageError."""
+        self.cleaned = GapFile(directory / layout.GAPS)
+        try:
+            self.raw = GapFile(directory / layout.RAW_GAPS)
+        except BaseException:
+            self.cleaned.close()
+            raise
+
+    def close(self) -> None:
+        """Close the files."""
+        self.cleaned.close()
+        self.raw.close()
+
+    def chain(
+        self, base_offset: int, size: int | None, *, next_offset: int | None, listed_from: int
+    ) -> OffsetChain:
+        """Begin a chain in a segment, whose `.log` has `size` bytes; None for the active one.
+
+        The first batch begins at `next_offset`, or where it says (None). Raises CorruptLogError.
+        """
+        sections = [] if size is None else self.cleaned.sections_of(base_offset)
+        if sections:
+            sizes = [section.size for section in sections]
+            exact = [section for section in sections if section.size == size]
+            if any(section.is_unlisted for section in exact):
+                return OffsetChain([], next_offset, layout.INT64_MAX)
+            wrong_sizes = [] if exact else sizes
+            return OffsetChain(exact or sections, next_offset, 0, wrong_sizes, self.cleaned)
+        raw = list(self.raw.sections())
+        return OffsetChain(raw, next_offset, listed_from)
+
+
+class OffsetChain:
+    """Follows the batches of one segment; not for several threads."""
+
+    def __init__(
+        self,
+        sections: Sequence[GapSection],
+        next_offset: int | None,
+        listed_from: int,
+        sizes: Sequence[int] = (),
+        cleaned: GapFile | None = None,
+    ) -> None:
+        """Begin a chain.
+
+        One of the sections describes the segment; where there is none it has no gap. Gaps that end
+        at or below `listed_from` need not be listed. With `sizes`, those the file should have had,
+        the sections are those of other files, and the chain cannot end well. `cleaned`: where the
+        sections are from, if they are of segments.
+        """
+        self.next_offset = next_offset
+        """Where the next batch is to begin, unless a gap is listed there; None: where it says."""
+        self.sizes = sizes
+        self.listed_from = listed_from
+        self._sections = sections
+        self._cleaned = cleaned
+
+    def first_break(
+        self, base_offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64]
+    ) -> int | None:
+        """Return the first of the next batches, (b,) each, that does not follow; None for none.
+
+        Offsets rise; there is at least one batch. The chain goes on only where all do.
+        """
+        import numpy as np
+
+        froms = np.empty_like(base_offsets)
+        froms[0] = base_offsets[0] if self.next_offset is None else self.next_offset
+        np.add(last_offsets[:-1], 1, out=froms[1:])
+        rows = np.flatnonzero((froms != base_offsets) & (base_offsets > self.listed_from))
+        broken = None
+        if self._sections:
+            breaks = [self._compare(s, froms, base_offsets, rows) for s in self._sections]
+            fitting = [s for s, b in zip(self._sections, breaks, strict=True) if b is None]
+            if fitting:
+                self._sections = fitting
+            else:
+                broken = max(b for b in breaks if b is not None)
+        elif len(rows):
+            broken = int(rows[0])
+        if broken is None:
+            self.next_offset = int(last_offsets[-1]) + 1
+        return broken
+
+    def follows(self, base_offset: int, last_offset: int) -> bool:
+        """Tell whether the next batch follows; the chain goes on only where it does."""
+        if not self._sections and self.next_offset in (None, base_offset):
+            self.next_offset = last_offset + 1
+            return True
+        if self.next_offset is not None and base_offset < self.next_offset:
+            return False
+        import numpy as np
+
+        return self.first_break(np.array([base_offset]), np.array([last_offset])) is None
+
+    def _compare(
+        self,
+        section: GapSection,
+        froms: npt.NDArray[np.int64],
+        base_offsets: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.intp],
+    ) -> int | None:
+        """Return the first batch where gaps that are there, and are listed, differ."""
+        import numpy as np
+
+        listed = section.between(int(froms[0]), int(froms[-1]))
+        found = np.stack((froms[rows], base_offsets[rows]), axis=1)
+        count = min(len(listed), len(found))
+        is_other = (listed[:count] != found[:count]).any(axis=1)
+        if is_other.any():
+            count = int(is_other.argmax())
+        elif len(listed) == len(found):
+            return None
+        offsets = [int(gaps[count, 0]) for gaps in (listed, found) if len(gaps) > count]
+        return min(int(np.searchsorted(froms, min(offsets))), len(froms) - 1)
+
+    def expected_after(self, next_offset: int) -> int:
+        """Return where the batch begins that comes next if all below `next_offset` is there."""
+        for section in self._sections:
+            listed = section.between(next_offset, next_offset)
+            if len(listed):
+                return int(listed[0, 1])
+        return next_offset
+
+    def ends_at(self, end: int) -> bool:
+        """Whether the segment may end here, so that the next one begins at offset `end`.
+
+        A cleaned one is listed up to the end of all it was made from. Where a swap died some of
+        these may have stayed, since names alone do not say that it reaches over them: so the next
+        segment may begin within the last gap, if it is listed as well.
+        """
+        next_offset = self.next_offset
+        if next_offset is None:
+            return True
+        if self.sizes:
+            return False
+        if not self._sections:
+            return next_offset == end or end <= self.listed_from
+        return any(self._ends(section, next_offset, end) for section in self._sections)
+
+    def _ends(self, section: GapSection, next_offset: int, end: int) -> bool:
+        listed: list[list[int]] = section.between(next_offset, end - 1).tolist()
+        is_open = next_offset == end or end <= self.listed_from
+        if listed == ([] if is_open else [[next_offset, end]]):
+            return True
+        if self._cleaned is None or len(listed) != 1 or not self._cleaned.sections_of(end):
+            return False
+        return listed[0][0] == next_offset and listed[0][1] > end

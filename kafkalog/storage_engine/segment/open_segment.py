@@ -1,0 +1,448 @@
+"""One segment that is open for reading: its batches in chunks, its headers, its times.
+
+What is read is checked here: a chunk's checksums, and that offsets rise, from batch to batch and
+below the next segment's base, since the checksum does not cover where a batch's offsets begin. In a
+log of ours they do so without a gap that is not listed (`offset_chain`).
+
+Kafka: LogSegment.read, FileRecords, FileLogInputStream.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafkalog.errors import CorruptBatchError, StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import BatchHeader
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
+from kafkalog.storage_engine.segment.segments import (
+    SegmentFiles,
+    header_at,
+    headers,
+    locate,
+    locate_time,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
+    from kafkalog.storage_engine.segment.offset_chain import GapLists, OffsetChain
+
+__all__ = ["Chunk", "OpenSegment"]
+
+RUN_SIZE = 2 << 20
+"""Decompressed bytes held at once; the batch that makes it so many ends a run of batches."""
+_READ_AHEAD_MAX = 16 << 20
+"""Bytes up to which a read grows past the large batch it is for; only a batch alone is larger."""
+_CHECKED_AT_ONCE = 1 << 20
+"""Bytes passed over after which their checksums are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some consecutive whole batches of one segment, their checksums compared.
+
+    Positions in `table` count from the start of `buffer`, which lies at byte `file_position` of
+    `path`. Batches may begin below `start` or end at or above `end`: only records in
+    [start, end) belong to the chunk. Of a wrapper (a compressed message v0 or v1) it is not known
+    where it begins, so the last batch may even have none of them.
+    """
+
+    buffer: bytes
+    table: BatchTable
+    path: Path
+    file_position: int
+    segment_base: int
+    start: int
+    end: int
+
+    def runs(self, is_wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[Chunk, RecordTable]]:
+        """Yield the chunk in runs, each with as many records as should be in memory at once.
+
+        What batches decompress to is known only afterwards: a run ends with the batch that makes it
+        `RUN_SIZE` bytes, or where messages v0 and v1 and batches v2 meet. Every batch is in one
+        run; `is_wanted`, bool (b,), says which are looked into for records. Raises
+        CorruptBatchError.
+        """
+        from kafkalog.storage_engine.records import records
+
+        table = self.table
+        # A negative count is none that may be passed over: indexing reports it.
+        is_wanted = is_wanted & (table.counts != 0)
+        while len(table):
+            selection = is_wanted.nonzero()[0]
+            found = records.index_records(
+                self.buffer,
+                table,
+                path=self.path,
+                file_position=self.file_position,
+                selection=selection,
+                run_size=RUN_SIZE,
+            )
+            is_last = found.batch_count == len(selection)
+            stop = len(table) if is_last else int(selection[found.batch_count])
+            yield dataclasses.replace(self, table=_slice(table, 0, stop)), found
+            table, is_wanted = _slice(table, stop, len(table)), is_wanted[stop:]
+
+
+class OpenSegment:
+    """A segment whose `.log` file is open; `close` it.
+
+    `limit` is the byte its log ends at, `end_offset` the base offset of the next segment.
+    """
+
+    def __init__(
+        self,
+        segment: SegmentFiles,
+        *,
+        end_offset: int,
+        committed: int | None,
+        high_watermark: int = layout.INT64_MAX,
+        gaps: GapLists | None = None,
+        listed_from: int = 0,
+    ) -> None:
+        """Open the file, to be read to its end or to `committed` bytes.
+
+        Of those none belongs to a batch that begins at or above `high_watermark`. With `gaps`, what
+        lies from `listed_from` on has no others.
+
+        Raises StorageError, and FileNotFoundError when it is gone since it was listed. A file with
+        fewer bytes is read as far as it goes; whoever reads past that gets a StorageError.
+        """
+        self.files = segment
+        self._committed = committed
+        self._high_watermark = layout.INT64_MAX if committed is None else high_watermark
+        self.end_offset = end_offset
+        self._following = min(end_offset, high_watermark)
+        """Where the next segment begins, or the log ends."""
+        self._gaps = gaps
+        self._listed_from = listed_from
+        try:
+            self._fd = files.open_to_read(segment.log)
+        except FileNotFoundError:
+            raise
+        except OSError as fault:
+            advice = ""
+            if fault.errno == errno.EMFILE:
+                advice = f"; {files.MORE_FILES}, or clean the topic first"
+            raise StorageError(
+                f"{segment.log}: cannot be opened: {fault.strerror}{advice}"
+            ) from fault
+        size = os.fstat(self._fd).st_size
+        self.limit = size if committed is None else min(size, committed)
+
+    def close(self) -> None:
+        """Close the file; whoever still reads meets a closed descriptor, not another file's."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def chunks(self, start: int, end: int, size: int) -> Iterator[Chunk]:
+        """Yield the batches that reach into [start, end), `size` bytes at a time.
+
+        A batch that a chunk cuts off is read again from its start; one that is larger alone makes
+        a larger chunk. Raises CorruptBatchError, StorageError.
+        """
+        from kafkalog.storage_engine.records import messages, records
+
+        path = self.files.log
+        position = self._locate(start) if start > self.files.base_offset else 0
+        wish = size
+        previous = self.files.base_offset - 1
+        chain = self._chain(position)
+        while position < self.limit:
+            buffer = self._read(min(wish, self.limit - position), position)
+            table, consumed, fault = records.scan_batches(buffer, previous=previous)
+            count = len(table)
+            if count:
+                if table.has_messages and position == 0:
+                    messages.find_first_wrapper_end(buffer, table, path=path)
+                table = self._in_order(table, previous, position, end, chain)
+                previous = int(table.last_offsets[-1]) if len(table) else previous
+                first = int(table.last_offsets.searchsorted(start))
+                stop = int(table.base_offsets.searchsorted(end))
+                # The one before may end below `start` only because its last offset is damaged.
+                checked = _slice(table, max(first - 1, 0), max(first, stop))
+                records.check_crcs(buffer, checked, path=path, file_position=position)
+                if first < stop:
+                    wanted = _slice(table, first, stop)
+                    base = self.files.base_offset
+                    yield Chunk(buffer, wanted, path, position, base, start, end)
+                if stop < count or previous + 1 >= end:
+                    return
+                # Large batches come in series: read ahead, or each would be read twice.
+                wish = max(size, min(2 * int(table.sizes.max()), _READ_AHEAD_MAX))
+            position += consumed
+            if fault is not None:
+                raise CorruptBatchError(path, position, "a record batch", fault)
+            if not count:
+                wish = self._whole_batch(buffer, position)
+            del buffer  # a large value's would be held while the next one is read
+        if previous + 1 < end:
+            self._check_whole()
+            self._check_end(chain)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the open file still is the one of its name: asked under the segments lock."""
+        try:
+            named = os.stat(self.files.log)
+        except OSError:
+            return False
+        held = os.fstat(self._fd)
+        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+    def header_at(self, position: int) -> BatchHeader | None:
+        """Return the header of the whole batch at a position, unchecked; None if none is there."""
+        return header_at(self._fd, position, self.limit)
+
+    def batch_at(self, position: int) -> Chunk | None:
+        """Return the batch v2 at a position, its checksum compared; None if none is there.
+
+        Its offsets lie within the segment; that they follow those of the batch before is not
+        looked at. Raises CorruptBatchError, StorageError.
+        """
+        header = self.header_at(position)
+        if header is None or header.magic != layout.MAGIC:
+            return None
+        buffer, table = self._check(position, position + header.size)
+        path, base = self.files.log, self.files.base_offset
+        if not base <= header.base_offset <= header.last_offset < self._following:
+            expected = f"offsets of [{base}, {self._following})"
+            found = f"{header.base_offset} to {header.last_offset}"
+            raise CorruptBatchError(path, position, expected, found)
+        return Chunk(
+            buffer, table, path, position, base, header.base_offset, header.last_offset + 1
+        )
+
+    def batches_from(self, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Yield (position, header) of each batch that ends at or above `offset`, unchecked."""
+        for position, header in self._headers(self._locate(offset)):
+            if header.last_offset >= offset:
+                yield position, header
+
+    def batches_since(self, timestamp: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Yield (position, header) of each batch that may have a record as young as `timestamp`.
+
+        In ms. Every compressed message v0 or v1 is one: its own timestamp is what its producer
+        wrote, whatever those of the records in it are. The checksums of what is passed over are
+        compared, lest a damaged time hide records. Raises CorruptBatchError, StorageError.
+        """
+        index = OffsetIndex(self.files.index, self.files.base_offset)
+        times = TimeIndex(self.files.time_index, self.files.base_offset)
+        start = locate_time(self._fd, self.limit, index, times, timestamp)
+        passed = start
+        for position, header in self._headers(start):
+            end = position + header.size
+            is_wrapper = header.magic != layout.MAGIC and header.codec != layout.CODEC_NONE
+            if header.max_timestamp >= timestamp or is_wrapper:
+                if passed < position:
+                    self._check(passed, position)
+                passed = end
+                yield position, header
+            elif end - passed >= _CHECKED_AT_ONCE:
+                self._check(passed, end)
+                passed = end
+        if passed < self.limit:
+            self._check(passed, self.limit)
+
+    def batches_since_largest(self) -> Iterator[tuple[int, BatchHeader]]:
+        """Yield (position, header) of the batches from the last entry of the time index on.
+
+        If that entry is true, none before has a larger timestamp than the first one yielded.
+        """
+        index = OffsetIndex(self.files.index, self.files.base_offset)
+        times = TimeIndex(self.files.time_index, self.files.base_offset)
+        yield from self._headers(locate_time(self._fd, self.limit, index, times, layout.INT64_MAX))
+
+    def first_since(
+        self, position: int, header: BatchHeader, timestamp: int, *, start: int, end: int
+    ) -> tuple[int, int] | None:
+        """Return the first record of one batch that is as young as `timestamp`.
+
+        As (offset, timestamp in ms), of those with offsets in [start, end).
+        """
+        found = self._records(position, header)
+        offsets = found.offsets
+        young = (found.timestamps >= timestamp) & (offsets >= start) & (offsets < end)
+        if not young.any():
+            return None
+        row = int(young.argmax())
+        return int(offsets[row]), int(found.timestamps[row])
+
+    def newest(
+        self, position: int, header: BatchHeader, *, start: int, end: int
+    ) -> tuple[int, int] | None:
+        """Return the first record with the largest timestamp of one batch, like `first_since`."""
+        found = self._records(position, header)
+        rows = ((found.offsets >= start) & (found.offsets < end)).nonzero()[0]
+        if not len(rows):
+            return None
+        row = int(rows[found.timestamps[rows].argmax()])
+        return int(found.offsets[row]), int(found.timestamps[row])
+
+    def base_offset_of(self, position: int, header: BatchHeader) -> int:
+        """Return where a batch begins; a compressed message v0 or v1 is read for it."""
+        if header.magic == layout.MAGIC or header.codec == layout.CODEC_NONE:
+            return header.base_offset
+        return int(self._records(position, header).offsets[0])
+
+    def _records(self, position: int, header: BatchHeader) -> RecordTable:
+        """Read one batch, its checksum compared."""
+        from kafkalog.storage_engine.records import records
+
+        buffer, table = self._check(position, position + header.size)
+        return records.index_records(buffer, table, path=self.files.log, file_position=position)
+
+    def _check(self, position: int, end: int) -> tuple[bytes, BatchTable]:
+        """Read the whole batches of some bytes, their checksums compared."""
+        from kafkalog.storage_engine.records import records
+
+        buffer = self._read(end - position, position)
+        table, _, _ = records.scan_batches(buffer)
+        records.check_crcs(buffer, table, path=self.files.log, file_position=position)
+        return buffer, table
+
+    def _locate(self, offset: int) -> int:
+        index = OffsetIndex(self.files.index, self.files.base_offset)
+        return locate(self._fd, self.limit, index, offset)
+
+    def _headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
+        chain = self._chain(position)
+        for place, header in headers(self._fd, position, self.limit):
+            if chain is not None and header.magic != layout.MAGIC:
+                chain.next_offset = header.last_offset + 1  # a broker's: nothing lists its gaps
+            elif chain is not None and not chain.follows(header.base_offset, header.last_offset):
+                assert chain.next_offset is not None
+                expected = f"a batch from offset {chain.expected_after(chain.next_offset)} on"
+                found = f"a batch of the offsets {header.base_offset} to {header.last_offset}"
+                raise CorruptBatchError(self.files.log, place, expected, found)
+            yield place, header
+            position = place + header.size
+        self._check_whole()
+        if position < self.limit:
+            expected, found = "a whole record batch", f"{self.limit - position} other bytes"
+            raise CorruptBatchError(self.files.log, position, expected, found)
+        self._check_end(chain)
+
+    def _check_whole(self) -> None:
+        """Raise StorageError if the file ends before what is committed of it."""
+        if self._committed is not None and self.limit < self._committed:
+            raise StorageError(
+                f"{self.files.log}: {self._committed} bytes are committed, but the file has "
+                f"{self.limit}; committed records are lost"
+            )
+
+    def _read(self, size: int, position: int) -> bytes:
+        buffer = files.read_at(self._fd, size, position)
+        if len(buffer) < size:
+            raise StorageError(
+                f"{self.files.log}: ends at byte {position + len(buffer)} while it is read, "
+                f"but {self.limit} bytes are committed"
+            )
+        return buffer
+
+    def _whole_batch(self, buffer: bytes, position: int) -> int:
+        """Return how many bytes to read for the batch that `buffer` holds only the start of."""
+        remaining = self.limit - position
+        needed = layout.BATCH_OVERHEAD
+        if len(buffer) >= layout.LOG_OVERHEAD:
+            length = buffer[layout.LENGTH_POSITION : layout.LOG_OVERHEAD]
+            needed = layout.LOG_OVERHEAD + int.from_bytes(length, "big", signed=True)
+        elif remaining >= layout.LOG_OVERHEAD:
+            needed = min(needed, remaining)
+        if not len(buffer) < needed <= remaining:
+            self._check_whole()
+            raise CorruptBatchError(
+                self.files.log, position, f"a record batch of {needed} bytes", f"{remaining} bytes"
+            )
+        return needed
+
+    def _chain(self, position: int) -> OffsetChain | None:
+        """Begin a chain of the batches from a position on; None where gaps are not listed."""
+        if self._gaps is None:
+            return None
+        return self._gaps.chain(
+            self.files.base_offset,
+            self.limit if self._committed is None else None,
+            next_offset=None if position else self.files.base_offset,
+            listed_from=self._listed_from,
+        )
+
+    def _check_end(self, chain: OffsetChain | None) -> None:
+        """Raise CorruptBatchError if batches are missing at the segment's end, or the next one."""
+        if chain is None or chain.next_offset is None or chain.ends_at(self._following):
+            return
+        found = f"the segment's end, and what follows begins at offset {self._following}"
+        if chain.sizes:
+            sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
+            found = f"the end of a file that had {sizes} bytes, as {layout.GAPS} says"
+        offset = chain.expected_after(chain.next_offset)
+        raise CorruptBatchError(
+            self.files.log, self.limit, f"a batch from offset {offset} on", found
+        )
+
+    def _in_order(
+        self,
+        table: BatchTable,
+        previous: int,
+        file_position: int,
+        end: int,
+        chain: OffsetChain | None,
+    ) -> BatchTable:
+        """Return the batches whose offsets rise from `previous` and stay in the segment.
+
+        And follow each other, where there is a chain. Where they do not, what follows is not
+        believed, nor the batch before where it may as well be the wrong one: that is a
+        CorruptBatchError unless the batches before reach up to `end`.
+        """
+        bases, lasts = table.base_offsets, table.last_offsets
+        is_wrong = (lasts < bases) | (lasts >= self.end_offset) | (bases >= self._high_watermark)
+        is_wrong[0] |= bases[0] <= previous
+        is_wrong[1:] |= bases[1:] <= lasts[:-1]
+        batch = int(is_wrong.argmax()) if is_wrong.any() else len(table)
+        broken = chain.first_break(bases[:batch], lasts[:batch]) if chain and batch else None
+        if broken is None and batch == len(table):
+            return table
+        believed = batch = batch if broken is None else broken
+        before = int(lasts[batch - 1]) if batch else previous
+        expected = f"offsets above {before} and below {self.end_offset}"
+        if chain is not None and broken is not None:
+            expected = f"a batch from offset {chain.expected_after(before + 1)} on"
+        elif batch and (chain is None or bases[batch - 1] < chain.listed_from):
+            believed -= _may_be_wrong(table, batch, previous)
+        if believed and end <= lasts[believed - 1] + 1:
+            return _slice(table, 0, believed)
+        raise CorruptBatchError(
+            self.files.log,
+            file_position + int(table.positions[batch]),
+            expected,
+            f"a batch of the offsets {bases[batch]} to {lasts[batch]}",
+        )
+
+
+def _may_be_wrong(table: BatchTable, batch: int, previous: int) -> bool:
+    """Tell whether a batch is out of order since the one before it begins at a wrong offset."""
+    bases, lasts = table.base_offsets, table.last_offsets
+    before = int(lasts[batch - 1])
+    # Of a wrapper the base offset is only a bound, drawn from the batch before.
+    lowest = min(int(bases[batch]), int(lasts[batch]))
+    # Would there be room for the batch before if it began elsewhere?
+    floor = int(lasts[batch - 2]) if batch > 1 else previous
+    span = 0 if table.is_message[batch - 1] else before - int(bases[batch - 1])
+    return lowest <= before and floor + 1 + span < lowest
+
+
+def _slice(table: BatchTable, first: int, stop: int) -> BatchTable:
+    if first == 0 and stop == len(table):
+        return table
+    return table.select(slice(first, stop))

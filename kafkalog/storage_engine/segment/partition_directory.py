@@ -1,0 +1,159 @@
+"""A partition's directory as a whole: made with its first segment, synced segment by segment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata import checkpoints
+
+Place: TypeAlias = tuple[int, int]
+"""The base offset of a segment, and a byte of its `.log`."""
+_PIECE_SIZE: Final = 1 << 20
+_MADE: Final = {
+    layout.UNRECORDED,
+    layout.PARTITION_METADATA,
+    layout.SEGMENTS_LOCK,
+    layout.SEGMENTS_TURNSTILE,
+    layout.CLEANER_LOCK,
+    layout.LEADER_EPOCH_CHECKPOINT,
+    layout.segment_file(0, layout.LOG),
+}
+"""What `create_partition` makes, besides the canary."""
+_MISSING: Final = (FileNotFoundError, NotADirectoryError)
+"""No directory of a partition, which is for `check_canary` to describe, of that partition alone."""
+
+
+def sync_segments(directory: Path, start: Place) -> None:
+    """Sync every `.log` of a partition from the segment of `start` on, and the directory."""
+    for _, log in _logs(directory, start):
+        with contextlib.suppress(FileNotFoundError):  # a cleaner replaced it, by synced files
+            files.sync_path(log)
+    with contextlib.suppress(*_MISSING):
+        files.sync_directory(directory)
+
+
+def sync_cut(directory: Path, active_base: int) -> None:
+    """Make durable what somebody may have cut: the indexes of the active segment, and all names.
+
+    Of a `.log` what is cut off comes back no further than to be cut again.
+    """
+    for suffix in (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX):
+        with contextlib.suppress(*_MISSING):
+            files.sync_path(directory / layout.segment_file(active_base, suffix))
+    with contextlib.suppress(*_MISSING):
+        files.sync_directory(directory)
+
+
+def write_again(directory: Path, start: Place, end: Place) -> None:
+    """Write what the logs of a partition hold between two places once more, the same bytes.
+
+    For what cannot be cut after a failed sync, since readers have been shown it. The caller holds
+    the commit lock.
+    """
+    for base_offset, log in _logs(directory, start):
+        if base_offset > end[0]:
+            continue
+        try:
+            fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # a cleaner replaced it, by synced files
+        try:
+            position = start[1] if base_offset == start[0] else 0
+            stop = end[1] if base_offset == end[0] else os.fstat(fd).st_size
+            for place in range(position, stop, _PIECE_SIZE):
+                size = min(_PIECE_SIZE, stop - place)
+                files.write_at(fd, files.read_at(fd, size, place), place)
+        finally:
+            os.close(fd)
+
+
+def _logs(directory: Path, start: Place) -> Iterator[tuple[int, Path]]:
+    names: list[str] = []
+    with contextlib.suppress(*_MISSING):
+        names = os.listdir(directory)
+    for name in names:
+        parsed = layout.parse_segment_file(name)
+        if parsed and parsed[1:] == (layout.LOG, "") and parsed[0] >= start[0]:
+            yield parsed[0], directory / name
+
+
+def create_partition(directory: Path, topic_id: str) -> None:
+    """Make a partition's directory with an empty segment; the root is synced by the caller.
+
+    A directory of that name that an earlier process left before its topic was recorded is removed
+    first, with the records of the commit it died in; any other that holds records, or was not made
+    by us, is an error. So is a symbolic link: nothing is removed where it leads to.
+    """
+    if directory.is_symlink() or directory.exists():
+        _remove_leftover(directory)
+    files.make_directory(directory)
+    files.create(directory / layout.UNRECORDED)
+    files.create(directory / layout.PARTITION_METADATA, checkpoints.partition_metadata(topic_id))
+    files.create(directory / layout.CANARY)
+    for name in (layout.SEGMENTS_LOCK, layout.SEGMENTS_TURNSTILE, layout.CLEANER_LOCK):
+        files.create(directory / name)
+    files.create(directory / layout.LEADER_EPOCH_CHECKPOINT, checkpoints.checkpoint([]))
+    files.create(directory / layout.segment_file(0, layout.LOG))
+    files.sync_directory(directory)
+
+
+def note_recorded(directory: Path) -> None:
+    """Say that the journal names the partition's topic, so that what it holds is no leftover."""
+    with contextlib.suppress(OSError):  # the commit is made; the mark is of use only before it
+        files.remove(directory / layout.UNRECORDED)
+
+
+def announce_topic_id(directory: Path, topic_id: str) -> None:
+    """Say which id the journal is about to give the topic, before it does.
+
+    So a directory that has not got it yet is told from a foreign one, whoever dies in between.
+    """
+    content = checkpoints.partition_metadata(topic_id)
+    files.write_atomically(directory / layout.METADATA_ASIDE, content)
+
+
+def check_topic_id(directory: Path, topic_id: str) -> None:
+    """Raise StorageError unless the directory is of the topic that the journal means.
+
+    One that was announced its new id gets it. Costs each commit some 6 us per partition.
+    """
+    if checkpoints.is_of_topic(directory, topic_id):
+        return
+    found: str | None
+    try:
+        found = checkpoints.read_topic_id(directory)
+    except StorageError:
+        found = None  # that is for verify to describe
+    if found == topic_id:
+        return
+    if checkpoints.read_topic_id(directory, layout.METADATA_ASIDE) == topic_id:
+        content = checkpoints.partition_metadata(topic_id)
+        files.write_atomically(directory / layout.PARTITION_METADATA, content)
+        return
+    raise StorageError(
+        f"{directory / layout.PARTITION_METADATA}: expected the topic id {topic_id}, found "
+        f"{found or 'no id'}: the directory is of another topic or was damaged, so nothing is "
+        "written to it; put the partition's own directory back, or that file from a copy"
+    )
+
+
+def _remove_leftover(directory: Path) -> None:
+    is_link = directory.is_symlink()
+    names = set() if is_link else set(os.listdir(directory))
+    logs = [directory / name for name in names if name.endswith(layout.LOG)]
+    is_unrecorded = layout.UNRECORDED in names
+    # A power cut may have kept neither mark: then it is ours if only what we make is in it.
+    is_ours = not is_link and (layout.CANARY in names or is_unrecorded or names <= _MADE)
+    if not is_ours or (not is_unrecorded and any(path.stat().st_size for path in logs)):
+        raise StorageError(
+            f"{directory}: the directory exists and is not a partition of this log; "
+            "move it away, or choose another topic name"
+        )
+    files.remove_directory(directory)

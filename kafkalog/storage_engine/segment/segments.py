@@ -1,0 +1,454 @@
+"""The segments of a partition: which files are live, and where in one an offset lies.
+
+A *segment* is a `.log` file, named by its base offset, with its indexes beside it. The cleaner
+replaces runs of segments in steps (`.cleaned`, then `.swap` while the sources become `.deleted`,
+then the final names), and a process may die between any two of them. So the names of the files,
+and nothing else, say which ones are live:
+
+1. A `.swap` file whose base is at or above that of any `.cleaned` file is dead: the new segments
+   were not all renamed, in descending order, when the process died. So the sources are live. (So a
+   cleaner that finds `.swap` files finishes them before it writes its first `.cleaned` file.)
+2. Otherwise the `.log.swap` files are live, and what they replace is not: every file without such
+   an ending whose base lies in [smallest base, largest next offset) of them.
+3. A `.swap` index whose `.log` bears its final name already belongs to it.
+4. `.cleaned` and `.deleted` files are never live.
+
+`list_segments` comes to this conclusion in memory and `finish_swaps` on disk. These are the first
+three passes of Kafka's LogLoader; the renames are those of LocalLog.replaceSegments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafkalog.errors import CorruptLogError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import BatchHeader, iterate_headers, read_header
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
+from kafkalog.storage_engine.segment.offset_chain import GapLists
+
+__all__ = [
+    "SegmentFiles",
+    "bases_below",
+    "file_names",
+    "finish_swaps",
+    "header_at",
+    "headers",
+    "largest_timestamp",
+    "list_segments",
+    "locate",
+    "locate_time",
+    "next_offset",
+    "remove_key_indexes",
+    "retire",
+    "swap_in",
+    "sweep_deleted",
+]
+
+_HEADERS_SIZE = 64 << 10
+"""Bytes read at once to walk over small batches."""
+_SMALL_BATCH = 8 << 10
+"""Batches above this size are walked over by reading their headers only."""
+_TIME_HINTS = 3
+"""Entries of a time index that are tried before the whole segment is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFiles:
+    """Where the files of one live segment are; only the `.log` must exist.
+
+    `size` is that of the `.log` file in bytes when it was listed: it may hold more than what is
+    committed. Paths end in `.swap` where a dead process left them so.
+    """
+
+    base_offset: int
+    log: Path
+    index: Path
+    time_index: Path
+    transaction_index: Path
+    size: int
+
+
+# --- which files are live ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The segment files of a directory, as base offset -> suffixes, and what is to be done."""
+
+    live: dict[int, set[str]]
+    """Files under their final names, the replaced ones included."""
+    swaps: dict[int, set[str]]
+    """`.swap` files that become final."""
+    dead_swaps: dict[int, set[str]]
+    cleaned: dict[int, set[str]]
+    replaced: set[int]
+    """Base offsets of final files that the swap files replace."""
+
+
+def file_names(directory: Path) -> frozenset[str]:
+    """Return the names of all segment files but those a cleaner is still writing.
+
+    Equal names before and after a listing mean that it saw one moment of the directory, also
+    where a broker that knows no lock of ours replaces files.
+    """
+    return frozenset(name for name, _, _, stage in _scan(directory) if stage != layout.CLEANED)
+
+
+def _scan(directory: Path) -> Iterator[tuple[str, int, str, str]]:
+    """Yield (name, base offset, suffix, stage) of every segment file; a directory is none."""
+    with files.scan(directory) as entries:
+        for entry in entries:
+            parsed = layout.parse_segment_file(entry.name)
+            if parsed is not None and not entry.is_dir(follow_symlinks=False):
+                yield (entry.name, *parsed)
+
+
+def _resolve(directory: Path, *, is_strict: bool) -> _Files:
+    stages: dict[str, dict[int, set[str]]] = {
+        stage: {} for stage in ("", layout.SWAP, layout.CLEANED, layout.DELETED)
+    }
+    for _, base, suffix, stage in _scan(directory):
+        stages[stage].setdefault(base, set()).add(suffix)
+    live, cleaned = stages[""], stages[layout.CLEANED]
+    swaps, dead_swaps = stages[layout.SWAP], {}
+    if cleaned:
+        first_cleaned = min(cleaned)
+        dead_swaps = {base: swaps[base] for base in swaps if base >= first_cleaned}
+        swaps = {base: swaps[base] for base in swaps if base < first_cleaned}
+    logs = [base for base in swaps if layout.LOG in swaps[base]]
+    replaced: set[int] = set()
+    if logs:
+        ends = {base: _swap_end(directory, base, is_strict=is_strict) for base in logs}
+        start, end = min(logs), _checked_end(directory, live, ends, is_strict=is_strict)
+        # An empty .log.swap spans no offsets, and still replaces what has its own base.
+        replaced = {base for base in live if start <= base < end or base in logs}
+    return _Files(live, swaps, dead_swaps, cleaned, replaced)
+
+
+def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
+    """Return where a `.log.swap` ends, so that what it replaces may go.
+
+    No checksum covers a batch's base offset: a wrong one would take live segments along. Where our
+    cleaner has listed the file's gaps, only batches that follow each other count, and whoever
+    removes what they replace (`is_strict`) gets a CorruptLogError for others.
+    """
+    segment = _swapped(directory, base)
+    with contextlib.closing(GapLists(directory)) as lists:
+        if not lists.cleaned.sections_of(base):
+            return next_offset(segment)  # a broker's, which lists nothing
+        chain = lists.chain(base, segment.size, next_offset=base, listed_from=0)
+        fault: CorruptLogError | None = None
+        if chain.sizes:
+            sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
+            fault = CorruptLogError(segment.log, segment.size, f"{sizes} bytes", segment.size)
+        end = base
+        fd = files.open_to_read(segment.log)
+        try:
+            for position, header in headers(fd, 0, segment.size):
+                if not chain.follows(header.base_offset, header.last_offset):
+                    expected = f"a batch from offset {chain.expected_after(end)} on"
+                    found = f"one of the offsets {header.base_offset} to {header.last_offset}"
+                    fault = CorruptLogError(segment.log, position, expected, found)
+                    break
+                end = max(end, header.next_offset)
+        finally:
+            os.close(fd)
+        if fault is not None and is_strict:
+            raise fault
+        return end
+
+
+def _checked_end(
+    directory: Path, live: Mapping[int, set[str]], ends: Mapping[int, int], *, is_strict: bool
+) -> int:
+    """Return where the swaps end, of which each one's end is given by its base offset.
+
+    The last segment is the active one, which no cleaner replaces; if that is missing, the last one
+    of those that were cleaned. An end amid its offsets, or above, is that of a damaged batch.
+    """
+    base, end = max(ends.items(), key=lambda found: found[1])
+    last = max((offset for offset in live if layout.LOG in live[offset]), default=base)
+    if last in ends or not base <= last < end:
+        return end
+    if end == next_offset(_segment_files(directory, last, set())):
+        return end
+    if is_strict:
+        swap = _swapped(directory, base)
+        expected = f"offsets below {last}, where the last segment begins"
+        raise CorruptLogError(swap.log, swap.size, expected, f"some up to {end - 1}")
+    return last
+
+
+def _swapped(directory: Path, base: int) -> SegmentFiles:
+    return _segment_files(directory, base, set(layout.SEGMENT_SUFFIXES))
+
+
+def _segment_files(directory: Path, base: int, swaps: set[str]) -> SegmentFiles:
+    log, index, time_index, transaction_index = (
+        directory / layout.segment_file(base, suffix, layout.SWAP if suffix in swaps else "")
+        for suffix in layout.SEGMENT_SUFFIXES
+    )
+    return SegmentFiles(base, log, index, time_index, transaction_index, log.stat().st_size)
+
+
+def list_segments(directory: Path) -> list[SegmentFiles]:
+    """Return the live segments, ascending; half a swap is resolved in memory, the disk stays as is.
+
+    The caller holds the segments lock, shared or exclusive. Raises FileNotFoundError when a file
+    vanishes meanwhile, which only a process without that lock, such as a broker, can cause.
+    """
+    found = _resolve(directory, is_strict=False)
+    segments: list[SegmentFiles] = []
+    for base in sorted(found.live.keys() | found.swaps.keys()):
+        swaps = found.swaps.get(base, set())
+        if layout.LOG in swaps:
+            segments.append(_swapped(directory, base))
+        elif layout.LOG in found.live.get(base, ()) and base not in found.replaced:
+            segments.append(_segment_files(directory, base, swaps))
+    return segments
+
+
+def finish_swaps(directory: Path) -> None:
+    """Bring the disk to what `list_segments` says: finish or forget the swap of a dead process.
+
+    The caller holds the cleaner lock and, exclusively, the segments lock. May die at any step: the
+    next call goes on. `.deleted` files stay for readers that have just listed (`sweep_deleted`).
+    Raises CorruptLogError where the batches of a `.log.swap` do not follow each other as listed.
+    """
+    found = _resolve(directory, is_strict=True)
+    if not (found.swaps or found.dead_swaps or found.cleaned):
+        return
+    # A name that the dead process gave may still go with the power: nothing is built on it before.
+    files.sync_directory(directory)
+    # A dead .swap is dead only as long as the .cleaned file stands that says so.
+    _remove(directory, found.dead_swaps, layout.SWAP)
+    _remove(directory, found.cleaned, layout.CLEANED)
+    # What is replaced is known only as long as the last .log.swap stands.
+    retire(directory, found.replaced)
+    swap_in(directory, found.swaps)
+    files.sync_directory(directory)
+
+
+def swap_in(directory: Path, found: Mapping[int, Collection[str]]) -> None:
+    """Give `.swap` files, by base offset and suffix, their own names; the caller syncs those.
+
+    The logs come first, durably: beside a `.log.swap` every file of that base counts as one to be
+    replaced. After a power cut in the middle that would be a new one, as the list of the aborted
+    transactions, where the log's name were lost alone.
+    """
+    logs = {base for base in found if layout.LOG in found[base]}
+    for base in sorted(logs):
+        _swap_in(directory, base, layout.LOG)
+    if logs:
+        files.sync_directory(directory)
+    for base in sorted(found):
+        for suffix in layout.SEGMENT_SUFFIXES:
+            if suffix in found[base] and suffix != layout.LOG:
+                _swap_in(directory, base, suffix)
+
+
+def _swap_in(directory: Path, base: int, suffix: str) -> None:
+    path = directory / layout.segment_file(base, suffix, layout.SWAP)
+    if path.exists():
+        files.rename(path, directory / layout.segment_file(base, suffix))
+
+
+def _remove(directory: Path, found: dict[int, set[str]], stage: str) -> None:
+    for base, suffixes in sorted(found.items()):
+        for suffix in sorted(suffixes):
+            files.remove(directory / layout.segment_file(base, suffix, stage))
+    if found:
+        files.sync_directory(directory)
+
+
+def retire(
+    directory: Path,
+    base_offsets: Iterable[int],
+    *,
+    suffixes: Iterable[str] = layout.SEGMENT_SUFFIXES,
+) -> None:
+    """Rename the files of segments to `.deleted`, durably.
+
+    Producer snapshots stay: which of them are needed is not told by segments alone, see
+    `producer_snapshot.sweep_snapshots`. The caller holds the segments lock exclusively. Files that
+    are not there are passed over. With its `.log` a segment's key index goes, at once.
+    """
+    base_offsets, suffixes = sorted(base_offsets), tuple(suffixes)
+    wanted = [(base, suffix) for base in base_offsets for suffix in suffixes]
+    changed = layout.LOG in suffixes and remove_key_indexes(directory, base_offsets)
+    for base, suffix in wanted:
+        path = directory / layout.segment_file(base, suffix)
+        if path.exists():
+            files.rename(path, directory / layout.segment_file(base, suffix, layout.DELETED))
+            changed = True
+    if changed:
+        files.sync_directory(directory)
+
+
+def remove_key_indexes(directory: Path, base_offsets: Iterable[int]) -> bool:
+    """Remove the key indexes of segments; tells whether there were any.
+
+    It is durable after `sync_directory`. An index is there only as long as the segment that it was
+    made of is the live one of its base: who replaces or removes a segment calls this before.
+    """
+    found = False
+    for base in base_offsets:
+        path = directory / layout.key_index_file(base)
+        if path.exists():
+            files.remove(path)
+            found = True
+    return found
+
+
+def bases_below(directory: Path, base_offset: int) -> list[int]:
+    """Return the bases below `base_offset` of segments' files under their final names, ascending.
+
+    Those of producer snapshots do not count.
+    """
+    found = {
+        base
+        for _, base, suffix, stage in _scan(directory)
+        if not stage and suffix != layout.SNAPSHOT and base < base_offset
+    }
+    return sorted(found)
+
+
+def sweep_deleted(directory: Path, *, older_than_ms: int, now_ms: int) -> int:
+    """Remove `.deleted` segment files that got that name at least `older_than_ms` ago.
+
+    Returns how many. Needs no lock: no reader opens such a file, and who has it open keeps it. The
+    canary is not a segment's file. Kafka: file.delete.delay.ms.
+    """
+    count = 0
+    retired = [name for name, _, _, stage in _scan(directory) if stage == layout.DELETED]
+    for path in (directory / name for name in sorted(retired)):
+        try:
+            # Renaming a file changes its ctime, and nothing changes that of a retired file.
+            changed_ms = path.stat().st_ctime_ns // 1_000_000
+        except FileNotFoundError:
+            continue  # another sweep
+        if changed_ms <= now_ms - older_than_ms:
+            files.remove(path)
+            count += 1
+    return count
+
+
+# --- where an offset lies ------------------------------------------------------------------------
+
+
+def header_at(fd: int, position: int, limit: int) -> BatchHeader | None:
+    """Return the header of the whole batch at `position` of a `.log` file; None if none is.
+
+    `limit` is the byte the log ends at. The checksum is not looked at. A message v0 or v1 is a
+    batch too.
+    """
+    size = min(layout.BATCH_OVERHEAD, limit - position)
+    if position < 0 or size <= 0:
+        return None
+    data = files.read_at(fd, size, position)
+    if len(data) < size:
+        return None
+    header = read_header(data, 0, limit - position)
+    return None if header is None or header.last_offset_delta < 0 else header
+
+
+def headers(fd: int, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield (position, header) of the batches from `position` up to byte `limit` of a `.log` file.
+
+    Ends early, like `batch.iterate_headers`, before anything that is no whole batch.
+    """
+    while (header := header_at(fd, position, limit)) is not None:
+        if header.size > _SMALL_BATCH:
+            yield position, header
+            position += header.size
+            continue
+        data = files.read_at(fd, min(_HEADERS_SIZE, limit - position), position)
+        start = position
+        for place, found in iterate_headers(data):
+            yield start + place, found
+            position = start + place + found.size
+        if position == start:
+            return  # the file was cut meanwhile
+
+
+def locate(fd: int, limit: int, index: OffsetIndex, offset: int) -> int:
+    """Return the position of a batch such that all before it lie wholly below `offset`.
+
+    It is the place of the closest index entry that the batch there confirms, else 0.
+    """
+    for last_offset, position in index.hints(offset):
+        header = header_at(fd, position, limit)
+        if header is not None and header.last_offset == last_offset:
+            return position
+    return 0
+
+
+def locate_time(
+    fd: int, limit: int, index: OffsetIndex, time_index: TimeIndex, timestamp: int
+) -> int:
+    """Return the position of a batch such that all before it are older than `timestamp` (ms).
+
+    It comes from an entry of the time index that its batch confirms, else it is 0.
+    """
+    for tried, (largest, offset) in enumerate(time_index.hints(timestamp)):
+        if tried == _TIME_HINTS:
+            break
+        for position, header in headers(fd, locate(fd, limit, index, offset), limit):
+            if header.last_offset >= offset:
+                if header.base_offset <= offset and header.max_timestamp == largest:
+                    return position
+                break
+    return 0
+
+
+def next_offset(segment: SegmentFiles) -> int:
+    """Return the offset after a segment's last whole batch; its base offset when it has none.
+
+    No checksum covers a batch's base offset, and others may be damaged: one that lies below those
+    before it, or above those after it, does not count. Kafka: LogSegment.readNextOffset.
+    """
+    fd = files.open_to_read(segment.log)
+    try:
+        limit = os.fstat(fd).st_size
+        index = OffsetIndex(segment.index, segment.base_offset)
+        before = following = segment.base_offset
+        for _, header in headers(fd, locate(fd, limit, index, layout.INT64_MAX), limit):
+            first = header.known_first_offset
+            if header.last_offset < first or first < before:
+                continue  # below the others
+            if first >= following:
+                before = following
+            # Else it was the one before that lay above the others.
+            following = header.next_offset
+        return following
+    finally:
+        os.close(fd)
+
+
+def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
+    """Return the largest timestamp (ms) of a segment's batches below byte `limit`.
+
+    The time index says where the scan may begin, if the batch there confirms it: who deletes by
+    the result must not take a hint for it. Where the batches have no timestamps, or not all of them
+    can be told, the time of the file's last change counts too. Kafka: LogSegment.largestTimestamp.
+    """
+    fd = files.open_to_read(segment.log)
+    try:
+        index = OffsetIndex(segment.index, segment.base_offset)
+        times = TimeIndex(segment.time_index, segment.base_offset)
+        end = locate_time(fd, limit, index, times, layout.INT64_MAX)
+        largest = layout.NO_TIMESTAMP
+        for position, header in headers(fd, end, limit):
+            largest = max(largest, header.max_timestamp)
+            end = position + header.size
+        if end == limit and largest >= 0:
+            return largest
+        return max(largest, os.fstat(fd).st_mtime_ns // 1_000_000)
+    finally:
+        os.close(fd)

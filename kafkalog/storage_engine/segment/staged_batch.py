@@ -1,0 +1,69 @@
+"""A staged batch, as it gets its place in the log: its base offset and its leader epoch.
+
+Both lie outside its checksum. In a run the base offsets count from 0, each where the last batch has
+ended: nothing is left out, nothing is taken twice.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import batch, layout
+from kafkalog.storage_engine.fs import files
+
+
+def read_staged_header(
+    data: batch.Buffer, position: int, remaining: int, base_offset: int
+) -> batch.BatchHeader | None:
+    """Return the header of the batch that begins there, at that offset of its run; None if none.
+
+    v0 and v1 cannot be stamped.
+    """
+    header = batch.read_header(data, position, remaining)
+    if header is None or (header.magic, header.base_offset) != (layout.MAGIC, base_offset):
+        return None
+    return header if header.last_offset_delta >= 0 else None
+
+
+def check_log_end(directory: Path, next_offset: int) -> None:
+    """Raise StorageError if the log of that partition cannot end there: offsets have 64 bits."""
+    if next_offset > layout.INT64_MAX:
+        raise StorageError(
+            f"{directory}: expected a log end of at most {layout.INT64_MAX}, found {next_offset}: "
+            "no more offsets are left; write to another partition"
+        )
+
+
+def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch: int) -> int:
+    """Stamp every batch of a staged segment in place, sync it, and return the next offset.
+
+    `directory` is the partition's, which a StorageError names.
+    """
+    fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        size, position, next_offset = os.fstat(fd).st_size, 0, base_offset
+        while position < size:
+            head = files.read_at(fd, layout.BATCH_OVERHEAD, position)
+            header = read_staged_header(head, 0, size - position, next_offset - base_offset)
+            if header is None:
+                what = f"a staged segment has no next batch at byte {position}"
+                raise StorageError(f"{directory}: {what}; run the batch again")
+            end_offset = next_offset + header.last_offset_delta + 1
+            check_log_end(directory, end_offset)
+            if end_offset - 1 - base_offset > layout.INT32_MAX:
+                raise StorageError(
+                    f"{directory}: expected at most 2^31 rows in a staged segment, found more by "
+                    f"byte {position} of {log.name}: its indexes count offsets in 32 bits; write "
+                    "the batch in smaller parts"
+                )
+            files.write_at(fd, layout.STAMP_OFFSET.pack(next_offset), position)
+            epoch = layout.STAMP_EPOCH.pack(leader_epoch)
+            files.write_at(fd, epoch, position + layout.EPOCH_POSITION)
+            next_offset = end_offset
+            position += header.size
+        files.sync_file(fd)
+        return next_offset
+    finally:
+        os.close(fd)

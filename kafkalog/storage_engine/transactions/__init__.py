@@ -1,0 +1,1 @@
+"""Transactions: producer states, aborted transactions, markers, outcomes."""

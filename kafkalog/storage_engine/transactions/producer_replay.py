@@ -1,0 +1,254 @@
+"""Replays the batches of a log for its producers: chunk by chunk, and only the batches that matter.
+
+Of a producer's batches between two markers only the first transactional one and the last say
+anything about the state after them, so only these, and the control batches, are looked at one by
+one. The result is that of replaying every batch.
+
+Whoever loads a broker's partition needs that, and so does a log of ours whose journal names a
+snapshot that is gone or damaged: `recorded_producers`.
+
+Kafka: UnifiedLog.rebuildProducerState, UnifiedLog.loadProducersFromRecords.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.format.control_record import read_control_record
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.records.tables import BatchTable
+from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.log_walk import LogWalk, WalkedBatches
+from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments, locate
+from kafkalog.storage_engine.transactions import producer_snapshot
+from kafkalog.storage_engine.transactions.producers import Producers
+from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
+
+__all__ = ["ProducerHistory", "recorded_producers", "replay"]
+
+_logger = logging.getLogger(__name__)
+
+
+def recorded_producers(
+    directory: Path, state: PartitionState, *, now_ms: int
+) -> tuple[Producers, bool]:
+    """Return the producers at the high watermark of a partition of ours, and if they were rebuilt.
+
+    They are those of the snapshot that the journal names. Where that cannot be read they come from
+    the newest sound one before it and the batches that follow, as a broker would find them, with a
+    warning. Raises CorruptBatchError where these batches are damaged, StorageError, OSError. The
+    caller holds the commit lock, or the root lock exclusively; not the segments lock.
+    """
+    offset, end = state.producer_snapshot, state.high_watermark
+    if offset < 0:
+        return Producers(end_offset=end), False
+    try:
+        producers = producer_snapshot.read_snapshot(directory, offset)
+    except (CorruptLogError, StorageError) as fault:
+        reason = str(fault)
+        if isinstance(fault, CorruptLogError):
+            reason = f"{fault.path}: expected {fault.expected}, found {fault.found}"
+        _logger.warning("%s; the producers are rebuilt from the log", reason)
+        return _rebuilt(directory, state, now_ms), True
+    producers.end_offset = end
+    return producers, False
+
+
+def _rebuilt(directory: Path, state: PartitionState, now_ms: int) -> Producers:
+    # A swap of segments may be finished under this lock alone.
+    with locks.SegmentsLock(directory).shared():
+        segments = [s for s in list_segments(directory) if s.base_offset <= state.active_base]
+        if segments and segments[-1].base_offset == state.active_base:
+            # What follows is preallocated, or was never committed.
+            segments[-1] = dataclasses.replace(segments[-1], size=state.active_size)
+        history = ProducerHistory(
+            directory,
+            segments,
+            log_start=state.log_start_offset,
+            now_ms=now_ms,
+            is_bounded=True,
+        )
+        producers = history.at(state.high_watermark)
+    if history.faults:
+        raise history.faults[0]
+    return producers
+
+
+class ProducerHistory:
+    """The producers of a partition at any offset of its log: a snapshot, and what follows it.
+
+    `segments` are the partition's, ascending; `faults` gathers what could not be replayed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        segments: Sequence[SegmentFiles],
+        *,
+        log_start: int,
+        now_ms: int = 0,
+        is_bounded: bool = False,
+    ) -> None:
+        """Name the partition; what has expired in a snapshot by `now_ms` is left out.
+
+        With `is_bounded` what a file has beyond the segment's `size` is not looked at.
+        """
+        self.directory = directory
+        self.segments = segments
+        self.log_start = log_start
+        self.faults: list[CorruptBatchError] = []
+        self._now_ms = now_ms
+        self._is_bounded = is_bounded
+
+    @property
+    def damage(self) -> list[str]:
+        """What could not be replayed, in words."""
+        return [
+            f"{fault.path}: at byte {fault.position}: expected {fault.expected}, found "
+            f"{fault.found}; what the segment says after it of producers does not count"
+            for fault in self.faults
+        ]
+
+    def at(self, offset: int) -> Producers:
+        """Return the state at an offset; checksums aside."""
+        producers = self.snapshot(offset)
+        self.extend(producers, offset)
+        return producers
+
+    def snapshot(self, end: int) -> Producers:
+        """Return the state of the newest snapshot at or below `end`."""
+        producers = producer_snapshot.newest_snapshot(
+            self.directory, log_start=self.log_start, end=end
+        )
+        producers.expire(self._now_ms)
+        return producers
+
+    def extend(self, producers: Producers, end: int) -> None:
+        """Replay the batches between a state's end and `end`."""
+        if producers.end_offset < end:
+            bases = [segment.base_offset for segment in self.segments]
+            first = max(0, bisect_right(bases, producers.end_offset) - 1)
+            for segment in self.segments[first : bisect_left(bases, end)]:
+                self.replay(segment, producers, end=end)
+            producers.end_offset = end
+
+    def replay(self, segment: SegmentFiles, producers: Producers, *, end: int) -> None:
+        """Replay the batches of one segment from the state's end up to `end`."""
+        start = producers.end_offset
+        position = _position_of(segment, start) if start > segment.base_offset else 0
+        limit = segment.size if self._is_bounded else None
+        with LogWalk(segment.log, segment.base_offset, position=position, limit=limit) as walk:
+            for found in walk.batches(check=False):
+                replay(producers, walk, found, start=start, end=end)
+                if walk.next_offset >= end:
+                    return
+        if walk.fault is not None:
+            self.faults.append(CorruptBatchError(segment.log, walk.end, *walk.fault))
+
+    def check(
+        self,
+        segment: SegmentFiles,
+        producers: Producers,
+        observe: Callable[[WalkedBatches], None],
+        *,
+        limit: int | None = None,
+    ) -> tuple[list[AbortedTransaction], LogWalk]:
+        """Replay a whole segment and compare its checksums, from the state at its base on.
+
+        `observe` is given its sound batches. Returns the entries of its transaction index, and the
+        walk, which says where it ends. Kafka: LogSegment.recover.
+        """
+        producers.end_offset = max(producers.end_offset, segment.base_offset)
+        aborted: list[AbortedTransaction] = []
+        with LogWalk(segment.log, segment.base_offset, limit=limit) as walk:
+            for found in walk.batches(check=True):
+                aborted += replay(producers, walk, found, start=segment.base_offset)
+                sound = found.table.base_offsets < walk.next_offset
+                table = found.table if sound.all() else found.table.select(sound)
+                if len(table):
+                    observe(WalkedBatches(found.buffer, table, found.file_position))
+        return aborted, walk
+
+
+def replay(
+    producers: Producers,
+    walk: LogWalk,
+    found: WalkedBatches,
+    *,
+    start: int,
+    end: int = layout.INT64_MAX,
+) -> list[AbortedTransaction]:
+    """Replay the batches that end at or above `start` and begin below `end`.
+
+    Returns the entries that they add to the transaction index. A control record that does not
+    decode ends the walk before its batch, as a wrong checksum does.
+    """
+    table = found.table
+    first = int(table.last_offsets.searchsorted(start))
+    stop = int(table.base_offsets.searchsorted(end))
+    if first >= stop:
+        return []
+    aborted = []
+    for row in (first + _telling(table.select(slice(first, stop)))).tolist():
+        position = int(table.positions[row])
+        header = parse_header(found.buffer, position)
+        try:
+            control = read_control_record(
+                found.buffer,
+                position,
+                header,
+                path=walk.path,
+                file_position=found.file_position + position,
+            )
+        except CorruptBatchError as error:
+            walk.refuse(found, row, str(error.expected), str(error.found))
+            stop = row
+            break
+        entry = producers.append(header, control)
+        if entry is not None:
+            aborted.append(entry)
+    if stop > first:
+        producers.end_offset = int(table.last_offsets[stop - 1]) + 1
+    return aborted
+
+
+def _telling(table: BatchTable) -> npt.NDArray[np.int64]:
+    """Return the rows, ascending, that decide about the state after all of them."""
+    rows = np.flatnonzero((table.producer_ids >= 0) & (table.magics == layout.MAGIC))
+    is_control = table.attributes[rows] & layout.CONTROL_BIT != 0
+    is_transactional = table.attributes[rows] & layout.TRANSACTIONAL_BIT != 0
+    # Data batches of one producer between two control batches make a group.
+    stretch = np.cumsum(is_control)
+    wanted = is_control.copy()
+    data = np.flatnonzero(~is_control)
+    groups = np.stack((table.producer_ids[rows[data]], stretch[data]))
+    _, last = np.unique(groups[:, ::-1], axis=1, return_index=True)
+    wanted[data[len(data) - 1 - last]] = True
+    opening = np.flatnonzero(~is_control & is_transactional)
+    groups = np.stack((table.producer_ids[rows[opening]], stretch[opening]))
+    _, begin = np.unique(groups, axis=1, return_index=True)
+    wanted[opening[begin]] = True
+    result: npt.NDArray[np.int64] = rows[wanted]
+    return result
+
+
+def _position_of(segment: SegmentFiles, offset: int) -> int:
+    """Return the position of a batch such that all before it lie below `offset`."""
+    fd = files.open_to_read(segment.log)
+    try:
+        index = OffsetIndex(segment.index, segment.base_offset)
+        return locate(fd, segment.size, index, offset)
+    finally:
+        os.close(fd)

@@ -1,0 +1,174 @@
+"""Producer snapshots: the state of a partition's producers at an offset, in a file of that name.
+
+`<offset>.snapshot` holds what the batches below the offset say, so whoever needs the state at the
+log's end replays only what lies above its newest snapshot. A broker writes one for every segment
+it begins and one at a clean shutdown. Per producer only its last batch is kept, which is enough to
+go on; a broker remembers five to tell duplicates, until it restarts.
+
+A file whose checksum or length is wrong is no snapshot: readers take the one before it. Kafka's
+writer neither renames nor truncates, so a power cut leaves such files; ours are put in place whole.
+
+Kafka: ProducerStateManager.{readSnapshot, writeSnapshot, removeStraySnapshots}, SnapshotFile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from crc32c import crc32c
+
+from kafkalog.errors import CorruptLogError, StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import Buffer
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment import segments
+from kafkalog.storage_engine.transactions.producers import ProducerEntry, Producers
+
+__all__ = [
+    "newest_snapshot",
+    "pack_snapshot",
+    "parse_snapshot",
+    "read_snapshot",
+    "snapshot_offsets",
+    "sweep_snapshots",
+    "write_snapshot",
+]
+
+
+def pack_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
+    """Return the content of a snapshot file; the entries stand in ascending order of their ids.
+
+    (A broker's order is that of a hash table, and means nothing.)
+    """
+    ordered = sorted(entries, key=lambda entry: entry.producer_id)
+    body = bytearray(layout.SNAPSHOT_HEADER.size)
+    for entry in ordered:
+        body += layout.SNAPSHOT_ENTRY.pack(
+            entry.producer_id,
+            entry.producer_epoch,
+            entry.last_sequence,
+            entry.last_offset,
+            entry.offset_delta,
+            entry.timestamp,
+            entry.coordinator_epoch,
+            entry.current_txn_first_offset,
+        )
+    header = layout.SNAPSHOT_HEADER
+    header.pack_into(body, 0, layout.SNAPSHOT_VERSION, 0, len(ordered))
+    crc = crc32c(memoryview(body)[layout.SNAPSHOT_CRC_END :])
+    header.pack_into(body, 0, layout.SNAPSHOT_VERSION, crc, len(ordered))
+    return bytes(body)
+
+
+def parse_snapshot(data: Buffer, path: Path | str) -> list[ProducerEntry]:
+    """Return the entries of a snapshot file, in the order they stand there.
+
+    Whatever a producer without a last batch has in the fields of it comes out as none, and so does
+    a negative first offset. Raises CorruptLogError, which names `path`, for another version, a
+    count that the file is too short for, and a wrong checksum.
+    """
+    header, entry = layout.SNAPSHOT_HEADER, layout.SNAPSHOT_ENTRY
+    if len(data) < header.size:
+        raise CorruptLogError(
+            path, 0, f"a snapshot of at least {header.size} bytes", f"{len(data)} bytes"
+        )
+    version, crc, count = header.unpack_from(data)
+    if version != layout.SNAPSHOT_VERSION:
+        raise CorruptLogError(
+            path, 0, f"snapshot version {layout.SNAPSHOT_VERSION}", f"version {version}"
+        )
+    end = header.size + count * entry.size
+    if count < 0 or end > len(data):
+        room = (len(data) - header.size) // entry.size
+        raise CorruptLogError(path, layout.SNAPSHOT_CRC_END, f"0 to {room} entries", count)
+    with memoryview(data) as view:
+        found = crc32c(view[layout.SNAPSHOT_CRC_END :])
+        if found != crc:
+            raise CorruptLogError(path, 0, f"checksum {crc:#010x}", f"checksum {found:#010x}")
+        fields = entry.iter_unpack(view[header.size : end])
+        return [_normalized(ProducerEntry(*values)) for values in fields]
+
+
+def _normalized(entry: ProducerEntry) -> ProducerEntry:
+    if entry.last_offset < 0:
+        entry.last_sequence = entry.last_offset = -1
+        entry.offset_delta = 0
+    entry.current_txn_first_offset = max(entry.current_txn_first_offset, -1)
+    return entry
+
+
+def write_snapshot(directory: Path, producers: Producers) -> None:
+    """Write the snapshot of the state at `producers.end_offset`, durably and as a whole.
+
+    One that is there already is replaced. The caller is the only writer of the partition.
+    """
+    files.write_atomically(
+        _path(directory, producers.end_offset),
+        pack_snapshot(producers.entries.values()),
+        temporary_name=layout.SNAPSHOT_TEMPORARY,
+    )
+
+
+def read_snapshot(directory: Path, offset: int) -> Producers:
+    """Return the state at `offset` from its snapshot.
+
+    Raises StorageError where there is none or it cannot be read, CorruptLogError where it is
+    damaged.
+    """
+    path = _path(directory, offset)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as fault:
+        raise StorageError(
+            f"{path}: the producer snapshot at offset {offset} is missing"
+        ) from fault
+    except OSError as fault:
+        raise StorageError(f"{path}: cannot be read: {fault.strerror}") from fault
+    return Producers(parse_snapshot(data, path), offset)
+
+
+def snapshot_offsets(directory: Path) -> list[int]:
+    """Return the offsets of the partition's snapshots, ascending; damaged ones are among them."""
+    return sorted(
+        parsed[0]
+        for name in os.listdir(directory)
+        if (parsed := layout.parse_segment_file(name)) and parsed[1:] == (layout.SNAPSHOT, "")
+    )
+
+
+def newest_snapshot(directory: Path, *, log_start: int, end: int) -> Producers:
+    """Return the state at the newest sound snapshot with `log_start` < offset <= `end`.
+
+    No producers, and the end offset `log_start`, where there is none. Damaged snapshots, and those
+    that vanish meanwhile (only a broker does that), are passed over; nothing is removed. The caller
+    expires (`Producers.expire`), then replays the batches from `end_offset` on, in that order.
+    Kafka: ProducerStateManager.loadFromSnapshot.
+    """
+    for offset in reversed(snapshot_offsets(directory)):
+        if log_start < offset <= end:
+            try:
+                return read_snapshot(directory, offset)
+            except (CorruptLogError, StorageError):
+                continue
+    return Producers(end_offset=log_start)
+
+
+def sweep_snapshots(directory: Path, keep: Collection[int]) -> int:
+    """Retire stray snapshots to `.deleted`; returns how many.
+
+    `keep` is the base offsets of the live segments and, where there is one, the snapshot at the
+    partition's end. As in Kafka, the newest of the others stays too if it is above all of `keep`:
+    it may be the one of a clean shutdown. The caller holds the segments lock exclusively. Kafka:
+    ProducerStateManager.removeStraySnapshots.
+    """
+    strays = [offset for offset in snapshot_offsets(directory) if offset not in keep]
+    if strays and strays[-1] > max(keep, default=-1):
+        strays.pop()
+    segments.retire(directory, strays, suffixes=(layout.SNAPSHOT,))
+    return len(strays)
+
+
+def _path(directory: Path, offset: int) -> Path:
+    return directory / layout.segment_file(offset, layout.SNAPSHOT)

@@ -1,0 +1,251 @@
+"""What the markers of a log said, and what of it outlives the read that found them.
+
+A transaction may be far longer than what one read asks for: a stream of short reads over it would
+look ahead to its marker again in each. So a read that has ended leaves what it learned here, and
+the next one that begins where that is known goes on from there.
+
+Below the high watermark a marker never changes its meaning, and those that a cleaner removes belong
+to nobody any more. What was learned counts only for the log it was learned from, though:
+
+- the same directory of the same topic, and no leader elected since (one that was not in sync may
+  have cut the log and let it grow again);
+- a high watermark that is not below what is known;
+- the segments that were closed then, from where the read begins, have the sizes they had: one that
+  was cut at the end of a batch, and put back later, had lost markers without a trace.
+
+Whatever fails this is forgotten, and so is what a read that failed had learned: the log is asked
+again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.metadata import checkpoints
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.segment.segments import SegmentFiles
+
+__all__ = ["LogMoment", "MarkerCache", "Markers", "known_markers", "log_moment"]
+
+_SLACK: Final = 1 << 20
+"""Bytes that markers may take before it is worth looking for those that are passed."""
+_MARKER_SIZE: Final = 9
+_PRODUCER_SIZE: Final = 400
+_SEGMENT_SIZE: Final = 150
+
+
+class Markers:
+    """The markers of a log from offset `begin` up to `frontier` (exclusive): all there are.
+
+    Not for several threads at once.
+    """
+
+    def __init__(self, begin: int) -> None:
+        self.begin = self.frontier = begin
+        self._count = 0
+        self._size_max = _SLACK
+        self._of: dict[int, tuple[array[int], bytearray]] = {}
+        """Per producer id the offsets of its markers, ascending, and whether they are ABORTs."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def size(self) -> int:
+        """The bytes that they take, about."""
+        return self._count * _MARKER_SIZE + len(self._of) * _PRODUCER_SIZE
+
+    def note(self, found: Iterable[tuple[int, int, bool]], frontier: int) -> None:
+        """Add the markers from the frontier up to a new one: (producer id, offset, is ABORT)."""
+        for producer_id, offset, is_abort in found:
+            if producer_id not in self._of:
+                self._of[producer_id] = array("q"), bytearray()
+            offsets, aborts = self._of[producer_id]
+            offsets.append(offset)
+            aborts.append(is_abort)
+            self._count += 1
+        self.frontier = max(self.frontier, frontier)
+
+    def tells(self, producer_id: int, offset: int) -> bool:
+        """Whether a marker of a producer above `offset` is known."""
+        own = self._of.get(producer_id)
+        return own is not None and own[0][-1] > offset
+
+    def outcomes(
+        self, producer_id: int, last_offsets: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return of a producer's batches (b) the offsets of their markers, and which are ABORTs.
+
+        The offset is -1 where no marker is known.
+        """
+        import numpy as np
+
+        ends = np.full(len(last_offsets), -1, dtype=np.int64)
+        is_aborted = np.zeros(len(last_offsets), dtype=np.bool_)
+        own = self._of.get(producer_id)
+        if own is not None:
+            offsets = np.frombuffer(own[0], dtype=np.int64)
+            places = np.searchsorted(offsets, last_offsets)
+            is_known = places < len(offsets)
+            places = places[is_known]
+            ends[is_known] = offsets[places]
+            is_aborted[is_known] = np.frombuffer(own[1], dtype=np.bool_)[places]
+        return ends, is_aborted
+
+    def pass_by(self, offset: int) -> None:
+        """Say that those below `offset` are passed; forgotten once that is worth the search."""
+        if self.size > self._size_max:
+            self.forget_below(offset)
+            self._size_max = 2 * self.size + _SLACK
+
+    def forget_below(self, offset: int) -> None:
+        """Forget the markers below `offset`."""
+        self.begin = max(self.begin, offset)
+        kept: dict[int, tuple[array[int], bytearray]] = {}
+        for producer_id, (offsets, aborts) in self._of.items():
+            passed = bisect_left(offsets, offset)
+            if passed < len(offsets):
+                kept[producer_id] = offsets[passed:], aborts[passed:]
+        self._of = kept
+        self._count = sum(len(offsets) for offsets, _ in kept.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LogMoment:
+    """Which log a read is of, and what tells whether it is still the one of an earlier read."""
+
+    place: tuple[object, ...]
+    leader_epoch: int
+    high_watermark: int
+    segments: Sequence[SegmentFiles]
+    """Those that are closed, ascending."""
+
+    def sizes(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Return (base offset, bytes) of the closed segments that reach into [start, end)."""
+        first = bisect_right(self.segments, start, key=lambda segment: segment.base_offset) - 1
+        stop = bisect_left(self.segments, end, key=lambda segment: segment.base_offset)
+        return tuple((s.base_offset, s.size) for s in self.segments[max(0, first) : stop])
+
+
+def log_moment(
+    directory: Path, state: PartitionState, segments: Sequence[SegmentFiles]
+) -> LogMoment | None:
+    """Describe a log; None where it cannot be told from another one."""
+    try:
+        found = directory.stat()
+        topic_id = checkpoints.read_topic_id(directory)
+    except (OSError, StorageError):
+        return None
+    closed = len(segments)
+    while closed and segments[closed - 1].base_offset >= state.active_base:
+        closed -= 1
+    place = (str(directory), found.st_dev, found.st_ino, topic_id)
+    return LogMoment(place, state.leader_epoch, state.high_watermark, segments[:closed])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    place: tuple[object, ...]
+    leader_epoch: int
+    sizes: tuple[tuple[int, int], ...]
+    markers: Markers
+
+    @property
+    def size(self) -> int:
+        return self.markers.size + len(self.sizes) * _SEGMENT_SIZE
+
+    def is_true_of(self, log: LogMoment) -> bool:
+        """Whether the log may be the one it was."""
+        epoch, frontier = self.leader_epoch, self.markers.frontier
+        return epoch == log.leader_epoch and frontier <= log.high_watermark
+
+    def has_segments_of(self, log: LogMoment, offset: int) -> bool:
+        """Whether its closed segments have the sizes they had, from that of `offset` on."""
+        if not self.sizes:
+            return True
+        found = log.sizes(offset, self.sizes[-1][0] + 1)
+        first = bisect_left(self.sizes, found[0]) if found else 0
+        return found == self.sizes[first:]
+
+
+class MarkerCache:
+    """The markers that earlier reads of this process found, of several logs; bounded.
+
+    Any number of threads may use it: what one takes is its own until it gives it back.
+    """
+
+    def __init__(self, *, entries_max: int = 64, size_max: int = 16 << 20) -> None:
+        self._entries_max = entries_max
+        self._size_max = size_max
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        # A read that the garbage collector ends may come in here while its thread is in here.
+        self._guard = threading.RLock()
+        self._kept: tuple[_Kept, ...] = ()
+        """The one that was used last comes last."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, log: LogMoment, offset: int) -> Markers | None:
+        """Take out what is known of a log from `offset` on; None for nothing."""
+        with self._guard:
+            gone: set[_Kept] = set()
+            best: _Kept | None = None
+            for kept in self._kept:
+                markers = kept.markers
+                if kept.place != log.place:
+                    continue
+                if not kept.is_true_of(log):
+                    gone.add(kept)
+                elif not markers.begin <= offset <= markers.frontier:
+                    continue
+                elif not kept.has_segments_of(log, offset):
+                    gone.add(kept)
+                elif best is None or markers.frontier > best.markers.frontier:
+                    best = kept
+            if best is not None:
+                gone.add(best)
+            self._kept = tuple(kept for kept in self._kept if kept not in gone)
+        if best is None:
+            return None
+        best.markers.begin = offset  # the same range again finds it; the sizes of less are kept
+        return best.markers
+
+    def give(self, log: LogMoment, markers: Markers, offset: int) -> None:
+        """Keep what was learned of a log by a read that got to `offset`; it is the cache's now."""
+        new = _kept(log, markers)
+        if new.size > self._size_max // 4:
+            markers.forget_below(offset)
+            new = _kept(log, markers)
+        with self._guard:
+            kept = [*self._kept, new]
+            size = sum(one.size for one in kept)
+            while kept and (len(kept) > self._entries_max or size > self._size_max):
+                size -= kept.pop(0).size
+            self._kept = tuple(kept)
+
+
+def _kept(log: LogMoment, markers: Markers) -> _Kept:
+    sizes = log.sizes(markers.begin, markers.frontier)
+    return _Kept(log.place, log.leader_epoch, sizes, markers)
+
+
+known_markers: Final = MarkerCache()
+"""That of this process: Spark's Python workers are reused, and an engine reads again and again."""
+os.register_at_fork(after_in_child=known_markers.clear)

@@ -1,0 +1,1 @@
+"""Writing: staged files, the commit, appends, retention and deletion."""

@@ -1,0 +1,312 @@
+"""Commit what tasks have staged: verify all of it, then append all of it, then write one record.
+
+A batch id equal to its writer's last is a retry, and is dropped; a lower one is refused; a higher
+one goes on. Nothing here decodes data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.journal import WRITER_RETENTION_MS
+from kafkalog.storage_engine.metadata.state import State, TopicState, WriterState
+from kafkalog.storage_engine.writing.staged_contents import StagedContents
+from kafkalog.storage_engine.writing.staging import NewTopic, Run, StagedMessage, writer_slug
+from kafkalog.storage_engine.writing.transaction import Transaction
+
+_logger = logging.getLogger(__name__)
+STAGED_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
+"""A staged file this old is named by no query that is alive."""
+
+
+CHECKPOINT = ("checkpoint", "continue with the newer checkpoint")
+TRANSACTION = ("txnVersion", "give a higher txnVersion")
+"""What numbers a writer's batches, and what helps when that number has gone back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who commits: an id, what it writes to (a topic, or `*`), and the batch it is at."""
+
+    id: str
+    target: str
+    batch_id: int
+    kind: tuple[str, str] = CHECKPOINT
+    """For messages alone: no part of the writer's name."""
+
+    @property
+    def name(self) -> str:
+        """The writer's name in the journal."""
+        return f"{self.id} {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What a commit did: nothing if `skipped`, else (first, next) offset per (topic, partition)."""
+
+    skipped: bool
+    rows: int
+    offsets: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+
+
+def last_batch(state: State, writer: Writer, now_ms: int) -> WriterState | None:
+    """Return a writer's last batch, if it is not forgotten.
+
+    By this clock and by that of the log's last commit: one of them may have jumped ahead.
+    """
+    known = state.writers.get(writer.name)
+    if known is None or known.time_ms < min(now_ms, state.time_ms) - WRITER_RETENTION_MS:
+        return None
+    return known
+
+
+def is_committed(state: State, writer: Writer, rows: int, now_ms: int) -> bool:
+    """Tell whether the batch is a retry; raises CommitConflictError when it is older than that."""
+    known = last_batch(state, writer, now_ms)
+    if known is None or writer.batch_id > known.batch_id:
+        return False
+    when = datetime.fromtimestamp(known.time_ms / 1000).astimezone()
+    if writer.batch_id < known.batch_id:
+        numbered_by, remedy = writer.kind
+        raise CommitConflictError(
+            f"this {numbered_by} is older than the log: committed {known.batch_id} at "
+            f"{when:%H:%M}, got {writer.batch_id} (writer {writer.id}, target {writer.target}, "
+            f"committed at {when:%Y-%m-%d %H:%M:%S%z}); {remedy}, "
+            "or set option resetWriter=true to write these batches again"
+        )
+    _logger.warning(
+        "batch %d of writer %s to %s is committed already (at %s): its rows are not written again",
+        writer.batch_id,
+        writer.id,
+        writer.target,
+        when.isoformat(timespec="seconds"),
+    )
+    if rows != known.rows:
+        _logger.warning(
+            "batch %d of writer %s had %d rows when it was committed, the retry has %d: "
+            "the source gave other rows for the same batch",
+            writer.batch_id,
+            writer.id,
+            known.rows,
+            rows,
+        )
+    return True
+
+
+def append_staged(
+    transaction: Transaction,
+    root: Path,
+    staged: Sequence[StagedMessage],
+    create: Mapping[str, NewTopic],
+    now_ms: int,
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """Verify every staged byte, then append run by run in ascending Spark partition."""
+    _check_names(staged)
+    ordered = sorted(staged, key=lambda message: message.spark_partition)
+    for message in ordered:
+        _refuse_gone_topics(transaction, message)
+    contents = StagedContents(root)
+    for message in ordered:
+        contents.verify(message)
+    for message in ordered:
+        _match_topics(transaction, message, create)
+    found = _by_partition(ordered)
+    for topic, number in found:
+        transaction.check_is_here(topic, number)
+    offsets = {}
+    for key, runs in found.items():
+        appender = transaction.appender(*key, now_ms)
+        start = appender.state.high_watermark
+        for is_segment, group in itertools.groupby(runs, lambda each: each[1].is_segment):
+            if is_segment:
+                for message, run in group:
+                    name = message.files[run.file].name
+                    appender.adopt(root / name.removesuffix(layout.STAGED), run.rows)
+            else:
+                appender.append((run.rows, contents.pieces(message, run)) for message, run in group)
+        offsets[key] = start, appender.state.high_watermark
+    return offsets
+
+
+def _by_partition(
+    ordered: Sequence[StagedMessage],
+) -> dict[tuple[str, int], list[tuple[StagedMessage, Run]]]:
+    """Return the runs of each partition, in the order of the messages and of their runs."""
+    found: dict[tuple[str, int], list[tuple[StagedMessage, Run]]] = {}
+    for message in ordered:
+        for run in message.runs:
+            found.setdefault((run.topic, run.partition), []).append((message, run))
+    return found
+
+
+def _refuse_gone_topics(transaction: Transaction, message: StagedMessage) -> None:
+    """Check the ids of the topics the task saw; its files may have gone with one of them."""
+    for name, topic_id in message.topic_ids.items():
+        known = transaction.state.topics.get(name)
+        if topic_id and (known is None or known.topic_id != topic_id):
+            raise StorageError(
+                f"topic {name!r} was deleted or created anew while the batch was written: "
+                f"the task saw id {topic_id}; run the batch again"
+            )
+
+
+def _match_topics(
+    transaction: Transaction, message: StagedMessage, create: Mapping[str, NewTopic]
+) -> None:
+    """Check the keys of what goes into the topics, and create those to be created."""
+    for name, topic_id in message.topic_ids.items():
+        known = transaction.state.topics.get(name)
+        if topic_id:
+            assert known is not None
+            _refuse_keyless(known, message)
+            continue
+        new = create.get(name) or create.get("*")
+        if new is None:
+            raise InvalidInputError(f"topic {name!r} does not exist and is not to be created")
+        if known is not None:
+            if len(known.partitions) != new.partitions:
+                raise StorageError(
+                    f"topic {name!r} was created meanwhile with {len(known.partitions)} "
+                    f"partitions, the task expected {new.partitions}; run the batch again"
+                )
+            _refuse_keyless(known, message)
+            continue
+        try:
+            transaction.topic(name)
+        except InvalidInputError:
+            transaction.create_topic(name, new.partitions, new.config)
+
+
+def _refuse_keyless(topic: TopicState, message: StagedMessage) -> None:
+    """Keep out rows without a key, should the topic have become a compacted one since."""
+    if topic.name in message.keyless and TopicConfig.parse(topic.config).is_compacted:
+        raise InvalidInputError(
+            f"topic {topic.name!r} has become compacted while the batch was written, and rows have "
+            "a null key, which the cleaner would delete; give every row a key"
+        )
+
+
+def staged_paths(root: Path, state: State, matches: Callable[[str], bool]) -> list[Path]:
+    """Return the staged files, in the root and in partitions, whose names match."""
+    directories = [root] + [
+        root / layout.partition_directory(topic.name, number)
+        for topic in state.topics.values()
+        for number, _ in topic.present()
+    ]
+    suffixes = (layout.STAGED, layout.STAGED_INDEX, layout.STAGED_TIME_INDEX)
+    found: list[Path] = []
+    for directory in directories:
+        try:
+            names = os.listdir(directory)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue  # who could not list it has staged nothing there
+        found.extend(
+            directory / name
+            for name in names
+            if name.startswith(layout.OURS) and name.endswith(suffixes) and matches(name)
+        )
+    return found
+
+
+def _check_names(staged: Sequence[StagedMessage | None]) -> None:
+    """Refuse messages that name other files than tasks stage: such are read, renamed and removed.
+
+    Raises InvalidInputError.
+    """
+    for message in staged:
+        for file in message.files if message else ():
+            if not layout.is_staged_path(file.name):
+                raise InvalidInputError(
+                    f"{file.name!r} is no staged file below the log's directory: the message was "
+                    "not made by a task of kafkalog"
+                )
+
+
+def remove_staged(root: Path, staged: Sequence[StagedMessage | None]) -> None:
+    """Remove the staged files that messages name; large ones with their indexes."""
+    _check_names(staged)
+    for message in staged:
+        for file in message.files if message else ():
+            stem = file.name.removesuffix(layout.STAGED)
+            for suffix in (layout.STAGED, layout.STAGED_INDEX, layout.STAGED_TIME_INDEX):
+                path = root / f"{stem}{suffix}"
+                if suffix == layout.STAGED or path.parent != root:
+                    files.remove(path)
+
+
+def remove_done(
+    root: Path,
+    staged: Sequence[StagedMessage],
+    writer: Writer | None,
+    directories: Collection[Path],
+) -> None:
+    """After a commit: remove its staged files, and what failed attempts of its writer left.
+
+    `directories` are those of the partitions it wrote to, or where any are left. The commit is
+    made, so a failure here must not look like one of the commit.
+    """
+    try:
+        remove_staged(root, staged)
+        if writer is not None:
+            last = {writer_slug(writer.id, writer.target): writer.batch_id}
+        else:  # a writer without a name has one batch alone
+            named = (Path(file.name).name for message in staged for file in message.files)
+            last = {parts[0]: parts[1] for name in named if (parts := layout.parse_staged(name))}
+        for directory in {root, *directories} if last else ():
+            for name in os.listdir(directory):
+                parts = layout.parse_staged(name)
+                if parts is not None and parts[1] <= last.get(parts[0], -1):
+                    files.remove(directory / name)
+    except OSError as fault:
+        _logger.warning("%s: staged files were not removed: %s", root, fault)
+
+
+def remove_aborted(
+    root: Path,
+    state: State,
+    staged: Sequence[StagedMessage | None],
+    writer: Writer | None,
+    prefix: str | None,
+    *,
+    run: int | None = None,
+) -> None:
+    """Remove what a failed batch staged: what messages name, and what bears its prefix.
+
+    Of the latter only the files of a `run` when it is known: another one may be at work.
+    """
+    remove_staged(root, staged)
+    if prefix is None and writer is not None:
+        prefix = layout.staged_prefix(writer_slug(writer.id, writer.target), writer.batch_id)
+    if prefix:
+        wanted = prefix
+
+        def matches(name: str) -> bool:
+            if not name.startswith(wanted):
+                return False
+            parts = layout.parse_staged(name)
+            return run is None or (parts is not None and parts[2] == run)
+
+        for path in staged_paths(root, state, matches):
+            files.remove(path)
+
+
+def sweep_staged(root: Path, state: State, *, now_ms: int) -> int:
+    """Remove staged files so old that no living query can name them; returns how many."""
+    count = 0
+    for path in staged_paths(root, state, lambda _: True):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime * 1000 < now_ms - STAGED_RETENTION_MS:
+                files.remove(path)
+                count += 1
+    return count

@@ -1,0 +1,315 @@
+"""Retention: which segments are too old, too many, or below the log start; and how they go.
+
+The oldest segments go first, whole ones only, and nothing at or above the high watermark. The
+journal comes first: it says where the log begins now, and from then on no reader sees what lies
+before. Then the files become `.deleted`, under the exclusive segments lock, and are removed
+`file.delete.delay.ms` later. A process that dies in between leaves segments that lie wholly below
+the log start: every later retention retires those, whatever the topic's policy.
+
+A run holds the partition's cleaner lock, so no cleaning puts back what it takes away.
+
+Kafka: UnifiedLog.deleteOldSegments, UnifiedLog.maybeIncrementLogStartOffset.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafkalog.errors import (
+    InvalidInputError,
+    LockedByBrokerError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.segment.index import TimeIndex
+from kafkalog.storage_engine.segment.segments import (
+    SegmentFiles,
+    bases_below,
+    finish_swaps,
+    largest_timestamp,
+    list_segments,
+    retire,
+    sweep_deleted,
+)
+from kafkalog.storage_engine.transactions.producer_snapshot import sweep_snapshots
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.writing.transaction import Transaction
+
+__all__ = ["RetentionStats", "apply_retention", "count_expired", "delete_records"]
+
+_logger = logging.getLogger(__name__)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+HIGH_WATERMARK = -1
+"""Stands for the high watermark in `delete_records`, as in Kafka's DeleteRecords."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionStats:
+    """What retention did to one partition."""
+
+    topic: str
+    partition: int
+    log_start_offset: int = 0
+    """Where the log begins now."""
+    segments: int = 0
+    """Segments that went."""
+    bytes_removed: int = 0
+    """Bytes of their `.log` files."""
+    error: str | None = None
+    """Why the partition was left as it was; None after success."""
+
+
+# --- which segments go ---------------------------------------------------------------------------
+
+
+def count_expired(
+    segments: Sequence[SegmentFiles], state: PartitionState, config: TopicConfig, now_ms: int
+) -> int:
+    """Return how many of the oldest segments go (rules P1 to P5).
+
+    `segments` are the committed ones, ascending. By log start for every policy; with the policy
+    delete then by size, then by time. All of them only where the active one is among them, which
+    is then to be rolled first.
+    """
+    sizes = _sizes(segments, state)
+    ends = [segment.base_offset for segment in segments[1:]] + [state.high_watermark]
+    last = len(segments) - 1
+    count = 0
+
+    def advance(matches: Callable[[int], bool]) -> None:
+        nonlocal count
+        while (
+            count <= last
+            and ends[count] <= state.high_watermark
+            and (count < last or sizes[count] > 0)
+            and matches(count)
+        ):
+            count += 1
+
+    # A last segment has no successor whose base could lie at or below the log start.
+    advance(lambda n: n < last and ends[n] <= state.log_start_offset)
+    if not config.is_deleted:
+        return count
+    if config.retention_bytes >= 0:
+        totals = list(accumulate(sizes))
+        removable = sum(sizes) - config.retention_bytes
+        advance(lambda n: totals[n] <= removable)
+    if config.retention_ms >= 0:
+        advance(lambda n: _is_expired(segments[n], sizes[n], now_ms - config.retention_ms))
+    return count
+
+
+def _sizes(segments: Sequence[SegmentFiles], state: PartitionState) -> list[int]:
+    """Return the committed bytes of each segment; a file may have room behind them."""
+    return [s.size if s.base_offset != state.active_base else state.active_size for s in segments]
+
+
+def _is_expired(segment: SegmentFiles, size: int, horizon_ms: int) -> bool:
+    """Tell whether all records of a segment are older than `horizon_ms`."""
+    hint = TimeIndex(segment.time_index, segment.base_offset).last_entry()
+    if hint is not None and hint[0] >= horizon_ms:
+        return False
+    return largest_timestamp(segment, size) < horizon_ms
+
+
+def _committed(directory: Path, state: PartitionState) -> list[SegmentFiles]:
+    return [s for s in list_segments(directory) if s.base_offset <= state.active_base]
+
+
+# --- how they go ---------------------------------------------------------------------------------
+
+
+def _never(topic: str, partition: int, config: TopicConfig) -> bool:
+    return False
+
+
+def apply_retention(
+    engine: Engine,
+    topic: str | None = None,
+    *,
+    now_ms: int,
+    is_skipped: Callable[[str, int, TopicConfig], bool] = _never,
+) -> list[RetentionStats]:
+    """Delete what a topic's, or every topic's, retention does not keep.
+
+    Partitions that a cleaner works on are passed over, and a fault of one is not one of the others.
+    Returns one entry per partition that lost segments, or could not. Raises UnknownTopicError,
+    LockedByBrokerError.
+    """
+    if topic is not None:
+        engine.describe(topic)
+    found: list[RetentionStats] = []
+    for name, known in sorted(engine.state().topics.items()):
+        if topic not in (None, name):
+            continue
+        config = TopicConfig.parse(known.config)
+        for partition, _ in known.present():
+            if is_skipped(name, partition, config):
+                continue
+            try:
+                stats = retain_partition(engine, name, partition, now_ms=now_ms)
+                delay_ms = config.file_delete_delay_ms
+                directory = engine.partition_directory(name, partition)
+                sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
+            except LockedByBrokerError:
+                raise
+            except Exception as fault:  # whatever it is: the other partitions go on
+                if not engine.has_topic(name, known.topic_id):
+                    break  # it was deleted meanwhile
+                _logger.warning("%s-%d: retention failed: %s", name, partition, fault)
+                reason = " ".join(str(fault).split()) or type(fault).__name__
+                stats = RetentionStats(name, partition, error=reason)
+            if stats is not None:
+                found.append(stats)
+    return found
+
+
+def retain_partition(
+    engine: Engine, topic: str, partition: int, *, now_ms: int
+) -> RetentionStats | None:
+    """Delete what retention does not keep of a partition; None where that is nothing.
+
+    None also where a cleaner has the partition. Raises UnknownTopicError or OSError for a topic
+    that is deleted meanwhile, StorageError, LockedByBrokerError.
+    """
+    directory = engine.partition_directory(topic, partition)
+    # A first look, which takes no lock that others wait for: mostly there is nothing to do.
+    with locks.SegmentsLock(directory).shared():
+        known = engine.describe(topic)
+        state = known.partitions[partition]
+        segments = _committed(directory, state)
+        first = segments[0].base_offset if segments else 0
+        is_due = bool(bases_below(directory, first))
+        is_due |= count_expired(segments, state, TopicConfig.parse(known.config), now_ms) > 0
+    if not is_due:
+        return None
+    with (
+        locks.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=False) as is_held,
+        locks.RootLock(engine.root).shared(),
+    ):
+        if not is_held:
+            return None
+        with locks.SegmentsLock(directory).exclusive():
+            finish_swaps(directory)
+        try:
+            with engine.transaction() as transaction:
+                return _retain(transaction, directory, topic, partition, now_ms)
+        except StorageError as fault:
+            if not (isinstance(fault.__cause__, OSError) and fault.__cause__.errno in _NO_SPACE):
+                raise
+            _logger.warning("%s-%d: the active segment stays: %s", topic, partition, fault)
+        # To close it takes space, which the others may make.
+        with engine.transaction() as transaction:
+            return _retain(transaction, directory, topic, partition, now_ms, may_roll=False)
+
+
+def _retain(
+    transaction: Transaction,
+    directory: Path,
+    topic: str,
+    partition: int,
+    now_ms: int,
+    *,
+    may_roll: bool = True,
+) -> RetentionStats | None:
+    """Raise the log start, then retire what lies below; under the cleaner and the commit lock.
+
+    Where it may not roll, the active segment stays.
+    """
+    known = transaction.topic(topic)
+    state = known.partitions[partition]
+    segments = _committed(directory, state)
+    if not segments:
+        return None
+    count = count_expired(segments, state, TopicConfig.parse(known.config), now_ms)
+    if not may_roll:
+        count = min(count, len(segments) - 1)
+    is_all = count == len(segments)
+    first_kept = state.high_watermark if is_all else segments[count].base_offset
+    log_start = max(state.log_start_offset, first_kept if count else 0)
+    if is_all:
+        transaction.roll(topic, partition, now_ms)
+    if log_start > state.log_start_offset:
+        transaction.raise_log_start(topic, partition, log_start)
+    if is_all or log_start > state.log_start_offset or transaction.state.unsynced:
+        # After a power cut the journal must not name an active segment that is gone.
+        transaction.sync_on_publish()
+        transaction.publish(now_ms)
+    _trim_epochs(directory, log_start, state.high_watermark)
+    transaction.check_lock()
+    live = [segment.base_offset for segment in segments[count:]]
+    with locks.SegmentsLock(directory).exclusive():
+        # First: if this process dies in between, segments are left below the log start, and for
+        # those the next retention comes here again; for snapshots alone it would not.
+        sweep_snapshots(directory, {*live, first_kept, state.producer_snapshot})
+        # What a dead run left of a segment, its indexes, goes with the others.
+        retire(directory, bases_below(directory, first_kept))
+    if count == 0:
+        return None
+    _logger.info(
+        "%s-%d: retention took %d segments, the log begins at %d",
+        topic,
+        partition,
+        count,
+        log_start,
+    )
+    size = sum(_sizes(segments, state)[:count])
+    return RetentionStats(topic, partition, log_start, count, size)
+
+
+def delete_records(engine: Engine, topic: str, partition: int, before: int, *, now_ms: int) -> int:
+    """Let a partition begin at `before` (rule P7); see `Engine.delete_records`."""
+    with engine.transaction() as transaction:
+        offset = _delete_records(transaction, topic, partition, before, now_ms)
+        directory = engine.partition_directory(topic, partition)
+        state = transaction.topic(topic).partitions[partition]
+        _trim_epochs(directory, offset, state.high_watermark)
+        return offset
+
+
+def _trim_epochs(directory: Path, log_start: int, high_watermark: int) -> None:
+    """Drop the epochs of records that are deleted.
+
+    Where the disk refuses they stay until the next retention of the partition: epochs below the log
+    start are harmless, and what makes room on a full disk must not end here.
+    """
+    try:
+        checkpoints.trim_leader_epochs(directory, log_start, high_watermark)
+    except OSError as fault:
+        _logger.warning("%s: the leader epochs were not trimmed: %s", directory, fault)
+
+
+def _delete_records(
+    transaction: Transaction, topic: str, partition: int, before: int, now_ms: int
+) -> int:
+    known = transaction.topic(topic)
+    state = known.partitions[partition]
+    if not TopicConfig.parse(known.config).is_deleted:
+        policy = known.config.get("cleanup.policy", "delete")
+        raise InvalidInputError(
+            f"topic {topic!r}: records are deleted only where cleanup.policy has delete, it is "
+            f"{policy!r}: write tombstones, or alter the topic to compact,delete"
+        )
+    offset = state.high_watermark if before == HIGH_WATERMARK else before
+    if not 0 <= offset <= state.high_watermark:
+        raise OffsetOutOfRangeError(
+            topic, partition, before, state.log_start_offset, state.high_watermark
+        )
+    if offset <= state.log_start_offset:
+        return state.log_start_offset
+    transaction.raise_log_start(topic, partition, offset)
+    transaction.publish(now_ms)
+    return offset

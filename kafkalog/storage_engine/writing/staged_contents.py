@@ -1,0 +1,140 @@
+"""What tasks have staged, as the commit reads it: verified first, then appended in pieces.
+
+Nothing is appended before all of it is verified, so every file is read twice; small files, of which
+there may be one for each of many tasks, are kept in memory from the first time. Of the others each
+run's checksum is kept, and compared when the run is read again: what is appended is what was
+verified, or the commit fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from crc32c import crc32c
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import batch
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.writing.staged_file import StagedFile
+from kafkalog.storage_engine.writing.staging import Run, StagedMessage
+
+_KEPT_SIZE = 32 << 20
+"""Bytes of staged files that a commit keeps in memory."""
+_PIECE_SIZE = 1 << 20
+
+
+class StagedContents:
+    """The bytes of staged files below a root, for the time of one commit."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._kept: dict[str, bytes] = {}
+        self._kept_size = 0
+        self._crcs: dict[tuple[str, int, int], int] = {}
+        """By file, position and size: the checksum of each run that is not kept."""
+
+    def verify(self, message: StagedMessage) -> None:
+        """Compare every staged file's size and checksum with what its task said.
+
+        Raises StorageError where one is missing or differs.
+        """
+        segments = {run.file for run in message.runs if run.is_segment}
+        for number, file in enumerate(message.files):
+            if number in segments:
+                self._verify(file, ())
+            elif self._kept_size + file.size <= _KEPT_SIZE:
+                self._verify(file, None)
+            else:
+                runs = [(run.position, run.size) for run in message.runs if run.file == number]
+                self._verify(file, sorted(runs))
+
+    def _verify(self, file: StagedFile, runs: Sequence[tuple[int, int]] | None) -> None:
+        """Verify a file, and note the checksums of `runs`; None keeps it."""
+        path = self._root / file.name
+        try:
+            fd = files.open_to_read(path)
+        except FileNotFoundError:
+            raise StorageError(
+                f"{path}: the staged file is missing; is the log's directory shared by driver and "
+                "executors, and no other run of this writer was committed? run the batch again"
+            ) from None
+        try:
+            size = os.fstat(fd).st_size
+            if runs is None and size == file.size:
+                data = files.read_at(fd, size, 0)
+                crc = crc32c(data)
+                self._kept[file.name] = data
+                self._kept_size += size
+            else:
+                crc = self._checksum(fd, file.name, size, runs or ())
+        finally:
+            os.close(fd)
+        if (size, crc) != (file.size, file.crc):
+            raise StorageError(
+                f"{path}: the task staged {file.size} bytes with CRC-32C {file.crc:#010x}, found "
+                f"{size} bytes with {crc:#010x}; run the batch again"
+            )
+
+    def _checksum(self, fd: int, name: str, size: int, runs: Sequence[tuple[int, int]]) -> int:
+        """Return the checksum of a file, and note those of `runs`, from the same bytes."""
+        crc = position = 0
+        for start, length in [*runs, (size, 0)]:
+            run_crc, end = 0, min(start + length, size)
+            while position < end:
+                piece = files.read_at(fd, min(_PIECE_SIZE, end - position), position)
+                if not piece:
+                    return crc  # it was cut meanwhile
+                crc = crc32c(piece, crc)
+                run_crc = crc32c(memoryview(piece)[max(0, start - position) :], run_crc)
+                position += len(piece)
+            self._crcs[name, start, length] = run_crc
+        return crc
+
+    def pieces(self, message: StagedMessage, run: Run) -> Iterable[batch.Buffer]:
+        """Return the bytes of a run, in pieces of whole batches as far as there are any.
+
+        Iterated, it raises StorageError, after the last one, where they are not the bytes that were
+        verified.
+        """
+        name = message.files[run.file].name if run.file >= 0 else ""
+        kept = self._kept.get(name) if name else message.data
+        if kept is None:
+            return self._read(name, run)
+        return (memoryview(kept)[run.position : run.position + run.size],)
+
+    def _read(self, name: str, run: Run) -> Iterator[batch.Buffer]:
+        crc = 0
+        fd = files.open_to_read(self._root / name)
+        try:
+            for piece in _read_batches(fd, run.position, run.position + run.size):
+                crc = crc32c(piece, crc)
+                yield piece
+        finally:
+            os.close(fd)
+        if crc != self._crcs[name, run.position, run.size]:
+            raise StorageError(
+                f"{self._root / name}: the staged file has changed while it was committed; "
+                "run the batch again"
+            )
+
+
+def _read_batches(fd: int, position: int, end: int) -> Iterator[batch.Buffer]:
+    """Yield `[position, end)` of a file in pieces that end with a batch, the last one maybe not."""
+    size = _PIECE_SIZE
+    while position < end:
+        piece = files.read_at(fd, min(size, end - position), position)
+        whole = 0
+        for start, header in batch.iterate_headers(piece):
+            whole = start + header.size
+        is_last = position + len(piece) >= end or len(piece) < min(size, end - position)
+        if is_last:
+            yield piece
+            return
+        if whole == 0:  # a batch larger than a piece, or none at all
+            size *= 2
+            continue
+        yield memoryview(piece)[:whole]
+        position += whole
+        size = _PIECE_SIZE

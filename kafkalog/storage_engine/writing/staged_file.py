@@ -1,0 +1,171 @@
+"""One staged file: runs of finished batches, or one that becomes a segment, with its indexes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crc32c import crc32c
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.config import TopicConfig
+
+_JOINED_SIZE = 4 << 20
+"""Up to so many bytes it costs less to join parts than to write each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file the commit verifies: its name below the root, its size, its CRC-32C."""
+
+    name: str
+    size: int
+    crc: int
+
+
+@dataclass(slots=True)
+class RunPart:
+    """Finished batches of one log partition that follow each other in memory.
+
+    positions, counts: byte position in `data` and number of records of each batch
+    """
+
+    data: memoryview
+    positions: list[int]
+    counts: list[int]
+
+
+class PendingRun:
+    """Finished batches of one log partition, not yet written; base offsets count from 0."""
+
+    def __init__(self) -> None:
+        self.is_segment = False
+        """It goes into a file that becomes a segment."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the batches: they are written."""
+        self.parts: list[RunPart] = []
+        self.size = self.rows = 0
+
+    def add(self, part: RunPart, rows: int) -> None:
+        """Add batches whose base offsets count from 0, and let them follow those before."""
+        if self.rows:
+            next_offset = self.rows
+            for position, count in zip(part.positions, part.counts, strict=True):
+                layout.STAMP_OFFSET.pack_into(part.data, position, next_offset)
+                next_offset += count
+        self.parts.append(part)
+        self.size += len(part.data)
+        self.rows += rows
+
+
+class StagedFileWriter:
+    """Writes one staged file; a segment's has its indexes written beside it."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        """`name` is the file's path below the root, without its suffix."""
+        self._root = root
+        self._stem = name
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._fd = os.open(f"{root}/{name}{layout.STAGED}", flags, 0o644)
+        self.size = 0
+        self._crc = 0
+        self._config: TopicConfig | None = None
+        self._index = bytearray()
+        self._time_index = bytearray()
+        self._offset = 0
+        self._indexed_position = 0
+        self._largest = (layout.NO_TIMESTAMP, 0)
+        self._time_indexed = layout.NO_TIMESTAMP
+
+    def append(self, parts: Sequence[memoryview]) -> None:
+        """Write bytes at the end, many small parts at once."""
+        if not parts:
+            return
+        large = len(parts) == 1 or sum(map(len, parts)) > _JOINED_SIZE
+        for data in parts if large else (b"".join(parts),):
+            files.write_at(self._fd, data, self.size)
+            self._crc = crc32c(data, self._crc)
+            self.size += len(data)
+
+    def begin_segment(self, config: TopicConfig) -> None:
+        """Say that the file becomes a segment of a topic, and so wants indexes."""
+        self._config = config
+
+    def append_batches(self, part: RunPart, first: int) -> tuple[int, int]:
+        """Append batches from `first` on until the segment is full; return the next one, and rows.
+
+        A batch that alone is larger than a segment gets one of its own.
+        """
+        assert self._config is not None
+        last, rows = first, 0
+        ends = [*part.positions[1:], len(part.data)]
+        size = self.size
+        while last < len(part.positions):
+            position = part.positions[last]
+            batch_size = ends[last] - position
+            if size and size + batch_size > self._config.segment_bytes:
+                break
+            layout.STAMP_OFFSET.pack_into(part.data, position, self._offset)
+            self._offset += part.counts[last]
+            self._index_batch(size, parse_header(part.data, position).max_timestamp)
+            size += batch_size
+            rows += part.counts[last]
+            last += 1
+        if last > first:
+            self.append([part.data[part.positions[first] : ends[last - 1]]])
+        return last, rows
+
+    def _index_batch(self, position: int, timestamp: int) -> None:
+        assert self._config is not None
+        if timestamp > self._largest[0]:
+            self._largest = timestamp, self._offset - 1
+        if position - self._indexed_position > self._config.index_interval_bytes:
+            self._index += layout.OFFSET_INDEX_ENTRY.pack(self._offset - 1, position)
+            self._indexed_position = position
+            self._index_time()
+
+    def _index_time(self) -> None:
+        if self._largest[0] > self._time_indexed:
+            self._time_index += layout.TIME_INDEX_ENTRY.pack(*self._largest)
+            self._time_indexed = self._largest[0]
+
+    def finish(self) -> StagedFile:
+        """Sync and close; returns what the commit verifies.
+
+        Raises StorageError if a segment's file is gone: another attempt was committed meanwhile,
+        which removed it, and indexes written since would stay behind.
+        """
+        if self._config is not None:
+            self._index_time()
+            for suffix, data in (
+                (layout.STAGED_INDEX, self._index),
+                (layout.STAGED_TIME_INDEX, self._time_index),
+            ):
+                files.create(self._beside(suffix), data)
+            if not self._beside(layout.STAGED).exists():
+                raise StorageError(
+                    f"{self._beside(layout.STAGED)}: the staged file was removed while it was "
+                    "written; another attempt of this task, or run of this writer, was committed"
+                )
+        files.sync_file(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        return StagedFile(self._stem + layout.STAGED, self.size, self._crc)
+
+    def discard(self) -> None:
+        """Close and remove the file: its attempt has failed."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        for suffix in (layout.STAGED, layout.STAGED_INDEX, layout.STAGED_TIME_INDEX):
+            files.remove(self._beside(suffix))
+
+    def _beside(self, suffix: str) -> Path:
+        return self._root / (self._stem + suffix)

@@ -1,0 +1,173 @@
+"""What remains of a deleted topic: its directories, moved away at once and removed later.
+
+The journal record comes first: with it the topic is gone, and its id is remembered. Then each
+directory gets Kafka's name for a deleted one (`layout.deleted_directory`), so that a topic of the
+same name can be created; `file.delete.delay.ms` after the deletion they are removed, and the id is
+forgotten. A process may die anywhere: whoever opens the log for writing next, sweeps it, or creates
+a topic of that name, goes on. Of a directory that is a symbolic link only the link goes.
+
+A directory is moved under its cleaner lock, the commit lock and its segments lock: so no cleaning,
+commit or listing is under way in it. A running cleaning notices that its topic is gone and lets go.
+What has files open there reads on.
+
+Kafka: LogManager.asyncDelete, LogManager.deleteLogs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from kafkalog.errors import LockedByBrokerError, StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.state import DeletedTopic, State
+from kafkalog.storage_engine.writing.transaction import DeletionUnfinishedError
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
+
+__all__ = ["finish_deletions", "try_deletions", "with_directories_away"]
+
+_Result = TypeVar("_Result")
+_logger = logging.getLogger(__name__)
+
+
+def finish_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None) -> int:
+    """Move away the directories of deleted topics, and remove those whose time has come.
+
+    A directory that a cleaner works in stays for the next call, unless it is of topic `wait_for`;
+    so does one that does not say any more whose it is. Returns how many topics are gone for good.
+    Raises OSError, StorageError, LockedByBrokerError.
+    """
+    removed = []
+    for deleted in list(engine.state().deleting.values()):
+        is_moved = _move(engine, deleted, wait=deleted.name == wait_for)
+        if is_moved and now_ms >= deleted.remove_at_ms:
+            _remove(engine, deleted)
+            removed.append(deleted.topic_id)
+    if removed:
+        _forget(engine, removed, now_ms)
+    return len(removed)
+
+
+def try_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None) -> None:
+    """Do the same, where a failure only says that the next one has to go on."""
+    try:
+        finish_deletions(engine, now_ms=now_ms, wait_for=wait_for)
+    except (OSError, StorageError, LockedByBrokerError) as fault:
+        _logger.warning("%s: directories of deleted topics remain: %s", engine.root, fault)
+
+
+def _forget(engine: Engine, topic_ids: list[str], now_ms: int) -> None:
+    """Forget topics whose files are gone; all at once, and not before all are.
+
+    The root's checkpoints go first: what they have of such a topic would be taken for what they say
+    of a new one of its name.
+    """
+    with engine.transaction() as transaction:
+        left = [topic_id for topic_id in topic_ids if topic_id in transaction.state.deleting]
+        if not left:
+            return
+        if transaction.state.unsynced:
+            transaction.publish(now_ms)
+        checkpoints.write_root_checkpoints(engine.root, transaction.state)
+        for topic_id in left:
+            transaction.forget_deleted(topic_id)
+        transaction.publish(now_ms)
+
+
+def with_directories_away(engine: Engine, work: Callable[[], _Result], *, now_ms: int) -> _Result:
+    """Do work that creates topics; again, where a deleted topic's directories were in its way."""
+    while True:
+        try:
+            return work()
+        except DeletionUnfinishedError as fault:
+            finish_deletions(engine, now_ms=now_ms, wait_for=fault.topic)
+
+
+def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
+    """Rename the directories that still have their names; False when one has to stay for now."""
+    is_whole, is_moved = True, False
+    state = engine.state()
+    for number in range(deleted.partitions):
+        directory = engine.partition_directory(deleted.name, number)
+        try:
+            is_to_move = _is_of(directory, number, deleted, state)
+        except StorageError as fault:
+            _logger.warning("topic %r is not gone until this is mended: %s", deleted.name, fault)
+            is_whole = False
+            continue
+        if not is_to_move:
+            continue
+        target = engine.root / layout.deleted_directory(deleted.name, number, deleted.topic_id)
+        cleaner_lock = locks.FileLock(directory / layout.CLEANER_LOCK)
+        # Another process may be at the same, and have moved it while we waited.
+        with (
+            contextlib.suppress(FileNotFoundError),
+            cleaner_lock.exclusive(wait=wait) as is_held,
+        ):
+            if not is_held:
+                is_whole = False
+                continue
+            with engine.transaction() as transaction, locks.SegmentsLock(directory).exclusive():
+                if _is_of(directory, number, deleted, transaction.state):
+                    transaction.check_lock()
+                    files.rename(directory, target)
+                    is_moved = True
+    files.sync_directory(engine.root)
+    if is_moved:
+        _forget_cleaned(engine)
+    return is_whole
+
+
+def _forget_cleaned(engine: Engine) -> None:
+    """Take the topic out of the cleaner's checkpoint, which a full disk must not hold up."""
+    with engine.transaction() as transaction:
+        try:
+            checkpoints.write_cleaner_checkpoint(engine.root, transaction.state)
+        except OSError as fault:  # stale, but harmless: every later checkpoint leaves it out, too
+            _logger.warning("%s: the cleaner's checkpoint was not written: %s", engine.root, fault)
+
+
+def _is_of(directory: Path, number: int, deleted: DeletedTopic, state: State) -> bool:
+    """Tell whether a directory is the deleted topic's, and not of a new one of its name.
+
+    Raises StorageError where it does not say so any more.
+    """
+    new = state.topics.get(deleted.name)
+    if (new is not None and number < len(new.partitions)) or not directory.is_dir():
+        return False
+    topic_id = checkpoints.read_topic_id(directory)
+    if topic_id is None and _holds_records(directory):
+        raise StorageError(
+            f"{directory / layout.PARTITION_METADATA}: expected the id of a topic, found none; put "
+            "the file back from a copy, or move the directory away"
+        )
+    return topic_id == deleted.topic_id
+
+
+def _holds_records(directory: Path) -> bool:
+    """Tell whether a directory without an id is more than what is left of a creation.
+
+    Of that the next creation of the topic takes care.
+    """
+    with contextlib.suppress(FileNotFoundError):  # another process has moved it
+        logs = [name for name in os.listdir(directory) if name.endswith(layout.LOG)]
+        is_recorded = not (directory / layout.UNRECORDED).exists()
+        return is_recorded and any((directory / name).stat().st_size for name in logs)
+    return False
+
+
+def _remove(engine: Engine, deleted: DeletedTopic) -> None:
+    with locks.RootLock(engine.root).shared():
+        for number in range(deleted.partitions):
+            name = layout.deleted_directory(deleted.name, number, deleted.topic_id)
+            with contextlib.suppress(FileNotFoundError):  # another process is at the same
+                files.remove_directory(engine.root / name)
+        files.sync_directory(engine.root)

@@ -1,0 +1,392 @@
+"""One holder's turn at a log: the settled state, what it appends, and the record that commits it.
+
+Order of things: the root lock shared and the commit lock (both taken by `Engine.transaction`), the
+journal settled, then any number of changes, then `publish`: sync every touched file, write the
+record, move `published_end`. An exception before `publish` undoes everything.
+
+Where the holder before died, or failed, what it has left is made durable before anything is built
+upon it: it may have cut what a third one had left, and a power cut bring that back, now among
+committed records.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import errno
+import functools
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kafkalog.errors import CommitInDoubtError, InvalidInputError, StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs.descriptor_limit import descriptor_limit, raise_descriptor_limit
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.state import Change, DeletedTopic, State, TopicState
+from kafkalog.storage_engine.segment import partition_directory
+from kafkalog.storage_engine.writing import partition
+
+_logger = logging.getLogger(__name__)
+_FILES_EACH = 3
+"""Open files of a partition that is appended to: the log and two indexes."""
+
+
+class DeletionUnfinishedError(StorageError):
+    """The directories of a deleted topic stand where those of a new one of its name belong.
+
+    To move them takes their cleaner locks, which nobody waits for under the commit lock.
+    """
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r}: its deletion is not finished; create it again")
+        self.topic = topic
+
+
+class Transaction:
+    """Changes to a log under the commit lock; `state` is settled, and includes what was published.
+
+    Used by commits and by the cleaner; may publish more than once.
+    """
+
+    def __init__(
+        self, root: Path, journal: Journal, state: State, check_lock: Callable[[], None]
+    ) -> None:
+        self.state = state
+        self._root = root
+        self._journal = journal
+        self.check_lock = check_lock
+        """Raises LockedByBrokerError when the root lock has been taken from under this holder."""
+        self._change = Change()
+        self._created: dict[str, TopicState] = {}
+        self._appenders: dict[tuple[str, int], partition.Appender] = {}
+        self._open: set[tuple[str, int]] = set()
+        """Partitions whose appenders have their files open; the others closed them on the way."""
+        self._touched: set[str] = set()
+        self._needs_sync = False
+        self._may_work = False
+        """Whether files may be changed, and synced: see `_begin_work`."""
+        self._uncertain: dict[tuple[str, int], OSError] = {}
+        """Partitions of which what an earlier holder has left could not be made durable, and why.
+
+        A fault of one is none of the others, as long as nothing there waits for a sync of its own.
+        """
+
+    def topic(self, name: str) -> TopicState:
+        """Return a topic, also one created in this transaction."""
+        return self._created.get(name) or self.state.topic(name)
+
+    def create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> TopicState:
+        """Create a topic and its directories; it exists once published."""
+        fault = layout.topic_name_fault(name)
+        if fault:
+            raise InvalidInputError(fault)
+        if name in layout.INTERNAL_TOPICS:
+            raise InvalidInputError(f"topic {name!r} belongs to Kafka itself and is only read")
+        if name in self.state.topics or name in self._created:
+            raise InvalidInputError(f"topic {name!r} exists already")
+        if not 1 <= partitions <= layout.PARTITIONS_MAX:
+            raise InvalidInputError(
+                f"topic {name!r}: expected 1 to {layout.PARTITIONS_MAX} partitions, "
+                f"found {partitions}"
+            )
+        TopicConfig.parse(config)
+        self._refuse_remains(name, partitions)
+        topic_id = new_topic_id()
+        for number in range(partitions):
+            directory = self._root / layout.partition_directory(name, number)
+            partition_directory.create_partition(directory, topic_id)
+        files.sync_directory(self._root)
+        self._change.topic(name, topic_id, partitions, config)
+        state = State().apply(1, self._change.record(0)).topics[name]
+        self._created[name] = state
+        return state
+
+    def _refuse_remains(self, name: str, partitions: int) -> None:
+        for deleted in self.state.deleting.values():
+            for number in range(min(partitions, deleted.partitions) if deleted.name == name else 0):
+                directory = self._root / layout.partition_directory(name, number)
+                if checkpoints.read_topic_id(directory) == deleted.topic_id:
+                    raise DeletionUnfinishedError(name)
+
+    def delete_topic(self, name: str, now_ms: int) -> None:
+        """Delete a topic; once published it is gone, and its directories are to be moved away."""
+        topic = self.state.topic(name)
+        remove_at_ms = now_ms + TopicConfig.parse(topic.config).file_delete_delay_ms
+        count = len(topic.partitions)
+        remove_at_ms = min(remove_at_ms, layout.INT64_MAX)
+        self._change.deleted(DeletedTopic(name, topic.topic_id, count, remove_at_ms))
+        for writer in self.state.writers:
+            if writer.rpartition(" ")[2] == name:  # what it wrote is gone with the topic
+                self._change.writers[writer] = None
+
+    def forget_deleted(self, topic_id: str) -> None:
+        """Say that the directories of a deleted topic are removed."""
+        self._change.forget(topic_id)
+
+    def alter_topic(self, name: str, config: Mapping[str, str]) -> None:
+        """Replace a topic's config overrides."""
+        topic = self.topic(name)
+        TopicConfig.parse(config)
+        self._change.topic(name, topic.topic_id, len(topic.partitions), config, topic.absent)
+
+    def check_is_here(self, topic: str, number: int) -> None:
+        """Raise InvalidInputError for a partition that another broker has."""
+        self.topic(topic).check_is_here(number)
+
+    def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
+        """Return the appender of a partition, cut to its recorded state at the first call."""
+        key = topic, number
+        if key not in self._open:
+            if _FILES_EACH * len(self._open) >= descriptor_limit() // 2:
+                self._close_opened()  # half of what the process may have open is left to the rest
+            try:
+                self._appenders[key] = self._opened(topic, number, now_ms)
+            except OSError as fault:
+                if fault.errno != errno.EMFILE:
+                    raise
+                if not self._close_opened() and not raise_descriptor_limit():
+                    raise
+                self._appenders[key] = self._opened(topic, number, now_ms)
+            self._open.add(key)
+        return self._appenders[key]
+
+    def _opened(self, topic: str, number: int, now_ms: int) -> partition.Appender:
+        appender = self._appenders.get((topic, number))
+        if appender is None:
+            known = self.topic(topic)
+            self.check_is_here(topic, number)
+            self._begin_work()
+            if (topic, number) in self._uncertain:
+                raise self._uncertain[topic, number]
+            return partition.Appender(
+                self._root / layout.partition_directory(topic, number),
+                known.topic_id,
+                known.partitions[number],
+                TopicConfig.parse(known.config),
+                now_ms,
+            )
+        try:
+            appender.active.reopen()
+        except OSError:
+            appender.active.close()
+            raise
+        return appender
+
+    def _close_opened(self) -> bool:
+        """Sync and close what was appended to; False where nothing is open.
+
+        So a commit of any number of partitions leaves the limit of open files, which is the whole
+        process's, as it is: it is raised only where not even one partition can be opened.
+        """
+        opened = [self._appenders[key] for key in self._open]
+        files.all_at_once([appender.sync for appender in opened])
+        for appender in opened:
+            appender.close()
+        self._open.clear()
+        return bool(opened)
+
+    def roll(self, topic: str, number: int, now_ms: int) -> None:
+        """Close a partition's active segment and begin a new one at the log end."""
+        self.appender(topic, number, now_ms).roll()
+
+    def undo(self, topic: str, number: int, now_ms: int) -> None:
+        """Cut off what was appended to a partition; left alone, the next holder would do it."""
+        appender = self._appenders.pop((topic, number), None)
+        self._open.discard((topic, number))
+        if appender is not None:
+            appender.close()
+            self.appender(topic, number, now_ms)
+
+    def sync_on_publish(self) -> None:
+        """Let the next `publish` be durable, whatever `flush.messages` and `flush.ms` say.
+
+        So what the published state names outside of the logs, such as a producer snapshot, is what
+        the last durable state names too.
+        """
+        self._needs_sync = True
+
+    def change_partition(self, topic: str, number: int, **fields: int) -> None:
+        """Set fields of a partition's state (`first_dirty_offset`, `cleaning_offset`, ...).
+
+        Synced when published, also where commits are not: files are replaced or removed on it.
+        """
+        self._needs_sync = True
+        appender = self._appenders.get((topic, number))
+        if appender is not None:
+            appender.state = dataclasses.replace(appender.state, **fields)
+            return
+        state = dataclasses.replace(self.topic(topic).partitions[number], **fields)
+        self._change.partition(topic, number, state)
+
+    def raise_log_start(self, topic: str, number: int, offset: int) -> None:
+        """Let a partition begin at `offset`; nothing below it is dirty, or stable, any more."""
+        state = self.topic(topic).partitions[number]
+        self.change_partition(
+            topic,
+            number,
+            log_start_offset=offset,
+            first_dirty_offset=max(state.first_dirty_offset, offset),
+            last_stable_offset=max(state.last_stable_offset, offset),
+        )
+
+    def record_writer(self, name: str, batch_id: int, rows: int, time_ms: int) -> None:
+        """Remember a writer's last batch, as the latest of all, though the clock has gone back."""
+        known = (entry.time_ms for entry in self.state.writers.values())
+        latest_ms = max(time_ms, self.state.time_ms, *known)
+        self._change.writers[name] = [batch_id, rows, latest_ms]
+
+    def forget_writer(self, name: str) -> None:
+        """Forget a writer's last batch."""
+        self._change.writers[name] = None
+
+    def publish(self, now_ms: int, *, rows: int = 0) -> State:
+        """Make the changes durable and visible; the commit point lies in here.
+
+        Raises CommitInDoubtError when the record was written and its sync failed: then nothing may
+        be undone.
+        """
+        self._begin_work()
+        for (topic, number), appender in self._appenders.items():
+            if appender.state != self.topic(topic).partitions[number]:
+                self._change.partition(topic, number, appender.state)
+                self._touched.add(topic)
+        change = self._change.record(now_ms)
+        change["rows"] = rows
+        sync = self._needs_sync or self._must_sync(change, rows, now_ms)
+        if sync:
+            self._sync()
+        self.check_lock()
+        self.state = self._journal.append(change, sync=sync, ends_work=not self._uncertain)
+        self._let_go()
+        for created in self._created.values():
+            for number in range(len(created.partitions)):
+                name = layout.partition_directory(created.name, number)
+                partition_directory.note_recorded(self._root / name)
+        self._change = Change()
+        self._created.clear()
+        self._touched.clear()
+        self._needs_sync = self._may_work = False
+        return self.state
+
+    def _must_sync(self, change: Mapping[str, Any], rows: int, now_ms: int) -> bool:
+        """Decide by `flush.messages` and `flush.ms` of the touched topics; unset means now.
+
+        By `flush.ms` also of topics that wait for their sync; of a clock that went back as well.
+        """
+        configs = [TopicConfig.parse(self.topic(name).config) for name in self._touched]
+        only_rows = set(change) <= {"time_ms", "rows", "partitions", "writers"}
+        if not configs or not only_rows or not all(config.is_relaxed for config in configs):
+            return True
+        waiting = {name for name, _ in self.state.unsynced} - self._touched
+        all_flush_ms = [config.flush_ms for config in configs]
+        all_flush_ms += [TopicConfig.parse(self.topic(name).config).flush_ms for name in waiting]
+        return (
+            self.state.unsynced_rows + rows >= min(config.flush_messages for config in configs)
+            or abs(now_ms - self.state.synced_ms) >= min(all_flush_ms)
+            or self._journal.is_full(change)
+        )
+
+    def _sync(self) -> None:
+        for key in self.state.unsynced:
+            if key in self._uncertain:  # a sync that comes after a failed one proves nothing
+                raise self._uncertain[key]
+        files.all_at_once([appender.sync for appender in self._appenders.values()])
+        for directory, start, _ in self._unsynced():
+            partition_directory.sync_segments(directory, start)
+
+    def _begin_work(self) -> None:
+        """Before files are changed or synced, and a record says so: mend what others have left.
+
+        Of a failed sync of relaxed commits the pages only pretend to be clean: the next one would
+        write nothing, and succeed. And nobody knows what a holder that died had cut: the next one
+        finds nothing to cut there, and syncs nothing.
+        """
+        if self._may_work:
+            return
+        if self.state.unsynced and not self._journal.begin_syncs():
+            self._write_unsynced_again()
+        if not self._journal.begin_work():
+            files.all_at_once(
+                [
+                    functools.partial(self._sync_cut, topic.name, number, state.active_base)
+                    for topic in self.state.topics.values()
+                    for number, state in topic.present()
+                ]
+            )
+        self._may_work = True
+
+    def _sync_cut(self, topic: str, number: int, active_base: int) -> None:
+        try:
+            directory = self._root / layout.partition_directory(topic, number)
+            partition_directory.sync_cut(directory, active_base)
+        except OSError as fault:
+            if fault.errno == errno.EMFILE:  # no fault of this partition: see `appender`
+                raise
+            self._uncertain[topic, number] = fault
+
+    def close(self) -> None:
+        """Close the partitions' files; what was not published stays for the next holder to cut."""
+        for appender in self._appenders.values():
+            appender.close()
+        self._appenders.clear()
+        self._open.clear()
+
+    def _let_go(self) -> None:
+        """Close the files of what was published: whatever happens now, nothing of it is undone."""
+        published, self._appenders = self._appenders, {}
+        self._open.clear()
+        for appender in published.values():
+            try:
+                appender.close()
+            except OSError:
+                _logger.exception("%s: a file could not be closed", appender.directory)
+
+    def abandon(self, fault: BaseException) -> None:
+        """Undo what was not published, unless that is in doubt; a second failure is only logged.
+
+        What relaxed commits have published is not undone. It is written again at once, while the
+        pages are in memory; if not, then before the next sync.
+        """
+        in_doubt = isinstance(fault, CommitInDoubtError)
+        for appender in self._appenders.values():
+            try:
+                if in_doubt or not isinstance(fault, OSError):
+                    appender.close()  # the next holder cuts
+                else:
+                    appender.abandon()
+            except OSError:
+                _logger.exception("%s: could not be cut; the next commit will", appender.directory)
+        self._appenders.clear()
+        self._open.clear()
+        if isinstance(fault, OSError):
+            try:
+                self._write_unsynced_again()
+            except OSError:
+                _logger.exception("%s: relaxed commits are not written again yet", self._root)
+
+    def _write_unsynced_again(self) -> None:
+        for directory, start, end in self._unsynced():
+            partition_directory.write_again(directory, start, end)
+
+    def _unsynced(
+        self,
+    ) -> Iterator[tuple[Path, partition_directory.Place, partition_directory.Place]]:
+        """Yield the directories that relaxed commits wrote to, from where, and to where."""
+        for (topic, number), start in self.state.unsynced.items():
+            directory = self._root / layout.partition_directory(topic, number)
+            state = self.state.topic(topic).partitions[number]
+            yield directory, start, (state.active_base, state.active_size)
+
+
+def new_topic_id() -> str:
+    """Draw a topic id as Kafka writes it: 22 characters, never beginning with `-`."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        if not text.startswith("-"):
+            return text

@@ -1,0 +1,57 @@
+"""What is remembered of writers, and how one is forgotten.
+
+The journal keeps the last batch of each writer, by which a batch that comes again is known. A
+writer that is forgotten begins anew: whatever batch it brings next is appended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.metadata.state import State, WriterState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kafkalog.storage_engine.engine import Engine
+
+__all__ = ["forget_writer", "writers"]
+
+_NAMED: Final = 20
+"""Writers that an error names."""
+
+
+def writers(
+    state: State, writer_id: str | None = None, target: str | None = None
+) -> dict[tuple[str, str], WriterState]:
+    """Return the last batches by (id, target); of one id, or of one target, where it is given."""
+    found = {}
+    for name, last in sorted(state.writers.items()):
+        known_id, _, known_target = name.rpartition(" ")
+        if writer_id in (None, known_id) and target in (None, known_target):
+            found[known_id, known_target] = last
+    return found
+
+
+def forget_writer(
+    engine: Engine, writer_id: str, target: str | None = None, *, now_ms: int
+) -> Mapping[tuple[str, str], WriterState]:
+    """Forget the last batches of a writer, in one commit; returns them by (id, target).
+
+    `target` is a topic, or `*`; None means all that it writes to. Raises InvalidInputError, which
+    names the writers there are, where there is no such one.
+    """
+    with engine.transaction() as transaction:
+        found = writers(transaction.state, writer_id, target)
+        if not found:
+            known = [f"{one[0]} (topic {one[1]})" for one in writers(transaction.state)]
+            more = f" and {len(known) - _NAMED} others" if len(known) > _NAMED else ""
+            raise InvalidInputError(
+                f"writer {writer_id!r}{f' to topic {target!r}' if target else ''} is not "
+                f"remembered; known: {', '.join(known[:_NAMED]) or 'none'}{more}"
+            )
+        for known_id, known_target in found:
+            transaction.forget_writer(f"{known_id} {known_target}")
+        transaction.publish(now_ms)
+        return found

@@ -79,16 +79,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as scratch:
         root = Path(scratch, "log")
-        newest = fill(root, keys)
+        latest = fill(root, keys)
         peer: Cleaning | None = None
         if options.quick or options.bounded:
             shutil.copytree(root, Path(scratch, "copy"))
             peer, _ = cleaned(Path(scratch, "copy"), budget, "--bounded")
-            compare_with(newest, Path(scratch, "copy"))
+            compare_with(latest, Path(scratch, "copy"))
             shutil.rmtree(Path(scratch, "copy"))
         before = disk_usage(root)
         cleaning, most = cleaned(root, budget)
-        compare_with(newest, root)
+        compare_with(latest, root)
         disk = before, most, disk_usage(root)
         show(keys, budget, (cleaning, peer), disk, as_json=options.json)
 
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def fill(root: Path, keys: int) -> Int64s:
     """Write the log; returns the last offset of each key (n)."""
     rng = np.random.default_rng(1)
-    newest = np.full(keys, -1, dtype=np.int64)
+    latest = np.full(keys, -1, dtype=np.int64)
     clean = rng.permutation(keys)[: keys // 10]
     twice = rng.permutation(keys)[: keys // 10]
     dirty = rng.permutation(np.concatenate([np.arange(keys), twice]))
@@ -108,11 +108,11 @@ def fill(root: Path, keys: int) -> Int64s:
             for first in range(0, len(numbers), APPENDED):
                 part = numbers[first : first + APPENDED]
                 log.append(TOPIC, table(part), now_ms=NOW_MS)
-                np.maximum.at(newest, part, np.arange(end, end + len(part)))
+                np.maximum.at(latest, part, np.arange(end, end + len(part)))
                 end += len(part)
             if numbers is clean:
                 log.clean(TOPIC, force=True, now_ms=NOW_MS)
-    return newest
+    return latest
 
 
 def table(numbers: Int64s) -> pa.Table:
@@ -192,16 +192,16 @@ def disk_usage(root: Path) -> int:
     return total
 
 
-def compare_with(newest: Int64s, root: Path) -> None:
+def compare_with(latest: Int64s, root: Path) -> None:
     """End the program if the log does not hold the last record of each key and nothing else."""
-    expected = np.sort(newest[newest >= 0])
+    expected = np.sort(latest[latest >= 0])
     place = 0
     with kafkalog.open(root, read_only=True) as log:
         for rows in log.read(TOPIC, 0):
             offsets = np.asarray(rows["offset"])
             keys = np.frombuffer(b"".join(rows["key"].to_pylist()), dtype="<i8")
             same = np.array_equal(offsets, expected[place : place + len(offsets)])
-            if not same or not np.array_equal(newest[keys], offsets):
+            if not same or not np.array_equal(latest[keys], offsets):
                 raise SystemExit(f"other records than expected behind offset {offsets[0]}")
             place += len(offsets)
     if place != len(expected):

@@ -92,13 +92,13 @@ class Log:
         self._dice = np.random.default_rng(1)
         segment = {"segment.bytes": str(8 << 20), "file.delete.delay.ms": "0"}
         numbers = self._dice.permutation(keys)
-        self._newest = np.argsort(numbers)
+        self._latest = np.argsort(numbers)
         self._end = overwritten.build(root, numbers, segment)
         self._clean()
 
     def round(self, count: int) -> None:
         """Write `count` records of the hot keys and clean."""
-        numbers = self._dice.integers(0, len(self._newest) // HOT, count)
+        numbers = self._dice.integers(0, len(self._latest) // HOT, count)
         with Engine(self._root) as engine:
             before = self.clean_bytes()
             overwritten.append(engine, numbers)
@@ -112,7 +112,7 @@ class Log:
         self.mib = max(self.mib, cleaning.mib)
 
     def _remember(self, numbers: Int64s) -> None:
-        np.maximum.at(self._newest, numbers, np.arange(self._end, self._end + len(numbers)))
+        np.maximum.at(self._latest, numbers, np.arange(self._end, self._end + len(numbers)))
         self._end += len(numbers)
 
     def clean_bytes(self) -> int:
@@ -126,10 +126,10 @@ class Log:
             for rows in log.read(TOPIC, 0):
                 offsets = np.asarray(rows["offset"])
                 numbers = np.array(rows["key"].to_pylist()).astype(np.int64)
-                if not np.array_equal(self._newest[numbers], offsets):
+                if not np.array_equal(self._latest[numbers], offsets):
                     raise SystemExit(f"older records are left from offset {offsets[0]:,} on")
                 left.append(offsets)
-        if not np.array_equal(np.concatenate(left), np.sort(self._newest)):
+        if not np.array_equal(np.concatenate(left), np.sort(self._latest)):
             raise SystemExit("other records than the last of each key are left")
 
     def _clean(self) -> Cleaning:

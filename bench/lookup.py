@@ -150,7 +150,7 @@ def asked(
             for process, side in in_turn(turn, sides):
                 answer = process.ask(keys)
                 if answer.values != [written.get(key) for key in keys]:
-                    raise SystemExit("a lookup has found another value than the newest")
+                    raise SystemExit("a lookup has found another value than the latest")
                 side.ms += answer.ms
                 side.mib = answer.mib
     return [side for _, side in sides]
@@ -184,8 +184,8 @@ def copy(root: Path, path: Path) -> None:
     with sqlite3.connect(path) as database, kafkalog.open(root, read_only=True) as log:
         database.execute(f"PRAGMA cache_size = {-(2 << 20)}")
         database.execute("CREATE TABLE t (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID")
-        for newest in log.latest(TOPIC):
-            rows = newest.sort_by("key")  # in pieces that are in order it goes faster
+        for latest in log.latest(TOPIC):
+            rows = latest.sort_by("key")  # in pieces that are in order it goes faster
             pairs = zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)
             database.executemany("INSERT INTO t VALUES (?, ?)", pairs)
 

@@ -6,7 +6,7 @@
 A compacted topic of four partitions holds `--keys` JSON documents (1,000,000; 20,000 with --quick).
 A KTableView makes a table of them in a new SQLite file, or in the PostgreSQL database that is
 given; the figure is rows per second, from `start` until the table holds them, with Spark's session
-already there. The peer is the least that could do the same for SQLite: one process reads the newest
+already there. The peer is the least that could do the same for SQLite: one process reads the latest
 records, without Spark, and writes them in one transaction. They take turns, and the first round is
 not counted; PostgreSQL has one round, and no peer.
 

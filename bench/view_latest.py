@@ -1,4 +1,4 @@
-"""The newest record of each key in Spark, beside what one writes without `view=latest`.
+"""The latest record of each key in Spark, beside what one writes without `view=latest`.
 
     python -m bench.view_latest [--json] [--quick] [--path DIR] [--rounds N] [--records N]
 
@@ -158,7 +158,7 @@ def make_ways(
     ways = {
         "ours": ours.option("view", "latest").load(),
         "changelog": windowed(changelog),
-        "max_by": changelog.groupBy("key").agg(newest()),
+        "max_by": changelog.groupBy("key").agg(latest()),
     }
     if broker is not None:
         address = {"kafka.bootstrap.servers": broker.bootstrap, "startingOffsets": "earliest"}
@@ -168,7 +168,7 @@ def make_ways(
     return ways
 
 
-def newest() -> Column:
+def latest() -> Column:
     """Return the value of the highest offset, as a column of an aggregate."""
     from pyspark.sql import functions
 
@@ -176,7 +176,7 @@ def newest() -> Column:
 
 
 def windowed(frame: DataFrame) -> DataFrame:
-    """Return the newest record of each key by a window."""
+    """Return the latest record of each key by a window."""
     return frame.selectExpr("key", "value", WINDOW).where("place = 1 AND value IS NOT NULL")
 
 

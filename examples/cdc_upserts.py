@@ -4,7 +4,7 @@
 
 An event says what a row was (`before`), what it is (`after`) and what has happened to it (`op`): it
 was created (c), updated (u), deleted (d), or read by a snapshot (r). Its key is the primary key. A
-query turns events into the newest state of each row: an upsert, or a tombstone. A view follows that
+query turns events into the latest state of each row: an upsert, or a tombstone. A view follows that
 topic into SQLite; it could as well be PostgreSQL or a Delta table.
 
 Nothing is shuffled between the two topics, so the events of a key keep their order.

@@ -1,7 +1,7 @@
 """A git repository's history as a stream of changes, and its last tree as a table.
 
 Walking the first-parent history from its root, every commit changes some paths. A `Change` with an
-`Entry` is an upsert, one without is a delete, so the newest change of every path is what
+`Entry` is an upsert, one without is a delete, so the latest change of every path is what
 `git ls-tree -r HEAD` shows: git itself can tell whether a changelog was followed rightly.
 
 - A merge is compared with its first parent, the root of the history with the empty tree; where a

@@ -8,7 +8,7 @@
    mode, blob, commit and author time, null for a deleted path. While it runs, the background
    cleaner removes what newer commits have replaced.
 3. The stream runs in stages. Between two of them other producers write to the topic in
-   transactions: committed ones repeat the newest values, aborted ones are wrong, and must not show.
+   transactions: committed ones repeat the latest values, aborted ones are wrong, and must not show.
 4. At the same time a second query reads the topic back, and `foreachBatch(SQLiteUpsert(...))`
    follows it into a database.
 5. Both that table and the batch read `view=latest` are compared with `git ls-tree -r HEAD`. The
@@ -350,7 +350,7 @@ def dirty_ratio(status: list[PartitionStatus]) -> float:
 
 
 def read_view(spark: SparkSession, log_path: Path) -> dict[bytes, Entry]:
-    """Return the newest value of every key, as Spark's batch read `view=latest` gives it."""
+    """Return the latest value of every key, as Spark's batch read `view=latest` gives it."""
     rows = (
         spark.read.format("kafkalog")
         .option("path", str(log_path))

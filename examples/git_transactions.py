@@ -1,7 +1,7 @@
 """Transactions in between: other producers of the topic, some of whom lie and take it back.
 
 Between two runs of the stream two producers write batches as a broker would have stored them. One
-writes the newest values of paths once more, and commits. The other one writes values that are wrong
+writes the latest values of paths once more, and commits. The other one writes values that are wrong
 (another blob, a deletion, a path that never was), and aborts: in some partitions at once, in others
 only after the next micro-batches. Nobody may ever see what it wrote.
 """
@@ -48,7 +48,7 @@ class Transactions:
         Nobody else may write meanwhile, or what is repeated would be older than what it follows.
         """
         self._abort()
-        for partition, rows in self._newest().items():
+        for partition, rows in self._latest().items():
             lies: list[Row] = [
                 (key, None if number % 3 == 0 else WRONG) for number, (key, _) in enumerate(rows)
             ]
@@ -62,7 +62,7 @@ class Transactions:
         """Return the counts, for the report."""
         return {**self.ended, "offsets": self.offsets}
 
-    def _newest(self) -> dict[int, list[Row]]:
+    def _latest(self) -> dict[int, list[Row]]:
         found: dict[int, list[Row]] = {}
         for batch in self._log.latest(self._topic):
             columns = (batch[name].to_pylist() for name in ("partition", "key", "value"))

@@ -28,18 +28,18 @@ def run(spark: SparkSession, path: Path) -> list[str]:
 
 
 def create_views(spark: SparkSession, log_path: Path) -> None:
-    """Make two temporary views: the topic's newest records, and them with columns of their own.
+    """Make two temporary views: the topic's latest records, and them with columns of their own.
 
     `CREATE TABLE` would not do: Spark forgets the options of such a table when it is queried.
     """
     spark.sql(
-        "CREATE OR REPLACE TEMPORARY VIEW newest USING kafkalog "
+        "CREATE OR REPLACE TEMPORARY VIEW latest USING kafkalog "
         f"OPTIONS (path '{log_path}', subscribe '{CUSTOMERS}', view 'latest')"
     )
     spark.sql(
         "CREATE OR REPLACE TEMPORARY VIEW customers AS "
         "SELECT string(key) AS name, row.city FROM "
-        f"(SELECT key, from_json(string(value), '{CUSTOMER_FIELDS}') AS row FROM newest)"
+        f"(SELECT key, from_json(string(value), '{CUSTOMER_FIELDS}') AS row FROM latest)"
     )
 
 

@@ -83,11 +83,11 @@ class KafkaLog(Engine):
         budget_bytes: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the newest record of every key, tombstones left out, partition by partition.
+        """Yield the latest record of every key, tombstones left out, partition by partition.
 
         `partition` names one, and `progress` is told how much of each is done, and of how much.
         """
-        from kafkalog.cleaner.key_index import survivors
+        from kafkalog.cleaner.key_index import latest_view
         from kafkalog.schema import changelog_schema
 
         schema = changelog_schema(include_headers=include_headers)
@@ -96,14 +96,14 @@ class KafkaLog(Engine):
         for number in present if partition is None else [partition]:
             with self.view(topic, number, whole=True) as view:
                 end = view.state.high_watermark
-                yield from survivors.latest(
+                yield from latest_view.latest(
                     view, end, budget_bytes=budget, schema=schema, progress=progress
                 )
 
     def lookup(
         self, topic: str, key: bytes | str, *, partition: int | None = None
     ) -> Record | None:
-        """Return the newest record of a key; None where there is none, or it is a tombstone.
+        """Return the latest record of a key; None where there is none, or it is a tombstone.
 
         Cleaned segments are asked through their key indexes, the others are scanned. The key (text
         is UTF-8) is looked for where Kafka's default partitioner sends it, or in `partition`. For

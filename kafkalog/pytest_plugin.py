@@ -62,7 +62,7 @@ class Topic:
         ]
 
     def table(self) -> dict[bytes, bytes]:
-        """Return the newest value of each key, without deleted ones: what `view=latest` shows."""
+        """Return the latest value of each key, without deleted ones: what `view=latest` shows."""
         return {
             row["key"]: row["value"]
             for batch in self.log.latest(self.name)

@@ -27,10 +27,10 @@ from tests.postgres_server import postgres, postgres_server  # noqa: E402, F401 
 def pytest_configure() -> None:
     """Refuse to test compiled kernels of other sources than these."""
     sheets = (ROOT / "kafkalog").rglob("*.pxd")
-    newest = max(path.stat().st_mtime for path in sheets if path.stem != "kernels")
+    latest = max(path.stat().st_mtime for path in sheets if path.stem != "kernels")
     for library in (ROOT / "kafkalog").rglob("kernels.*.so"):
         own = [path.stat().st_mtime for path in library.parent.glob("kernels.p*")]
-        if library.stat().st_mtime < max(newest, *own):
+        if library.stat().st_mtime < max(latest, *own):
             raise pytest.UsageError(f"{library}: older than its sources. Run `make setup`.")
 
 

@@ -43,7 +43,7 @@ os.execv(sys.argv[4], sys.argv[4:])
 
 @cache
 def _programs() -> Path | None:
-    """Return the directory of the newest installed server's programs."""
+    """Return the directory of the latest installed server's programs."""
     found = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"),
         key=lambda path: [int(part) for part in path.parts[4].split(".") if part.isdigit()],

@@ -21,7 +21,7 @@ import kafkalog
 
 ROOT = Path(__file__).resolve().parent.parent
 SPARK = "pyspark==4.2.*"
-"""What the extra `spark` is tried with; the other tests have the newest."""
+"""What the extra `spark` is tried with; the other tests have the latest_records."""
 
 FINDS_THE_FORMAT = """
 import sys

@@ -4,7 +4,7 @@ Kafka: org.apache.kafka.storage.internals.log, classes Cleaner, LogCleaner and L
 """
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.key_index.survivors import latest
+from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.pause import abort_and_pause

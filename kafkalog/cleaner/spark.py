@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.schedule.choice import choose
 from kafkalog.cleaner.schedule.manager import clean as clean_here
 from kafkalog.cleaner.schedule.manager import retain
+from kafkalog.cleaner.schedule.scheduler import choose
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine

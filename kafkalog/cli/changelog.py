@@ -83,8 +83,8 @@ class Changelog:
         starts, ends = self.beginnings(state), self.ends(state)
         return {number: (starts[number], ends[number]) for number in self.partitions}
 
-    def newest(self, number: int, key: bytes) -> Iterator[pa.RecordBatch]:
-        """Yield the newest record of a key in a partition, if there is one and no tombstone."""
+    def latest(self, number: int, key: bytes) -> Iterator[pa.RecordBatch]:
+        """Yield the latest record of a key in a partition, if there is one and no tombstone."""
         while True:
             found = self.log.lookup(self.topic, key, partition=number)
             if found is None:

@@ -7,7 +7,7 @@ the whole changelog of one key.
 --follow goes on with what is committed later, until Ctrl-C. As kafka-console-consumer does, it
 begins at the end, unless --from-beginning, --from-time or --start says otherwise.
 
---latest prints what each key has now: its newest record, tombstones left out. With --key this is
+--latest prints what each key has now: its latest record, tombstones left out. With --key this is
 a look-up, which reads little of a cleaned log.
 
 A record is a line of partition, offset, time, key and value, for people: tabs and newlines in them
@@ -81,7 +81,7 @@ def command(
     ] = False,
     key: Annotated[str | None, typer.Option(metavar="KEY", help="Records with it alone.")] = None,
     latest: Annotated[
-        bool, typer.Option("--latest", help="The newest record of each key, no tombstones.")
+        bool, typer.Option("--latest", help="The latest record of each key, no tombstones.")
     ] = False,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Stop after so many records.")
@@ -165,10 +165,10 @@ def _followed(
 
 
 def _latest(changelog: Changelog, bar: contextlib.ExitStack) -> Iterator[pa.RecordBatch]:
-    """Yield the newest record of each key, or of one."""
+    """Yield the latest record of each key, or of one."""
     if changelog.key is not None:
         for number in changelog.partitions:
-            yield from changelog.newest(number, changelog.key)
+            yield from changelog.latest(number, changelog.key)
         return
     show = bar.enter_context(share_progress("reading"))
     sizes = {number: 2 * (end - start) for number, (start, end) in changelog.spans().items()}

@@ -42,7 +42,7 @@ from kafkalog.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kafkalog.cleaner.schedule.choice import Plans
+    from kafkalog.cleaner.schedule.scheduler import Plans
     from kafkalog.cleaner.state.last_cleaning import LastCleaning
     from kafkalog.cleaner.state.stats import PartitionStatus
     from kafkalog.cli.terminal.colours import Style

@@ -50,7 +50,7 @@ class KafkaLogBatchReader(DataSourceReader):
         """Return the ranges to read, each a task's.
 
         They are pieces of about 128 MiB of the log, or what `minPartitions` and
-        `maxRecordsPerPartition` ask for; a view of the newest records has one per partition. Raises
+        `maxRecordsPerPartition` ask for; a view of the latest records has one per partition. Raises
         UnknownTopicError, and InvalidInputError for offsets that do not fit the partitions.
         """
         with opened_log(self.options.directories) as engine:
@@ -62,7 +62,7 @@ class KafkaLogBatchReader(DataSourceReader):
             _check(resolved)
             chosen = set(self._with_keys(assigned, state))
             wanted = [piece for piece in resolved if piece.partition in chosen]
-            # A view takes a partition whole: the newest record of a key may be anywhere in it.
+            # A view takes a partition whole: the latest record of a key may be anywhere in it.
             is_whole = self.options.latest_view
             split = wanted if is_whole else task_ranges(engine, self.options, wanted)
             pieces = _bound(split, wanted, start, end)

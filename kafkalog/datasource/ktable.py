@@ -1,4 +1,4 @@
-"""A topic as a table: the newest value of every key."""
+"""A topic as a table: the latest value of every key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMAT: Final = "kafkalog"
 
 
 class KTable:
-    """A topic's newest record of each key, for Spark and for single lookups; a context manager.
+    """A topic's latest record of each key, for Spark and for single lookups; a context manager.
 
     `path` is a log directory, also a Kafka broker's. Nothing is kept: everything sees the log as it
     is when Spark runs an action, or at the moment of a lookup. `spark` may be None where only
@@ -90,7 +90,7 @@ class KTable:
         self.df(json=json, avro=avro, options=options).createOrReplaceTempView(name)
 
     def lookup(self, key: bytes | str, *, partition: int | None = None) -> Record | None:
-        """Return the newest record of one key, without Spark; None where it has no value.
+        """Return the latest record of one key, without Spark; None where it has no value.
 
         Text is UTF-8. Cleaned segments are asked through their key indexes, what was written since
         is scanned. The key is looked for in the partition where Kafka's default partitioner sends

@@ -282,7 +282,7 @@ def _check_latest_view(options: SourceOptions) -> None:
     if options.starting_time is not None or (start is not None and start.everywhere != EARLIEST):
         raise InvalidInputError(
             "startingOffsets, startingOffsetsByTimestamp and startingTimestamp cannot be set with "
-            "view=latest: the newest record of a key is looked for from the earliest offset; "
+            "view=latest: the latest record of a key is looked for from the earliest offset; "
             "endingOffsets says as of which offset"
         )
     for name, given in (

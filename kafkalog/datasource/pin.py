@@ -6,7 +6,7 @@ all stages, joins, subqueries and retries of one action share; where there is no
 `df.rdd`, by the stage. The application is known by the directory that Spark makes for its driver,
 since planning is done there, and no task is told the application's id at all times.
 
-While a task reads it renews the lease of its pin, in a thread: to find the newest records of a
+While a task reads it renews the lease of its pin, in a thread: to find the latest records of a
 large partition may take longer than the lease before the first batch is handed over.
 """
 
@@ -131,7 +131,7 @@ def refuse_passed(
 ) -> Callable[[TopicState], None]:
     """Return what refuses a state whose log may lack records that were there at the moment.
 
-    A view of the newest records wants none that a cleaning below its end takes. A changelog wants
+    A view of the latest records wants none that a cleaning below its end takes. A changelog wants
     all: so it refuses any swap since. Without a pin nothing is refused.
     """
     topic, number = wanted.partition

@@ -36,7 +36,7 @@ def with_previous(changes: DataFrame) -> DataFrame:
 
 
 class PreviousValue(StatefulProcessor):
-    """Remembers the newest value of each key; a deleted key takes no room."""
+    """Remembers the latest value of each key; a deleted key takes no room."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state."""

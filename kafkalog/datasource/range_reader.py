@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["OffsetRangePartition", "RangeReader", "SnapshotPartition"]
 
 _VIEW_BUDGET: Final = 128 << 20
-"""Bytes of the map that finds the newest record of each key, as the cleaner's default."""
+"""Bytes of the map that finds the latest record of each key, as the cleaner's default."""
 _CLEANER_WAIT_S: Final = 10.0
 _CLEANER_PAUSE_S: Final = 0.02
 
@@ -45,7 +45,7 @@ class OffsetRangePartition(InputPartition):
 
 
 class SnapshotPartition(OffsetRangePartition):
-    """The newest record of each key of a partition, as of the end of a micro-batch."""
+    """The latest record of each key of a partition, as of the end of a micro-batch."""
 
     def __init__(self, range_: OffsetRange, pin: Path | None, is_passed: bool) -> None:
         super().__init__(range_)
@@ -107,7 +107,7 @@ class RangeReader:
     def _view(
         self, engine: Engine, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool
     ) -> LogView:
-        """Open the partition; a view of the newest records needs one moment of the whole of it.
+        """Open the partition; a view of the latest records needs one moment of the whole of it.
 
         A cleaner about to pass a pin looks at it once more, and goes back: it is waited for.
         """
@@ -148,7 +148,7 @@ class RangeReader:
     def _latest(
         self, view: LogView, wanted: OffsetRange, *, may_be_passed: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        from kafkalog.cleaner.key_index.survivors import latest
+        from kafkalog.cleaner.key_index.latest_view import latest
 
         start, end = self._available(view.state, wanted)
         if start >= end:

@@ -1,4 +1,4 @@
-"""A streaming query's `view=latest`: the newest record of each key first, then every change.
+"""A streaming query's `view=latest`: the latest record of each key first, then every change.
 
 A partition that the query has not read yet begins with its view as of the end of that micro-batch,
 one task each and whatever `maxOffsetsPerTrigger` says, for half a view is none. From there on the

@@ -1,6 +1,6 @@
 """Erases keys of a compacted topic, and looks whether anything of them is left.
 
-A key is deleted where it occurs, in whatever partition; nothing is written where its newest record
+A key is deleted where it occurs, in whatever partition; nothing is written where its latest record
 is a deletion already, so that an erasure can be repeated. Then these partitions are cleaned by
 force, and the files that were replaced waited for. The deletion itself stays for
 `delete.retention.ms`: a follower that has not read it by then keeps the key. Whoever knows better
@@ -146,7 +146,7 @@ def erase(
 def _delete(
     engine: Engine, topic: str, keys: ErasedKeys, partitions: list[int], *, now_ms: int
 ) -> dict[int, tuple[int, int]]:
-    """Write deletions where the newest record of a key is none, all in one commit.
+    """Write deletions where the latest record of a key is none, all in one commit.
 
     A partition that cannot be read is passed over: it cannot be cleaned either.
     """
@@ -156,8 +156,8 @@ def _delete(
     for number in partitions:
         with contextlib.suppress(CorruptLogError, StorageError):
             with engine.view(topic, number, whole=True) as view:
-                newest = _newest(view, keys)
-            found += [(keys.keys[key], number) for key in np.flatnonzero(newest == _DATA).tolist()]
+                latest = _latest(view, keys)
+            found += [(keys.keys[key], number) for key in np.flatnonzero(latest == _DATA).tolist()]
     if not found:
         return {}
     rows = pa.RecordBatch.from_pydict(
@@ -171,9 +171,9 @@ def _delete(
     return {number: span for (_, number), span in sorted(offsets.items())}
 
 
-def _newest(view: LogView, keys: ErasedKeys) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-    """Say of each key what its newest record is; what is not aborted counts, open ones too."""
-    newest = np.full(len(keys), _NO_RECORD, dtype=np.int8)
+def _latest(view: LogView, keys: ErasedKeys) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
+    """Say of each key what its latest record is; what is not aborted counts, open ones too."""
+    latest = np.full(len(keys), _NO_RECORD, dtype=np.int8)
     end = view.state.high_watermark
     # A segment may begin below the log start: the cleaner looks at such records, too.
     start = min([view.state.log_start_offset, *(one.base_offset for one in view.segments)])
@@ -185,8 +185,8 @@ def _newest(view: LogView, keys: ErasedKeys) -> np.ndarray[tuple[int], np.dtype[
                 rows, numbers = keys.find(records)
                 is_deletion = records.value_sizes[rows] < 0
                 # Of a key that is there twice the last one stays.
-                newest[numbers] = np.where(is_deletion, _DELETION, _DATA)
-    return newest
+                latest[numbers] = np.where(is_deletion, _DELETION, _DATA)
+    return latest
 
 
 # --- the cleaning, and what it replaces ----------------------------------------------------------

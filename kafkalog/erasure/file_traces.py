@@ -1,7 +1,7 @@
 """What is left of keys in one file: records that bear them, and bytes where there are no records.
 
 Batches are decompressed and every record's key is compared, whatever became of the record: aborted,
-superseded, never committed. Where a file of batches has bytes that are none, damaged ones, it
+obsolete, never committed. Where a file of batches has bytes that are none, damaged ones, it
 cannot be told what they hold: they are looked through as bytes, and named. All other files are
 looked through as bytes.
 """

@@ -72,19 +72,19 @@ class Engine:
         else:
             directory_signs.check_is_log(self.root)
             if not read_only:
-                self._settle_if_free()
+                self._recover_if_free()
         if not read_only and self.state().deleting:
             topic_deletion.try_deletions(self, now_ms=_now(None))
 
-    def _settle_if_free(self) -> None:
-        """Settle the journal, unless somebody is at work here, or we may only read: so we can."""
+    def _recover_if_free(self) -> None:
+        """Recover the journal, unless somebody is at work here, or we may only read: so we can."""
         with files.disk_faults(self.root), contextlib.suppress(LockedByBrokerError):
             try:
-                if self._journal.is_settled():
+                if self._journal.is_recovered():
                     return
                 with self._root_lock.shared(), self._commit_lock.exclusive(wait=False) as is_free:
                     if is_free:
-                        self._journal.settle()
+                        self._journal.recover()
             except (OSError, StorageError) as fault:
                 cause = fault.__cause__ or fault
                 if not isinstance(cause, OSError) or cause.errno not in files.NOT_WRITABLE:
@@ -178,7 +178,7 @@ class Engine:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Hold the commit lock with a settled journal; what is not published is undone.
+        """Hold the commit lock with a recovered journal; what is not published is undone.
 
         An OSError becomes a StorageError that says which file it was about.
         """
@@ -188,7 +188,7 @@ class Engine:
             self._root_lock.shared() as check_lock,
             self._commit_lock.exclusive(),
         ):
-            transaction = Transaction(self.root, self._journal, self._journal.settle(), check_lock)
+            transaction = Transaction(self.root, self._journal, self._journal.recover(), check_lock)
             try:
                 yield transaction
             except BaseException as fault:

@@ -2,7 +2,7 @@
 
 `python -m tests.acceptance.independent_reader DIR [TOPIC] [--compare]` goes through every byte of
 every `.log` and exits 1 at the first fault: a wrong checksum, bytes that are no batch, an offset
-that does not rise. `--compare` also demands that kafkalog's `latest` gives the same newest values.
+that does not rise. `--compare` also demands that kafkalog's `latest` gives the same latest values.
 
 Made for a log at rest: of a cleaning that died half-way, it takes the old files for the log.
 """
@@ -33,8 +33,8 @@ class IndependentFault(AssertionError):
 class TopicContents:
     """What the `.log` files of one topic hold."""
 
-    newest: dict[bytes, bytes] = field(default_factory=dict)
-    """The newest value of every key whose newest record is no tombstone."""
+    latest_records: dict[bytes, bytes] = field(default_factory=dict)
+    """The latest value of every key whose latest record is no tombstone."""
     files: int = 0
     size: int = 0
     batches: int = 0
@@ -57,9 +57,9 @@ def read_log(root: Path, topic: str | None = None) -> dict[str, TopicContents]:
             if owners.setdefault((name, key), int(number)) != int(number):
                 raise IndependentFault(f"{directory}: key {key!r} lies in another partition too")
             if value is None:
-                contents.newest.pop(key, None)
+                contents.latest_records.pop(key, None)
             else:
-                contents.newest[key] = value
+                contents.latest_records[key] = value
     return topics
 
 
@@ -138,8 +138,8 @@ def _count_batches(path: Path, data: bytes) -> int:
     return count
 
 
-def newest_of_kafkalog(root: Path, topic: str) -> dict[bytes, bytes]:
-    """Return the newest value per key as kafkalog itself reads it."""
+def latest_of_kafkalog(root: Path, topic: str) -> dict[bytes, bytes]:
+    """Return the latest value per key as kafkalog itself reads it."""
     import kafkalog
 
     found: dict[bytes, bytes] = {}
@@ -172,11 +172,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(
             f"{name}: {contents.files} files, {contents.size} bytes, {contents.batches} batches, "
             f"{contents.records} records ({contents.tombstones} tombstones), "
-            f"{len(contents.newest)} keys, codecs {sorted(contents.codecs)}: "
+            f"{len(contents.latest_records)} keys, codecs {sorted(contents.codecs)}: "
             "checksums valid, offsets rising, nothing left over"
         )
         if options.compare:
-            is_same = newest_of_kafkalog(options.directory, name) == contents.newest
+            is_same = latest_of_kafkalog(options.directory, name) == contents.latest_records
             status |= not is_same
             print(f"{name}: kafkalog's latest is {'the same' if is_same else 'DIFFERENT'}")
     return status

@@ -129,13 +129,13 @@ def rows_of(view: LogView) -> list[Row]:
     return found
 
 
-def newest_rows(rows: list[Row]) -> list[Row]:
-    """The newest record of every key, in the order of the log."""
+def expected_rows(rows: list[Row]) -> list[Row]:
+    """The latest record of every key, in the order of the log."""
     return sorted({key: (offset, key, value) for offset, key, value in rows}.values())
 
 
 def latest_rows(view: LogView) -> list[Row]:
-    """What the view of the newest values gives, in the order of the log."""
+    """What the view of the latest values gives, in the order of the log."""
     found: list[Row] = []
     end = view.state.high_watermark
     for rows in latest(view, end, budget_bytes=1 << 20, schema=changelog_schema()):
@@ -152,9 +152,9 @@ def check_reading(engine: Engine, before: list[Row]) -> list[Row]:
     offsets = [offset for offset, _, _ in rows]
     assert offsets == sorted(set(offsets)), offsets
     assert set(rows) <= set(before), set(rows) - set(before)
-    newest = newest_rows(before)
-    assert newest_rows(rows) == newest
-    assert values == [row for row in newest if row[2] is not None]
+    latest_records = expected_rows(before)
+    assert expected_rows(rows) == latest_records
+    assert values == [row for row in latest if row[2] is not None]
     return rows
 
 

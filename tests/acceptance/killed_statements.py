@@ -33,7 +33,7 @@ from kafkalog.sink.upsert.postgres.staging import remove_orphans
 from kafkalog.sink.upsert.postgres.table import PostgresTable
 from tests.acceptance.killed_steps import in_child
 from tests.postgres_server import query
-from tests.sink.postgres_rows import apply_small, apply_staged, batch, portion
+from tests.sink.postgres_rows import apply_small, apply_staged, batch, driver_batch
 
 TABLE, POSITIONS = "stock", "kafkalog_positions"
 ROWS_OF: LiteralString = "SELECT key, value FROM stock"
@@ -117,10 +117,12 @@ class SQLiteTarget(Target):
             path.unlink()
 
     def apply(self, batch_id: int) -> bool:
-        rows = portion(ROWS[batch_id], offset=10 * batch_id)
-        # In two portions, as a large micro-batch comes.
-        portions = [rows.slice(0, 1), rows.slice(1)]
-        return self.upsert.apply(batch(batch_id), ["key", "value"], ["TEXT", "TEXT"], portions)
+        rows = driver_batch(ROWS[batch_id], offset=10 * batch_id)
+        # In two driver_batches, as a large micro-batch comes.
+        driver_batches = [rows.slice(0, 1), rows.slice(1)]
+        return self.upsert.apply(
+            batch(batch_id), ["key", "value"], ["TEXT", "TEXT"], driver_batches
+        )
 
     def arm(self, moments: Moments) -> None:
         class Connection(sqlite3.Connection):
@@ -171,7 +173,7 @@ class PostgresTarget(Target):
             query(self.upsert.conninfo, f"DROP TABLE IF EXISTS {name}")
 
     def apply(self, batch_id: int) -> bool:
-        rows = portion(ROWS[batch_id], offset=10 * batch_id)
+        rows = driver_batch(ROWS[batch_id], offset=10 * batch_id)
         self.remove_orphans()  # as a query does that starts
         if self.is_staged:
             tasks = [rows.slice(0, 1)], [rows.slice(1)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
 
-__all__ = ["damage", "newest", "records"]
+__all__ = ["damage", "latest_records", "records"]
 
 Record = tuple[int, int, bytes | None, bytes | None]
 """Partition, offset, key and value."""
@@ -23,8 +23,8 @@ def records(log: KafkaLog, topic: str) -> list[Record]:
     return found
 
 
-def newest(log: KafkaLog, topic: str) -> dict[bytes, bytes]:
-    """Return the newest value of every key."""
+def latest_records(log: KafkaLog, topic: str) -> dict[bytes, bytes]:
+    """Return the latest value of every key."""
     found: dict[bytes, bytes] = {}
     for rows in log.latest(topic):
         found.update(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))

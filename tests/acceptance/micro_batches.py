@@ -103,16 +103,16 @@ def part_of(row: Row, count: int) -> int:
     return naive.partition(row[0].encode(), count)
 
 
-def newest_of(partitions: Mapping[int, Sequence[Row]]) -> list[TableRow]:
+def latest_of(partitions: Mapping[int, Sequence[Row]]) -> list[TableRow]:
     """Return the table that a topic makes, in the order of keys."""
-    newest = {
+    latest = {
         key: (key, value, number, offset)
         for number, rows in partitions.items()
         for offset, (key, value) in enumerate(rows)
     }
     return sorted(
         (key, value.encode(), number, offset)
-        for key, value, number, offset in newest.values()
+        for key, value, number, offset in latest.values()
         if value is not None
     )
 
@@ -120,8 +120,8 @@ def newest_of(partitions: Mapping[int, Sequence[Row]]) -> list[TableRow]:
 def check_table(
     table: str, found: Iterable[TableRow], partitions: Mapping[int, Sequence[Row]]
 ) -> None:
-    """A table must hold the newest record of each key of its topic, and nothing else."""
-    here, there = Counter(found), Counter(newest_of(partitions))
+    """A table must hold the latest record of each key of its topic, and nothing else."""
+    here, there = Counter(found), Counter(latest_of(partitions))
     assert here == there, (
         f"{table}: not there {examples(there - here)}, instead {examples(here - there)}"
     )

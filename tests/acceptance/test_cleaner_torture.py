@@ -208,7 +208,7 @@ def check_streamed(rows: dict[str, list[Any]], script: Script) -> None:
     for number, partition in enumerate(script.partitions):
         written = {o: r for o, r in enumerate(partition.visible) if r is not None}
         assert all(written.get(o) == record for o, record in found[number].items())
-        newest = {key: o for o, (key, _) in written.items()}
+        latest = {key: o for o, (key, _) in written.items()}
         # A tombstone may go before a follower that is late has come to it.
-        needed = {o for o in newest.values() if written[o][1] is not None}
+        needed = {o for o in latest.values() if written[o][1] is not None}
         assert needed <= found[number].keys()

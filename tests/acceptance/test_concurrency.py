@@ -21,7 +21,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.reading import log_view
 from kafkalog.storage_engine.writing.retention import retain_partition
-from tests.acceptance.log_contents import damage, newest, records
+from tests.acceptance.log_contents import damage, latest_records, records
 from tests.acceptance.turn_processes import TOPIC, Onlooker, readers
 from tests.acceptance.two_processes import CLEANER, ZOMBIE, two
 from tests.storage_engine.faults import ACTS
@@ -103,7 +103,7 @@ def test_eight_reading_processes_let_commits_rolls_and_cleanings_pass(tmp_path: 
                 assert stats.error is None
             waited.append(sum(board.turns()) - before)
     assert are_few(waited), waited
-    assert len(newest(log, TOPIC)) == 4
+    assert len(latest_records(log, TOPIC)) == 4
 
 
 # --- one published state -------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_another_process_sees_the_state_before_or_after_at_every_act(
 
 
 def check_compacted(before: Any, after: Any, seen: list[Any]) -> None:
-    """The newest values stay; of the others each look finds no more than the one before it."""
+    """The latest values stay; of the others each look finds no more than the one before it."""
     assert len(after[TOPIC][0]) < len(before[TOPIC][0])
     last = before[TOPIC][0]
     for found, values in [*(look[TOPIC] for look in seen), after[TOPIC]]:
@@ -213,10 +213,10 @@ def test_two_cleaners_clean_nothing_twice_and_lose_nothing(tmp_path: Path) -> No
     log.create_topic("t", 3, {"segment.bytes": "2000"})
     for number in range(30):
         log.append("t", [(f"k{i}", f"{number}-{i}") for i in range(40)])
-    before, latest = records(log, "t"), newest(log, "t")
+    before, latest = records(log, "t"), latest_records(log, "t")
     removed = two(CLEANER, root, tmp_path / "gate")
     after = records(log, "t")
-    assert newest(log, "t") == latest and len(after) == 40
+    assert latest_records(log, "t") == latest and len(after) == 40
     assert sum(removed) == len(before) - len(after)
     assert set(after) <= set(before)
     assert not [*root.rglob("*.cleaned"), *root.rglob("*.swap")]
@@ -267,7 +267,7 @@ def test_a_view_of_one_moment_sleeps_through_a_cleaning_and_the_removal(long: Ka
 
 @pytest.mark.parametrize("taken", [1, WINDOW - 1, WINDOW, WINDOW + 1])
 def test_a_reader_that_wakes_up_goes_on_with_what_is_left(long: KafkaLog, taken: int) -> None:
-    """In order, nothing twice, and no newest record of a key is missed."""
+    """In order, nothing twice, and no latest record of a key is missed."""
     reading = long.read("t", 0)
     found = values(islice(reading, taken))
     clean_and_remove(long)

@@ -54,7 +54,7 @@ class Model:
         while len(self.partitions[partition]) < high_watermark:
             self.extend()
 
-    def newest_offsets(self, partition: int, end: int) -> dict[bytes, int]:
+    def latest_offsets(self, partition: int, end: int) -> dict[bytes, int]:
         records = self.partitions[partition]
         return {records[offset][0]: offset for offset in range(end)}
 
@@ -70,7 +70,7 @@ def check_state(log: KafkaLog, model: Model) -> None:
 
 
 def check_changelog(log: KafkaLog, model: Model, partition: int) -> None:
-    """Read a partition from 0: nothing but what was written, nothing twice, no newest one gone."""
+    """Read a partition from 0: nothing but what was written, nothing twice, no latest one gone."""
     with log.view(TOPIC, partition) as view:
         state = view.state
         found: dict[int, Record] = {}
@@ -85,16 +85,16 @@ def check_changelog(log: KafkaLog, model: Model, partition: int) -> None:
     assert all(record == written[offset] for offset, record in found.items())
     cleaned_to = max(state.first_dirty_offset, state.cleaning_offset)
     assert found.keys() >= set(range(cleaned_to, end))
-    newest = model.newest_offsets(partition, end)
-    # Only a tombstone may be gone that is the newest of its key.
-    gone = {offset for offset in newest.values() if offset not in found}
+    latest_records = model.latest_offsets(partition, end)
+    # Only a tombstone may be gone that is the latest of its key.
+    gone = {offset for offset in latest_records.values() if offset not in found}
     assert all(written[offset][1] is None and offset < cleaned_to for offset in gone)
     clean_keys = [key for offset, (key, _) in found.items() if offset < state.first_dirty_offset]
     assert len(clean_keys) == len(set(clean_keys))
 
 
 def check_latest(log: KafkaLog, model: Model) -> None:
-    """Read the newest values: those of one moment between before and after, in each partition."""
+    """Read the latest values: those of one moment between before and after, in each partition."""
     before = log.offsets(TOPIC)
     found: list[dict[bytes, bytes]] = [{} for _ in range(PARTITIONS)]
     for rows in log.latest(TOPIC):
@@ -220,9 +220,11 @@ def test_no_record_is_wrong_missing_or_doubled_while_a_log_is_written_and_cleane
     kept = read_log(tmp_path)[TOPIC]
     expected = {}
     for partition, records in enumerate(model.partitions):
-        for key, offset in model.newest_offsets(partition, len(records)).items():
+        for key, offset in model.latest_offsets(partition, len(records)).items():
             expected[key] = records[offset][1]
-    assert kept.newest == {key: value for key, value in expected.items() if value is not None}
+    assert kept.latest_records == {
+        key: value for key, value in expected.items() if value is not None
+    }
     assert kept.records < commits * COMMIT_RECORDS / 4
     assert not cleaner.names(".cleaned", ".swap")
     print(

@@ -20,7 +20,7 @@ import kafkalog
 from kafkalog.errors import StorageError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
-from tests.acceptance.log_contents import damage, newest, records
+from tests.acceptance.log_contents import damage, latest, records
 from tests.acceptance.mounts import BLOCK, Disk, disk
 
 pytestmark = pytest.mark.slow
@@ -145,18 +145,18 @@ def test_a_cleaning_is_refused_as_a_whole_until_there_is_room(small: Disk) -> No
     log.create_topic("t", 1, {"segment.bytes": "60000", "file.delete.delay.ms": "0"})
     for number in range(12):
         log.append("t", [(f"k{number % 4}", noise(10_000, number))], now_ms=NOW_MS)
-    before = newest(log, "t")
+    before = latest(log, "t")
 
     def attempt() -> str | None:
         (stats,) = log.clean("t", force=True, now_ms=NOW_MS)
         return stats.error
 
     def check() -> None:
-        assert newest(log, "t") == before
+        assert latest(log, "t") == before
         assert not list(root.rglob("*.cleaned"))
 
     assert until_it_fits(small, attempt, check) >= 5
-    assert newest(log, "t") == before
+    assert latest(log, "t") == before
     assert len(records(log, "t")) == 4
     assert [status.state for status in log.status()] == ["clean"]
     log.close()
@@ -240,7 +240,7 @@ from kafkalog.errors import StorageError
 from kafkalog.sink.upsert import SQLiteUpsert
 from tests.acceptance.mounts import Disk
 from tests.acceptance.test_full_disk import noise
-from tests.sink.sqlite_rows import KINDS, NAMES, batch, portion, query, row
+from tests.sink.sqlite_rows import KINDS, NAMES, batch, driver_batch, query, row
 
 directory, blocks = Path(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]
 disk = Disk("self", directory)
@@ -249,7 +249,7 @@ upsert = SQLiteUpsert(directory / "follow.db", "stock", timeout_s=0.2)
 
 def apply(batch_id):
     rows = [row(b"k%d" % i, noise(2000, batch_id), 10 * batch_id + i) for i in range(10)]
-    return upsert.apply(batch(batch_id), NAMES, KINDS, [portion(rows)])
+    return upsert.apply(batch(batch_id), NAMES, KINDS, [driver_batch(rows)])
 
 
 apply(0)

@@ -11,8 +11,8 @@ import pytest
 import kafkalog
 from tests.acceptance.independent_reader import (
     IndependentFault,
+    latest_of_kafkalog,
     main,
-    newest_of_kafkalog,
     read_log,
 )
 
@@ -24,7 +24,7 @@ class Changes:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.newest: dict[bytes, bytes] = {}
+        self.latest: dict[bytes, bytes] = {}
         self.count = 0
 
     def draw(self, count: int) -> list[tuple[bytes, bytes | None]]:
@@ -34,11 +34,11 @@ class Changes:
             key = b"key-%d" % self.random.randrange(150)
             if self.random.random() < 0.2:
                 records.append((key, None))
-                self.newest.pop(key, None)
+                self.latest.pop(key, None)
             else:
                 value = b"%d " % self.count * self.random.randrange(0, 30)
                 records.append((key, value))
-                self.newest[key] = value
+                self.latest[key] = value
         return records
 
 
@@ -63,7 +63,7 @@ def test_a_log_appended_cleaned_and_appended_reads_the_same_to_all(
         for commit in range(60):
             log.append("t", changes.draw(30), now_ms=1_000_000 + commit)
         assert read_log(tmp_path)["t"].records == 1800
-        assert read_log(tmp_path)["t"].newest == changes.newest
+        assert read_log(tmp_path)["t"].latest == changes.latest
         # The first cleaning gives tombstones their horizon, the second finds it passed.
         for now_ms in (2_000_000, 3_000_000):
             assert not [
@@ -73,7 +73,7 @@ def test_a_log_appended_cleaned_and_appended_reads_the_same_to_all(
         for _ in range(5):
             log.append("t", changes.draw(30), now_ms=3_000_002)
     contents = read_log(tmp_path, "t")["t"]
-    assert contents.newest == changes.newest == newest_of_kafkalog(tmp_path, "t")
+    assert contents.latest == changes.latest == latest_of_kafkalog(tmp_path, "t")
     assert contents.records < 600
     assert CODECS[codec] in contents.codecs
     assert main([str(tmp_path), "t", "--compare"]) == 0

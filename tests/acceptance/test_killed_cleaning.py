@@ -19,7 +19,7 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
 from kafkalog.storage_engine.engine import Engine
-from tests.acceptance.killed_cleaning import Row, Zygote, newest_rows, rows_of
+from tests.acceptance.killed_cleaning import Row, Zygote, expected_rows, rows_of
 from tests.cleaner.naive import batch, foreign_log
 from tests.cleaner.transactional_log import Log
 from tests.torture.scratch import memory_disk
@@ -111,14 +111,14 @@ def kill_everywhere(
 
 
 def check_next_cleaner(root: Path, before: list[Row], step: int, config: dict[str, Any]) -> None:
-    """After a start and a cleaning there is nothing but the newest record of each key."""
+    """After a start and a cleaning there is nothing but the latest record of each key."""
     engine = Engine(root)
-    assert newest_rows(log_rows(engine)) == newest_rows(before), step
+    assert expected_rows(log_rows(engine)) == expected_rows(before), step
     end = engine.offsets("t")[0][1]
     engine.append("t", [("new", "1")], now_ms=NOW)
     results = clean(engine, "t", force=True, now_ms=NOW, config=CleanerConfig(**config))
     assert [stats.error for stats in results] == [None], step
-    assert log_rows(engine) == [*newest_rows(before), (end, b"new", b"1")], step
+    assert log_rows(engine) == [*expected_rows(before), (end, b"new", b"1")], step
     state = engine.describe("t").partitions[0]
     assert (state.first_dirty_offset, state.cleaned_to) == (end + 1, end + 1), step
     checkpoint = (root / "cleaner-offset-checkpoint").read_text().splitlines()

@@ -403,7 +403,7 @@ def check_log(site: Site, feed: Feed) -> None:
 
 
 def check_tables(site: Site) -> None:
-    """All tables hold the newest record of each key, and know that this is all there is."""
+    """All tables hold the latest record of each key, and know that this is all there is."""
     partitions = {topic: topic_rows(site, topic) for topic in (SINK, COUNTS)}
     for topic, rows in partitions.items():
         rows_of = f'SELECT key, value, partition, "offset" FROM {topic}_table'

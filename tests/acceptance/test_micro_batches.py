@@ -16,7 +16,7 @@ from tests.acceptance.micro_batches import (
     TableRow,
     check_table,
     check_topic,
-    newest_of,
+    latest_of,
     part_of,
     running_counts,
 )
@@ -122,7 +122,7 @@ def test_a_third_of_the_records_has_a_key_used_once(inputs: Batches) -> None:
     keys = [key for key, _ in rows]
     assert 3 * sum(key.startswith("once-") for key in keys) == len(rows)
     assert len(set(keys)) <= len(rows) // 3 + KEYS
-    assert len(newest_of(topic_of(inputs))) > len(rows) // 4
+    assert len(latest_of(topic_of(inputs))) > len(rows) // 4
 
 
 def test_micro_batches_are_those_of_the_checkpoint(tmp_path: Path) -> None:

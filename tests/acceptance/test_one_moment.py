@@ -161,10 +161,10 @@ Record = tuple[int, int, bytes, int]
 
 
 def last_values(found: Iterable[Record]) -> set[int]:
-    """Return the values of the keys' newest records; each key has to be there."""
-    newest = {key: value for _, _, key, value in sorted(found)}
-    assert len(newest) == KEYS
-    return set(newest.values())
+    """Return the values of the keys' latest records; each key has to be there."""
+    latest_records = {key: value for _, _, key, value in sorted(found)}
+    assert len(latest_records) == KEYS
+    return set(latest_records.values())
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_an_action_over_a_changelog_is_of_one_moment_or_fails(spark: Any, tmp_pa
     frame, pieces, view = changelog(), changelog(minPartitions="12"), changelog(view="latest")
     frame.createOrReplaceTempView("held")
     columns = ["partition", "offset", "key", "value"]
-    newest = "SELECT * FROM held WHERE value = (SELECT max(value) FROM held)"
+    latest_records = "SELECT * FROM held WHERE value = (SELECT max(value) FROM held)"
     # Each is made anew for its action: of an old one Spark keeps results of the action before.
     actions: dict[str, Callable[[], Any]] = {
         "read": lambda: frame,
@@ -234,7 +234,7 @@ def test_an_action_over_a_changelog_is_of_one_moment_or_fails(spark: Any, tmp_pa
         "union": lambda: frame.union(pieces).groupBy(*columns).count().where("count = 2"),
         "join": lambda: frame.join(pieces, columns, "full_outer"),
         "table": lambda: frame.join(view, columns, "left"),
-        "newest": lambda: spark.sql(newest),
+        "latest_records": lambda: spark.sql(latest_records),
         "difference": lambda: frame.exceptAll(pieces),
     }
     right = dict.fromkeys(actions, 0)

@@ -26,7 +26,7 @@ from kafkalog.storage_engine.metadata.state import DeletedTopic, PartitionState,
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWriter
-from tests.acceptance.log_contents import damage, newest, records
+from tests.acceptance.log_contents import damage, latest_records, records
 from tests.acceptance.mounts import disk
 from tests.acceptance.users import as_nobody, umask
 from tests.storage_engine.log_builder import Batch, Record
@@ -118,12 +118,12 @@ def check_modes(root: Path, mask: int) -> None:
 def test_another_user_reads_a_log_and_is_told_why_it_cannot_write(shared: Path) -> None:
     with umask(0o022):
         log = fill(shared / "log")
-        expected, latest = records(log, "t"), newest(log, "t")
+        expected, latest = records(log, "t"), latest_records(log, "t")
         assert log.clean("t")  # some segments have key indexes
         log.close()
     with as_nobody():
         log = kafkalog.open(shared / "log")
-        assert newest(log, "t") == latest
+        assert latest_records(log, "t") == latest
         assert set(records(log, "t")) <= set(expected)
         found = log.lookup("t", "k1")
         assert found is not None and found.value == latest[b"k1"]
@@ -240,13 +240,13 @@ def test_a_log_on_a_read_only_file_system_is_read_in_every_way(
         root = mounted.path / "log"
         log = fill(root)
         log.clean("t")
-        expected, latest = records(log, "t"), newest(log, "t")
+        expected, latest = records(log, "t"), latest_records(log, "t")
         log.close()
         before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
         mounted.remount("ro")
         log = kafkalog.open(root, read_only=read_only)
         assert records(log, "t") == expected
-        assert newest(log, "t") == latest
+        assert latest_records(log, "t") == latest
         found = log.lookup("t", "k3")
         assert found is not None and found.value == latest[b"k3"]
         assert log.offset_for_time("t", 0)[0] is not None
@@ -312,9 +312,9 @@ def test_a_partition_that_was_moved_behind_a_link_works_and_only_the_link_is_del
     shutil.move(root / "t-0", tmp_path / "moved")
     (root / "t-0").symlink_to(tmp_path / "moved")
     (tmp_path / "moved" / "precious").write_text("mine")
-    latest = newest(log, "t")
+    latest = latest_records(log, "t")
     assert [stats.error for stats in log.clean("t", force=True)] == [None, None]
-    assert newest(log, "t") == latest
+    assert latest_records(log, "t") == latest
     log.delete_topic("t")
     assert not log.state().deleting
     assert not [name for name in os.listdir(root) if name.startswith("t-")]

@@ -192,10 +192,12 @@ def test_what_executors_of_two_hosts_write_they_read(site: Site) -> None:
     written = [[f"key-{number % 97}", str(number)] for number in range(rows)]
 
     assert site.driver.ask("read", log=log, topic="batch", view="changelog") == sorted(written * 2)
-    newest = site.driver.ask("read", log=log, topic="batch", view="latest")
-    assert [key for key, _ in newest] == sorted({key for key, _ in written})
-    survivors = read_log(site.log, "batch")["batch"].newest
-    assert newest == sorted([key.decode(), value.decode()] for key, value in survivors.items())
+    latest_records = site.driver.ask("read", log=log, topic="batch", view="latest")
+    assert [key for key, _ in latest_records] == sorted({key for key, _ in written})
+    survivors = read_log(site.log, "batch")["batch"].latest_records
+    assert latest_records == sorted(
+        [key.decode(), value.decode()] for key, value in survivors.items()
+    )
     assert not site.staged()
     hosts = {each["host"] for each in site.driver.ask("executors").values() if each["tasks"]}
     assert hosts == set(WORKER_HOSTS)

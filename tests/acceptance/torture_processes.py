@@ -112,12 +112,12 @@ class Reader:
         return [self.check_partition(number, is_over=is_over) for number in range(PARTITIONS)]
 
     def check_partition(self, number: int, *, is_over: bool = False) -> dict[int, Record]:
-        """Nothing but what was written and may be seen, nothing twice, no newest record gone."""
+        """Nothing but what was written and may be seen, nothing twice, no latest record gone."""
         with self.log.view(TOPIC, number, whole=True) as view:
             state = view.state
             high_watermark = state.high_watermark
             found = rows_of(view, self._changelog(view))
-            newest_values = rows_of(view, self._latest(view))
+            latest_values = rows_of(view, self._latest(view))
         partition = self.script.partitions[number]
         if not is_over:
             self.script.extend_to(number, high_watermark)
@@ -138,13 +138,13 @@ class Reader:
         cleaned_to = max(state.first_dirty_offset, state.cleaning_offset)
         missing = {o for o in written if o >= cleaned_to} - found.keys()
         assert not missing, (number, cleaned_to, missing)
-        newest = {key: offset for offset, (key, _) in written.items()}
-        gone = {o for o in newest.values() if o not in found}
+        latest_records = {key: offset for offset, (key, _) in written.items()}
+        gone = {o for o in latest_records.values() if o not in found}
         assert all(written[o][1] is None for o in gone), (number, start, cleaned_to, gone)
         clean_keys = [key for o, (key, _) in found.items() if o < state.first_dirty_offset]
         assert len(clean_keys) == len(set(clean_keys))
-        expected = {o: written[o] for o in newest.values() if written[o][1] is not None}
-        assert newest_values == expected
+        expected = {o: written[o] for o in latest_records.values() if written[o][1] is not None}
+        assert latest_values == expected
         return found
 
     @staticmethod

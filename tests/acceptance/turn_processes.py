@@ -22,7 +22,7 @@ from typing import Final
 import kafkalog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
-from tests.acceptance.log_contents import newest, records
+from tests.acceptance.log_contents import latest, records
 
 __all__ = ["BOARD", "READERS", "TOPIC", "Board", "Onlooker", "readers"]
 
@@ -84,7 +84,7 @@ class Onlooker:
         )
 
     def look(self) -> dict[str, list[list[list[object]]]]:
-        """Return, by topic, all records and the newest values."""
+        """Return, by topic, all records and the latest values."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("look\n")
         self._process.stdin.flush()
@@ -125,7 +125,7 @@ def read(directory: Path, board: Board, slot: int) -> None:
     log = kafkalog.open(directory, read_only=True)
     while not board.is_over():
         records(log, TOPIC)
-        newest(log, TOPIC)
+        latest(log, TOPIC)
         board.count(slot)
 
 
@@ -142,7 +142,7 @@ def look() -> None:
                         [[n, offset, str(key), str(value)] for n, offset, key, value in rows]
                         for rows in (records(log, topic),)
                     ]
-                    + [sorted([str(key), str(value)] for key, value in newest(log, topic).items())]
+                    + [sorted([str(key), str(value)] for key, value in latest(log, topic).items())]
                     for topic in log.topics()
                 }
             )

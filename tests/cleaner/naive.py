@@ -137,18 +137,18 @@ def naive_clean(
 ) -> list[Batch]:
     """One round over `batches` with a map that takes in all of [first_dirty, end)."""
     batches = list(batches)
-    newest: dict[bytes | None, int] = {}
+    latest: dict[bytes | None, int] = {}
     for item in batches:
         for record in item.records:
             if first_dirty <= record.offset < end and record.key is not None:
-                newest[record.key] = record.offset
+                latest[record.key] = record.offset
     lasts = {item.producer: item.last for item in batches}
     result = []
     for item in batches:
         kept = []
         for record in item.records:
             if record.offset < end:
-                if record.key is None or newest.get(record.key, -1) > record.offset:
+                if record.key is None or latest.get(record.key, -1) > record.offset:
                     continue
                 if record.value is None and item.horizon is not None and now >= item.horizon:
                     continue
@@ -220,7 +220,7 @@ def offsets(batches: Iterable[Batch]) -> list[int]:
     return [record.offset for record in records_of(batches)]
 
 
-def newest_values(records: Iterable[Record]) -> dict[bytes | None, tuple[int, bytes | None]]:
+def latest_values(records: Iterable[Record]) -> dict[bytes | None, tuple[int, bytes | None]]:
     return {record.key: (record.offset, record.value) for record in records}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kafkalog.cleaner.rewrite.batch_writer import BatchWriter
-from kafkalog.cleaner.rewrite.decision import Decision
+from kafkalog.cleaner.rewrite.retention_rules import Retained
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -29,7 +29,7 @@ def rewritten(data: bytes, keep: Sequence[bool], horizon: int | None = None) -> 
     kept = np.bincount(found.batch_index[flags], minlength=len(table))
     none = np.zeros(len(table), dtype=np.bool_)
     has_horizon = (table.attributes & layout.DELETE_HORIZON_BIT) != 0
-    decision = Decision(
+    retained = Retained(
         keep=flags,
         kept=kept,
         tombstones=np.zeros(len(table), dtype=np.int64),
@@ -47,6 +47,6 @@ def rewritten(data: bytes, keep: Sequence[bool], horizon: int | None = None) -> 
             merges=False,
             stats=CleanerStats("t", 0),
         )
-        writer.add(Chunk(data, table, path, 0, 0, 0, 1 << 62), found, decision)
+        writer.add(Chunk(data, table, path, 0, 0, 0, 1 << 62), found, retained)
         (output,) = writer.finish(1)
         return output.path(layout.LOG).read_bytes()

@@ -23,7 +23,7 @@ def log(root: Path, **config: str) -> Engine:
 def expected(engine: Engine) -> dict[int, tuple[int, int, int]]:
     """Return, by base offset, how many records there are, tombstones, and replaced ones."""
     rows = [row for batch in engine.read("t", 0) for row in batch.to_pylist()]
-    newest = {row["key"]: row["offset"] for row in rows}
+    latest = {row["key"]: row["offset"] for row in rows}
     bases = sorted(int(path.stem) for path in (engine.root / "t-0").glob("*.log"))
     found = {}
     for place, base in enumerate(bases):
@@ -32,7 +32,7 @@ def expected(engine: Engine) -> dict[int, tuple[int, int, int]]:
         found[base] = (
             len(mine),
             sum(row["value"] is None for row in mine),
-            sum(newest[row["key"]] != row["offset"] for row in mine),
+            sum(latest[row["key"]] != row["offset"] for row in mine),
         )
     return found
 

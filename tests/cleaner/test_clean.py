@@ -19,8 +19,8 @@ from tests.cleaner.naive import (
     batch,
     dump,
     foreign_log,
+    latest_values,
     naive_clean,
-    newest_values,
     offsets,
     records_of,
 )
@@ -77,7 +77,7 @@ def test_cleaning_again_and_again_leaves_what_the_naive_cleaner_leaves(
     assert engine.describe("t").partitions[0].first_dirty_offset == end
 
 
-def test_reading_a_cleaned_log_gives_the_same_newest_values_in_any_budget(tmp_path: Path) -> None:
+def test_reading_a_cleaned_log_gives_the_same_latest_values_in_any_budget(tmp_path: Path) -> None:
     for slots in (3, 30, 1000):
         rng = random.Random(5)
         engine = Engine(tmp_path / str(slots))
@@ -88,8 +88,8 @@ def test_reading_a_cleaned_log_gives_the_same_newest_values_in_any_budget(tmp_pa
         before = records_of(dump(engine))
         stats = cleaned(engine, slots=slots)
         after = records_of(dump(engine))
-        assert newest_values(after) == newest_values(before)
-        assert len(after) == len(newest_values(before))
+        assert latest_values(after) == latest_values(before)
+        assert len(after) == len(latest_values(before))
         assert stats.end_offset == 160
         assert (stats.rounds > 1) == (slots < 1000)
         assert set(after) <= set(before)
@@ -129,7 +129,7 @@ def test_the_statistics_of_a_cleaning_count_records_and_bytes(tmp_path: Path) ->
     assert stats.bytes_written == log.stat().st_size
 
 
-def test_superseded_keys_go_and_all_others_stay_intact(tmp_path: Path) -> None:
+def test_obsolete_keys_go_and_all_others_stay_intact(tmp_path: Path) -> None:
     segments = {
         base: [batch(base, [(f"k{i % 8}", f"v{i}") for i in range(base, base + 4)])]
         for base in (0, 4, 8)
@@ -214,7 +214,7 @@ def test_the_horizon_is_the_cleaners_time_and_not_the_records(tmp_path: Path) ->
     assert (first.horizon, first.records) == (1_000 + DAY, (future,))
 
 
-def test_a_superseded_tombstone_goes_at_once(tmp_path: Path) -> None:
+def test_a_obsolete_tombstone_goes_at_once(tmp_path: Path) -> None:
     engine = foreign_log(tmp_path, {0: [batch(0, [("a", None), ("a", "1")])], 2: []})
     cleaned(engine)
     assert offsets(dump(engine)) == [1]

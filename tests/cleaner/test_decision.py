@@ -148,7 +148,7 @@ def test_the_earliest_horizon_is_that_of_a_marker_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zstd"])
-def test_a_record_in_a_transaction_is_superseded_and_supersedes_like_any_other(
+def test_a_record_in_a_transaction_is_obsolete_and_supersedes_like_any_other(
     tmp_path: Path, compression: str
 ) -> None:
     log = Log.create(tmp_path, compression_type=compression)

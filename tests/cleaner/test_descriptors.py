@@ -1,4 +1,4 @@
-"""How many files the cleaner, and a view of the newest records, have open at once."""
+"""How many files the cleaner, and a view of the latest records, have open at once."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_soft_limit_of_open_files_is_raised_when_it_is_met(engine: Engine) -
 
 
 @pytest.mark.slow
-def test_at_the_hard_limit_the_newest_records_come_with_advice_and_cleaning_works(
+def test_at_the_hard_limit_the_latest_records_come_with_advice_and_cleaning_works(
     engine: Engine,
 ) -> None:
     program = f"""

@@ -14,7 +14,7 @@ from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import list_segments
-from tests.cleaner.naive import Batch, batch, dump, foreign_log, newest_values, records_of
+from tests.cleaner.naive import Batch, batch, dump, foreign_log, latest_values, records_of
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.log_builder import gaps_of
 from tests.storage_engine.test_gaps import Pairs, parsed
@@ -117,7 +117,7 @@ def test_a_cleaner_that_died_anywhere_leaves_what_is_live_listed(
     append(engine, rng, 1_000, 20)
     clean(engine, "t", force=True, now_ms=1_000)
     append(engine, rng, 1_400, 20)
-    before = newest_values(records_of(dump(engine)))
+    before = latest_values(records_of(dump(engine)))
     engine.close()
     n, fired = 0, True
     while fired:
@@ -130,11 +130,11 @@ def test_a_cleaner_that_died_anywhere_leaves_what_is_live_listed(
         )
         reader = Engine(root)
         check_lists(reader)
-        assert newest_values(records_of(dump(reader))) == before, n
+        assert latest_values(records_of(dump(reader))) == before, n
         again = clean(reader, force=True, now_ms=1_450)
         assert [stats.error for stats in again if stats.error] == [], n
         check_lists(reader)
-        assert newest_values(records_of(dump(reader))) == before, n
+        assert latest_values(records_of(dump(reader))) == before, n
         shutil.rmtree(root)
     assert n > 40
 

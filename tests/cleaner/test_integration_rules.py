@@ -12,7 +12,7 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status
 from kafkalog.storage_engine.engine import Engine
-from tests.cleaner.naive import dump, newest_values, offsets, records_of
+from tests.cleaner.naive import dump, latest_values, offsets, records_of
 from tests.cleaner.test_manager import corrupt, eventually
 from tests.cleaner.test_manager_rules import (
     HOUR,
@@ -92,7 +92,7 @@ def test_only_what_is_older_than_the_lag_is_cleaned_and_nothing_is_lost(tmp_path
     thread.stop()
     assert thread.failures == 0
     after = records_of(dump(engine))
-    assert newest_values(after) == newest_values(before)
+    assert latest_values(after) == latest_values(before)
     young = [record for record in before if record.timestamp >= now[0]]
     assert [record for record in after if record.timestamp >= now[0]] == young
     assert len(after) < len(before)
@@ -133,7 +133,7 @@ def test_a_log_cleaned_again_and_again_says_the_same_and_is_smaller(
     assert (thread.failures, thread.deaths) == (0, 0)
     for topic in sizes:
         after = records_of(dump(engine, topic))
-        found = {key: value for key, (_, value) in newest_values(after).items()}
+        found = {key: value for key, (_, value) in latest_values(after).items()}
         assert found == expected[topic]
         assert len(after) < engine.describe(topic).partitions[0].high_watermark
     engine.delete_topic("small", now_ms=1000)

@@ -119,7 +119,7 @@ def test_keep_records_keeps_what_kafka_keeps(seed: int) -> None:
     keys = [rng.choice([-1, 0, 3, 3, 3]) for _ in range(n)]
     values = [rng.choice([-1, 0, 5]) for _ in range(n)]
     batch = sorted(rng.randrange(batches) for _ in range(n))
-    superseded = [rng.random() < 0.5 for _ in range(n)]
+    obsolete = [rng.random() < 0.5 for _ in range(n)]
     expired = [rng.random() < 0.5 for _ in range(batches)]
     control = [rng.random() < 0.2 for _ in range(batches)]
     latest = rng.randrange(n)
@@ -130,14 +130,14 @@ def test_keep_records_keeps_what_kafka_keeps(seed: int) -> None:
             if keys[i] < 0:
                 stay = False
                 keyless += 1
-            elif superseded[i] or (values[i] < 0 and expired[batch[i]]):
+            elif obsolete[i] or (values[i] < 0 and expired[batch[i]]):
                 stay = False
         keep.append(stay)
         kept[batch[i]] += stay
         tombstones[batch[i]] += stay and values[i] < 0 and not control[batch[i]]
     out: list[Any] = [np.empty(n, np.bool_), np.zeros(batches, int), np.zeros(batches, int)]
     count = kernels.keep_records(
-        np.array(superseded), integers(keys), integers(values), np.arange(n),
+        np.array(obsolete), integers(keys), integers(values), np.arange(n),
         np.array(batch, dtype=np.int32), np.array(control), np.array(expired), latest, *out,
     )  # fmt: skip
     assert (count, *(array.tolist() for array in out)) == (keyless, keep, kept, tombstones)
@@ -224,14 +224,14 @@ def random_pairs(rng: random.Random, count: int, keys: int) -> list[tuple[int, i
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_mark_superseded_marks_records_of_which_the_table_knows_a_newer_one(seed: int) -> None:
+def test_mark_obsolete_marks_records_of_which_the_table_knows_a_newer_one(seed: int) -> None:
     rng = random.Random(seed)
     known = {n: rng.randrange(100) for n in rng.sample(range(40), 20)}
     numbers = [rng.randrange(50) for _ in range(100)]
     sizes = [rng.choice([-1, 0, 5]) for _ in numbers]
     offsets = [rng.randrange(120) for _ in numbers]
     flags = np.ones(100, dtype=np.bool_)
-    kernels.mark_superseded(
+    kernels.mark_obsolete(
         table(known), hashes_of(numbers), integers(sizes), integers(offsets), 90, flags
     )
     assert flags.tolist() == [
@@ -301,19 +301,19 @@ def test_probe_rows_and_drain_offsets_read_what_put_rows_wrote(seed: int) -> Non
     pairs = random_pairs(rng, 100, 50)
     slots = np.zeros((64, 3), dtype=np.uint64)
     kernels.put_rows(slots, rows_of(pairs), 0, 0, 60, *NO_BITS)
-    newest: dict[int, int] = {}
+    latest_records: dict[int, int] = {}
     for number, offset in pairs:
-        newest[number] = max(offset, newest.get(number, -1))
+        latest_records[number] = max(offset, latest_records.get(number, -1))
     asked = random_pairs(rng, 100, 70)
     out = np.empty(100, dtype=np.int64)
     count = kernels.probe_rows(slots, rows_of(asked), out)
-    assert out[:count].tolist() == [o for number, o in asked if newest.get(number, -1) > o]
+    assert out[:count].tolist() == [o for number, o in asked if latest_records.get(number, -1) > o]
     drained: list[int] = []
     slot, room = 0, np.empty(rng.randrange(1, 20), dtype=np.int64)
     while slot < 64:
         slot, count = kernels.drain_offsets(slots, slot, room)
         drained += room[:count].tolist()
-    assert sorted(drained) == sorted(newest.values())
+    assert sorted(drained) == sorted(latest_records.values())
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -66,7 +66,7 @@ def value(record: Record | None) -> str | None:
     return None if record is None or record.value is None else record.value.decode()
 
 
-def test_a_lookup_finds_the_newest_value_wherever_it_is(log: KafkaLog) -> None:
+def test_a_lookup_finds_the_latest_value_wherever_it_is(log: KafkaLog) -> None:
     put(log, ("a", "1"), ("b", "1"), ("c", "1"))
     clean(log)
     put(log, ("b", "2"))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import clean
-from kafkalog.cleaner.schedule.choice import plan
 from kafkalog.cleaner.schedule.manager import retain
+from kafkalog.cleaner.schedule.scheduler import plan
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments

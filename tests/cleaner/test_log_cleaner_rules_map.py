@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.dedup.newest import build_offset_map
+from kafkalog.cleaner.dedup.latest_records import build_offset_map
 from kafkalog.cleaner.dedup.offset_map import SLOT_SIZE, OffsetMap
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.cleaner.state.stats import CleanerStats

@@ -24,7 +24,7 @@ from kafkalog.storage_engine.broker.ownership import adopt, release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
-from tests.cleaner.naive import batch, dump, newest_values, offsets, records_of
+from tests.cleaner.naive import batch, dump, latest_values, offsets, records_of
 from tests.storage_engine.faults import LyingPages
 
 MINUTE = 60_000
@@ -115,7 +115,7 @@ def test_all_partitions_of_a_topic_are_cleaned(tmp_path: Path) -> None:
         engine.append("t", [(f"k{j}", f"{i}") for j in range(40)], now_ms=1)
     assert [s.partition for s in clean(engine, "t", force=True, now_ms=1)] == [0, 1, 2, 3]
     found = [record for p in range(4) for record in records_of(dump(engine, "t", p))]
-    assert len(found) == len(newest_values(found)) == 40
+    assert len(found) == len(latest_values(found)) == 40
 
 
 def test_a_tombstone_that_is_due_brings_the_cleaner_to_a_quiet_partition(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_cleaners_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
                 raise AssertionError(stats.error)
 
     def look(other: Engine) -> None:
-        found = newest_values(records_of(dump(other)))
+        found = latest_values(records_of(dump(other)))
         assert set(found) >= {b"a", b"b"}
 
     threads = [threading.Thread(target=run, args=(work,)) for work in (force, force, look)]
@@ -327,7 +327,7 @@ def test_cleaners_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
     clean(engine, force=True, now_ms=5)
     found = records_of(dump(engine))
     assert len(found) == 42
-    assert newest_values(found)[b"a"] == (88, b"new 39")
+    assert latest_values(found)[b"a"] == (88, b"new 39")
 
 
 # --- the thread ----------------------------------------------------------------------------------

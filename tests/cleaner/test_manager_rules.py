@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import clean
-from kafkalog.cleaner.schedule.choice import choose, plan
 from kafkalog.cleaner.schedule.manager import clean_filthiest, retain
 from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
+from kafkalog.cleaner.schedule.scheduler import choose, plan
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable, read_uncleanable
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
@@ -100,9 +100,9 @@ def test_a_fault_while_choosing_is_one_of_that_partition_alone(tmp_path: Path) -
 def test_the_filthiest_is_taken_first(tmp_path: Path) -> None:
     """testGrabFilthiestCompactedLogReturnsLogWithDirtiestRatio"""
     engine = increasingly_filthy(tmp_path)
-    choice = choose(engine, now_ms=1000)
-    assert choice.partitions == [("c", 0), ("b", 0)]
-    assert choice.max_dirty_ratio == pytest.approx(1 / 3)
+    schedule = choose(engine, now_ms=1000)
+    assert schedule.partitions == [("c", 0), ("b", 0)]
+    assert schedule.max_dirty_ratio == pytest.approx(1 / 3)
     assert cleaned(engine) == "c"
 
 

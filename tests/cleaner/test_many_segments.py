@@ -129,11 +129,11 @@ def test_groups_with_a_segment_between_them_that_stays_are_not_swapped_together(
     engine = small_segments(tmp_path, FEW, lambda n: n % 5 if n // ROWS % 3 else 1000 + n)
     stays = sorted((tmp_path / "t-0").glob("*.log"))[::3]
     before = {path: path.stat().st_ino for path in stays}
-    newest = {row[1]: row for row in rows_of(engine)}
+    latest = {row[1]: row for row in rows_of(engine)}
     stats, _ = cleaned(engine)
     assert stats.error is None and stats.records_removed > 0
     assert {path: path.stat().st_ino for path in stays} == before
-    assert rows_of(engine) == sorted(newest.values())
+    assert rows_of(engine) == sorted(latest.values())
 
 
 def test_a_large_round_swaps_before_its_end_and_writes_the_gaps_seldom(
@@ -151,17 +151,17 @@ def test_gaps_that_are_held_in_memory_are_bounded(
 ) -> None:
     monkeypatch.setattr(clean_module, "GAPS_MAX", 10)
     engine = small_segments(tmp_path, 40, lambda n: 0)
-    newest = {row[1]: row for row in rows_of(engine)}
+    latest = {row[1]: row for row in rows_of(engine)}
     stats, calls = cleaned(engine)
     assert stats.error is None and calls["gap writes"] == 4  # a gap for each segment but the last
-    assert rows_of(engine) == sorted(newest.values())
+    assert rows_of(engine) == sorted(latest.values())
 
 
 def test_a_round_that_fails_swaps_in_what_it_has_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = half_overwritten(tmp_path, FEW)
-    newest = {row[1]: row for row in rows_of(engine)}
+    latest = {row[1]: row for row in rows_of(engine)}
     create = files.create
     full = f"{ROWS * 6:020d}{layout.LOG}{layout.CLEANED}"
 
@@ -177,8 +177,8 @@ def test_a_round_that_fails_swaps_in_what_it_has_finished(
     assert len(list((tmp_path / "t-0").glob("*.log.deleted"))) == 6
     assert not list((tmp_path / "t-0").glob("*.cleaned"))
     left = rows_of(engine)
-    assert {row[1]: row for row in left} == newest and len(left) == FEW * ROWS - 6 * ROWS // 2
+    assert {row[1]: row for row in left} == latest and len(left) == FEW * ROWS - 6 * ROWS // 2
     monkeypatch.undo()
     stats, _ = cleaned(engine)
     assert stats.error is None
-    assert rows_of(engine) == sorted(newest.values())
+    assert rows_of(engine) == sorted(latest.values())

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from kafkalog.cleaner import clean as engine_clean
 from kafkalog.cleaner.rewrite import batch_writer
 from kafkalog.cleaner.rewrite.batch_writer import BatchWriter
-from kafkalog.cleaner.rewrite.decision import Decision
 from kafkalog.cleaner.rewrite.merge import plan as merge_plan
 from kafkalog.cleaner.rewrite.merge.group import Group
+from kafkalog.cleaner.rewrite.retention_rules import Retained
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
@@ -49,7 +49,7 @@ LZ4, ZSTD = layout.CODEC_LZ4, layout.CODEC_ZSTD
 
 def decided(
     table: records.BatchTable, found: records.RecordTable, fates: Sequence[Fate]
-) -> Decision:
+) -> Retained:
     """The columns that say what a list of fates says."""
     keep: npt.NDArray[np.bool_] = np.array(
         [
@@ -61,7 +61,7 @@ def decided(
         dtype=np.bool_,
     )
     count = len(table)
-    return Decision(
+    return Retained(
         keep=keep,
         kept=np.bincount(found.batch_index[keep], minlength=count).astype(np.int64),
         tombstones=np.bincount(
@@ -497,8 +497,8 @@ def test_no_tombstone_goes_early_or_late_and_no_time_changes_over_many_rounds(
             expected |= {o: row for o, row in rows_of(engine).items() if o >= before}
         (stats,) = engine_clean(engine, force=True, now_ms=now)
         assert stats.error is None
-        newest = {row[1]: offset for offset, row in expected.items()}
-        expected = {o: row for o, row in expected.items() if newest[row[1]] == o}
+        latest = {row[1]: offset for offset, row in expected.items()}
+        expected = {o: row for o, row in expected.items() if latest[row[1]] == o}
         for offset, row in list(expected.items()):
             if row[2] is None and now >= horizons.setdefault(offset, now + 100):
                 del expected[offset]

@@ -57,7 +57,7 @@ def test_a_key_outside_of_the_bytes_is_a_corrupt_batch() -> None:
         hashed(OffsetMap(4), records)
 
 
-def test_an_absent_key_has_no_offset_and_a_present_one_its_newest() -> None:
+def test_an_absent_key_has_no_offset_and_a_present_one_its_latest() -> None:
     offset_map = OffsetMap(10)
     put(offset_map, keys(b"a", b"b", b"a", None, b""))
     assert offset_map.get(hashed(offset_map, keys(b"a", b"b", b"", b"c"))).tolist() == [2, 1, 4, -1]
@@ -150,7 +150,7 @@ def test_every_key_is_in_exactly_one_part_of_a_split() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1 << 16])
-def test_the_offsets_of_a_map_are_those_of_its_newest_records_in_order(
+def test_the_offsets_of_a_map_are_those_of_its_latest_records_in_order(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kafkalog.cleaner.dedup.offset_map._TAKEN_AT_ONCE", at_once)
@@ -158,8 +158,8 @@ def test_the_offsets_of_a_map_are_those_of_its_newest_records_in_order(
     names = [b"key-%d" % rng.randrange(40) for _ in range(200)]
     offset_map = OffsetMap(60)
     put(offset_map, keys(*names))
-    newest = {name: offset for offset, name in enumerate(names)}
-    assert offset_map.take_offsets().tolist() == sorted(newest.values())
+    latest = {name: offset for offset, name in enumerate(names)}
+    assert offset_map.take_offsets().tolist() == sorted(latest.values())
     assert offset_map.size == 0
     offset_map.clear()
     put(offset_map, keys(b"one"))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.key_index.survivors import latest
+from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
-from tests.cleaner.naive import Batch, dump, newest_values, offsets, records_of
+from tests.cleaner.naive import Batch, dump, latest_values, offsets, records_of
 from tests.storage_engine.naive_messages import GZIP, Message, message, wrapper
 
 ALONE = CleanerConfig(merge_batches=False)
@@ -52,12 +52,12 @@ def test_what_stays_of_old_messages_becomes_batches_v2(
     items[1] = Message(items[1].offset, items[1].timestamp, b"c", b"only")
     data = wrapper(magic, GZIP, items) if compressed else plain(magic, *items)
     engine = upgraded(tmp_path, place, data)
-    before = newest_values(records_of(dump(engine)))
+    before = latest_values(records_of(dump(engine)))
     (stats,) = clean(engine, now_ms=1, config=config)
     assert stats.error is None
     assert magics(engine) == {2}
     after = dump(engine)
-    assert newest_values(records_of(after)) == before
+    assert latest_values(records_of(after)) == before
     assert len(offsets(after)) == 5  # c, a and b once, and the active segment
     (only,) = [r for r in records_of(after) if r.key == b"c"]
     assert (only.offset, only.timestamp) == (2 * place + 1, 5 if magic else -1)
@@ -113,7 +113,7 @@ def test_a_log_that_was_converted_is_not_written_again(tmp_path: Path) -> None:
     assert dump(engine) == before
 
 
-def test_the_newest_records_are_found_across_formats(tmp_path: Path) -> None:
+def test_the_latest_records_are_found_across_formats(tmp_path: Path) -> None:
     engine = upgraded(tmp_path, 4, wrapper(0, GZIP, messages(0, 8, 9)))
     with engine.view("t", 0) as view:
         found = list(latest(view, 8, budget_bytes=1 << 20, schema=changelog_schema()))

@@ -13,7 +13,7 @@ import pytest
 
 from kafkalog.cleaner import clean
 from kafkalog.cleaner import clean as cleaner_package
-from kafkalog.cleaner.key_index.survivors import latest
+from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.report.explain import explain
 from kafkalog.errors import InvalidInputError
 from kafkalog.schema import changelog_schema
@@ -65,7 +65,7 @@ def end_of(engine: Engine, pin: Pin) -> int:
 
 
 def table(engine: Engine, end: int) -> dict[bytes, bytes]:
-    """The newest value of each key as of an offset, each key once."""
+    """The latest value of each key as of an offset, each key once."""
     found: dict[bytes, bytes] = {}
     with engine.view("t", 0, whole=True) as view:
         for batch in latest(view, end, budget_bytes=1 << 20, schema=changelog_schema()):

@@ -23,7 +23,7 @@ from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import list_segments
-from tests.cleaner.naive import batch, dump, foreign_log, newest_values, offsets, records_of
+from tests.cleaner.naive import batch, dump, foreign_log, latest_values, offsets, records_of
 from tests.cleaner.transactional_log import CONTROL, DAY, TRANSACTIONAL, Log, kafkas
 from tests.storage_engine import log_builder
 
@@ -48,7 +48,7 @@ def sizes(engine: Engine) -> list[int]:
     return [s.size for s in list_segments(engine.partition_directory("t", 0))]
 
 
-def newest(engine: Engine) -> dict[bytes, int]:
+def latest_records(engine: Engine) -> dict[bytes, int]:
     with engine.view("t", 0, whole=True) as view:
         end = view.state.high_watermark
         found: dict[bytes, int] = {}
@@ -91,7 +91,7 @@ def test_a_log_that_is_overwritten_for_ever_keeps_its_size(tmp_path: Path) -> No
         forced(engine, NOW + i)
         found.append((sum(sizes(engine)), len(sizes(engine))))
     assert len(set(found[2:])) == 1
-    assert len(newest(engine)) == 10
+    assert len(latest_records(engine)) == 10
 
 
 # --- missing and far offsets ---------------------------------------------------------------------
@@ -152,9 +152,9 @@ def test_a_copy_of_a_compacted_log_with_far_offsets_has_sound_indexes(
     forced(log.engine)
     assert sound(tmp_path)
     expected = {
-        key: offset for key, (offset, _) in newest_values(records_of(log.batches())).items()
+        key: offset for key, (offset, _) in latest_values(records_of(log.batches())).items()
     }
-    assert newest(log.engine) == expected
+    assert latest_records(log.engine) == expected
     assert max(log.offsets()) == 3 * MAX
 
 
@@ -313,7 +313,7 @@ def test_the_log_end_survives_a_tail_that_is_cleaned_away_whole(
 def test_the_log_end_survives_without_its_journal_right_after_the_roll(
     tmp_path: Path, config: CleanerConfig
 ) -> None:
-    """KAFKA-17076: the same with superseded records, which need a record above them"""
+    """KAFKA-17076: the same with obsolete records, which need a record above them"""
     log = Log.create(tmp_path)
     for _ in range(3):
         log.data(1, 2)
@@ -360,7 +360,7 @@ def test_a_transaction_over_many_segments_is_whole_or_gone(tmp_path: Path, end: 
     expected = {b"1": 2, b"2": 3, b"3": 4} if end else {b"1": 0, b"2": 1}
     for i in range(3):
         forced(log.engine, NOW + i * (DAY + 1), kafkas())
-        assert newest(log.engine) == expected | {b"4": log.end - 1}
+        assert latest_records(log.engine) == expected | {b"4": log.end - 1}
         assert (5 in log.offsets()) == (bool(end) or i < 2)  # in two stages, behind its data
         log.data(4)
 
@@ -379,11 +379,11 @@ def test_an_abort_marker_stays_while_a_later_round_may_need_it(tmp_path: Path) -
     rounds = 0
     while log.first_dirty_offset < log.end:
         log.clean(NOW + rounds * (DAY + 1), config=kafkas(3))
-        assert newest(log.engine) == expected
+        assert latest_records(log.engine) == expected
         rounds += 1
     assert rounds > 2
     log.clean(NOW + 99 * DAY)
-    assert (newest(log.engine), log.indexed()) == (expected, [])
+    assert (latest_records(log.engine), log.indexed()) == (expected, [])
 
 
 @pytest.mark.parametrize("kind", [0, 1])
@@ -400,12 +400,12 @@ def test_records_with_the_key_of_a_marker_and_markers_pass_each_other_by(
     expected = {key: 0, b"1": 1} if kind else {key: 0}
     for _ in range(2):
         forced(log.engine, NOW, kafkas())
-        assert (newest(log.engine), 2 in log.offsets()) == (expected, True)
+        assert (latest_records(log.engine), 2 in log.offsets()) == (expected, True)
         log.data(2)
         expected[b"2"] = log.end - 1
     log.engine.append("t", [(key, "behind")], now_ms=0)
     forced(log.engine, NOW, kafkas())
-    assert newest(log.engine) == expected | {key: log.end}
+    assert latest_records(log.engine) == expected | {key: log.end}
     assert 2 in log.offsets()
 
 
@@ -418,7 +418,7 @@ def test_aborted_batches_larger_than_all_buffers_go(tmp_path: Path) -> None:
     log.data(1)
     config = replace(kafkas(), io_buffer_size=1)
     forced(log.engine, NOW, config)
-    assert newest(log.engine) == {b"1": log.end - 1}
+    assert latest_records(log.engine) == {b"1": log.end - 1}
     assert len(log.offsets()) == 2
 
 

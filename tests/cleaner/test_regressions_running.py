@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status
-from kafkalog.cleaner.schedule.choice import choose, plan
 from kafkalog.cleaner.schedule.manager import clean_filthiest, retain
 from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
+from kafkalog.cleaner.schedule.scheduler import choose, plan
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
@@ -25,7 +25,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.segment.segments import list_segments
-from tests.cleaner.naive import batch, dump, foreign_log, newest_values, offsets, records_of
+from tests.cleaner.naive import batch, dump, foreign_log, latest_values, offsets, records_of
 from tests.cleaner.test_manager import corrupt, eventually, filled
 from tests.cleaner.transactional_log import CONTROL, DAY, TRANSACTIONAL, Log
 
@@ -105,7 +105,7 @@ def test_a_control_batch_without_a_record_does_not_end_the_thread(tmp_path: Path
         eventually(lambda: status(log.engine, 1_000)[0].state == "clean")
         assert (thread.deaths, thread.failures) == (0, 0)
     data = [item for item in dump(log.engine) if not item.attributes & CONTROL]
-    found = newest_values(records_of(data))
+    found = latest_values(records_of(data))
     assert {key: offset for key, (offset, _) in found.items()} == {b"1": 9, b"2": 8, b"3": 11}
 
 
@@ -340,14 +340,14 @@ def test_pausers_retention_and_cleaners_may_meet_in_any_order(tmp_path: Path) ->
     assert faults == []
     assert not is_paused(tmp_path / "t-0")
     assert [stats.error for stats in clean(engine, force=True, now_ms=2)] in ([], [None])
-    assert len(records_of(dump(engine))) == len(newest_values(records_of(dump(engine)))) == 17
+    assert len(records_of(dump(engine))) == len(latest_values(records_of(dump(engine)))) == 17
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 6])
 def test_a_policy_that_changes_at_any_moment_leaves_one_at_work(tmp_path: Path, n: int) -> None:
     """KAFKA-7322: the retention of a topic ran while the cleaner still swapped its segments"""
     engine = filled(tmp_path, "t", retention_ms="1", min_cleanable_dirty_ratio="0")
-    before = newest_values(records_of(dump(engine)))
+    before = latest_values(records_of(dump(engine)))
     other = Engine(tmp_path)
     calls = 0
 
@@ -360,7 +360,7 @@ def test_a_policy_that_changes_at_any_moment_leaves_one_at_work(tmp_path: Path, 
 
     assert clean(engine, now_ms=1, check_abort=change) == []
     assert calls == n  # it has let go at once
-    assert newest_values(records_of(dump(engine))) == before
+    assert latest_values(records_of(dump(engine))) == before
     (retained,) = other.apply_retention("t", now_ms=10**14)
     assert retained.segments > 0
     assert records_of(dump(engine)) == []

@@ -33,7 +33,7 @@ def filled(root: Path, *topics: str, hours: int = 6, **config: str) -> Engine:
     return engine
 
 
-def newest(engine: Engine, topic: str = "t") -> list[int]:
+def latest_records(engine: Engine, topic: str = "t") -> list[int]:
     with engine.view(topic, 0, whole=True) as view:
         end = view.state.high_watermark
         found = latest(view, end, budget_bytes=1 << 20, schema=changelog_schema())
@@ -52,7 +52,7 @@ def test_compact_delete_is_cleaned_and_then_loses_its_old_segments(tmp_path: Pat
         (stats,) = engine.clean(now_ms=int(4.5 * HOUR))
         assert stats.error is None
         assert start(engine) == (4, 10)
-        assert newest(engine) == [5, 7, 9, 10, 11]
+        assert latest_records(engine) == [5, 7, 9, 10, 11]
         assert engine.clean(now_ms=int(4.5 * HOUR)) == []
 
 
@@ -60,7 +60,7 @@ def test_compact_alone_keeps_every_key_however_old(tmp_path: Path) -> None:
     with filled(tmp_path, "t", retention_ms="1", retention_bytes="1") as engine:
         engine.clean(now_ms=10**9 * HOUR)
         assert start(engine)[0] == 0
-        assert len(newest(engine)) == 7
+        assert len(latest_records(engine)) == 7
 
 
 def test_nothing_below_the_log_start_is_dirty_or_cleaned_into_another_segment(
@@ -73,12 +73,12 @@ def test_nothing_below_the_log_start_is_dirty_or_cleaned_into_another_segment(
     assert start(engine) == (7, 7)
     (stats,) = clean(engine, now_ms=1)
     assert stats.start_offset == 7
-    assert newest(engine) == [7, 9, 10, 11]
+    assert latest_records(engine) == [7, 9, 10, 11]
     names = sorted(path.name for path in (tmp_path / "t-0").glob("*.log"))
     assert [int(name[:20]) for name in names] == [0, 2, 4, 6, 10]
     retain(engine, now_ms=1)
     assert sorted(int(path.name[:20]) for path in (tmp_path / "t-0").glob("*.log")) == [6, 10]
-    assert newest(engine) == [7, 9, 10, 11]
+    assert latest_records(engine) == [7, 9, 10, 11]
 
 
 def test_records_deleted_during_a_round_stay_clean(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_records_deleted_during_a_round_stay_clean(tmp_path: Path) -> None:
 
     assert clean(engine, now_ms=1, check_abort=check_abort)[0].error is None
     assert start(engine) == (12, 12)
-    assert newest(engine) == []
+    assert latest_records(engine) == []
 
 
 def test_an_uncleanable_partition_is_not_retained(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Cleaning and the newest records, however few batches are decompressed at once."""
+"""Cleaning and the latest records, however few batches are decompressed at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.records.records import BatchTable
 from kafkalog.storage_engine.segment import open_segment
-from tests.cleaner.naive import Batch, dump, naive_clean, newest_values, offsets, records_of
+from tests.cleaner.naive import Batch, dump, latest_values, naive_clean, offsets, records_of
 
 SCHEMA = changelog_schema()
 
@@ -72,7 +72,7 @@ def test_a_map_that_fills_in_a_later_run_of_a_chunk_ends_there(
     assert found[0] == found[1]
 
 
-def test_the_newest_records_are_the_same_in_runs_of_any_size(
+def test_the_latest_records_are_the_same_in_runs_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(tmp_path)
@@ -80,7 +80,7 @@ def test_the_newest_records_are_the_same_in_runs_of_any_size(
     filled(engine, 1, random.Random(1))
     end = engine.offsets("t")[0][1]
     expected = {
-        offset for offset, value in newest_values(records_of(dump(engine))).values() if value
+        offset for offset, value in latest_values(records_of(dump(engine))).values() if value
     }
     for run_size in (1, 700, 1 << 20):
         monkeypatch.setattr(open_segment, "RUN_SIZE", run_size)

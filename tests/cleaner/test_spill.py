@@ -158,12 +158,12 @@ def test_dirty_and_clean_keys_are_resolved_at_every_depth(
     assert spill.key_bytes > 0
     spilled = spill.resolve(300, 0.9, lambda: None)
     spill.close()
-    assert names(tmp_path) == ["kl-spill-kept", "kl-spill-superseded", "kl-spill-uncounted"]
-    newest = {int(key): int(offset) for key, offset in zip(dirty, offsets, strict=True)}
-    kept = set(newest.values())
+    assert names(tmp_path) == ["kl-spill-kept", "kl-spill-obsolete", "kl-spill-uncounted"]
+    latest = {int(key): int(offset) for key, offset in zip(dirty, offsets, strict=True)}
+    kept = set(latest.values())
     assert spilled._kept.contains(offsets).tolist() == [o in kept for o in offsets.tolist()]
-    assert spilled._superseded.contains(np.arange(300)).tolist() == [
-        key in newest for key in clean.tolist()
+    assert spilled._obsolete.contains(np.arange(300)).tolist() == [
+        key in latest for key in clean.tolist()
     ]
     spilled.close()
     assert names(tmp_path) == []

@@ -22,8 +22,8 @@ from tests.cleaner.naive import (
     batch,
     dump,
     foreign_log,
+    latest_values,
     naive_clean,
-    newest_values,
     offsets,
     records_of,
 )
@@ -96,8 +96,8 @@ def test_without_spilling_there_are_kafkas_rounds_with_the_same_end(tmp_path: Pa
     config = CleanerConfig(dedupe_buffer_size=24 * 30, spill=False)
     stats = cleaned(engine, 1_000, config)
     assert (stats.rounds > 5, stats.spilled_bytes) == (True, 0)
-    assert newest_values(records_of(dump(engine))) == newest_values(before)
-    assert len(records_of(dump(engine))) == len(newest_values(before))
+    assert latest_values(records_of(dump(engine))) == latest_values(before)
+    assert len(records_of(dump(engine))) == len(latest_values(before))
 
 
 def test_spilling_is_told_in_the_statistics(tmp_path: Path) -> None:
@@ -114,18 +114,18 @@ def test_a_cleaner_may_die_at_any_act_and_the_next_one_ends_the_work(tmp_path: P
     n, stride = 1, 1
     while True:
         engine = written(tmp_path / str(n), 2, commits=20)
-        before = newest_values(records_of(dump(engine)))
+        before = latest_values(records_of(dump(engine)))
 
         def work(engine: Engine = engine) -> None:
             cleaned(engine, 1_000)
 
         if not each_act(work, n, Died()):
             break
-        assert newest_values(records_of(dump(engine))) == before, n
+        assert latest_values(records_of(dump(engine))) == before, n
         for stats in clean(engine, "t", force=True, now_ms=1_000, config=SMALL):
             assert (stats.error, stats.rounds) == (None, 1), n
         after = records_of(dump(engine))
-        assert (len(after), newest_values(after)) == (len(before), before), n
+        assert (len(after), latest_values(after)) == (len(before), before), n
         assert spill_files(engine) == [], n
         n += stride
         stride = 1 + n // 8
@@ -135,7 +135,7 @@ def test_a_cleaner_may_die_at_any_act_and_the_next_one_ends_the_work(tmp_path: P
 @pytest.mark.slow
 def test_a_cleaner_killed_twice_while_it_spills_is_followed_by_progress(tmp_path: Path) -> None:
     engine = written(tmp_path, 3, keys=10_000, commits=100)
-    before = newest_values(records_of(dump(engine)))
+    before = latest_values(records_of(dump(engine)))
     for _ in range(2):
         kill_while_it_spills(tmp_path, engine)
     config = CleanerConfig(dedupe_buffer_size=24 * 200, merge_batches=False)
@@ -143,7 +143,7 @@ def test_a_cleaner_killed_twice_while_it_spills_is_followed_by_progress(tmp_path
     # The first round was a bounded one; the rest then spills again, and comes to its end.
     assert (stats.error, stats.rounds) == (None, 2)
     after = records_of(dump(engine))
-    assert (len(after), newest_values(after)) == (len(before), before)
+    assert (len(after), latest_values(after)) == (len(before), before)
     assert spill_files(engine) == []
 
 
@@ -245,7 +245,7 @@ def test_every_bounded_round_gets_on_whatever_offsets_are_missing(
         tmp_path, {**segments, offset: []}, first_dirty=rng.randrange(offset // 2),
         config={"min.cleanable.dirty.ratio": "0"},
     )  # fmt: skip
-    before = newest_values(records_of(dump(engine)))
+    before = latest_values(records_of(dump(engine)))
     config = CleanerConfig(dedupe_buffer_size=24 * slots, spill=False, merge_batches=False)
     start = engine.describe("t").partitions[0].first_dirty_offset
     while start < offset:
@@ -255,4 +255,4 @@ def test_every_bounded_round_gets_on_whatever_offsets_are_missing(
         assert stats.end_offset > start
         start = stats.end_offset
     assert clean_filthiest(engine, now_ms=1_000, config=config) is None
-    assert newest_values(records_of(dump(engine))) == before
+    assert latest_values(records_of(dump(engine))) == before

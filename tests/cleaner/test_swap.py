@@ -19,7 +19,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.segments import list_segments
-from tests.cleaner.naive import batch, dump, dump_view, foreign_log, newest_values, records_of
+from tests.cleaner.naive import batch, dump, dump_view, foreign_log, latest_values, records_of
 from tests.storage_engine.faults import Died, each_act
 
 Fault = Callable[[], BaseException]
@@ -36,7 +36,7 @@ def dirty_log(root: Path) -> Engine:
     })  # fmt: skip
 
 
-def newest(engine: Engine) -> dict[bytes, int]:
+def latest_records(engine: Engine) -> dict[bytes, int]:
     with engine.view("t", 0, whole=True) as view:
         found: dict[bytes, int] = {}
         end = view.state.high_watermark
@@ -64,7 +64,7 @@ def test_a_cleaning_cut_short_at_any_durable_act_loses_nothing_and_heals(
 ) -> None:
     monkeypatch.setattr(swap, "SEGMENTS_MAX", segments_max)  # several swaps, or one
     before = Engine(template, read_only=True)
-    all_records, newest_offsets = records_of(dump(before)), newest(before)
+    all_records, latest_offsets = records_of(dump(before)), latest_records(before)
     reference = tmp_path / "reference"
     shutil.copytree(template, reference)
     clean(Engine(reference), now_ms=1)
@@ -80,14 +80,14 @@ def test_a_cleaning_cut_short_at_any_durable_act_loses_nothing_and_heals(
         is_cut_short = each_act(lambda e=engine: clean(e, now_ms=1), n, fault())
         reader = Engine(root, read_only=True)
         left = records_of(dump(reader))
-        assert newest_values(left) == newest_values(all_records), n
+        assert latest_values(left) == latest_values(all_records), n
         assert set(left) <= set(all_records), n
-        assert newest(reader) == newest_offsets, n
+        assert latest_records(reader) == latest_offsets, n
         # Whatever was left, another cleaner brings the log to where the first was heading.
         other = Engine(root)
         other.append("t", [("new", "1")], now_ms=1)
         clean(other, force=True, now_ms=90_000)
-        assert newest(other) == newest_offsets | {b"new": 26}, n
+        assert latest_records(other) == latest_offsets | {b"new": 26}, n
         state = other.describe("t").partitions[0]
         assert (state.first_dirty_offset, state.cleaned_to) == (27, 27), n
         names = [path.name for path in (root / "t-0").iterdir()]
@@ -149,7 +149,7 @@ def test_a_reader_that_is_open_during_a_cleaning_sees_its_moment(tmp_path: Path)
         assert clean(engine, force=True, now_ms=1)[0].error is None
         assert dump_view(view) == before
         assert first.segment_base == 0
-    assert len(records_of(dump(engine))) == len(newest_values(records_of(before)))
+    assert len(records_of(dump(engine))) == len(latest_values(records_of(before)))
 
 
 def test_replaced_files_go_after_the_delay_and_the_canary_never(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kafkalog.inspection.verify import log_size
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from tests.cleaner.naive import dump, newest_values, offsets, records_of
+from tests.cleaner.naive import dump, latest_values, offsets, records_of
 from tests.cleaner.test_manager import corrupt, eventually, filled
 
 QUICK = CleanerConfig(backoff_ms=5)
@@ -88,7 +88,7 @@ def test_threads_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
         eventually(lambda: all(s.state == "clean" for s in status(engine, 1_000)))
     assert (thread.failures, thread.deaths) == (0, 0)
     for topic, last in (("a", 59), ("b", 58)):
-        found = newest_values(records_of(dump(engine, topic)))
+        found = latest_values(records_of(dump(engine, topic)))
         assert found[b"a"] == (68, f"new {last}".encode())
         assert len(found) == 2 + 30
 

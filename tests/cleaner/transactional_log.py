@@ -219,12 +219,12 @@ def naive_round(
     aborted: Sequence[Entry],
 ) -> tuple[list[Batch], list[Entry]]:
     """What a round leaves of `batches`, all below `end`, and of the transaction index."""
-    newest: dict[bytes, int] = {}
+    latest: dict[bytes, int] = {}
     for batch in batches:
         if not batch.attributes & CONTROL and not is_aborted(batch, aborted):
             for record in batch.records:
                 if record.key is not None and first_dirty <= record.offset < end:
-                    newest[record.key] = record.offset
+                    latest[record.key] = record.offset
     left: list[Batch] = []
     entries: list[Entry] = []
     seen: set[int] = set()
@@ -249,7 +249,7 @@ def naive_round(
                 not is_control
                 and not can_discard
                 and record.key is not None
-                and newest.get(record.key, -1) <= record.offset
+                and latest.get(record.key, -1) <= record.offset
                 and not (record.value is None and is_over)
             )
         ]

@@ -97,7 +97,7 @@ def test_what_is_dead_is_counted_of_compacted_topics(log: KafkaLog) -> None:
         if one["topic"] == "stock"
         for segment in one["segments"]
     ]
-    # 44 were appended and 11 cleaned away; the newest of each key are no more than 11.
+    # 44 were appended and 11 cleaned away; the latest of each key are no more than 11.
     assert tuple(map(sum, zip(*records, strict=True))) == (33, 22, 3)
 
 
@@ -123,7 +123,7 @@ def test_a_partition_is_counted_again_when_it_has_changed_and_rested(log: KafkaL
     assert counts.of("stock", 0) == {}
 
 
-def test_cleanings_are_told_newest_first_with_bytes_before_and_after(log: KafkaLog) -> None:
+def test_cleanings_are_told_latest_first_with_bytes_before_and_after(log: KafkaLog) -> None:
     log.clean("stock", force=True)
     (one, _) = [row for row in shown(log)["partitions"] if row["topic"] == "stock"]
     first, second = one["cleanings"]

@@ -171,7 +171,7 @@ def test_a_key_is_given_in_the_encoding_of_keys(kafkalog: Command, root: Path) -
 
 
 @pytest.mark.parametrize("is_cleaned", [False, True])
-def test_latest_is_the_newest_record_of_each_key_without_tombstones(
+def test_latest_is_the_latest_record_of_each_key_without_tombstones(
     kafkalog: Command, root: Path, is_cleaned: bool
 ) -> None:
     if is_cleaned:

@@ -212,7 +212,7 @@ def test_a_log_that_is_not_there_is_an_error_of_the_read(tmp_path: Path) -> None
         ranges(tmp_path / "nowhere")
 
 
-def test_a_view_gives_the_newest_record_of_each_key(tmp_path: Path) -> None:
+def test_a_view_gives_the_latest_record_of_each_key(tmp_path: Path) -> None:
     append(tmp_path, "t", [*numbered(3), (b"k1", b"new"), (b"k2", None)])
 
     found = {row["key"]: row["value"] for row in read(tmp_path, view="latest")}

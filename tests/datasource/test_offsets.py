@@ -58,7 +58,7 @@ def test_json_names_a_topic_at_once() -> None:
     "text",
     [
         "",
-        "newest",
+        "latest_records",
         "[]",
         "{",
         '{"a":1}',

@@ -109,12 +109,12 @@ def test_a_view_follows_the_log_in_a_dataframe_and_in_sql(spark: Any, tmp_path: 
     append(tmp_path, "t", [*numbered(3), (b"k1", b"new"), (b"k2", None)])
     frame = reading(spark, tmp_path, view="latest")
     spark.sql(
-        "CREATE OR REPLACE TEMPORARY VIEW newest USING kafkalog "
+        "CREATE OR REPLACE TEMPORARY VIEW latest_records USING kafkalog "
         f"OPTIONS (path '{tmp_path}', subscribe 't', view 'latest')"
     )
 
     def found() -> list[dict[bytes, bytes]]:
-        tables = (frame, spark.sql("SELECT key, value FROM newest"))
+        tables = (frame, spark.sql("SELECT key, value FROM latest_records"))
         return [{bytes(r.key): bytes(r.value) for r in table.collect()} for table in tables]
 
     assert found() == [{b"k0": b"v0", b"k1": b"new"}] * 2

@@ -135,15 +135,15 @@ def test_a_repository_of_odd_things_ends_identical(tmp_path: Path) -> None:
     assert figures["records_kept"] == figures["paths"] == len(ODD_NAMES)
     assert figures["dirty_ratio_after"] == 0
     assert result.stderr.rstrip().endswith("identical")
-    newest = {key: json.loads(value) for key, value in newest_by_another_reader(log).items()}
-    assert {key: Entry(value["mode"], value["blob"]) for key, value in newest.items()} == (
+    latest = {key: json.loads(value) for key, value in latest_by_another_reader(log).items()}
+    assert {key: Entry(value["mode"], value["blob"]) for key, value in latest.items()} == (
         head_tree(repository.path)
     )
 
 
-def newest_by_another_reader(log: Path) -> dict[bytes, bytes]:
-    """Read every byte of every `.log` with aiokafka; return the newest value per key."""
-    newest: dict[bytes, bytes | None] = {}
+def latest_by_another_reader(log: Path) -> dict[bytes, bytes]:
+    """Read every byte of every `.log` with aiokafka; return the latest value per key."""
+    latest: dict[bytes, bytes | None] = {}
     files = sorted(log.glob("git-*/*.log"))
     assert files
     for path in files:
@@ -158,5 +158,5 @@ def newest_by_another_reader(log: Path) -> dict[bytes, bytes]:
             for record in batch:
                 assert record.offset > last_offset
                 last_offset = record.offset
-                newest[record.key] = record.value
-    return {key: value for key, value in newest.items() if value is not None}
+                latest[record.key] = record.value
+    return {key: value for key, value in latest.items() if value is not None}

@@ -339,15 +339,15 @@ def test_the_brokers_cleaner_goes_over_our_files_without_a_fault(cleaned: KafkaB
 
 
 @pytest.mark.parametrize("topic", [topic for topic in CLEANED if topic != TOMBSTONES])
-def test_the_broker_keeps_the_newest_record_of_every_key(
+def test_the_broker_keeps_the_latest_record_of_every_key(
     cleaned: KafkaBroker, records: dict[tuple[str, int], list[Record]], topic: str
 ) -> None:
     before = records[topic, 0]
     *survivors, new = consumed(cleaned.bootstrap, topic, 0)
     assert (new.key, new.value) == (b"key-0", b"kafka's")
     assert set(survivors) <= set(before)
-    newest = {record.key: record for record in before}
-    kept = [record for record in newest.values() if record.value is not None]
+    latest = {record.key: record for record in before}
+    kept = [record for record in latest.values() if record.value is not None]
     assert [record for record in survivors if record.value is not None] == sorted(kept)
 
 

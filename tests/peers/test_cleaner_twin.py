@@ -6,7 +6,7 @@ And a whole broker, on topics that real producers wrote to: there the horizons c
 and are compared as being there.
 
 A seed that fails comes again with `KAFKALOG_TWIN_SEEDS=17,40-50`. Kafka 4.4, which is the judge,
-follows the newest rules but one: it splits a segment that cannot take its output, and gives up the
+follows the latest rules but one: it splits a segment that cannot take its output, and gives up the
 round, where we write a second one (the conformance list's D3); no log here gets so large.
 """
 

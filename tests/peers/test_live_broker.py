@@ -233,9 +233,9 @@ def assert_is_read(log: KafkaLog, place: Partition, committed: dict[int, bytes |
         assert found == wanted
         return
     assert found.items() <= wanted.items()
-    newest = {int(value.split()[0]) % 30: value for _, value in sorted(wanted.items()) if value}
+    latest = {int(value.split()[0]) % 30: value for _, value in sorted(wanted.items()) if value}
     assert {record.key: record.value for record in records} == {
-        b"key-%d" % number: value for number, value in newest.items()
+        b"key-%d" % number: value for number, value in latest.items()
     }
 
 

@@ -310,8 +310,8 @@ def assert_every_record_once(world: World) -> None:
             continue
         survivors = sent(found[place])
         assert survivors.items() <= records.items()
-        newest = {records[offset].key: offset for offset in sorted(records)}
-        assert set(newest.values()) <= survivors.keys(), place
+        latest = {records[offset].key: offset for offset in sorted(records)}
+        assert set(latest.values()) <= survivors.keys(), place
 
 
 def test_every_acknowledged_record_is_there_once(resumed: World) -> None:

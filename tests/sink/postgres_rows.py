@@ -28,7 +28,7 @@ ARROW = {"string": pa.string(), "binary": pa.binary(), "integer": pa.int32()}
 Row = tuple[Any, ...]
 
 
-def portion(
+def driver_batch(
     rows: Sequence[Row],
     shape: Shape = TEXT,
     *,
@@ -58,13 +58,13 @@ def batch(batch_id: int, query_id: str = "q", **more: Any) -> Batch:
 
 
 def apply_small(
-    upsert: PostgresUpsert, doing: Batch, *portions: pa.RecordBatch, shape: Shape = TEXT
+    upsert: PostgresUpsert, doing: Batch, *driver_batches: pa.RecordBatch, shape: Shape = TEXT
 ) -> bool:
     """Apply rows by way of the driver."""
     with upsert.connection() as connection:
         table = PostgresTable.find(connection, upsert.table)
         declared = table.prepare(connection, list(shape), list(shape.values()))
-        return upsert.merge_small(connection, table, declared, doing, portions)
+        return upsert.merge_small(connection, table, declared, doing, driver_batches)
 
 
 def apply_staged(

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from kafkalog.sink.upsert import Batch
 
-__all__ = ["KINDS", "NAMES", "Row", "batch", "portion", "query", "row"]
+__all__ = ["KINDS", "NAMES", "Row", "batch", "driver_batch", "query", "row"]
 
 NAMES = ["key", "value", "topic", "partition", "offset"]
 KINDS = ["BLOB", "BLOB", "TEXT", "INTEGER", "INTEGER"]
@@ -30,7 +30,7 @@ def row(key: Any, value: Any, offset: int, partition: int = 0) -> Row:
     return (key, value, "t", partition, offset)
 
 
-def portion(
+def driver_batch(
     rows: Sequence[Row], names: Sequence[str] = NAMES, deleted: Sequence[bool] | None = None
 ) -> pa.RecordBatch:
     """Return rows as Spark gives them; without `deleted` a null in the second column deletes."""

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.delta.columns import delta_type, first_fault, table_schema
 from kafkalog.sink.upsert.delta.upsert import DeltaUpsert
-from tests.sink.delta_portions import Row, batch, portion, rows_of
+from tests.sink.delta_portions import Row, batch, driver_batch, rows_of
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ KINDS = columns(key=types.StringType(), n=types.LongType(), name=types.StringTyp
 
 def shaped(upsert: DeltaUpsert, batch_id: int, *rows: Row) -> bool:
     kinds = [pa.string(), pa.int64(), pa.string()]
-    return upsert.apply(batch(batch_id), KINDS, lambda: iter([portion(rows, NAMES, kinds)]))
+    return upsert.apply(batch(batch_id), KINDS, lambda: iter([driver_batch(rows, NAMES, kinds)]))
 
 
 def test_a_narrower_column_takes_what_fits_and_names_the_record_that_does_not(
@@ -110,7 +110,9 @@ def test_further_columns_are_left_as_they_are(upsert: DeltaUpsert, path: Path) -
     assert upsert.apply(
         batch(0, query_id="new", is_replacing=True),
         KINDS,
-        lambda: iter([portion([(0, "c", 3, "z")], NAMES, [pa.string(), pa.int64(), pa.string()])]),
+        lambda: iter(
+            [driver_batch([(0, "c", 3, "z")], NAMES, [pa.string(), pa.int64(), pa.string()])]
+        ),
     )
     assert DeltaTable(path).to_pyarrow_table().to_pylist() == [
         {"more": None, "key": "c", "n": 3, "name": "z"}
@@ -139,7 +141,9 @@ def test_keys_that_select_made_equal_are_refused(upsert: DeltaUpsert, path: Path
     rows = [(0, "a", 1, "x", 1), (1, "b", 1, "x", 2)]
     kinds = [pa.string(), pa.int64(), pa.string(), pa.int64()]
     with pytest.raises(InvalidInputError, match=r"^t-0 offset 1: .*one key of several keys"):
-        upsert.apply(batch(0), KINDS, lambda: iter([portion(rows, [*NAMES, "kl_count"], kinds)]))
+        upsert.apply(
+            batch(0), KINDS, lambda: iter([driver_batch(rows, [*NAMES, "kl_count"], kinds)])
+        )
 
 
 def test_all_types_of_spark_arrive(upsert: DeltaUpsert, path: Path) -> None:
@@ -164,7 +168,7 @@ def test_all_types_of_spark_arrive(upsert: DeltaUpsert, path: Path) -> None:
     }
     schema = columns(**{name: kind[0] for name, kind in kinds.items()})
     rows = [(0, *(kind[2] for kind in kinds.values()))]
-    made = portion(rows, list(kinds), [kind[1] for kind in kinds.values()])
+    made = driver_batch(rows, list(kinds), [kind[1] for kind in kinds.values()])
     for number in range(2):  # an insertion, an update
         assert upsert.apply(batch(number), schema, lambda: iter([made]))
     (found,) = DeltaTable(path).to_pyarrow_table().to_pylist()
@@ -192,7 +196,7 @@ def test_a_decimal_takes_the_numbers_that_fit_and_names_the_record_of_another(
         rows = [(n, f"k{n}", decimal.Decimal(value)) for n, value in enumerate(values)]
         if pa.types.is_integer(given):
             rows = [(offset, key, int(value)) for offset, key, value in rows]
-        made = portion(rows, ["key", "n"], [pa.string(), given])
+        made = driver_batch(rows, ["key", "n"], [pa.string(), given])
         return upsert.apply(batch(batch_id), schema, lambda: iter([made]))
 
     assert applied(0, 5, -999, 0)
@@ -215,7 +219,7 @@ def test_integers_become_decimals_in_nested_columns_too(upsert: DeltaUpsert, pat
     DeltaTable.create(path, pa.schema({"key": pa.string(), **there}))
     kind = types.ArrayType(types.LongType())
     given = [pa.string(), pa.list_(pa.int64()), pa.map_(pa.string(), pa.int32())]
-    made = portion(
+    made = driver_batch(
         [(0, "a", [1, None], [("k", 2)], {"x": 3}), (1, "b", None, None, None)],
         ["key", *there],
         [*given, pa.struct({"x": pa.int8()})],
@@ -235,7 +239,7 @@ def test_a_large_decimal_is_never_stored_as_another_number(
         DeltaTable.create(
             table, pa.schema([("key", pa.string()), ("n", pa.decimal128(38, places))])
         )
-        made = portion(
+        made = driver_batch(
             [(3, "a", decimal.Decimal(value))], ["key", "n"], [pa.string(), pa.decimal128(38, 0)]
         )
         schema = columns(key=types.StringType(), n=types.DecimalType(38, 0))
@@ -263,7 +267,7 @@ def test_a_time_that_makes_the_table_unreadable_is_named(
 
     def applied(batch_id: int, *times: int) -> bool:
         rows = [(n, t, 1) if name == "key" else (n, n, t) for n, t in enumerate(times)]
-        made = portion(rows, ["key", "v"], list(arrows.values()))
+        made = driver_batch(rows, ["key", "v"], list(arrows.values()))
         return upsert.apply(batch(batch_id), schema, lambda: iter([made]))
 
     assert applied(0, 0, first, last)
@@ -302,7 +306,7 @@ def test_text_that_is_no_utf8_names_the_record_and_leaves_the_table_whole(
     upsert: DeltaUpsert, path: Path, made: pa.Array
 ) -> None:
     keys = [(offset, f"k{offset}", None) for offset in range(6)]
-    rows = portion(keys, ["key", "v"], [pa.string(), made.type])
+    rows = driver_batch(keys, ["key", "v"], [pa.string(), made.type])
     rows = rows.set_column(6, rows.schema.field(6), made)
     DeltaTable.create(path, pa.schema([("key", pa.string()), ("v", made.type)]))
     schema = columns(key=types.StringType(), v=types.StringType())
@@ -316,7 +320,7 @@ def test_text_that_is_no_utf8_names_the_record_and_leaves_the_table_whole(
 
 
 def test_a_deleted_key_that_is_no_utf8_is_named_too(upsert: DeltaUpsert) -> None:
-    rows = portion([(8, "a", "x"), (9, "b", "DELETE")], ["key", "v"], [pa.string()] * 2)
+    rows = driver_batch([(8, "a", "x"), (9, "b", "DELETE")], ["key", "v"], [pa.string()] * 2)
     rows = rows.set_column(5, rows.schema.field(5), text(b"a", b"\xff"))
     schema = columns(key=types.StringType(), v=types.StringType())
     with pytest.raises(InvalidInputError, match=r"^t-0 offset 9: .*column key is text"):

@@ -20,7 +20,7 @@ from kafkalog.sink.upsert.delta import upsert as delta_module
 from kafkalog.sink.upsert.delta.columns import table_schema
 from kafkalog.sink.upsert.delta.upsert import DeltaUpsert
 from kafkalog.sink.upsert.upsert import Batch
-from tests.sink.delta_portions import RAW, Row, apply, batch, portion, rows_of
+from tests.sink.delta_portions import RAW, Row, apply, batch, driver_batch, rows_of
 
 
 @pytest.fixture
@@ -233,14 +233,14 @@ def test_a_refusal_of_an_unchanged_table_is_not_tried_again(path: Path) -> None:
     apply(upsert, batch(0), (0, b"a", b"1"))
     reads = 0
 
-    def portions() -> Iterator[pa.RecordBatch]:
+    def driver_batches() -> Iterator[pa.RecordBatch]:
         nonlocal reads
         reads += 1
-        yield portion([(1, b"a", b"2")], ["key", "value"], [pa.binary()] * 2)
+        yield driver_batch([(1, b"a", b"2")], ["key", "value"], [pa.binary()] * 2)
 
     started = time.monotonic()
     with pytest.raises(StorageError, match=r"the table refuses micro-batch 1, .*append-only"):
-        upsert.apply(batch(1), RAW, portions)
+        upsert.apply(batch(1), RAW, driver_batches)
     assert reads == 1
     assert time.monotonic() - started < 5
     assert rows_of(path) == [(b"a", b"1")]
@@ -256,7 +256,7 @@ def test_a_failure_midway_leaves_the_table_and_the_position_as_they_were(
     def failing() -> Iterator[pa.RecordBatch]:
         for offset in range(3):
             row = (offset, b"b%d" % offset, b"2")
-            yield portion([row], ["key", "value"], [pa.binary()] * 2)
+            yield driver_batch([row], ["key", "value"], [pa.binary()] * 2)
         raise RuntimeError("a task failed")
 
     for which in (batch(1), batch(0, query_id="new", is_replacing=True)):
@@ -369,7 +369,7 @@ def test_a_directory_that_cannot_be_a_table_is_one_clear_error(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_text", [False, True])
-def test_any_sequence_of_changes_leaves_the_newest_of_each_key(path: Path, is_text: bool) -> None:
+def test_any_sequence_of_changes_leaves_the_latest_of_each_key(path: Path, is_text: bool) -> None:
     """Keys share long beginnings, of which Delta's file statistics keep only some."""
     chance = random.Random(is_text)
     letters: Sequence[Any] = (
@@ -391,8 +391,12 @@ def test_any_sequence_of_changes_leaves_the_newest_of_each_key(path: Path, is_te
             if is_deleted:
                 del expected[key]
         cut = len(rows) // 2
-        portions = [portion(part, ["key", "value"], arrow) for part in (rows[:cut], rows[cut:])]
-        assert upsert.apply(batch(number), columns, lambda portions=portions: iter(portions))
+        driver_batches = [
+            driver_batch(part, ["key", "value"], arrow) for part in (rows[:cut], rows[cut:])
+        ]
+        assert upsert.apply(
+            batch(number), columns, lambda driver_batches=driver_batches: iter(driver_batches)
+        )
         if number == 6:
             DeltaTable(path).create_checkpoint()
     assert rows_of(path) == sorted(expected.items())

@@ -28,13 +28,13 @@ def log_of(directory: Path, records: Written, partition: int = 0) -> Engine:
 
 
 def naive(records: Written) -> bool:
-    newest = {key: value for key, value in records if key is not None}
-    return any(value is not None for value in newest.values())
+    latest = {key: value for key, value in records if key is not None}
+    return any(value is not None for value in latest.values())
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("span", [1, 3, 1 << 16])
-def test_a_key_lives_where_its_newest_record_has_a_value(
+def test_a_key_lives_where_its_latest_record_has_a_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, span: int
 ) -> None:
     monkeypatch.setattr(live_keys, "_SPAN", span)

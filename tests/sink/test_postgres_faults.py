@@ -26,7 +26,7 @@ from tests.sink.postgres_rows import (
     apply_small,
     apply_staged,
     batch,
-    portion,
+    driver_batch,
 )
 
 Apply = Callable[..., bool]
@@ -37,7 +37,7 @@ def by_driver(upsert: PostgresUpsert, doing: Batch, *rows: pa.RecordBatch, **mor
 
 
 def by_tasks(upsert: PostgresUpsert, doing: Batch, *rows: pa.RecordBatch, **more: Any) -> bool:
-    return apply_staged(upsert, doing, *([portion] for portion in rows), **more)
+    return apply_staged(upsert, doing, *([driver_batch] for driver_batch in rows), **more)
 
 
 @pytest.fixture(params=[by_driver, by_tasks])
@@ -125,7 +125,7 @@ def test_a_record_that_does_not_fit_is_named_and_nothing_is_written(
 ) -> None:
     query(upsert.conninfo, f"CREATE TABLE stock ({declared})")
     with pytest.raises(InvalidInputError, match=message) as caught:
-        apply(upsert, batch(4), portion(rows, offset=100))
+        apply(upsert, batch(4), driver_batch(rows, offset=100))
     assert "table stock: the record at t-0 " in str(caught.value)
     assert "nothing of micro-batch 4 was written" in str(caught.value)
     assert table(upsert.conninfo) == []
@@ -152,7 +152,7 @@ def in_column(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBat
 def test_text_that_is_not_utf8_is_named_by_its_record(
     upsert: PostgresUpsert, apply: Apply, name: str, message: str
 ) -> None:
-    rows = portion([("a", "1"), ("b", "1"), ("c", "1")], offset=7)
+    rows = driver_batch([("a", "1"), ("b", "1"), ("c", "1")], offset=7)
     with pytest.raises(InvalidInputError, match=message):
         apply(upsert, batch(0), in_column(rows, name, not_utf8(b"x", b"\xff", b"y")))
     assert upsert.positions() == {}
@@ -161,7 +161,7 @@ def test_text_that_is_not_utf8_is_named_by_its_record(
 def test_a_row_of_no_record_is_named_by_its_keys_bytes(
     upsert: PostgresUpsert, apply: Apply
 ) -> None:
-    rows = in_column(portion([("a", "1"), ("b", "1")]), "key", not_utf8(b"x", b"\xff"))
+    rows = in_column(driver_batch([("a", "1"), ("b", "1")]), "key", not_utf8(b"x", b"\xff"))
     rows = in_column(rows, "kl_offset", pa.nulls(2, pa.int64()))
     with pytest.raises(InvalidInputError, match=r"the row of key b'\\xff' does not fit: column"):
         apply(upsert, batch(0), rows)
@@ -173,7 +173,7 @@ def test_a_time_far_away_is_named_and_never_stored_as_another(
     upsert: PostgresUpsert, apply: Apply, declared: str, zone: str | None
 ) -> None:
     query(upsert.conninfo, f"CREATE TABLE stock (key text PRIMARY KEY, value {declared})")
-    rows = portion([("a", "1"), ("b", "1"), ("c", "1")], offset=7)
+    rows = driver_batch([("a", "1"), ("b", "1"), ("c", "1")], offset=7)
     times = pa.array([0, 9223371331200000000, 0], pa.int64()).cast(pa.timestamp("us", zone))
     message = r't-0 offset 8 does not fit: column "value": the time 9223371331200000000 us from'
     with pytest.raises(InvalidInputError, match=message):
@@ -185,16 +185,16 @@ def test_a_time_far_away_is_named_and_never_stored_as_another(
 def test_a_key_too_large_for_an_index_is_named(upsert: PostgresUpsert, apply: Apply) -> None:
     rows = [(b"a", b"1"), (random.Random(1).randbytes(9000), b"2"), (b"c", b"1" * 200_000)]
     with pytest.raises(InvalidInputError, match=r"t-0 offset 1 does not fit: index row "):
-        apply(upsert, batch(0), portion(rows, shape=BYTES), shape=BYTES)
+        apply(upsert, batch(0), driver_batch(rows, shape=BYTES), shape=BYTES)
     assert upsert.positions() == {}
 
 
 def test_a_deletion_that_the_table_refuses_is_named(upsert: PostgresUpsert, apply: Apply) -> None:
-    apply(upsert, batch(0), portion([("a", "1"), ("b", "1"), ("c", "1")]))
+    apply(upsert, batch(0), driver_batch([("a", "1"), ("b", "1"), ("c", "1")]))
     query(upsert.conninfo, "CREATE TABLE sold (key text REFERENCES stock)")
     query(upsert.conninfo, "INSERT INTO sold VALUES ('b')")
     with pytest.raises(InvalidInputError, match=r'offset 8 does not fit: .*table "sold"'):
-        apply(upsert, batch(1), portion([("a", None), ("b", None), ("c", "2")], offset=7))
+        apply(upsert, batch(1), driver_batch([("a", None), ("b", None), ("c", "2")], offset=7))
     assert table(upsert.conninfo) == [("a", "1"), ("b", "1"), ("c", "1")]
     assert upsert.positions() == {"q": batch(0).position()}
 
@@ -202,15 +202,15 @@ def test_a_deletion_that_the_table_refuses_is_named(upsert: PostgresUpsert, appl
 def test_a_misfit_among_large_rows_is_named(upsert: PostgresUpsert) -> None:
     query(upsert.conninfo, "CREATE TABLE stock (key varchar(9) PRIMARY KEY, value text)")
     large = "x" * 3_000_000
-    rows = [portion([(f"k{n}", large)], offset=n) for n in range(12)]
-    rows.append(portion([("k", "v"), ("much too long", "v"), ("l", large)], offset=12))
+    rows = [driver_batch([(f"k{n}", large)], offset=n) for n in range(12)]
+    rows.append(driver_batch([("k", "v"), ("much too long", "v"), ("l", large)], offset=12))
     with pytest.raises(InvalidInputError, match=r't-0 offset 13 does not fit: column "key"'):
         apply_staged(upsert, batch(0), rows)
 
 
 def test_rows_of_attempts_that_spark_did_not_report_do_not_count(upsert: PostgresUpsert) -> None:
-    first, second = [portion([("a", "1")])], [portion([("b", "1")], offset=1)]
-    half = [portion([("a", "other"), ("c", "1")], offset=9)]
+    first, second = [driver_batch([("a", "1")])], [driver_batch([("b", "1")], offset=1)]
+    half = [driver_batch([("a", "other"), ("c", "1")], offset=9)]
     assert apply_staged(upsert, batch(0), first, second, failed=[half, first, half])
     assert table(upsert.conninfo) == [("a", "1"), ("b", "1")]
 
@@ -219,7 +219,7 @@ def test_the_staging_is_gone_after_each_batch_and_never_the_tables(
     upsert: PostgresUpsert,
 ) -> None:
     for number in range(3):
-        apply_staged(upsert, batch(number), [portion([("a", str(number))])])
+        apply_staged(upsert, batch(number), [driver_batch([("a", str(number))])])
         assert staging_tables(upsert.conninfo) == []
     assert table(upsert.conninfo) == [("a", "2")]
 
@@ -229,7 +229,7 @@ def test_staging_of_dead_drivers_is_removed_and_that_of_live_ones_is_not(
 ) -> None:
     other = PostgresUpsert(upsert.conninfo, "other")
     for each in (upsert, other):
-        apply_small(each, batch(0), portion([("a", "1")]))
+        apply_small(each, batch(0), driver_batch([("a", "1")]))
 
     def staging(connection: Any, each: PostgresUpsert, number: int) -> Any:
         place = PostgresTable.find(connection, each.table)
@@ -261,7 +261,7 @@ def test_staging_of_dead_drivers_is_removed_and_that_of_live_ones_is_not(
 def test_staging_that_a_backup_holds_is_removed_later(
     upsert: PostgresUpsert, caplog: pytest.LogCaptureFixture
 ) -> None:
-    apply_small(upsert, batch(0), portion([("a", "1")]))
+    apply_small(upsert, batch(0), driver_batch([("a", "1")]))
     with connect(upsert.conninfo) as backup, upsert.connection() as connection:
         place = PostgresTable.find(connection, "stock")
         declared = place.prepare(connection, list(TEXT), list(TEXT.values()))
@@ -270,7 +270,7 @@ def test_staging_that_a_backup_holds_is_removed_later(
             staging_of_a_batch(connection, place, declared, batch(1)) as target,
         ):
             backup.execute(f"LOCK TABLE {target.name} IN ACCESS SHARE MODE".encode())
-            staged = StagingTask(upsert.conninfo, target).stage([portion([("b", "1")])], 1)
+            staged = StagingTask(upsert.conninfo, target).stage([driver_batch([("b", "1")])], 1)
             assert upsert.merge_staged(connection, place, batch(1), target, [staged])
         assert "stays for now" in caplog.text
         assert backup.execute("SELECT 1").fetchall() == [(1,)]
@@ -297,14 +297,14 @@ def ended_by_a_trigger(conninfo: str, when: str) -> None:
 def test_a_connection_lost_in_the_middle_leaves_nothing(
     upsert: PostgresUpsert, apply: Apply, when: str
 ) -> None:
-    apply(upsert, batch(0), portion([("a", "1")]))
+    apply(upsert, batch(0), driver_batch([("a", "1")]))
     ended_by_a_trigger(upsert.conninfo, when)
     with pytest.raises(StorageError, match="table stock: terminating connection"):
-        apply(upsert, batch(1), portion(many(20)))
+        apply(upsert, batch(1), driver_batch(many(20)))
     assert table(upsert.conninfo) == [("a", "1")]
     assert upsert.positions() == {"q": batch(0).position()}
     query(upsert.conninfo, "DROP TRIGGER lost ON stock")
-    assert apply(upsert, batch(1), portion(many(20)))
+    assert apply(upsert, batch(1), driver_batch(many(20)))
     assert len(table(upsert.conninfo)) == 21
 
 
@@ -312,7 +312,7 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(
     upsert: PostgresUpsert, apply: Apply, postgres_server: PostgresServer
 ) -> None:
     """The server commits, then waits for a standby that does not exist, and is cut off there."""
-    apply(upsert, batch(0), portion([("a", "1")]))
+    apply(upsert, batch(0), driver_batch([("a", "1")]))
     waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     postgres_server.query("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     postgres_server.query("SELECT pg_reload_conf()")
@@ -331,13 +331,15 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(
             connection.execute("SET synchronous_commit TO on")
             cutter.start()
             with pytest.raises(psycopg.OperationalError):
-                upsert.merge_small(connection, place, declared, batch(1), [portion([("a", "2")])])
+                upsert.merge_small(
+                    connection, place, declared, batch(1), [driver_batch([("a", "2")])]
+                )
         cutter.join()
     finally:
         postgres_server.query("ALTER SYSTEM RESET synchronous_standby_names")
         postgres_server.query("SELECT pg_reload_conf()")
     assert upsert.positions() == {"q": batch(1).position()}
-    assert not apply(upsert, batch(1), portion([("a", "3")]))
+    assert not apply(upsert, batch(1), driver_batch([("a", "3")]))
     assert table(upsert.conninfo) == [("a", "2")]
 
 
@@ -350,7 +352,7 @@ def test_staged_rows_that_a_crash_of_the_server_took_are_missed(
         declared = place.prepare(connection, list(TEXT), list(TEXT.values()))
         staging = staging_of_a_batch(connection, place, declared, doing)
         target = staging.__enter__()
-        staged = StagingTask(upsert.conninfo, target).stage([portion(many(100))], 5)
+        staged = StagingTask(upsert.conninfo, target).stage([driver_batch(many(100))], 5)
         postgres_server.stop(signal.SIGQUIT)
         postgres_server.start()
         with pytest.raises(psycopg.OperationalError):
@@ -361,7 +363,7 @@ def test_staged_rows_that_a_crash_of_the_server_took_are_missed(
     ):
         upsert.merge_staged(connection, place, doing, target, [staged])
     assert upsert.positions() == {}
-    assert apply_staged(upsert, doing, [portion(many(100))])
+    assert apply_staged(upsert, doing, [driver_batch(many(100))])
     assert len(table(upsert.conninfo)) == 100
     with upsert.connection() as connection:
         assert remove_orphans(connection, place) == [target.name]
@@ -377,7 +379,7 @@ def test_two_queries_into_one_table_take_turns(upsert: PostgresUpsert, apply: Ap
             rows = [(f"{key:04}", f"{query_id}{number}") for key in range(keys)]
             if query_id == "b":
                 rows.reverse()
-            assert apply(mine, batch(number, query_id), portion(rows))
+            assert apply(mine, batch(number, query_id), driver_batch(rows))
 
     with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(follow, query_id) for query_id in "ab"]:
@@ -396,7 +398,7 @@ def test_two_runs_of_one_query_apply_each_batch_once(upsert: PostgresUpsert, app
         done = []
         for number in range(8):
             try:
-                done.append(apply(mine, batch(number), portion([(f"k{number}", "x")])))
+                done.append(apply(mine, batch(number), driver_batch([(f"k{number}", "x")])))
             except Exception as fault:  # the other run is ahead by then
                 assert "this checkpoint is older than the table" in str(fault)
                 done.append(False)
@@ -411,7 +413,7 @@ def test_two_runs_of_one_query_apply_each_batch_once(upsert: PostgresUpsert, app
 def test_a_deadlock_with_a_transaction_of_others_is_tried_again(
     upsert: PostgresUpsert, apply: Apply, postgres_server: PostgresServer
 ) -> None:
-    apply(upsert, batch(0), portion([("a", "1"), ("b", "1")]))
+    apply(upsert, batch(0), driver_batch([("a", "1"), ("b", "1")]))
     ((schema,),) = query(upsert.conninfo, "SELECT current_schema()")
     with connect(postgres_server.conninfo) as theirs:
         theirs.execute(f"SET search_path TO {schema}".encode())
@@ -419,7 +421,9 @@ def test_a_deadlock_with_a_transaction_of_others_is_tried_again(
         with ThreadPoolExecutor(1) as thread:
             with theirs.transaction():
                 theirs.execute("UPDATE stock SET value = 'theirs' WHERE key = 'b'")
-                ours = thread.submit(apply, upsert, batch(1), portion([("a", "2"), ("b", "2")]))
+                ours = thread.submit(
+                    apply, upsert, batch(1), driver_batch([("a", "2"), ("b", "2")])
+                )
                 while not query(
                     upsert.conninfo,
                     "SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid) "

@@ -15,7 +15,7 @@ from kafkalog.sink.upsert import PostgresUpsert
 from kafkalog.sink.upsert.postgres.client import connect
 from kafkalog.sink.upsert.postgres.table import PostgresTable
 from tests.postgres_server import PostgresServer, query
-from tests.sink.postgres_rows import TEXT, apply_small, apply_staged, batch, portion
+from tests.sink.postgres_rows import TEXT, apply_small, apply_staged, batch, driver_batch
 
 
 @pytest.fixture
@@ -29,23 +29,23 @@ def table(conninfo: str, names: str = "key, value") -> list[Any]:
 
 def test_who_replaces_a_table_ends_the_positions_of_all_others(upsert: PostgresUpsert) -> None:
     other = PostgresUpsert(upsert.conninfo, "other")
-    apply_small(other, batch(7, "A"), portion([("a", "1")]))
-    apply_small(upsert, batch(3, "A"), portion([("a", "1")]))
-    apply_small(upsert, batch(0, "B", is_replacing=True), portion([("b", "1")]))
+    apply_small(other, batch(7, "A"), driver_batch([("a", "1")]))
+    apply_small(upsert, batch(3, "A"), driver_batch([("a", "1")]))
+    apply_small(upsert, batch(0, "B", is_replacing=True), driver_batch([("b", "1")]))
     assert upsert.positions() == {"B": batch(0).position()}
     assert other.positions() == {"A": batch(7).position()}
     upsert.refuses_gaps = True
     with pytest.raises(CommitConflictError, match="query A is none, the next is 4"):
-        apply_small(upsert, batch(4, "A"), portion([("c", "1")]))
+        apply_small(upsert, batch(4, "A"), driver_batch([("c", "1")]))
     assert table(upsert.conninfo) == [("b", "1")]
 
 
 def test_a_table_dropped_during_the_reduction_is_refused(upsert: PostgresUpsert) -> None:
     upsert.refuses_gaps = True
-    apply_small(upsert, batch(0), portion([("a", "1")]))
+    apply_small(upsert, batch(0), driver_batch([("a", "1")]))
     query(upsert.conninfo, "DROP TABLE stock")
     with pytest.raises(CommitConflictError, match="query q is none, the next is 1"):
-        apply_staged(upsert, batch(1), [portion([("b", "1")])])
+        apply_staged(upsert, batch(1), [driver_batch([("b", "1")])])
     assert table(upsert.conninfo) == []
     assert upsert.positions() == {}
 
@@ -53,11 +53,11 @@ def test_a_table_dropped_during_the_reduction_is_refused(upsert: PostgresUpsert)
 def test_a_backup_put_back_during_the_reduction_is_refused(upsert: PostgresUpsert) -> None:
     upsert.refuses_gaps = True
     for number in range(3):
-        apply_small(upsert, batch(number), portion([(f"k{number}", "1")]))
+        apply_small(upsert, batch(number), driver_batch([(f"k{number}", "1")]))
     query(upsert.conninfo, "DELETE FROM stock WHERE key > 'k0'")
     query(upsert.conninfo, "UPDATE kafkalog_positions SET batch_id = 0")
     with pytest.raises(CommitConflictError, match="query q is 0, the next is 3"):
-        apply_small(upsert, batch(3), portion([("k3", "1")]))
+        apply_small(upsert, batch(3), driver_batch([("k3", "1")]))
     assert table(upsert.conninfo) == [("k0", "1")]
 
 
@@ -65,24 +65,24 @@ def test_a_gap_is_only_warned_of_where_gaps_are_not_refused(
     upsert: PostgresUpsert, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    apply_small(upsert, batch(0), portion([("a", "1")]))
-    apply_small(upsert, batch(1), portion([("a", "2")]))
+    apply_small(upsert, batch(0), driver_batch([("a", "1")]))
+    apply_small(upsert, batch(1), driver_batch([("a", "2")]))
     assert caplog.text == ""
-    assert apply_small(upsert, batch(5), portion([("a", "3")]))
+    assert apply_small(upsert, batch(5), driver_batch([("a", "3")]))
     assert "its last micro-batch of query q is 1, the next is 5" in caplog.text
 
 
 def test_a_table_put_back_alone_has_no_position(upsert: PostgresUpsert) -> None:
     for number in range(2):
-        apply_small(upsert, batch(number), portion([(f"k{number}", "1")]))
+        apply_small(upsert, batch(number), driver_batch([(f"k{number}", "1")]))
     query(upsert.conninfo, "DROP TABLE stock")
     query(upsert.conninfo, "CREATE TABLE stock (key text PRIMARY KEY, value text)")
     query(upsert.conninfo, "INSERT INTO stock VALUES ('k0', '1')")
     assert upsert.positions() == {}
     upsert.refuses_gaps = True
     with pytest.raises(CommitConflictError, match="query q is none, the next is 2"):
-        apply_small(upsert, batch(2), portion([("k2", "1")]))
-    assert apply_small(upsert, batch(0, is_replacing=True), portion([("new", "1")]))
+        apply_small(upsert, batch(2), driver_batch([("k2", "1")]))
+    assert apply_small(upsert, batch(0, is_replacing=True), driver_batch([("new", "1")]))
     assert table(upsert.conninfo) == [("new", "1")]
     assert upsert.positions() == {"q": batch(0).position()}
 
@@ -91,20 +91,20 @@ def test_the_writers_of_a_table_that_was_dropped_or_put_back_are_known(
     upsert: PostgresUpsert,
 ) -> None:
     assert upsert.writers() == set()
-    apply_small(PostgresUpsert(upsert.conninfo, "other"), batch(0, "C"), portion([("a", "1")]))
+    apply_small(PostgresUpsert(upsert.conninfo, "other"), batch(0, "C"), driver_batch([("a", "1")]))
     assert upsert.writers() == set()
     for query_id in ("A", "B"):
-        apply_small(upsert, batch(0, query_id), portion([("a", "1")]))
+        apply_small(upsert, batch(0, query_id), driver_batch([("a", "1")]))
     for statement in ("DROP TABLE stock", "CREATE TABLE stock (key text PRIMARY KEY, value text)"):
         query(upsert.conninfo, statement)
         assert upsert.positions() == {}
         assert upsert.writers() == {"A", "B"}
-    apply_small(upsert, batch(0, "D", is_replacing=True), portion([("a", "1")]))
+    apply_small(upsert, batch(0, "D", is_replacing=True), driver_batch([("a", "1")]))
     assert upsert.writers() == {"D"}
 
 
 def test_a_table_that_is_rewritten_or_emptied_keeps_its_position(upsert: PostgresUpsert) -> None:
-    apply_small(upsert, batch(0), portion([("a", "1")]))
+    apply_small(upsert, batch(0), driver_batch([("a", "1")]))
     query(upsert.conninfo, "ALTER TABLE stock ADD n int DEFAULT random()")
     query(upsert.conninfo, "TRUNCATE stock")
     assert upsert.positions() == {"q": batch(0).position()}
@@ -113,7 +113,7 @@ def test_a_table_that_is_rewritten_or_emptied_keeps_its_position(upsert: Postgre
 def test_no_other_table_takes_the_place_before_the_transaction_ends(
     upsert: PostgresUpsert,
 ) -> None:
-    apply_small(upsert, batch(0), portion([("a", "1")]))
+    apply_small(upsert, batch(0), driver_batch([("a", "1")]))
     with connect(upsert.conninfo) as connection, connection.transaction():
         place = PostgresTable.find(connection, "stock")
         assert place.lock_position(connection, "q") == batch(0).position()
@@ -136,7 +136,7 @@ def test_a_batch_outlives_a_crash_of_a_server_whose_roles_do_not_wait_for_the_di
         time.sleep(0.5)  # the WAL writer ends the sleep that it is in
         upsert = PostgresUpsert(conninfo, "stock")
         for number in range(5):
-            apply_small(upsert, batch(number), portion([(f"k{number}", "1")]))
+            apply_small(upsert, batch(number), driver_batch([(f"k{number}", "1")]))
         postgres_server.stop(signal.SIGQUIT)
         postgres_server.start()
     finally:
@@ -163,7 +163,7 @@ def test_a_stronger_or_weaker_wait_is_left_unless_it_is_none(postgres: str, sett
         postgres,
         "CREATE TRIGGER see BEFORE INSERT ON stock FOR EACH ROW EXECUTE FUNCTION see()",
     )
-    apply_staged(PostgresUpsert(conninfo, "stock"), batch(0), [portion([("a", "1")])])
+    apply_staged(PostgresUpsert(conninfo, "stock"), batch(0), [driver_batch([("a", "1")])])
     assert query(postgres, "SELECT * FROM seen") == [("on" if setting == "off" else setting,)]
 
 
@@ -171,12 +171,12 @@ def test_a_stronger_or_weaker_wait_is_left_unless_it_is_none(postgres: str, sett
 def test_a_rebuild_leaves_rows_that_stay_and_what_others_have_of_them(
     upsert: PostgresUpsert, action: str
 ) -> None:
-    apply_small(upsert, batch(0), portion([("a", "1"), ("b", "1")]))
+    apply_small(upsert, batch(0), driver_batch([("a", "1"), ("b", "1")]))
     query(upsert.conninfo, "ALTER TABLE stock ADD note text")
     query(upsert.conninfo, "UPDATE stock SET note = 'mine'")
     query(upsert.conninfo, f"CREATE TABLE sold (key text REFERENCES stock {action})")
     query(upsert.conninfo, "INSERT INTO sold VALUES ('a')")
-    rebuilt = portion([("a", None), ("a", "2"), ("b", "2"), ("b", None), ("c", "2")])
+    rebuilt = driver_batch([("a", None), ("a", "2"), ("b", "2"), ("b", None), ("c", "2")])
     for number in range(2):
         doing = batch(0, f"rebuilt{number}", is_replacing=True)
         if number:
@@ -190,8 +190,8 @@ def test_a_rebuild_leaves_rows_that_stay_and_what_others_have_of_them(
 def test_a_rebuild_frees_what_is_unique_before_it_is_taken(postgres: str) -> None:
     query(postgres, "CREATE TABLE stock (key text PRIMARY KEY, value text UNIQUE)")
     upsert = PostgresUpsert(postgres, "stock")
-    apply_small(upsert, batch(0), portion([("a", "1"), ("b", "2")]))
-    apply_small(upsert, batch(0, "new", is_replacing=True), portion([("c", "1"), ("b", "2")]))
+    apply_small(upsert, batch(0), driver_batch([("a", "1"), ("b", "2")]))
+    apply_small(upsert, batch(0, "new", is_replacing=True), driver_batch([("c", "1"), ("b", "2")]))
     assert table(postgres) == [("b", "2"), ("c", "1")]
 
 
@@ -199,16 +199,16 @@ def test_a_rebuild_frees_what_is_unique_before_it_is_taken(postgres: str) -> Non
 def test_a_rebuild_that_may_not_delete_a_row_says_so(
     upsert: PostgresUpsert, rows: list[Any]
 ) -> None:
-    apply_small(upsert, batch(0), portion([("a", "1")]))
+    apply_small(upsert, batch(0), driver_batch([("a", "1")]))
     query(upsert.conninfo, "CREATE TABLE sold (key text REFERENCES stock)")
     query(upsert.conninfo, "INSERT INTO sold VALUES ('a')")
     message = r'no record .* keeps cannot be deleted: .*"sold" \(Key \(key\)=\(a\) is still'
     doing = batch(0, "new", is_replacing=True)
-    for portions in [portion(rows)] if rows else [[], [portion([])]]:
+    for driver_batches in [driver_batch(rows)] if rows else [[], [driver_batch([])]]:
         with pytest.raises(InvalidInputError, match=message):
-            apply_small(upsert, doing, *([portions] if rows else portions))
+            apply_small(upsert, doing, *([driver_batches] if rows else driver_batches))
     with pytest.raises(InvalidInputError, match=message):
-        apply_staged(upsert, doing, [portion(rows)])
+        apply_staged(upsert, doing, [driver_batch(rows)])
     assert table(upsert.conninfo) == [("a", "1")]
     assert upsert.positions() == {"q": batch(0).position()}
 
@@ -217,7 +217,7 @@ def test_a_missing_schema_is_named_with_advice(postgres: str) -> None:
     upsert = PostgresUpsert(postgres, "nowhere.stock")
     assert upsert.positions() == {}
     with pytest.raises(InvalidInputError, match='the database has no schema "nowhere"; create it'):
-        apply_small(upsert, batch(0), portion([("a", "1")]))
+        apply_small(upsert, batch(0), driver_batch([("a", "1")]))
 
 
 def test_names_that_postgresql_would_cut_off_are_refused_first(postgres: str) -> None:
@@ -225,14 +225,14 @@ def test_names_that_postgresql_would_cut_off_are_refused_first(postgres: str) ->
         with pytest.raises(InvalidInputError, match="has 64 bytes, PostgreSQL takes 63"):
             PostgresUpsert(postgres, name)
     upsert = PostgresUpsert(postgres, "t" * 63)
-    assert apply_small(upsert, batch(0), portion([("a", "1")]))
+    assert apply_small(upsert, batch(0), driver_batch([("a", "1")]))
     assert list(upsert.positions()) == ["q"]
     long = {**TEXT, "c" * 64: TEXT["value"]}
     with pytest.raises(InvalidInputError, match=r"table .*stock: the name .* has 64 bytes"):
         apply_small(
             PostgresUpsert(postgres, "stock"),
             batch(0),
-            portion([("a", "1", "2")], long),
+            driver_batch([("a", "1", "2")], long),
             shape=long,
         )
     assert query(postgres, "SELECT to_regclass('stock')") == [(None,)]

@@ -161,8 +161,8 @@ def test_an_upsert_needs_the_sources_columns(spark: Any, tmp_path: Path) -> None
     assert "missing: topic, partition, offset, timestamp" in message
 
 
-def test_newest_per_key_is_by_offset_then_by_time_between_partitions(spark: Any) -> None:
-    from kafkalog.sink.upsert.newest import newest_per_key
+def test_latest_per_key_is_by_offset_then_by_time_between_partitions(spark: Any) -> None:
+    from kafkalog.sink.upsert.latest import latest_per_key
 
     frame = spark.sql(
         "select binary(key) key, binary(value) value, 't' topic, partition, offset, "
@@ -173,6 +173,6 @@ def test_newest_per_key_is_by_offset_then_by_time_between_partitions(spark: Any)
         "as t(key, value, partition, offset, second)"
     )
     found = {
-        bytes(row.key): row.value and bytes(row.value) for row in newest_per_key(frame).collect()
+        bytes(row.key): row.value and bytes(row.value) for row in latest_per_key(frame).collect()
     }
     assert found == {b"a": b"new", b"b": b"late", b"c": None}

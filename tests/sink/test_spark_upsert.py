@@ -53,12 +53,12 @@ DOCUMENTS: list[Change] = [
 
 def test_a_schema_takes_the_columns_from_json_values(spark: Any) -> None:
     shape = RowShape(schema="n int, name string", key_type="string")
-    rows = shape.rows(frame_of(spark, *DOCUMENTS), newest=True, parts=1)
+    rows = shape.rows(frame_of(spark, *DOCUMENTS), latest=True, parts=1)
     assert rows.names == ["key", "n", "name"]
     assert [kind.simpleString() for kind in rows.types] == ["string", "int", "string"]
     expected = [(False, 2, "b", 2, None), (True, 3, "c", None, None), (False, 5, "a", 5, None)]
     assert collected(rows) == expected
-    every = shape.rows(frame_of(spark, *DOCUMENTS), newest=False)
+    every = shape.rows(frame_of(spark, *DOCUMENTS), latest=False)
     assert collected(every) == [(False, 1, "a", 1, "x"), *expected]
 
 
@@ -69,12 +69,12 @@ def test_a_value_that_is_no_such_document_fails_and_names_the_record(
     spark: Any, value: str
 ) -> None:
     frame = frame_of(spark, ("a", '{"n": 1}', 6), ("b", value, 7))
-    message = error_of(RowShape(schema="n int").rows(frame, newest=False).frame.collect)
+    message = error_of(RowShape(schema="n int").rows(frame, latest=False).frame.collect)
     words = f"t-0 offset 7: the value is no JSON document of struct<n:int>; found '{value}'"
     assert words in message
 
 
-def test_a_list_may_make_other_keys_than_the_records_have_and_the_newest_of_those_counts(
+def test_a_list_may_make_other_keys_than_the_records_have_and_the_latest_of_those_counts(
     spark: Any,
 ) -> None:
     first = frame_of(spark, ("a", "1", 1), ("b", "2", 2), ("c", "3", 3))
@@ -84,7 +84,7 @@ def test_a_list_may_make_other_keys_than_the_records_have_and_the_newest_of_thos
     records = first.union(other)
 
     apart = RowShape(select=["concat(topic, '/', string(key)) as key", "string(value) as n"])
-    rows = apart.rows(records, newest=True)
+    rows = apart.rows(records, latest=True)
     assert [row[2:] for row in collected(rows)] == [
         ("t/a", "1"),
         ("t/b", "2"),
@@ -92,7 +92,7 @@ def test_a_list_may_make_other_keys_than_the_records_have_and_the_newest_of_thos
         ("u/a", "4"),
     ]
     together = RowShape(select=["if(string(key) < 'c', 'low', 'high') as key", "string(value) n"])
-    rows = together.rows(records, newest=True)
+    rows = together.rows(records, latest=True)
     assert [row[2:] for row in collected(rows)] == [("high", "3"), ("low", "4")]
 
 
@@ -106,29 +106,29 @@ def test_a_list_of_expressions_is_worked_out_record_by_record(spark: Any) -> Non
             "offset",
         ]
     )
-    rows = shape.rows(frame_of(spark, *DOCUMENTS), newest=True)
+    rows = shape.rows(frame_of(spark, *DOCUMENTS), latest=True)
     assert rows.names == ["key", "n", "offset"]
     expected = [(False, 2, "b", 2, 2), (True, 3, "c", None, 3), (False, 5, "a", 5, 5)]
     assert collected(rows) == expected
     marked = RowShape(select=["key", "value", "offset = 2 as deleted"])
-    found = marked.rows(frame_of(spark, *DOCUMENTS), newest=False)
+    found = marked.rows(frame_of(spark, *DOCUMENTS), latest=False)
     assert found.names == ["key", "value"]
     assert [row[0] for row in collected(found)] == [False, True, False, False]
 
 
-def test_a_function_is_given_the_newest_rows(spark: Any) -> None:
+def test_a_function_is_given_the_latest_rows(spark: Any) -> None:
     shape = RowShape(select=lambda df: df.selectExpr("key", "value", "offset", "'x' topic"))
-    rows = shape.rows(frame_of(spark, *DOCUMENTS), newest=True)
+    rows = shape.rows(frame_of(spark, *DOCUMENTS), latest=True)
     assert rows.names == ["key", "value", "offset", "topic"]
     assert [row[0:2] for row in collected(rows)] == [(False, 2), (True, 3), (False, 5)]
     assert {row.kl_partition for row in rows.frame.collect()} == {None}
     with pytest.raises(InvalidInputError, match="a select function"):
-        shape.rows(frame_of(spark, *DOCUMENTS), newest=False)
+        shape.rows(frame_of(spark, *DOCUMENTS), latest=False)
 
 
 def test_the_keys_that_select_makes_are_not_null(spark: Any) -> None:
     rows = RowShape(select=["nullif(key, binary('b')) as key", "value"]).rows(
-        frame_of(spark, *DOCUMENTS), newest=True
+        frame_of(spark, *DOCUMENTS), latest=True
     )
     assert "t-0 offset 2: select makes the key null" in error_of(rows.frame.collect)
 
@@ -145,7 +145,7 @@ def test_the_keys_that_select_makes_are_not_null(spark: Any) -> None:
 )
 def test_rows_that_no_table_can_take_are_refused(spark: Any, select: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        RowShape(select=select).rows(frame_of(spark, ("a", "1", 0)), newest=True)
+        RowShape(select=select).rows(frame_of(spark, ("a", "1", 0)), latest=True)
 
 
 def append(log: Path, keys: list[str], values: list[str | None], partitions: list[int]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import SQLiteUpsert
-from tests.sink.sqlite_rows import batch, portion, query
+from tests.sink.sqlite_rows import batch, driver_batch, query
 
 
 @pytest.fixture
@@ -37,13 +37,16 @@ def test_a_rebuild_leaves_what_others_have_of_the_rows_that_stay(database: Path,
     others = OTHERS.partition(", ")[2] if "AUTOINCREMENT" in made else OTHERS
     query(database, f"CREATE TABLE stock {made.format(others)}")
     upsert = SQLiteUpsert(database, "stock")
-    first = portion([("a", 1), ("b", 2), ("c", 3), ("A", 4)], names)
+    first = driver_batch([("a", 1), ("b", 2), ("c", 3), ("A", 4)], names)
     assert upsert.apply(batch(0), names, kinds, [first])
     query(database, "UPDATE stock SET note = key, kl_0 = 7, id = 10 * n")
     for query_id in ("new", "newer"):
         rows = [[("c", 2), ("b", 3)], [("d", 1), ("a", None)], [("A", 5), ("e", None)]]
         assert upsert.apply(
-            batch(0, query_id, is_replacing=True), names, kinds, [portion(r, names) for r in rows]
+            batch(0, query_id, is_replacing=True),
+            names,
+            kinds,
+            [driver_batch(r, names) for r in rows],
         )
         found = query(database, "SELECT key, n, note, kl_0, double FROM stock ORDER BY n, key")
         assert found == [
@@ -59,7 +62,7 @@ def test_a_rebuild_leaves_what_others_have_of_the_rows_that_stay(database: Path,
 def test_a_rebuild_of_a_table_of_keys_leaves_what_others_have(database: Path) -> None:
     query(database, "CREATE TABLE keys (key INTEGER PRIMARY KEY, note)")
     query(database, "INSERT INTO keys VALUES (1, 'one'), (2, 'two')")
-    rows = portion([(2,), (3,)], ["key"], [False, False])
+    rows = driver_batch([(2,), (3,)], ["key"], [False, False])
     SQLiteUpsert(database, "keys").apply(batch(0, is_replacing=True), ["key"], ["INTEGER"], [rows])
     assert query(database, "SELECT * FROM keys") == [(2, "two"), (3, None)]
 
@@ -68,8 +71,8 @@ def test_a_rebuild_of_a_table_of_keys_leaves_what_others_have(database: Path) ->
 def test_a_rebuild_may_exchange_what_is_unique(database: Path, note: str) -> None:
     query(database, f"CREATE TABLE stock (key TEXT PRIMARY KEY, n INT UNIQUE{note})")
     upsert, names, kinds = SQLiteUpsert(database, "stock"), ["key", "n"], ["TEXT", "INTEGER"]
-    upsert.apply(batch(0), names, kinds, [portion([("a", 1), ("b", 2)], names)])
-    rows = portion([("a", 2), ("b", 1)], names)
+    upsert.apply(batch(0), names, kinds, [driver_batch([("a", 1), ("b", 2)], names)])
+    rows = driver_batch([("a", 2), ("b", 1)], names)
     assert upsert.apply(batch(0, "new", is_replacing=True), names, kinds, [rows])
     assert query(database, "SELECT key, n FROM stock ORDER BY key") == [("a", 2), ("b", 1)]
 
@@ -81,8 +84,8 @@ def test_a_rebuild_names_the_record_that_does_not_fit_and_leaves_the_old_rows(
 ) -> None:
     query(database, f"CREATE TABLE stock (key TEXT PRIMARY KEY, n INT CHECK (n < 9){note})")
     upsert, names, kinds = SQLiteUpsert(database, "stock"), ["key", "n"], ["TEXT", "INTEGER"]
-    upsert.apply(batch(0), names, kinds, [portion([("a", 1), ("b", 2)], names)])
-    rows = portion([("a", 5), ("gone", None), ("c", 3), (bad, 9), ("d", 3)], names)
+    upsert.apply(batch(0), names, kinds, [driver_batch([("a", 1), ("b", 2)], names)])
+    rows = driver_batch([("a", 5), ("gone", None), ("c", 3), (bad, 9), ("d", 3)], names)
     with pytest.raises(InvalidInputError, match=r"the record at t-0 offset 3 does not fit: CHECK"):
         upsert.apply(batch(0, "new", is_replacing=True), names, kinds, [rows])
     assert query(database, "SELECT key, n FROM stock") == [("a", 1), ("b", 2)]

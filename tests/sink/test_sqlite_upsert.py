@@ -12,7 +12,7 @@ import pytest
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
 from kafkalog.sink.upsert import Position, SQLiteUpsert
-from tests.sink.sqlite_rows import KINDS, NAMES, Row, batch, portion, query, row
+from tests.sink.sqlite_rows import KINDS, NAMES, Row, batch, driver_batch, query, row
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def upsert(database: Path) -> SQLiteUpsert:
 
 
 def apply(upsert: SQLiteUpsert, batch_id: int, *rows: Row, query_id: str = "q") -> bool:
-    return upsert.apply(batch(batch_id, query_id), NAMES, KINDS, [portion(rows)])
+    return upsert.apply(batch(batch_id, query_id), NAMES, KINDS, [driver_batch(rows)])
 
 
 def test_the_table_is_created_and_follows(upsert: SQLiteUpsert, database: Path) -> None:
@@ -68,7 +68,9 @@ def test_queries_and_tables_have_positions_of_their_own(
 def test_the_position_is_the_batchs_own(upsert: SQLiteUpsert, database: Path) -> None:
     ends = {"t": {"10": 7, "2": 5}, "a": {"0": 1}}
     assert upsert.position("q") is None
-    assert upsert.apply(batch(3, end_offsets=ends), NAMES, KINDS, [portion([row(b"a", b"1", 9)])])
+    assert upsert.apply(
+        batch(3, end_offsets=ends), NAMES, KINDS, [driver_batch([row(b"a", b"1", 9)])]
+    )
     assert upsert.position("q") == Position(3, ends, 1_700_000_000_000)
     assert upsert.positions() == {"q": Position(3, ends, 1_700_000_000_000)}
     ((stored,),) = query(database, "SELECT end_offsets FROM kafkalog_positions")
@@ -118,13 +120,13 @@ def test_a_table_that_goes_while_rows_are_worked_out_is_not_made_from_them(
 ) -> None:
     apply(upsert, 4, row(b"a", b"1", 0))
 
-    def portions() -> Iterator[pa.RecordBatch]:
+    def driver_batches() -> Iterator[pa.RecordBatch]:
         query(database, "DROP TABLE stock")
-        yield portion([row(b"b", b"2", 1)])
+        yield driver_batch([row(b"b", b"2", 1)])
 
     upsert.refuses_gaps = True
     with pytest.raises(CommitConflictError, match="start the view again, it will be rebuilt"):
-        upsert.apply(batch(5), NAMES, KINDS, portions())
+        upsert.apply(batch(5), NAMES, KINDS, driver_batches())
     assert not upsert.has_rows()
 
 
@@ -133,14 +135,14 @@ def test_rows_are_not_replaced_where_another_run_has_landed(
 ) -> None:
     apply(upsert, 0, row(b"a", b"1", 0))
     later = batch(0, end_offsets={"t": {"0": 9}}, is_replacing=True)
-    assert upsert.apply(later, NAMES, KINDS, [portion([row(b"b", b"2", 5)])])
+    assert upsert.apply(later, NAMES, KINDS, [driver_batch([row(b"b", b"2", 5)])])
     assert query(database, "SELECT key FROM stock") == [(b"a",), (b"b",)]
 
 
 def test_a_replacing_batch_leaves_its_own_rows_alone(upsert: SQLiteUpsert, database: Path) -> None:
     apply(upsert, 4, row(b"a", b"1", 0), row(b"b", b"1", 1))
     replacing = batch(0, "new", is_replacing=True)
-    assert upsert.apply(replacing, NAMES, KINDS, [portion([row(b"c", b"2", 2)])])
+    assert upsert.apply(replacing, NAMES, KINDS, [driver_batch([row(b"c", b"2", 2)])])
     assert query(database, "SELECT key FROM stock") == [(b"c",)]
 
 
@@ -158,21 +160,21 @@ def test_a_batch_that_comes_again_and_reaches_further_is_applied(
     upsert: SQLiteUpsert, database: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for end, value in ((5, b"1"), (6, b"2"), (6, b"3"), (4, b"4")):
-        rows = portion([row(b"a", value, end)])
+        rows = driver_batch([row(b"a", value, end)])
         upsert.apply(batch(3, end_offsets={"t": {"0": end}}), NAMES, KINDS, [rows])
     assert query(database, "SELECT value FROM stock") == [(b"2",)]
     assert "micro-batch 3 of query q comes again and reaches further" in caplog.text
 
 
 def test_nan_becomes_null(database: Path) -> None:
-    rows = portion([("k", float("nan"))], ["key", "n"])
+    rows = driver_batch([("k", float("nan"))], ["key", "n"])
     SQLiteUpsert(database, "t").apply(batch(0), ["key", "n"], ["TEXT", "REAL"], [rows])
     assert query(database, "SELECT n FROM t") == [(None,)]
 
 
 def test_a_batch_without_rows_is_remembered(upsert: SQLiteUpsert) -> None:
     assert upsert.apply(batch(0), NAMES, KINDS, [])
-    assert upsert.apply(batch(1), NAMES, KINDS, [portion([row(b"a", b"1", 0)]).slice(0, 0)])
+    assert upsert.apply(batch(1), NAMES, KINDS, [driver_batch([row(b"a", b"1", 0)]).slice(0, 0)])
     assert not upsert.apply(batch(1), NAMES, KINDS, [])
 
 
@@ -183,7 +185,7 @@ def test_a_failure_midway_leaves_the_table_and_the_position_as_they_were(
 
     def failing() -> Iterator[pa.RecordBatch]:
         for offset in range(3):
-            yield portion([row(b"a", b"2", offset), row(b"b%d" % offset, b"2", offset)])
+            yield driver_batch([row(b"a", b"2", offset), row(b"b%d" % offset, b"2", offset)])
         raise RuntimeError("a task failed")
 
     with pytest.raises(RuntimeError, match="a task failed"):
@@ -196,13 +198,13 @@ def test_readers_of_a_file_made_here_do_not_wait(upsert: SQLiteUpsert, database:
     apply(upsert, 0, row(b"a", b"1", 0))
     assert query(database, "PRAGMA journal_mode") == [("wal",)]
 
-    def portions() -> Iterator[pa.RecordBatch]:
-        yield portion([row(b"a", b"2", 1)])
+    def driver_batches() -> Iterator[pa.RecordBatch]:
+        yield driver_batch([row(b"a", b"2", 1)])
         seen.extend(query(database, "SELECT key, value FROM stock"))
-        yield portion([row(b"b", b"2", 2)])
+        yield driver_batch([row(b"b", b"2", 2)])
 
     seen: list[Row] = []
-    assert upsert.apply(batch(1), NAMES, KINDS, portions())
+    assert upsert.apply(batch(1), NAMES, KINDS, driver_batches())
     assert seen == [(b"a", b"1")]
 
 
@@ -215,7 +217,7 @@ def test_a_file_of_the_users_keeps_its_journal(upsert: SQLiteUpsert, database: P
 def test_names_that_need_quoting_work(database: Path) -> None:
     upsert = SQLiteUpsert(database, 'odd "name"; select')
     names = ["key", 'a "b"', "order"]
-    rows = portion([("k", "v", 1.0)], names)
+    rows = driver_batch([("k", "v", 1.0)], names)
     upsert.apply(batch(0), names, ["TEXT", "TEXT", "REAL"], [rows])
     assert query(database, 'SELECT "order" FROM "odd ""name""; select"') == [(1.0,)]
 
@@ -223,7 +225,7 @@ def test_names_that_need_quoting_work(database: Path) -> None:
 def test_a_table_of_keys_alone_works(database: Path) -> None:
     upsert = SQLiteUpsert(database, "keys")
     for batch_id in range(2):
-        rows = portion([(b"a",), (b"b",)], ["key"], [False, batch_id == 1])
+        rows = driver_batch([(b"a",), (b"b",)], ["key"], [False, batch_id == 1])
         upsert.apply(batch(batch_id), ["key"], ["BLOB"], [rows])
     assert query(database, "SELECT * FROM keys") == [(b"a",)]
 
@@ -252,7 +254,7 @@ def test_a_table_whose_key_is_not_unique_is_refused(upsert: SQLiteUpsert, databa
 )
 def test_a_numbered_key_is_unique(upsert: SQLiteUpsert, database: Path, declared: str) -> None:
     query(database, f"CREATE TABLE stock (key {declared}, n)")
-    rows = portion([(1, 2)], ["key", "n"], [False])
+    rows = driver_batch([(1, 2)], ["key", "n"], [False])
     for batch_id in range(2):
         assert upsert.apply(batch(batch_id), ["key", "n"], ["INTEGER", "INTEGER"], [rows])
     assert query(database, "SELECT * FROM stock") == [(1, 2)]
@@ -279,7 +281,10 @@ def test_a_key_that_is_unique_by_another_collation_is_refused(
 def test_a_deletion_is_of_that_very_key(upsert: SQLiteUpsert, database: Path) -> None:
     query(database, "CREATE TABLE stock (key TEXT COLLATE NOCASE, n)")
     query(database, "CREATE UNIQUE INDEX one ON stock (key COLLATE BINARY)")
-    rows = [portion([("a", "1"), ("A", "2")], ["key", "n"]), portion([("a", None)], ["key", "n"])]
+    rows = [
+        driver_batch([("a", "1"), ("A", "2")], ["key", "n"]),
+        driver_batch([("a", None)], ["key", "n"]),
+    ]
     for batch_id, part in enumerate(rows):
         assert upsert.apply(batch(batch_id), ["key", "n"], ["TEXT", "TEXT"], [part])
     assert query(database, "SELECT * FROM stock") == [("A", "2")]
@@ -355,7 +360,7 @@ def test_a_column_of_any_type_is_used_where_it_keeps_each_value(
         return
     query(database, "CREATE TABLE stock (key ANY PRIMARY KEY, n ANY) STRICT")
     rows = [("1", "007"), ("01", "1e3")]
-    assert upsert.apply(batch(0), names, kinds, [portion(rows, names)])
+    assert upsert.apply(batch(0), names, kinds, [driver_batch(rows, names)])
     assert query(database, "SELECT * FROM stock") == rows
 
 
@@ -384,7 +389,7 @@ def test_a_record_that_does_not_fit_is_named_and_nothing_is_written(
         InvalidInputError,
         match=r"follow\.db: table stock: the record at t-0 offset 3 does not fit: CHECK constraint",
     ):
-        upsert.apply(batch(1), NAMES, KINDS, [portion(rows[:2]), portion(rows[1:])])
+        upsert.apply(batch(1), NAMES, KINDS, [driver_batch(rows[:2]), driver_batch(rows[1:])])
     assert query(database, "SELECT key, value FROM stock") == [(b"a", b"1")]
     assert query(database, "SELECT batch_id FROM kafkalog_positions") == [(0,)]
 
@@ -392,7 +397,7 @@ def test_a_record_that_does_not_fit_is_named_and_nothing_is_written(
 def test_text_that_is_no_utf8_is_named_with_its_column(upsert: SQLiteUpsert) -> None:
     names = ["key", "name"]
     text = pa.array([b"fine", b"\xff"]).cast(pa.string(), safe=False)
-    rows = portion([("a", "x"), ("b", "y")], names)
+    rows = driver_batch([("a", "x"), ("b", "y")], names)
     rows = rows.set_column(6, "name", pa.Array.from_buffers(pa.string(), 2, text.buffers()))
     with pytest.raises(InvalidInputError, match="t-0 offset 1 does not fit: column name: text"):
         upsert.apply(batch(0), names, ["TEXT", "TEXT"], [rows])

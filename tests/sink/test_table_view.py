@@ -25,7 +25,7 @@ from kafkalog.sink.views.table_view import KTableView
 from kafkalog.sink.views.view_fitness import check_owned, is_emptied, reason_to_rebuild
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.metadata.state import TopicState
-from tests.sink.sqlite_rows import KINDS, NAMES, portion, query, row
+from tests.sink.sqlite_rows import KINDS, NAMES, driver_batch, query, row
 
 NOW = 1_700_000_000_000
 DAY = 86_400_000
@@ -79,7 +79,7 @@ class Place:
 
     def apply(self, query_id: str, batch_id: int, end: int, time_ms: int = NOW) -> None:
         batch = Batch(query_id, batch_id, "run", {"t": {"0": end, "1": 0}}, time_ms)
-        rows = [portion([row(b"k", b"v", end)])]
+        rows = [driver_batch([row(b"k", b"v", end)])]
         assert self.target().apply(batch, NAMES, KINDS, rows)
 
     def empty_table(self) -> None:
@@ -207,7 +207,7 @@ def test_a_view_does_not_go_on_over_rows_that_replaced_its_own(place: Place) -> 
     place.add_generation("q", 2)
     place.apply("q", 2, 4)
     replacing = Batch("other", 0, "run", {"u": {"0": 1}}, NOW, is_replacing=True)
-    rows = [portion([row(b"x", b"9", 0)])]
+    rows = [driver_batch([row(b"x", b"9", 0)])]
     assert place.target().apply(replacing, NAMES, KINDS, rows)
     with pytest.raises(InvalidInputError, match="query other brought it to micro-batch 0"):
         place.view()._generation(False)

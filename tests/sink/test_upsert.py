@@ -10,7 +10,7 @@ import pytest
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.sink.query import MicroBatch
 from kafkalog.sink.upsert import Batch, Position, Upsert
-from kafkalog.sink.upsert.portions import parts_for
+from kafkalog.sink.upsert.driver_batches import parts_for
 from kafkalog.sink.upsert.rows import deletion_column
 
 

@@ -330,19 +330,19 @@ def check_lookups(engine: Engine, log: Log, damage: Damage) -> str:
 
 
 def check_keys(engine: Engine, log: Log, damage: Damage) -> Iterator[str]:
-    """Each key has its newest record, or an error; only where gaps are unlisted an older one."""
+    """Each key has its latest record, or an error; only where gaps are unlisted an older one."""
     rows = log.rows(committed=True)
-    newest = {row.key: row for row in rows if row.key is not None}
+    latest = {row.key: row for row in rows if row.key is not None}
     contents = {row[1:] for row in rows}
     with KeyLookup(engine, log.topic) as lookup:
-        for key in (*newest, b"nobody's"):
+        for key in (*latest, b"nobody's"):
             try:
                 record = lookup.get(key, partition=log.partition)
             except KafkaLogError:
                 yield "refused"
                 continue
             found = None if record is None else _row_of(record)
-            wanted = newest.get(key)
+            wanted = latest.get(key)
             if found == (wanted if wanted is not None and wanted.value is not None else None):
                 continue
             assert damage.may_be_short, f"key {key!r}: {found}, not {wanted}"

@@ -4,7 +4,7 @@ None of them holds a record that is in the log, so every log reads whole whateve
 else is harmless depends on whose word a file is:
 
 - `.keys`, `kl-spilling`, `kl-last-cleaning`: an index, a count and a report, without which all goes
-  on. Keys are found, a cleaning keeps the newest records; a number told to people may be another.
+  on. Keys are found, a cleaning keeps the latest records; a number told to people may be another.
 - `kl-pin-*`, `kl-ended-pins`: it is the moment that was pinned, or refused.
 - `.staged`, and the indexes beside it: a commit takes the rows that were staged, or nothing.
 - `kl-meta.properties`, `kl-cleanshutdown`: a broker's own, who judges them himself. He gets back

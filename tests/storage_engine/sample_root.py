@@ -196,7 +196,7 @@ def stored(
     first = horizon if horizon is not None else (rows[0].timestamp if rows else -1)
     if horizon is not None:
         attributes |= HORIZON
-    newest = max((r.timestamp for r in rows), default=-1)
+    latest = max((r.timestamp for r in rows), default=-1)
     data = naive.batch(
         records,
         payload=compressed(codec, naive.section(records, base, first)),
@@ -204,14 +204,14 @@ def stored(
         last_offset_delta=last - base,
         attributes=attributes | codec,
         base_timestamp=first,
-        max_timestamp=newest,
+        max_timestamp=latest,
         leader_epoch=epoch,
         producer=producer,
     )
     is_control = bool(attributes & CONTROL)
     is_transactional = bool(attributes & TRANSACTIONAL)
     kind = (is_control, is_transactional, committed, producer[2])
-    return Stored(base, last, data, list(rows), newest, producer[0], *kind)
+    return Stored(base, last, data, list(rows), latest, producer[0], *kind)
 
 
 def compressed(codec: int, data: bytes) -> bytes:

@@ -41,7 +41,7 @@ def partition_change(high_watermark: int) -> dict[str, object]:
 
 def filled(path: Path, count: int = 3) -> Journal:
     journal = Journal(path)
-    journal.settle()
+    journal.recover()
     journal.append(topic_change().record(1))
     for n in range(1, count):
         journal.append(partition_change(n))
@@ -177,7 +177,7 @@ def test_a_failed_sync_leaves_the_commit_in_doubt_and_the_next_holder_counts_it(
         with pytest.raises(CommitInDoubtError, match="in doubt"):
             journal.append(partition_change(9))
     assert high_watermark(journal) == 2
-    assert journal.settle().topics["t"].partitions[0].high_watermark == 9
+    assert journal.recover().topics["t"].partitions[0].high_watermark == 9
 
 
 @pytest.mark.parametrize("is_rewritten", [False, True])
@@ -357,7 +357,7 @@ def test_relaxed_records_outlive_a_power_cut_after_a_sync_of_theirs_that_failed(
     before = path.read_bytes()
     disk = LyingPages(monkeypatch, errno.EIO, lambda name: True)
     journal = Journal(path)
-    journal.settle()
+    journal.recover()
     for end in (7, 8):
         journal.append(partition_change(end), sync=False)
     with pytest.raises(CommitInDoubtError, match="in doubt"):

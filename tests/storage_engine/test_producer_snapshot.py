@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.transactions.producer_snapshot import (
-    newest_snapshot,
+    latest_snapshot,
     pack_snapshot,
     parse_snapshot,
     read_snapshot,
@@ -274,7 +274,7 @@ def test_only_files_of_a_snapshots_name_are_snapshots(tmp_path: Path) -> None:
 
 def test_no_files_are_no_snapshots(tmp_path: Path) -> None:
     assert snapshot_offsets(tmp_path) == []
-    assert newest_snapshot(tmp_path, log_start=7, end=100) == Producers(end_offset=7)
+    assert latest_snapshot(tmp_path, log_start=7, end=100) == Producers(end_offset=7)
 
 
 # --- which one counts ----------------------------------------------------------------------------
@@ -293,12 +293,12 @@ def test_no_files_are_no_snapshots(tmp_path: Path) -> None:
         (0, 0, None),
     ],
 )
-def test_the_newest_above_the_log_start_and_not_above_the_end_counts(
+def test_the_latest_above_the_log_start_and_not_above_the_end_counts(
     tmp_path: Path, log_start: int, end: int, found: int | None
 ) -> None:
     for offset in range(1, 6):
         take(tmp_path, offset)
-    producers = newest_snapshot(tmp_path, log_start=log_start, end=end)
+    producers = latest_snapshot(tmp_path, log_start=log_start, end=end)
     assert producers.end_offset == (log_start if found is None else found)
     assert [entry.last_offset for entry in producers.entries.values()] == (
         [] if found is None else [found - 1]
@@ -313,11 +313,11 @@ def test_a_damaged_one_is_passed_over_and_left_where_it_is(tmp_path: Path, damag
     whole = at(tmp_path, 2).read_bytes()
     damaged = {"empty": b"", "half": whole[: len(whole) // 2], "garbage": bytes(37) + whole[37:]}
     at(tmp_path, 2).write_bytes(damaged[damage])
-    producers = newest_snapshot(tmp_path, log_start=0, end=20)
+    producers = latest_snapshot(tmp_path, log_start=0, end=20)
     assert (producers.end_offset, producers.entries[1].last_offset) == (1, 0)
     assert at(tmp_path, 2).read_bytes() == damaged[damage]
     at(tmp_path, 1).write_bytes(b"")
-    assert newest_snapshot(tmp_path, log_start=0, end=20) == Producers(end_offset=0)
+    assert latest_snapshot(tmp_path, log_start=0, end=20) == Producers(end_offset=0)
 
 
 def test_one_that_a_broker_removes_meanwhile_is_passed_over(
@@ -333,7 +333,7 @@ def test_one_that_a_broker_removes_meanwhile_is_passed_over(
         return real(path)
 
     monkeypatch.setattr(Path, "read_bytes", vanishing)
-    assert newest_snapshot(tmp_path, log_start=0, end=9).end_offset == 1
+    assert latest_snapshot(tmp_path, log_start=0, end=9).end_offset == 1
 
 
 def test_silent_producers_expire_after_a_reload_and_open_transactions_do_not(
@@ -341,7 +341,7 @@ def test_silent_producers_expire_after_a_reload_and_open_transactions_do_not(
 ) -> None:
     entries = [ProducerEntry(1, 0, 1, 1, 0, 1), ProducerEntry(2, 0, 0, 0, 0, 1, -1, 0)]
     write_snapshot(tmp_path, Producers(entries, 2))
-    producers = newest_snapshot(tmp_path, log_start=0, end=2)
+    producers = latest_snapshot(tmp_path, log_start=0, end=2)
     producers.expire(1 + EXPIRATION_MS - 1)
     assert set(producers.entries) == {1, 2}
     producers.expire(1 + EXPIRATION_MS)
@@ -367,7 +367,7 @@ def test_strays_below_the_last_base_are_all_retired(tmp_path: Path) -> None:
     assert snapshot_offsets(tmp_path) == [42]
 
 
-def test_of_several_above_the_last_base_the_newest_stays(tmp_path: Path) -> None:
+def test_of_several_above_the_last_base_the_latest_stays(tmp_path: Path) -> None:
     for offset in (10, 20, 30, 40):
         take(tmp_path, offset)
     assert sweep_snapshots(tmp_path, {0, 10}) == 2
@@ -382,7 +382,7 @@ def test_the_snapshot_at_the_end_is_no_stray(tmp_path: Path) -> None:
     assert sweep_snapshots(tmp_path, {0, 30}) == 0
 
 
-def test_without_segments_the_newest_stays(tmp_path: Path) -> None:
+def test_without_segments_the_latest_stays(tmp_path: Path) -> None:
     assert sweep_snapshots(tmp_path, ()) == 0
     for offset in (1, 2):
         take(tmp_path, offset)

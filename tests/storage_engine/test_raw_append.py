@@ -577,7 +577,7 @@ def test_a_roll_where_the_lost_snapshot_was_puts_it_back(tmp_path: Path) -> None
     assert snapshots(engine) == [1, 2]
 
 
-def test_the_newest_sound_snapshot_before_a_lost_one_is_gone_on_from(tmp_path: Path) -> None:
+def test_the_latest_sound_snapshot_before_a_lost_one_is_gone_on_from(tmp_path: Path) -> None:
     engine = log(tmp_path, segment_bytes="150")
     raw(engine, *(RawBatch(n, (NOW_MS,), 10 + n) for n in range(4)))
     before = producer_snapshot.read_snapshot(tmp_path / "t-0", 2)
@@ -868,6 +868,6 @@ def test_any_sequence_of_appends_is_what_a_plain_model_says(
 
 def first_of(times: list[tuple[int, int]], ms: int) -> tuple[int, int] | None:
     if ms == -3:
-        newest = max((time for _, time in times), default=None)
-        return next(((o, t) for o, t in times if t == newest), None)
+        latest = max((time for _, time in times), default=None)
+        return next(((o, t) for o, t in times if t == latest), None)
     return next(((o, t) for o, t in times if t >= ms), None)

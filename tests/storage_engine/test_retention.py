@@ -59,7 +59,7 @@ def segment_size(engine: Engine) -> int:
 # --- by time -------------------------------------------------------------------------------------
 
 
-def test_segments_go_when_their_newest_record_is_older_than_retention_ms(tmp_path: Path) -> None:
+def test_segments_go_when_their_latest_record_is_older_than_retention_ms(tmp_path: Path) -> None:
     engine = filled(tmp_path, retention_ms=str(3 * HOUR))
     assert engine.apply_retention(now_ms=at(3)) == []  # exactly as old: kept
     (stats,) = engine.apply_retention(now_ms=at(4.5))
@@ -100,7 +100,7 @@ def test_retention_ms_of_minus_one_keeps_everything(tmp_path: Path) -> None:
     assert engine.apply_retention(now_ms=at(10**6)) == []
 
 
-def test_the_active_segment_counts_with_its_newest_record_though_no_index_has_it(
+def test_the_active_segment_counts_with_its_latest_record_though_no_index_has_it(
     tmp_path: Path,
 ) -> None:
     engine = filled(tmp_path, hours=0, retention_ms=str(HOUR), segment_bytes="100000")

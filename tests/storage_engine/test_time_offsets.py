@@ -58,7 +58,7 @@ def since(found: list[tuple[int, int]], ms: int) -> tuple[int, int] | None:
     return next(((offset, time) for offset, time in found if time >= ms), None)
 
 
-def newest(found: list[tuple[int, int]]) -> tuple[int, int] | None:
+def latest_records(found: list[tuple[int, int]]) -> tuple[int, int] | None:
     largest = max((time for _, time in found if time >= 0), default=None)
     return None if largest is None else since(found, largest)
 
@@ -110,12 +110,12 @@ def test_any_time_in_any_log_is_found_as_in_a_plain_list(
     log_start = min(log_start, end)
     found = records(segments, log_start)
     with opened(tmp_path_factory.mktemp("log"), segments, log_start=log_start) as view:
-        assert plain(time_offsets.newest(view)) == newest(found)
+        assert plain(time_offsets.latest_records(view)) == latest_records(found)
         assert plain(time_offsets.first_since(view, ms)) == since(found, ms)
 
 
 @pytest.mark.parametrize("has_indexes", [True, False])
-def test_the_newest_record_is_found_with_and_without_indexes(
+def test_the_latest_record_is_found_with_and_without_indexes(
     tmp_path: Path, has_indexes: bool
 ) -> None:
     rng = random.Random(5)
@@ -130,7 +130,7 @@ def test_the_newest_record_is_found_with_and_without_indexes(
         if not has_indexes:
             for path in [*tmp_path.glob("*.index"), *tmp_path.glob("*.timeindex")]:
                 path.unlink()
-        assert plain(time_offsets.newest(view)) == newest(records(segments))
+        assert plain(time_offsets.latest_records(view)) == latest_records(records(segments))
 
 
 # --- single cases --------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_wrappers_own_timestamp_is_not_trusted(tmp_path: Path) -> None:
 def test_the_first_of_equally_new_records_counts(tmp_path: Path) -> None:
     segments = {0: [at_times(0, [5, 9]), at_times(2, [9])], 3: [at_times(3, [9, 1])]}
     with opened(tmp_path, segments) as view:
-        assert plain(time_offsets.newest(view)) == (1, 9)
+        assert plain(time_offsets.latest_records(view)) == (1, 9)
 
 
 def test_a_time_is_that_of_a_record_not_of_its_batch(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_an_emptied_batch_still_carries_a_time_but_no_record(tmp_path: Path) -> 
     segments = {0: [at_times(0, [5]), empty(1, 9), at_times(10, [7])]}
     with opened(tmp_path, segments) as view:
         assert plain(time_offsets.first_since(view, 6)) == (10, 7)
-        assert plain(time_offsets.newest(view)) == (10, 7)
+        assert plain(time_offsets.latest_records(view)) == (10, 7)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +187,14 @@ def test_a_header_that_was_damaged_hides_no_record(tmp_path: Path, place: int) -
             time_offsets.first_since(view, 7)
 
 
-def test_records_without_timestamps_have_no_newest(tmp_path: Path) -> None:
+def test_records_without_timestamps_have_no_latest(tmp_path: Path) -> None:
     with opened(tmp_path, {0: [at_times(0, [-1, -1])]}) as view:
-        assert time_offsets.newest(view) is None
+        assert time_offsets.latest_records(view) is None
 
 
 def test_records_below_the_log_start_are_not_found(tmp_path: Path) -> None:
     with opened(tmp_path, {0: [at_times(0, [9, 8, 3, 8])]}, log_start=2) as view:
-        assert plain(time_offsets.newest(view)) == (3, 8)
+        assert plain(time_offsets.latest_records(view)) == (3, 8)
         assert plain(time_offsets.first_since(view, 1)) == (2, 3)
 
 
@@ -251,7 +251,7 @@ def test_what_a_reader_does_not_see_yet_is_none(engine: Engine) -> None:
     assert engine.offset_for_time("t", -3)[0] == TimeOffset(5, 40, 3)
 
 
-def test_a_marker_may_be_the_newest_record(engine: Engine) -> None:
+def test_a_marker_may_be_the_latest_record(engine: Engine) -> None:
     engine.append_raw("t", 0, marker(7, COMMIT, 9, time=99).data(), now_ms=40)
     assert engine.offset_for_time("t", -3)[0] == TimeOffset(7, 99, 0)
 

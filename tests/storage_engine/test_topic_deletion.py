@@ -271,7 +271,7 @@ def test_a_rewritten_journal_remembers_what_is_being_deleted(tmp_path: Path) -> 
     engine = filled(tmp_path)
     engine.delete_topic("t", now_ms=10**14)
     journal = Journal(tmp_path / layout.COMMIT)
-    journal.settle()
+    journal.recover()
     journal.rewrite()
     assert [d.name for d in Engine(tmp_path).state().deleting.values()] == ["t"]
 

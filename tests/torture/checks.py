@@ -34,7 +34,7 @@ __all__ = [
     "recovered",
     "snapshot",
     "told",
-    "with_superseded",
+    "with_obsolete",
     "works",
 ]
 
@@ -51,7 +51,7 @@ class PartitionRows:
     high_watermark: int
     rows: tuple[Row, ...]
 
-    def newest(self) -> dict[bytes | None, Row]:
+    def latest(self) -> dict[bytes | None, Row]:
         """Return the last record of each key, tombstones too."""
         return {row[1]: row for row in self.rows}
 
@@ -65,7 +65,7 @@ class TopicRows:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether the cleaner may take superseded records from it."""
+        """Whether the cleaner may take obsolete records from it."""
         return "compact" in dict(self.config)["cleanup.policy"]
 
 
@@ -122,7 +122,7 @@ def later(after: Snapshot, before: Snapshot, ms: int) -> Snapshot:
     return found
 
 
-def with_superseded(seen: Snapshot, before: Snapshot) -> Snapshot:
+def with_obsolete(seen: Snapshot, before: Snapshot) -> Snapshot:
     """Return what was seen, with the records that a cleaning had taken: they may come back.
 
     A cleaning is durable when it is done. Those that were deleted do not come back.
@@ -230,16 +230,16 @@ def _between(
 
 
 def _older_values(where: str, found: PartitionRows, was: PartitionRows) -> Iterator[str]:
-    """Yield keys whose newest record is gone; a tombstone may go if all of its key went."""
-    newest, kept = was.newest(), found.newest()
-    for key, row in newest.items():
+    """Yield keys whose latest record is gone; a tombstone may go if all of its key went."""
+    latest, kept = was.latest_records(), found.latest_records()
+    for key, row in latest.items():
         now = kept.get(key)
         if row[0] < found.log_start or now == row:
             continue
         if now is not None:
-            yield f"{where}: an older value of {key!r} is back: {now}, the newest was {row}"
+            yield f"{where}: an older value of {key!r} is back: {now}, the latest was {row}"
         elif row[2] is not None:
-            yield f"{where}: the newest record of {key!r} is lost: {row}"
+            yield f"{where}: the latest record of {key!r} is lost: {row}"
 
 
 def _unlike(found: Snapshot, wanted: Snapshot) -> Iterator[str]:
@@ -333,7 +333,7 @@ def _damage(root: Path, topic: str | None = None) -> Iterator[str]:
 def cleaning_faults(found: Snapshot, before: Snapshot, topic: str, now_ms: int) -> Iterator[str]:
     """Yield what a forced cleaning of a topic, which nothing held back, has done wrong.
 
-    All that is superseded is gone, and nothing else but tombstones that had their time.
+    All that is obsolete is gone, and nothing else but tombstones that had their time.
     """
     others = ({name: each[name] for name in each if name != topic} for each in (found, before))
     yield from _unlike(*others)
@@ -343,8 +343,8 @@ def cleaning_faults(found: Snapshot, before: Snapshot, topic: str, now_ms: int) 
         return
     kept_ms = int(dict(was.config)["delete.retention.ms"])
     for number, old in was.partitions.items():
-        newest = old.newest()
-        wanted = tuple(row for row in old.rows if newest[row[1]] == row)
+        latest = old.latest_records()
+        wanted = tuple(row for row in old.rows if latest[row[1]] == row)
         # Its time begins with the first cleaning, so not before it was written.
         may_go = {row for row in wanted if row[2] is None and row[3] <= now_ms - kept_ms}
         partition = now.partitions[number]

@@ -26,7 +26,7 @@ from tests.torture.checks import (
     forget,
     recovered,
     told,
-    with_superseded,
+    with_obsolete,
 )
 from tests.torture.disk import Disk, State
 from tests.torture.disk_states import states
@@ -178,7 +178,7 @@ class Crashes:
         after = stage.after
         faults = faults_of(lower, begin, after, "none" if is_done else stage.kind)
         if stage.kind == "partial" and not is_done:
-            lower = with_superseded(lower, stage.before)
+            lower = with_obsolete(lower, stage.before)
         return Crash(count, stage, disk, lower, older if goes_back else (), faults)
 
     def states(self, crash: Crash) -> Iterator[State]:

@@ -51,7 +51,7 @@ _SHARES: Final = {
 }
 _REPLAYS: Final = ("replay", "replay-bounds", "replay-sanitizers")
 _CORPUS_MAX: Final = 300
-"""Inputs of the coverage engine that the others begin with, the newest ones."""
+"""Inputs of the coverage engine that the others begin with, the latest ones."""
 
 
 @dataclass

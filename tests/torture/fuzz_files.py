@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
-from kafkalog.cleaner.dedup.newest import _read_deaths
+from kafkalog.cleaner.dedup.latest_records import _read_deaths
 from kafkalog.cleaner.key_index.key_index import KeyIndex, KeyIndexWriter, key_hashes
 from kafkalog.cleaner.state.last_cleaning import read_last_cleaning
 from kafkalog.cleaner.state.uncleanable import read_uncleanable

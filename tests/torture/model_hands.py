@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.key_index.survivors import latest
+from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.schedule.manager import clean_filthiest, retain, sweep
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.log import KafkaLog
@@ -112,14 +112,14 @@ class Hands:
         return [row for rows in found for row in _rows(rows)]
 
     def latest(self, topic: str, partition: int, budget: int) -> list[Row]:
-        """Return the newest record of every key."""
+        """Return the latest record of every key."""
         with self.log.view(topic, partition, whole=True) as view:
             end = view.state.high_watermark
             found = latest(view, end, budget_bytes=budget, schema=changelog_schema())
             return [row for rows in found for row in _rows(rows)]
 
     def lookup(self, topic: str, key: bytes, partition: int) -> Row | None:
-        """Return the newest record of a key."""
+        """Return the latest record of a key."""
         found = self.log.lookup(topic, key, partition=partition)
         if found is None:
             return None

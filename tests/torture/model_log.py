@@ -102,8 +102,8 @@ class Part:
 
     # --- what must hold ---
 
-    def newest(self, end: int | None = None) -> dict[bytes, Row]:
-        """Return the newest committed record of every key, deletions too."""
+    def latest_records(self, end: int | None = None) -> dict[bytes, Row]:
+        """Return the latest committed record of every key, deletions too."""
         end = self.stable if end is None else min(end, self.stable)
         found: dict[bytes, Row] = {}
         for row in self.written.values():
@@ -114,7 +114,7 @@ class Part:
 
     def latest(self) -> dict[bytes, Row]:
         """Return what `view=latest` has to show."""
-        return {key: row for key, row in self.newest().items() if row.value is not None}
+        return {key: row for key, row in self.latest_records().items() if row.value is not None}
 
     def check_offsets(self, found: tuple[int, int, int]) -> None:
         """Hold log start, last stable offset and high watermark against those of a log."""
@@ -143,24 +143,26 @@ class Part:
             is_wanted = row.offset >= max(self.log_start, touched_to)
             if is_wanted and row.offset not in self.aborted:
                 assert row.offset in offsets, f"{row} is gone, and nothing is cleaned there"
-        for row in self.newest().values():
+        for row in self.latest_records().values():
             if row.offset in offsets:
                 continue
             assert row.value is not None or row.offset in self.may_go, f"{row} is gone, uncleaned"
-            assert row.value is None, f"{row} is gone, the newest of its key"
+            assert row.value is None, f"{row} is gone, the latest of its key"
             may_go = self.may_go[row.offset]
             assert self.last_cleaning_ms >= may_go, (
                 f"the tombstone {row} may go from {may_go} on, cleaned was {self.last_cleaning_ms}"
             )
 
     def _check_clean(self, rows: Sequence[Row], clean_to: int) -> None:
-        newest = self.newest(clean_to)
+        latest_records = self.latest_records(clean_to)
         for row in rows:
             if row.offset >= clean_to:
                 break
             assert row.offset not in self.aborted, f"{row} was aborted, and all is clean there"
             assert row.key is not None, f"{row} has no key, and all is clean there"
-            assert newest[row.key] == row, f"{row} is not the newest of its key: {newest[row.key]}"
+            assert latest_records[row.key] == row, (
+                f"{row} is not the latest of its key: {latest_records[row.key]}"
+            )
 
     def check_gone(self, rows: Sequence[Row], clean_to: int, now_ms: int) -> None:
         """Check after a cleaning that no tombstone is left whose time had come before it."""

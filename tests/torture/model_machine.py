@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kafkalog.cleaner import CleanerConfig
-from kafkalog.cleaner.rewrite import settled
+from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.errors import CommitConflictError
 from kafkalog.storage_engine.writing.commit import Writer
 from tests.cleaner.naive import Batch, Record
@@ -37,7 +37,7 @@ __all__ = ["LogMachine"]
 
 TOPICS_MAX: Final = 2
 QUIET_MAX: Final = 8
-"""Cleanings at one moment, after which nothing is left to do: a round to find what is superseded,
+"""Cleanings at one moment, after which nothing is left to do: a round to find what is obsolete,
 and one each for what waits for the one before it."""
 
 
@@ -54,7 +54,7 @@ class LogMachine(LogAndModel):
     )
     def begin(self, now_ms: int, worthwhile: int, partitions: int, config: dict[str, str]) -> None:
         self.now_ms = now_ms
-        self._patch.setattr(settled, "WORTHWHILE", worthwhile)
+        self._patch.setattr(unchanged_segments, "WORTHWHILE", worthwhile)
         self._create(0, partitions, config, None)
 
     @rule(by=BY, place=PLACE, partitions=st.integers(1, 3), config=CONFIG, death=DEATH)

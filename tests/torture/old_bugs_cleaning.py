@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.dedup import newest
-from kafkalog.cleaner.rewrite import batch_writer, cleaned_segment, decision
+from kafkalog.cleaner.dedup import latest
+from kafkalog.cleaner.rewrite import batch_writer, cleaned_segment, retention_rules
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment import open_segment
@@ -42,7 +42,7 @@ def _kafka_3587(patch: Patch) -> None:
 
         return find
 
-    replace(patch, clean, "find_newest", make)
+    replace(patch, clean, "find_latest_records", make)
 
 
 def _kafka_3894(patch: Patch) -> None:
@@ -55,7 +55,7 @@ def _kafka_3894(patch: Patch) -> None:
 
         return build
 
-    replace(patch, newest, "build_offset_map", make)
+    replace(patch, latest, "build_offset_map", make)
 
 
 def _redpanda_16952(patch: Patch) -> None:
@@ -67,7 +67,7 @@ def _redpanda_16952(patch: Patch) -> None:
 
         return build
 
-    replace(patch, newest, "build_offset_map", make)
+    replace(patch, latest, "build_offset_map", make)
 
 
 def _redpanda_24323(patch: Patch) -> None:
@@ -105,7 +105,7 @@ def _kafka_8764(patch: Patch) -> None:
 
         return build
 
-    replace(patch, newest, "build_offset_map", make)
+    replace(patch, latest, "build_offset_map", make)
 
 
 def _kafka_5413(patch: Patch) -> None:
@@ -163,16 +163,16 @@ def _limited(patch: Patch, limit: Callable[[Any], int]) -> None:
 
         return decisions
 
-    replace(patch, decision.Decider, "decisions", make)
+    replace(patch, retention_rules.RetentionRules, "retained", make)
 
 
 def _kafka_4019(patch: Patch) -> None:
-    _limited(patch, lambda decider: int(decider.chunk_size))
+    _limited(patch, lambda rules: int(rules.chunk_size))
 
 
 def _kafka_6834(patch: Patch) -> None:
     # What the topic of the test takes, the smallest of all those that are cleaned with patches.
-    _limited(patch, lambda decider: max(1000, int(decider.chunk_size)))
+    _limited(patch, lambda rules: max(1000, int(rules.chunk_size)))
 
 
 def _kafka_5316(patch: Patch) -> None:

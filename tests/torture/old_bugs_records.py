@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kafkalog.cleaner.dedup import kernels, log_to_clean, transactions
-from kafkalog.cleaner.rewrite import active_producers, decision
+from kafkalog.cleaner.rewrite import active_producers, retention_rules
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.reading import log_view
 from tests.torture.old_bug import OldBug, replace
@@ -41,7 +41,7 @@ def _kafka_4529(patch: Patch) -> None:
 
         return decide
 
-    replace(patch, decision.Decider, "_decide", make)
+    replace(patch, retention_rules.RetentionRules, "_decide", make)
 
 
 def _kafka_8522(patch: Patch) -> None:
@@ -52,7 +52,7 @@ def _kafka_8522(patch: Patch) -> None:
 
         return decide
 
-    replace(patch, decision.Decider, "_decide", make)
+    replace(patch, retention_rules.RetentionRules, "_decide", make)
 
 
 def _kafka_quiet(patch: Patch) -> None:
@@ -70,7 +70,7 @@ def _kafka_17076(patch: Patch) -> None:
 
         return decide
 
-    replace(patch, decision.Decider, "_decide", make)
+    replace(patch, retention_rules.RetentionRules, "_decide", make)
 
 
 # --- transactions and producers ------------------------------------------------------------------
@@ -94,7 +94,7 @@ def _kafka_8335(patch: Patch) -> None:
 def _kafka_8351(patch: Patch) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def write(self: Any, *arguments: Any) -> Any:
-            self.decider.transactions = transactions.CleanedTransactions(self.decider.view)
+            self.rules.transactions = transactions.CleanedTransactions(self.rules.view)
             return original(changed(self), *arguments)
 
         return write
@@ -114,14 +114,14 @@ def _kafka_13727(patch: Patch) -> None:
             return aborted & (chunk.table.base_offsets <= self._latest_offset)
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def decider(**fields: Any) -> Any:
+        def rules(**fields: Any) -> Any:
             known = fields["transactions"]
-            known._outcomes = KnownBelow(known._outcomes, fields["newest"].latest_offset)
+            known._outcomes = KnownBelow(known._outcomes, fields["latest"].latest_offset)
             return original(**fields)
 
-        return decider
+        return rules
 
-    replace(patch, clean, "Decider", make)
+    replace(patch, clean, "RetentionRules", make)
 
 
 def _kafka_14055(patch: Patch) -> None:
@@ -152,7 +152,7 @@ def _kafka_6854(patch: Patch) -> None:
 
         return decide
 
-    replace(patch, decision.Decider, "_decide", make)
+    replace(patch, retention_rules.RetentionRules, "_decide", make)
 
 
 def _kafka_5490(patch: Patch) -> None:
@@ -247,7 +247,7 @@ RECORDS: Final = (
             _FILE + "test_an_abort_marker_stays_while_a_later_round_may_need_it",
         ),
         sign=(
-            r"assert newest\(log.engine\) == expected"
+            r"assert latest\(log.engine\) == expected"
             r"|assert \[0, 2, 4, 6, 7, 8, ...\] == \[0, 2, 4, 6, 7, 10, ...\]"
         ),
     ),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kafkalog.cleaner.dedup import log_to_clean
-from kafkalog.cleaner.schedule import choice, partition_cleaner, pause, thread
+from kafkalog.cleaner.schedule import partition_cleaner, pause, scheduler, thread
 from kafkalog.cleaner.state import first_dirty_offset, uncleanable
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
@@ -61,7 +61,7 @@ def _kafka_8725(patch: Patch) -> None:
         return plan
 
     _mortal(patch)
-    replace(patch, choice, "plan", make)
+    replace(patch, scheduler, "plan", make)
 
 
 def _linkedin_535(patch: Patch) -> None:
@@ -103,7 +103,7 @@ def _kafka_6266(patch: Patch) -> None:
             first_dirty_offset._tell(config, topic, partition, state, offset)
         return len(found)
 
-    patch.setattr(choice, "heal_first_dirty_offsets", heal)
+    patch.setattr(scheduler, "heal_first_dirty_offsets", heal)
 
 
 def _kafka_7400(patch: Patch) -> None:
@@ -127,7 +127,7 @@ def _refuse(patch: Patch, is_refused: Callable[[Any, int], bool]) -> None:
 
         return plan
 
-    for module in (choice, clean):
+    for module in (scheduler, clean):
         replace(patch, module, "log_to_clean", make)
 
 
@@ -151,7 +151,7 @@ def _kafka_6030(patch: Patch) -> None:
 
         return plan
 
-    replace(patch, choice, "log_to_clean", make)
+    replace(patch, scheduler, "log_to_clean", make)
 
 
 def _kafka_2660(patch: Patch) -> None:
@@ -183,7 +183,7 @@ def _marked(patch: Patch) -> set[Path]:
     tests = [import_module(name) for name in _MODULES]
     for module in (pause, *tests):
         patch.setattr(module, "abort_and_pause", abort_and_pause)
-    for module in (pause, choice, partition_cleaner, *tests):
+    for module in (pause, scheduler, partition_cleaner, *tests):
         patch.setattr(module, "is_paused", lambda directory: directory in paused)
     return paused
 

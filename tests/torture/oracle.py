@@ -215,7 +215,7 @@ class Model:
         self._totals = [0]
         self._configs: list[dict[str, str]] = [dict.fromkeys(PARTITIONS, "")]
         self._batches = [-1]
-        self._newest: dict[Partition, tuple[int, dict[bytes, int]]] = {}
+        self._latest: dict[Partition, tuple[int, dict[bytes, int]]] = {}
 
     def extend(self, steps: int) -> None:
         """Know so many steps at least."""
@@ -269,14 +269,14 @@ class Model:
             self.extend(self.steps + 1)
         return self.steps_in(state, least, max(least, bisect_right(self._totals, total) - 1))
 
-    def newest(self, partition: Partition, end: int) -> dict[bytes, int]:
-        """Return the offset of each key's newest record below `end`."""
-        known, found = self._newest.get(partition, (0, {}))
+    def latest_records(self, partition: Partition, end: int) -> dict[bytes, int]:
+        """Return the offset of each key's latest record below `end`."""
+        known, found = self._latest.get(partition, (0, {}))
         if known > end:
             known, found = 0, {}
         records = self.records[partition]
         found.update((records[offset][0], offset) for offset in range(known, end))
-        self._newest[partition] = end, found
+        self._latest[partition] = end, found
         return found
 
     def extend_to(self, partition: Partition, end: int) -> None:
@@ -323,17 +323,17 @@ class Model:
         if start:
             _check_start(view)
         if view.topic == TABLE:
-            self._check_newest(view, dict(found))
+            self._check_latest(view, dict(found))
 
-    def _check_newest(self, view: LogView, found: Mapping[int, Record]) -> None:
-        """Nothing that is the newest of its key is gone, and a cleaned part has keys once."""
+    def _check_latest(self, view: LogView, found: Mapping[int, Record]) -> None:
+        """Nothing that is the latest of its key is gone, and a cleaned part has keys once."""
         partition, end = (view.topic, view.partition), view.state.high_watermark
         records = self.records[partition]
-        newest = self.newest(partition, end)
-        values = {o: records[o] for o in newest.values() if records[o][1] is not None}
+        latest_records = self.latest_records(partition, end)
+        values = {o: records[o] for o in latest_records.values() if records[o][1] is not None}
         lost = values.keys() - found.keys()
         if lost:
-            raise Wrong(f"{partition}: the newest of their keys are lost: {sorted(lost)} of {end}")
+            raise Wrong(f"{partition}: the latest of their keys are lost: {sorted(lost)} of {end}")
         budget = 1 << 20
         seen = dict(rows_of(latest(view, end, budget_bytes=budget, schema=changelog_schema())))
         if seen != values:

@@ -18,7 +18,7 @@ from kafkalog.cleaner.schedule import partition_cleaner
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import clock, files, host
 from tests.torture.acts import Act
-from tests.torture.checks import Snapshot, forget, recovered, snapshot, with_superseded
+from tests.torture.checks import Snapshot, forget, recovered, snapshot, with_obsolete
 from tests.torture.disk import Disk, check_recorded
 from tests.torture.recorder import Recorder, Scan
 from tests.torture.workloads import OPERATIONS, Moment, Opened
@@ -199,7 +199,7 @@ def record_recovery(
         retry = OPERATIONS[then or broken.retry or "append"]
         if has_died and broken.kind == "partial":
             # What the dead process has cleaned is not durable before it is cleaned again.
-            before = with_superseded(found, broken.before)
+            before = with_obsolete(found, broken.before)
             stages.add(retry.name, before, lambda: moment, open_and_try_again, kind=retry.kind)
         else:
             kind = broken.kind if has_died and broken.kind != "handed" else "none"

@@ -379,7 +379,7 @@ def _look_up(log: KafkaLog, lookup: KeyLookup, model: Model, draw: random.Random
     partition = TABLE, draw.randrange(PARTITIONS[TABLE])
     before = log.describe(TABLE).partitions[partition[1]].high_watermark
     model.extend_to(partition, before)
-    known = dict(model.newest(partition, before))
+    known = dict(model.latest_records(partition, before))
     if not known:
         return
     key = draw.choice(sorted(known))

@@ -20,7 +20,7 @@ from tests.torture.checks import (
     faults_of,
     later,
     snapshot,
-    with_superseded,
+    with_obsolete,
     works,
 )
 from tests.torture.complaints import Complaints
@@ -68,10 +68,10 @@ def test_a_key_that_is_back_is_named() -> None:
     assert faults_of(shown(OTHER, NEW, TOMBSTONE), BEFORE, CLEANED, "partial") == []
 
 
-def test_of_a_cleaning_whose_end_is_unknown_the_newest_values_are_kept() -> None:
+def test_of_a_cleaning_whose_end_is_unknown_the_latest_values_are_kept() -> None:
     assert faults_of(CLEANED, BEFORE, None, "partial") == []
     (fault,) = faults_of(shown(OTHER, TOMBSTONE), BEFORE, None, "partial")
-    assert "the newest record of b'k' is lost" in fault
+    assert "the latest record of b'k' is lost" in fault
 
 
 def test_half_of_an_atomic_commit_is_named() -> None:
@@ -149,7 +149,7 @@ def cleaned(found: Snapshot, now_ms: int = EARLY) -> list[str]:
     return list(cleaning_faults(found, WAS, "t", now_ms))
 
 
-def test_a_cleaning_takes_all_that_is_superseded_and_nothing_else() -> None:
+def test_a_cleaning_takes_all_that_is_obsolete_and_nothing_else() -> None:
     assert cleaned(DONE) == []
     (fault,) = cleaned({**DONE, "t": shown(OLD, NEW, TOMBSTONE)["t"]})
     assert "(0, b'k', b'old', 10) is not expected" in fault
@@ -256,5 +256,5 @@ def test_what_comes_later_bears_later_times() -> None:
 
 def test_what_a_cleaning_has_taken_may_come_back_and_what_was_deleted_not() -> None:
     seen = shown(NEW, log_start=1)
-    assert with_superseded(seen, BEFORE) == shown(OTHER, NEW, TOMBSTONE, log_start=1)
-    assert with_superseded(shown(NEW, config=DELETED), BEFORE) == shown(NEW, config=DELETED)
+    assert with_obsolete(seen, BEFORE) == shown(OTHER, NEW, TOMBSTONE, log_start=1)
+    assert with_obsolete(shown(NEW, config=DELETED), BEFORE) == shown(NEW, config=DELETED)

@@ -87,8 +87,8 @@ ROWS = [Row(0, 5, b"a", b"1"), Row(1, 5, b"b", b"1"), Row(2, 5, b"a", None), Row
     [
         ([1, 2, 3], 3, None),
         ([0, 1, 2, 3], 0, None),
-        ([2, 3], 3, "the newest of its key"),
-        ([0, 1, 2, 3], 3, "is not the newest of its key"),
+        ([2, 3], 3, "the latest of its key"),
+        ([0, 1, 2, 3], 3, "is not the latest of its key"),
         ([1, 2], 3, "is gone, and nothing is cleaned there"),
         ([1, 3], 3, "may go from 110 on"),
         ([2, 1, 3], 3, "do not rise"),

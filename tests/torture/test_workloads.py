@@ -99,7 +99,7 @@ def has_adopted(done: Done) -> bool:
 
 
 def has_swapped(done: Done) -> bool:
-    """Superseded records are gone, by files that came in the place of others."""
+    """Obsolete records are gone, by files that came in the place of others."""
     was, now = done.rows()
     return bool(len(now.rows) < len(was.rows) and done.names(layout.SWAP))
 

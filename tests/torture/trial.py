@@ -22,7 +22,7 @@ from tests.torture.checks import (
     recovered,
     snapshot,
     told,
-    with_superseded,
+    with_obsolete,
     works,
 )
 from tests.torture.complaints import Complaints
@@ -207,7 +207,7 @@ class _Aftermath:
                 faults.append("it succeeded, but was not done")
             safe = shown
             if raised and operation.kind == "partial":
-                safe = with_superseded(shown, before)  # a cleaning is durable when it is done
+                safe = with_obsolete(shown, before)  # a cleaning is durable when it is done
             # `close` tells of a sync that failed in a warning.
             is_broken_off = bool(raised) or operation.name == "close"
             faults = faults or self._cut(safe, after, operation.kind, is_broken_off=is_broken_off)

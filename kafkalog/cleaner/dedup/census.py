@@ -2,7 +2,7 @@
 
 What a cleaning of everything would remove is counted here without one, so all committed records are
 read once: their keys go into an offset map, and the batches of each segment are then held against
-the newest offsets. Bytes are shared out: a batch of which every other record is dead counts half.
+the latest offsets. Bytes are shared out: a batch of which every other record is dead counts half.
 
 Kafka has no such count; kafka-log-dirs tells sizes alone.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kafkalog.cleaner.dedup.newest import build_offset_map
+from kafkalog.cleaner.dedup.latest_records import build_offset_map
 from kafkalog.cleaner.dedup.offset_map import WHOLE, Int64s, OffsetMap
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.storage_engine.format import layout
@@ -29,7 +29,7 @@ __all__ = ["SegmentCensus", "census"]
 
 @dataclass(slots=True)
 class SegmentCensus:
-    """What of a segment's committed records is the newest of its key, and what is not."""
+    """What of a segment's committed records is the latest of its key, and what is not."""
 
     base_offset: int
     records: int = 0
@@ -67,7 +67,7 @@ def census(
             parts = [half for whole in parts for half in whole.halves()]
         else:
             parts.pop(0)
-            found.add_newest(view, start, end, offset_map.take_offsets())
+            found.add_latest(view, start, end, offset_map.take_offsets())
         offset_map.clear()
     return found.told(tombstones)
 
@@ -88,7 +88,7 @@ def _counting(
 
 
 class _Sums:
-    """Records, and what is newest of them, summed by segment; shares of bytes are fractions."""
+    """Records, and what is latest of them, summed by segment; shares of bytes are fractions."""
 
     def __init__(self, bases: Int64s) -> None:
         self._bases = bases
@@ -98,16 +98,16 @@ class _Sums:
         self._live_bytes = np.zeros(len(bases), dtype=np.float64)
         self._is_counted = False
 
-    def add_newest(self, view: LogView, start: int, end: int, newest: Int64s) -> None:
-        """Take the newest offsets (n, rising) of the keys of a part; the first time all records."""
+    def add_latest(self, view: LogView, start: int, end: int, latest: Int64s) -> None:
+        """Take the latest offsets (n, rising) of the keys of a part; the first time all records."""
         for chunk in view.chunks(start, end):
             table = chunk.table
             is_data = (table.attributes & layout.CONTROL_BIT) == 0
             table = table.select(is_data & (table.counts != 0) & (table.base_offsets < end))
             place = int(self._bases.searchsorted(chunk.segment_base))
             counts = _counts(table)
-            first = newest.searchsorted(table.base_offsets)
-            live = newest.searchsorted(table.last_offsets, side="right") - first
+            first = latest.searchsorted(table.base_offsets)
+            live = latest.searchsorted(table.last_offsets, side="right") - first
             self._live_records[place] += live.sum()
             self._live_bytes[place] += (table.sizes * (live / counts)).sum()
             if not self._is_counted:

@@ -25,7 +25,7 @@ cpdef triple put_offsets(
     i64 capacity, i64 size, u64 mask, u64 prefix, u8s_out bits, i64 bits_start,
 ) noexcept nogil
 cpdef void get_offsets(rows_out slots, rows_in hashes, i64s_out out) noexcept nogil
-cpdef void mark_superseded(
+cpdef void mark_obsolete(
     rows_out slots, rows_in hashes, i64s key_sizes, i64s offsets, i64 latest_offset,
     flags_out flags,
 ) noexcept nogil
@@ -36,7 +36,7 @@ cpdef void find_covered(
 ) noexcept nogil
 @cython.locals(batch=i64, stay=cython.bint)
 cpdef i64 keep_records(
-    flags_in superseded, i64s key_sizes, i64s value_sizes, i64s offsets, i32s batch_index,
+    flags_in obsolete, i64s key_sizes, i64s value_sizes, i64s offsets, i32s batch_index,
     flags_in is_control, flags_in is_expired, i64 latest_offset, flags_out keep, i64s_out kept,
     i64s_out tombstones,
 ) noexcept nogil

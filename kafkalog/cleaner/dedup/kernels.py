@@ -197,7 +197,7 @@ def get_offsets(slots: Rows, hashes: Rows, out: Int64s) -> None:
         out[i] = -1 if slot < 0 else ops.signed(slots[slot, 2]) - 1
 
 
-def mark_superseded(
+def mark_obsolete(
     slots: Rows,
     hashes: Rows,
     key_sizes: Int64s,
@@ -258,7 +258,7 @@ def find_covered(
 
 
 def keep_records(
-    superseded: Flags,
+    obsolete: Flags,
     key_sizes: Int64s,
     value_sizes: Int64s,
     offsets: Int64s,
@@ -272,7 +272,7 @@ def keep_records(
 ) -> int:
     """Decide record by record; Kafka: Cleaner.shouldRetainRecord, rules C51 to C58 and C65.
 
-    superseded bool (n); batch_index int32 (n), below b; is_control bool (b); is_expired bool (b):
+    obsolete bool (n); batch_index int32 (n), below b; is_control bool (b); is_expired bool (b):
     the batch's delete horizon has come. Out: keep bool (n); kept, tombstones int64 (b), added to
     what each batch keeps. Returns the count of records dropped because they have no key.
     """
@@ -285,7 +285,7 @@ def keep_records(
                 keyless += 1
                 stay = False
             else:
-                stay = not superseded[i] and not (value_sizes[i] < 0 and is_expired[batch])
+                stay = not obsolete[i] and not (value_sizes[i] < 0 and is_expired[batch])
         keep[i] = stay
         if stay:
             kept[batch] += 1

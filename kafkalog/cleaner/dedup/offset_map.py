@@ -1,4 +1,4 @@
-"""The offset map: for every key, the offset of its newest record, in a fixed amount of memory.
+"""The offset map: for every key, the offset of its latest record, in a fixed amount of memory.
 
 A key is known by 16 bytes of SipHash-2-4 under a secret that is drawn for each map. MD5, Kafka's
 choice, lets whoever chooses keys construct two that collide, and the cleaner would then drop a
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kafkalog.cleaner.dedup.superseded import SupersededOffsets
+    from kafkalog.cleaner.dedup.obsolete_offsets import ObsoleteOffsets
     from kafkalog.storage_engine.reading.log_view import Chunk
     from kafkalog.storage_engine.records.records import RecordTable
     from kafkalog.storage_engine.records.tables import BatchTable
@@ -65,9 +65,9 @@ WHOLE = Part()
 
 
 class OffsetMap:
-    """Newest offset per key, for at most `capacity` = floor(slots * load_factor) keys.
+    """LatestRecords offset per key, for at most `capacity` = floor(slots * load_factor) keys.
 
-    Satisfies `cleaner.newest.Newest`.
+    Satisfies `cleaner.latest.LatestRecords`.
     """
 
     def __init__(self, slots: int, load_factor: float = 0.9) -> None:
@@ -79,10 +79,10 @@ class OffsetMap:
             )
         self.size = 0
         self.latest_offset = -1
-        """The map knows the newest record of every key up to here; beyond it, nothing."""
+        """The map knows the latest record of every key up to here; beyond it, nothing."""
         self.on_close: Callable[[], None] | None = None
         """Called by `close`."""
-        self.superseded_offsets: SupersededOffsets | None = None
+        self.obsolete_offsets: ObsoleteOffsets | None = None
         """Where it is noted which offsets were replaced by newer ones, if that is to be noted."""
         self._slots: Uint64s = np.zeros((slots, 3), dtype=np.uint64)
         self._secret: Uint64s = np.frombuffer(secrets.token_bytes(16), dtype=np.uint64)
@@ -119,7 +119,7 @@ class OffsetMap:
         self.latest_offset = -1
 
     def take_offsets(self) -> Int64s:
-        """Return the newest offsets of all keys, rising, in the memory of the map: int64 (size).
+        """Return the latest offsets of all keys, rising, in the memory of the map: int64 (size).
 
         The map holds nothing afterwards, and wants a `clear` before it is used again.
         """
@@ -145,7 +145,7 @@ class OffsetMap:
         """Give back the memory; the map holds nothing afterwards."""
         self._slots = np.zeros((1, 3), dtype=np.uint64)
         self.size = 0
-        self.superseded_offsets = None
+        self.obsolete_offsets = None
         if self.on_close is not None:
             self.on_close()
 
@@ -196,36 +196,36 @@ class OffsetMap:
 
     @property
     def noted(self) -> tuple[npt.NDArray[np.uint8], int]:
-        """The bits of `superseded_offsets`, and the offset of the first one, for kernels."""
-        if self.superseded_offsets is None:
+        """The bits of `obsolete_offsets`, and the offset of the first one, for kernels."""
+        if self.obsolete_offsets is None:
             return np.empty(0, dtype=np.uint8), 0
-        return self.superseded_offsets.bits, self.superseded_offsets.start
+        return self.obsolete_offsets.bits, self.obsolete_offsets.start
 
     def get(self, hashes: Uint64s) -> Int64s:
-        """The newest offset per hash, -1 for a key that is not in the map."""
+        """The latest offset per hash, -1 for a key that is not in the map."""
         found: Int64s = np.empty(len(hashes), dtype=np.int64)
         kernels.get_offsets(self._slots, hashes, found)
         return found
 
-    def superseded(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
+    def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
         """Say of which records (n) a newer one of the key lies at or below `latest_offset`.
 
         False for records without a key, and beyond `latest_offset` (rules C51, C52). Raises
         CorruptBatchError.
         """
-        known = self.superseded_offsets
+        known = self.obsolete_offsets
         if known is not None and run.table.base_offsets[0] >= known.start:
             return known.contains(records.offsets)
         hashes = self.hash(records, path=run.path, file_position=run.file_position)
         flags: npt.NDArray[np.bool_] = np.empty(len(records.offsets), dtype=np.bool_)
-        kernels.mark_superseded(
+        kernels.mark_obsolete(
             self._slots, hashes, records.key_sizes, records.offsets, self.latest_offset, flags
         )
         return flags
 
-    def superseded_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Say of which batches (b) every record is superseded, as far as no key must be read."""
-        known = self.superseded_offsets
+    def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
+        """Say of which batches (b) every record is obsolete, as far as no key must be read."""
+        known = self.obsolete_offsets
         if known is None:
             return np.zeros(len(table), dtype=np.bool_)
         return known.hold_all_of(table)

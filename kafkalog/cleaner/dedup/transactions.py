@@ -2,7 +2,8 @@
 
 Data of an aborted transaction goes at once. A marker stays as long as a batch of its transaction
 is met in the same round, be it an empty one; after that it may go, in two stages as a tombstone
-does (`decision`). An ABORT marker that stays for its data keeps its entry in the transaction index.
+does (`retention_rules`). An ABORT marker that stays for its data keeps its entry in the
+transaction index.
 
 What became of a transaction is told by its marker, whose batch has a checksum, and not by the
 `.txnindex` file, which has none: one changed byte there would destroy committed data. An index that

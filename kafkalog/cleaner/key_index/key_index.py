@@ -17,8 +17,8 @@ this segment, or it is not used:
 A file that does not fit is passed over, and the segment is scanned: the next cleaning writes
 another. Keys are hashed by SipHash under a secret that stands in the file: so nobody can prepare
 keys that crowd. A partition's indexes share it, from the first one on, so that all of them can be
-asked for the keys of a dirty section at once (`settled`); no other cleaning's hashes are made under
-it. It is not there to hide keys from who can read the log beside it. With the
+asked for the keys of a dirty section at once (`unchanged_segments`); no other cleaning's
+hashes are made under it. It is not there to hide keys from who can read the log beside it. With the
 records of a key that was cleaned away its hash is gone too: an old index is removed at once, and
 not kept for a while like an old segment.
 
@@ -102,8 +102,8 @@ class KeyIndexWriter:
         self.path = directory / layout.key_index_file(base_offset)
         """Where the index belongs once its segment is in place."""
         self.temporary = directory / f"{layout.SPILL}{self.path.name}"
-        self.is_settled = False
-        """Whether the segment is settled; to be said before `finish`."""
+        self.is_unchanged = False
+        """Whether the segment is unchanged; to be said before `finish`."""
         self._directory = directory
         self._base_offset = base_offset
         self._secret = secret
@@ -167,7 +167,7 @@ class KeyIndexWriter:
             os.close(fd)
         content = layout.KEYS_HEADER.pack(
             layout.KEYS_MAGIC, layout.KEYS_VERSION, self._base_offset, size, self._count,
-            self._secret, layout.KEYS_SETTLED if self.is_settled else 0, len(chosen),
+            self._secret, layout.KEYS_UNCHANGED if self.is_unchanged else 0, len(chosen),
         ) + samples  # fmt: skip
         content = content.ljust(layout.KEYS_BLOCK - layout.CHECKSUM.size, b"\0")
         return content + layout.CHECKSUM.pack(crc32c(content))
@@ -252,13 +252,13 @@ def _blocks(entries: Uint64s) -> bytes:
 class KeyIndex:
     """The key index of an open segment; `close` it."""
 
-    def __init__(self, fd: int, count: int, secret: bytes, *, is_settled: bool = False) -> None:
+    def __init__(self, fd: int, count: int, secret: bytes, *, is_unchanged: bool = False) -> None:
         self.count = count
         """Entries: as many as the segment has records with keys."""
         self.secret = secret
         """What the keys are hashed under."""
-        self.is_settled = is_settled
-        """Whether nothing in the segment waits for anything; see `settled`."""
+        self.is_unchanged = is_unchanged
+        """Whether nothing in the segment waits for anything; see `unchanged_segments`."""
         self._fd = fd
         self._block_count = -(-count // layout.KEYS_BLOCK_ENTRIES)
 
@@ -279,8 +279,8 @@ class KeyIndex:
         if found is None:
             os.close(fd)
             return None
-        count, secret, is_settled = found
-        return cls(fd, count, secret, is_settled=is_settled)
+        count, secret, is_unchanged = found
+        return cls(fd, count, secret, is_unchanged=is_unchanged)
 
     def __del__(self) -> None:
         self.close()
@@ -398,7 +398,7 @@ def _is_sound(data: files.Buffer) -> bool:
 
 
 def _read_header(fd: int, segment: OpenSegment) -> tuple[int, bytes, bool] | None:
-    """Return (count, secret, whether settled) of an index of this segment; None for another."""
+    """Return (count, secret, whether unchanged) of an index of this segment; None for another."""
     try:
         data = files.read_at(fd, layout.KEYS_BLOCK, 0)
         size = os.fstat(fd).st_size
@@ -422,4 +422,4 @@ def _read_header(fd: int, segment: OpenSegment) -> tuple[int, bytes, bool] | Non
         header = segment.header_at(position)
         if header is None or header.crc != crc:
             return None
-    return count, secret, bool(flags & layout.KEYS_SETTLED)
+    return count, secret, bool(flags & layout.KEYS_UNCHANGED)

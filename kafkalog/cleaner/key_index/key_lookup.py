@@ -1,12 +1,12 @@
-"""The newest record of one key, without reading the log: what a table's `lookup` does.
+"""The latest record of one key, without reading the log: what a table's `lookup` does.
 
-The segments of the key's partition are asked from the newest to the oldest, and the first one that
-has the key has its newest record. A cleaned segment is asked through its key index (`key_index`):
+The segments of the key's partition are asked from the latest to the oldest, and the first one that
+has the key has its latest record. A cleaned segment is asked through its key index (`key_index`):
 two or three small reads, and the one batch that it names. A segment without one (what was written
 since the last cleaning, the clean part of a broker's directory) is scanned.
 
 What is found is what `view=latest` would say: only committed records count, a tombstone means that
-there is nothing, and the newest one is that with the highest offset of the partition.
+there is nothing, and the latest one is that with the highest offset of the partition.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class KeyLookup:
                 self._close(number)
 
     def get(self, key: bytes | str, *, partition: int | None = None) -> Record | None:
-        """Return the newest record of a key; None where there is none, or it is a tombstone.
+        """Return the latest record of a key; None where there is none, or it is a tombstone.
 
         Text is UTF-8. The key is looked for where Kafka's default partitioner sends it, or in
         `partition`, for records that were sent elsewhere. Raises InvalidInputError for what is no
@@ -120,7 +120,7 @@ class KeyLookup:
             if partition is None:
                 partition = partition_of(data, len(topic.partitions))
             held = self._partition(topic, partition)
-            record = held.newest(data)
+            record = held.latest(data)
             self.scanned_bytes += held.take_scanned_bytes()
             return record
 
@@ -222,15 +222,15 @@ class PartitionLookup:
         scanned = sum(s.limit for s in segments if s.files.base_offset not in self._indexes)
         return key_count * (scanned + len(self._indexes) * _INDEXED_SIZE) < size
 
-    def newest(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
-        """Return the newest record of a key below `end`, None for none or a tombstone."""
+    def latest(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
+        """Return the latest record of a key below `end`, None for none or a tombstone."""
         try:
-            return self._newest(key, min(end, self.view.state.last_stable_offset))
+            return self._latest(key, min(end, self.view.state.last_stable_offset))
         except KafkaLogError:
             self._aborted = None  # they may be what is wrong, and be mended
             raise
 
-    def _newest(self, key: bytes, end: int) -> Record | None:
+    def _latest(self, key: bytes, end: int) -> Record | None:
         start = self.view.state.log_start_offset
         for segment in reversed(self.view.whole_segments()):
             if segment.files.base_offset >= end or segment.end_offset <= start:
@@ -261,14 +261,14 @@ class PartitionLookup:
         return self._scanned(segment, key, start, end)
 
     def _scanned(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
-        """Return the newest record of a key in a segment, all of whose records are looked at."""
-        newest: Record | None = None
+        """Return the latest record of a key in a segment, all of whose records are looked at."""
+        latest: Record | None = None
         first = max(start, segment.files.base_offset)
         with self._outcomes() as outcomes:
             for chunk in segment.chunks(first, min(end, segment.end_offset), CHUNK_SIZE):
                 self._scanned_bytes += int(chunk.table.sizes.sum())
-                newest = self._of_chunk(chunk, outcomes, key, start, end) or newest
-        return newest
+                latest = self._of_chunk(chunk, outcomes, key, start, end) or latest
+        return latest
 
     def _outcomes(self) -> TransactionOutcomes:
         if self._aborted is None:

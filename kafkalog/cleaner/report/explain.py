@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.dedup.log_to_clean import LogToClean, largest_timestamp
 from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
-from kafkalog.cleaner.schedule.choice import Plans
 from kafkalog.cleaner.schedule.partition_cleaner import fault_reason
 from kafkalog.cleaner.schedule.pause import is_paused
+from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.state.last_cleaning import read_last_cleaning
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import KafkaLogError
@@ -353,17 +353,17 @@ def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[
     for segment, end in zip(closed, ends, strict=True):
         if end <= log.first_dirty_offset:
             continue
-        newest = largest_timestamp(segment)
-        if newest > now_ms - lag:
+        latest = largest_timestamp(segment)
+        if latest > now_ms - lag:
             base = max(segment.base_offset, log.first_dirty_offset)
             yield (
                 base,
                 Finding(
                     "lag",
                     f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
-                    f"follows from being cleaned until {moment(newest + lag)}.",
-                    f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - newest)}",
-                    newest + lag,
+                    f"follows from being cleaned until {moment(latest + lag)}.",
+                    f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - latest)}",
+                    latest + lag,
                 ),
             )
             return

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.schedule.choice import Plans
 from kafkalog.cleaner.schedule.partition_cleaner import fault_reason
 from kafkalog.cleaner.schedule.pause import is_paused
+from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.state.last_cleaning import LastCleaning, read_last_cleaning
 from kafkalog.cleaner.state.stats import PartitionStatus
 from kafkalog.cleaner.state.uncleanable import read_uncleanable

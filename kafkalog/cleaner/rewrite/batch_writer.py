@@ -30,8 +30,8 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.offset_map import Uint64s
-    from kafkalog.cleaner.rewrite.decision import Decision
     from kafkalog.cleaner.rewrite.merge.plan import Plan
+    from kafkalog.cleaner.rewrite.retention_rules import Retained
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.storage_engine.reading.log_view import Chunk
     from kafkalog.storage_engine.records.tables import Integers, RecordTable
@@ -74,13 +74,13 @@ class BatchWriter:
         self._state = np.zeros(codes.GROUP_FIELDS, dtype=np.int64)
         self._group: Group | None = None
         self._key_secret = secrets.token_bytes(16) if key_secret is None else key_secret
-        self._is_settled = self._merges
+        self._is_unchanged = self._merges
         self._keys = _Keys()
         self._outputs = [
             CleanedSegment(directory, base_offset, config, key_secret=self._key_secret)
         ]
 
-    def add(self, run: Chunk, records: RecordTable, decision: Decision) -> None:
+    def add(self, run: Chunk, records: RecordTable, retained: Retained) -> None:
         """Write what stays of a run, but for what may yet be joined by the next one's batches.
 
         Raises CorruptBatchError, OSError.
@@ -88,13 +88,13 @@ class BatchWriter:
         plan = plan_run(
             run,
             records,
-            decision,
+            retained,
             config=self._config,
             new_delete_horizon_ms=self._new_delete_horizon_ms,
             merges=self._merges,
         )
         self.is_changed |= bool((plan.batches[0] == codes.DROP).any())
-        self._is_settled = self._is_settled and _is_settled(run, records, plan, decision)
+        self._is_unchanged = self._is_unchanged and _is_unchanged(run, records, plan, retained)
         self._keys.add(run, records, plan.rows, self._key_secret)
         outputs = np.empty((codes.OUTPUT_FIELDS, len(run.table) + 1), dtype=np.int64)
         count, first_open = kernels.plan_outputs(
@@ -142,7 +142,7 @@ class BatchWriter:
                     output.append_transactions(data)
             output.finish(mtime_ns)
         for output in self._outputs:
-            output.finish_keys(is_settled=self._is_settled and not self._transactions)
+            output.finish_keys(is_unchanged=self._is_unchanged and not self._transactions)
         return self._outputs
 
     def discard(self) -> None:
@@ -312,21 +312,22 @@ class _Keys:
         return hashes[:count], offsets[:count]
 
 
-def _is_settled(run: Chunk, records: RecordTable, plan: Plan, decision: Decision) -> bool:
+def _is_unchanged(run: Chunk, records: RecordTable, plan: Plan, retained: Retained) -> bool:
     """Tell whether what stays of a run waits for nothing: no time, no transaction, no producer.
 
-    Such a segment stays as it is until one of its keys occurs again (`settled`). A delete horizon
-    is kept by its batch for good; where the tombstones are gone nothing waits for it.
+    Such a segment stays as it is until one of its keys occurs again (`unchanged_segments`). A
+    delete horizon is kept by its batch for good; where the tombstones are gone nothing waits for
+    it.
     """
-    stays = (decision.kept > 0) | decision.stays_empty
+    stays = (retained.kept > 0) | retained.stays_empty
     special = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
     table = run.table
     return not (
         table.has_messages
-        or decision.tombstones.any()
-        or decision.gets_horizon.any()
-        or decision.is_opaque.any()
-        or (stays & (decision.kept == 0)).any()
+        or retained.tombstones.any()
+        or retained.gets_horizon.any()
+        or retained.is_opaque.any()
+        or (stays & (retained.kept == 0)).any()
         or (stays & ((table.attributes & special) != 0)).any()
         or (stays & (table.producer_ids >= 0)).any()
         or (records.key_sizes[plan.rows] < 0).any()

@@ -1,9 +1,9 @@
 """One round of cleaning one partition: two passes over closed segments, then the swaps.
 
 A record with key K and offset O is obsolete if K occurs at an offset above O. The first pass learns
-the newest offset of every key of the dirty section (`newest`); the second decides what stays of all
-segments below that end (`decision`) and writes it (`batch_writer`), group by group, so that small
-segments become one. What is kept keeps its offset.
+the latest offset of every key of the dirty section (`latest_records`); the second decides what
+stays of all segments below that end (`retention_rules`) and writes it (`batch_writer`), group by
+group, so that small segments become one. What is kept keeps its offset.
 
 A round touches the log only by swaps, each under the commit lock and, exclusively, the segments
 lock. They come together, after the rewriting (but for very large rounds, `SWAP_SIZE`): so the files
@@ -28,14 +28,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.delete_horizon import write_delete_horizon
+from kafkalog.cleaner.dedup.latest_records import find_latest_records
 from kafkalog.cleaner.dedup.log_to_clean import LogToClean, group_segments_by_size, log_to_clean
-from kafkalog.cleaner.dedup.newest import find_newest
 from kafkalog.cleaner.dedup.transactions import CleanedTransactions, mapped_batches
 from kafkalog.cleaner.rewrite.active_producers import ActiveProducers, active_producers
 from kafkalog.cleaner.rewrite.batch_writer import BatchWriter
 from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
-from kafkalog.cleaner.rewrite.decision import Decider
-from kafkalog.cleaner.rewrite.settled import SettledSegments
+from kafkalog.cleaner.rewrite.retention_rules import RetentionRules
 from kafkalog.cleaner.rewrite.swap import (
     RewrittenGroup,
     adjacent_groups,
@@ -44,6 +43,7 @@ from kafkalog.cleaner.rewrite.swap import (
     list_gaps,
     replace_segments,
 )
+from kafkalog.cleaner.rewrite.unchanged_segments import UnchangedSegments
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
@@ -123,19 +123,19 @@ def clean_round(
         if not log.has_work and erased is None:
             return None
         started = time.perf_counter()
-        settled = SettledSegments(view, log, check)
-        newest, end = find_newest(
+        unchanged = UnchangedSegments(view, log, check)
+        latest, end = find_latest_records(
             view,
             log,
             make_is_mapped=lambda start: mapped_batches(view),
             config=config,
             stats=stats,
             check_abort=check,
-            on_records=settled.add if settled.wants_keys else None,
+            on_records=unchanged.add if unchanged.wants_keys else None,
         )
-        with contextlib.closing(newest):
+        with contextlib.closing(latest):
             stats.map_ms += (time.perf_counter() - started) * 1e3
-            stats.buffer_utilization = newest.utilization
+            stats.buffer_utilization = latest.utilization
             stats.tombstones_kept = 0
             publisher = _Publisher(
                 engine,
@@ -147,9 +147,9 @@ def clean_round(
                 now_ms=now_ms,
                 stats=stats,
             )
-            decider = Decider(
+            rules = RetentionRules(
                 view=view,
-                newest=newest,
+                latest=latest,
                 transactions=CleanedTransactions(view),
                 now_ms=now_ms,
                 new_delete_horizon_ms=_delete_horizon_ms(topic_config, now_ms),
@@ -159,8 +159,8 @@ def clean_round(
                 erased=erased,
             )
             merges = config.merge_batches and topic_config.kafkalog_cleaner_merge_batches
-            _SecondPass(log, decider, publisher, settled, merges=merges).clean(end)
-        publisher.finish(decider.earliest_delete_horizon_ms)
+            _SecondPass(log, rules, publisher, unchanged, merges=merges).clean(end)
+        publisher.finish(rules.earliest_delete_horizon_ms)
         stats.rounds += 1
         stats.end_offset = end
         return log
@@ -193,9 +193,9 @@ class _SecondPass:
     """Rewrites and swaps the segments below the round's end, group by group."""
 
     log: LogToClean
-    decider: Decider
+    rules: RetentionRules
     publisher: _Publisher
-    settled: SettledSegments
+    unchanged: UnchangedSegments
     merges: bool
 
     def clean(self, end: int) -> None:
@@ -215,8 +215,8 @@ class _SecondPass:
             self.publisher.discard_finished()
 
     def _rewrite(self, end: int) -> None:
-        log, stats = self.log, self.decider.stats
-        active_base = self.decider.view.state.active_base
+        log, stats = self.log, self.rules.stats
+        active_base = self.rules.view.state.active_base
         closed = [s for s in log.segments if s.base_offset < active_base]
         sources = [s for s in closed if s.base_offset < end]
         groups = group_segments_by_size(
@@ -226,7 +226,7 @@ class _SecondPass:
             end=log.first_uncleanable_offset,
         )
         stats.segments_before += len(sources)
-        left = self.settled.bases_to_leave(self.decider.newest)
+        left = self.unchanged.bases_to_leave(self.rules.latest)
         bases = [group[0].base_offset for group in groups]
         last_end = closed[len(sources)].base_offset if closed[len(sources) :] else active_base
         for group, group_end in zip(groups, [*bases, last_end][1:], strict=True):
@@ -247,26 +247,26 @@ class _SecondPass:
 
         Where it raises no output is left.
         """
-        decider, transactions = self.decider, self.decider.transactions
-        records_before, bytes_before = decider.stats.left_out
+        rules, transactions = self.rules, self.rules.transactions
+        records_before, bytes_before = rules.stats.left_out
         start = group[0].base_offset
         active = self.publisher.active_producers()
         writer = BatchWriter(
             self.log.directory,
             start,
             self.log.config,
-            new_delete_horizon_ms=decider.new_delete_horizon_ms,
+            new_delete_horizon_ms=rules.new_delete_horizon_ms,
             merges=self.merges,
-            stats=decider.stats,
-            key_secret=self.settled.secret,
+            stats=rules.stats,
+            key_secret=self.unchanged.secret,
         )
         source_gaps = {
             segment.base_offset: SourceGaps(segment.base_offset, segment.size) for segment in group
         }
         try:
-            for run, records, decision in decider.decisions(start, end, active):
+            for run, records, retained in rules.retained(start, end, active):
                 source_gaps[run.segment_base].add(run.table)
-                writer.add(run, records, decision)
+                writer.add(run, records, retained)
             entries = transactions.take_entries()
             writer.add_transactions(entries)
             outputs = writer.finish(_modified_ns(group))
@@ -274,7 +274,7 @@ class _SecondPass:
             writer.discard()
             raise
         is_indexed_alike = entries == b"".join(_transactions(segment) for segment in group)
-        records_after, bytes_after = decider.stats.left_out
+        records_after, bytes_after = rules.stats.left_out
         return RewrittenGroup(
             group,
             end,

@@ -166,13 +166,13 @@ class CleanedSegment:
             if suffix != layout.TRANSACTION_INDEX:
                 files.set_times(self.path(suffix), mtime_ns)
 
-    def finish_keys(self, *, is_settled: bool = False) -> None:
+    def finish_keys(self, *, is_unchanged: bool = False) -> None:
         """Write the key index of the finished segment, unless the disk has no room for it.
 
-        It says whether the segment is settled (`settled`).
+        It says whether the segment is unchanged (`unchanged_segments`).
         """
         if self.keys is not None:
-            self.keys.is_settled = is_settled
+            self.keys.is_unchanged = is_unchanged
             sampled = [0, *self._sampled, self._last_position] if self.size else []
             with self._dispensable_keys():
                 self.keys.finish(self.path(layout.LOG), self.size, sorted(set(sampled)))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.presence import may_clean
-from kafkalog.cleaner.schedule.choice import Choice, choose
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.schedule.pause import is_paused
+from kafkalog.cleaner.schedule.scheduler import Schedule, choose
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
@@ -104,7 +104,7 @@ def clean_filthiest(
     config: CleanerConfig = _DEFAULT,
     check_abort: Callable[[], None] = _never,
     throttler: Throttler | None = None,
-    watch: Callable[[Choice], None] = _unwatched,
+    watch: Callable[[Schedule], None] = _unwatched,
     on_aborted: Callable[[CleanerStats], None] = _unwatched,
 ) -> CleanerStats | None:
     """Clean one round of the filthiest partition that is due; None when there is none.
@@ -112,8 +112,8 @@ def clean_filthiest(
     `watch` is shown what was found to be due, `on_aborted` the figures of a round that was broken
     off: what it had swapped in by then stays.
     """
-    choice = choose(engine, now_ms=now_ms)
-    watch(choice)
+    schedule = choose(engine, now_ms=now_ms)
+    watch(schedule)
     cleaner = PartitionCleaner(
         engine=engine,
         now_ms=now_ms,
@@ -122,7 +122,7 @@ def clean_filthiest(
         throttler=throttler,
         on_aborted=on_aborted,
     )
-    for topic, partition in choice.partitions:
+    for topic, partition in schedule.partitions:
         stats = cleaner.clean(topic, partition)
         if stats is not None:
             return stats

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
 from kafkalog.cleaner.rewrite.clean import CleaningAborted, clean_round
-from kafkalog.cleaner.schedule.choice import may_be_cleaned, plan
 from kafkalog.cleaner.schedule.pause import is_paused
+from kafkalog.cleaner.schedule.scheduler import may_be_cleaned, plan
 from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
 from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
 from kafkalog.cleaner.state.stats import CleanerStats

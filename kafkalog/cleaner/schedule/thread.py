@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.presence import announced
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
-from kafkalog.cleaner.schedule.choice import Choice
 from kafkalog.cleaner.schedule.manager import clean_filthiest, retain, sweep
+from kafkalog.cleaner.schedule.scheduler import Schedule
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, KafkaLogError
@@ -211,12 +211,12 @@ class CleanerThread:
         self._count(stats)
         return True
 
-    def _watch(self, choice: Choice) -> None:
+    def _watch(self, schedule: Schedule) -> None:
         now_ms = self._clock()
         with self._lock:
             self.last_look_ms = max(now_ms, self.last_look_ms or now_ms)
-            self.max_dirty_ratio = choice.max_dirty_ratio
-            self.max_compaction_delay_ms = choice.max_compaction_delay_ms
+            self.max_dirty_ratio = schedule.max_dirty_ratio
+            self.max_compaction_delay_ms = schedule.max_compaction_delay_ms
 
     def _count(self, stats: CleanerStats) -> None:
         with self._lock:

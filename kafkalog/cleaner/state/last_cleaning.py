@@ -24,7 +24,7 @@ __all__ = ["LastCleaning", "read_cleanings", "read_last_cleaning", "write_last_c
 
 _VERSION: Final = 1
 _EARLIER: Final = "earlier"
-"""Where the figures of the cleanings before are, newest first; a release before this had none."""
+"""Where the figures of the cleanings before are, latest first; a release before this had none."""
 KEPT: Final = 32
 """Cleanings that are remembered."""
 
@@ -76,7 +76,7 @@ def read_last_cleaning(directory: Path) -> LastCleaning | None:
 
 
 def read_cleanings(directory: Path) -> list[LastCleaning]:
-    """Return the last cleanings of a partition, the newest first, as many as are remembered."""
+    """Return the last cleanings of a partition, the latest first, as many as are remembered."""
     try:
         content = json.loads((directory / layout.LAST_CLEANING).read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -14,7 +14,7 @@ class CleanerStats:
     """What cleaning one partition read, kept and wrote, summed over its rounds.
 
     Kafka: CleanerStats (rule C139); bytes are those of `.log` files, times are milliseconds. Clean
-    segments that are left alone (`settled`) count only among the segments.
+    segments that are left alone (`unchanged_segments`) count only among the segments.
     """
 
     topic: str

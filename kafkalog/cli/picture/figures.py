@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cleaner.report.explain import explain
-from kafkalog.cleaner.schedule.choice import Plans
+from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.state.last_cleaning import read_cleanings
 from kafkalog.cli import explain as explain_verb
 from kafkalog.cli import status as status_verb

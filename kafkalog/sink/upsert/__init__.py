@@ -1,4 +1,4 @@
-"""Upserts: `foreachBatch` callables that keep a database table equal to a log's newest records.
+"""Upserts: `foreachBatch` callables that keep a database table equal to a log's latest records.
 
     log.writeStream.foreachBatch(SQLiteUpsert("inventory.db", "stock")).start()
 

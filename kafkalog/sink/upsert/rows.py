@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.sink.upsert.newest import newest_per_key, newest_rows, with_keys
+from kafkalog.sink.upsert.latest import latest_per_key, latest_rows, with_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -53,9 +53,9 @@ class RowShape:
       of another type, fails the micro-batch and names the record. A field that the document does
       not have is null; text behind the document is not looked at, by Spark's `from_json`.
     - `select` as a list of SQL expressions or Columns is worked out record by record.
-    - `select` as a function from DataFrame to DataFrame is given the newest record of each key.
+    - `select` as a function from DataFrame to DataFrame is given the latest record of each key.
 
-    What `select` gives needs a column `key`, not null. The rows of a list are reduced to the newest
+    What `select` gives needs a column `key`, not null. The rows of a list are reduced to the latest
     of that key; those of a function are reduced before, by the record's key, so there the two are
     one-to-one. A row is a deletion where its boolean column `deleted` (in any case) is true, which
     is not stored; without such a column, where `value` is null: the record's, with a function that
@@ -85,26 +85,26 @@ class RowShape:
 
     @property
     def is_row_by_row(self) -> bool:
-        """Whether `rows` works with `newest=False`."""
+        """Whether `rows` works with `latest=False`."""
         return not callable(self._select)
 
-    def rows(self, df: DataFrame, *, newest: bool, parts: int | None = None) -> UpsertRows:
+    def rows(self, df: DataFrame, *, latest: bool, parts: int | None = None) -> UpsertRows:
         """Return the rows that the records of a micro-batch make; those without a key make none.
 
-        With `newest` Spark reduces them to the newest per key, in `parts` tasks (default: Spark's
+        With `latest` Spark reduces them to the latest per key, in `parts` tasks (default: Spark's
         own number). Without it the target has to; a `select` function does not allow that. Raises
         InvalidInputError when columns are missing.
         """
         if callable(self._select):
-            if not newest:
+            if not latest:
                 raise InvalidInputError(
-                    "rows that are not the newest of their key, and a select function"
+                    "rows that are not the latest of their key, and a select function"
                 )
-            shaped = self._select(newest_per_key(df, parts))
+            shaped = self._select(latest_per_key(df, parts))
             return _rows(shaped, _deletion(shaped), _record_of(shaped), list(shaped.columns))
         # Columns that a list makes may be other keys than the records have: it comes first then.
-        is_before = newest and self._select is None
-        records = newest_per_key(df, parts) if is_before else with_keys(df)
+        is_before = latest and self._select is None
+        records = latest_per_key(df, parts) if is_before else with_keys(df)
         if self._schema is not None:
             shaped = _parsed(records, self._schema, self._key)
         else:
@@ -115,9 +115,9 @@ class RowShape:
         has_own = self._select is not None and deletion_column(names) is not None
         deleted = _deletion(shaped) if has_own else DELETED
         rows = _rows(shaped, deleted, list(RECORD), names)
-        if not newest or is_before:
+        if not latest or is_before:
             return rows
-        return replace(rows, frame=newest_rows(rows.frame, list(RECORD), parts))
+        return replace(rows, frame=latest_rows(rows.frame, list(RECORD), parts))
 
 
 def _expression(given: str | Column) -> Column:

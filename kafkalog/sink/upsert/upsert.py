@@ -86,7 +86,7 @@ class Batch:
 
 
 class Upsert(ABC):
-    """A `foreachBatch` callable that keeps `table` equal to the newest records of a stream.
+    """A `foreachBatch` callable that keeps `table` equal to the latest records of a stream.
 
     `select` and `schema` shape the rows, see `RowShape`; `key_type` "string" makes the column `key`
     text where `select` does not make it. `reset_writer` accepts a batch id below the last one: for

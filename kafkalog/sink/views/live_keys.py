@@ -1,4 +1,4 @@
-"""Whether a table that follows a log has to have rows: whether any key's newest record is a value.
+"""Whether a table that follows a log has to have rows: whether any key's latest record is a value.
 
 The log is looked through from its end, so that the first value found settles it: nothing newer of
 its key has been seen. Only where all keys have been deleted is the whole of it read.
@@ -44,17 +44,17 @@ def _has_live_keys(view: LogView, end: int, read_committed: bool) -> bool:
     span = _SPAN
     while end > view.state.log_start_offset:
         start = max(view.state.log_start_offset, end - span)
-        newest: dict[bytes, bool] = {}
+        latest: dict[bytes, bool] = {}
         for batch in view.read(start, end, schema=schema, read_committed=read_committed):
             keys = batch.column(0).to_pylist()
-            newest.update(zip(keys, batch.column(1).is_valid().to_pylist(), strict=True))
-            if len(newest) + len(deleted) > _KEYS_MAX:
+            latest.update(zip(keys, batch.column(1).is_valid().to_pylist(), strict=True))
+            if len(latest) + len(deleted) > _KEYS_MAX:
                 return True
         # Arrow's lists are untyped: records without a key, which make no rows, are under None.
-        newest.pop(None, None)  # type: ignore[call-overload]
-        if any(is_value and key not in deleted for key, is_value in newest.items()):
+        latest.pop(None, None)  # type: ignore[call-overload]
+        if any(is_value and key not in deleted for key, is_value in latest.items()):
             return True
-        deleted.update(newest)
-        span = span * 2 if len(newest) < _SPAN // 8 else _SPAN
+        deleted.update(latest)
+        span = span * 2 if len(latest) < _SPAN // 8 else _SPAN
         end = start
     return False

@@ -54,7 +54,7 @@ _turn = threading.Lock()
 
 
 class KTableView:
-    """A table of `target` that follows the newest records of `topic` of the log at `path`.
+    """A table of `target` that follows the latest records of `topic` of the log at `path`.
 
         stock = KTableView(spark, "/data/log", "stock",
                            SQLiteUpsert("/data/stock.db", "stock", schema="count int"),
@@ -75,7 +75,7 @@ class KTableView:
     micro-batch is that old and which the cleaner has overtaken; of a query that runs, but so far
     behind, nothing is noticed: `progress` shows its lag, `rebuild` mends its table.
 
-    To query a topic's newest values from Spark no database is needed: `KTable(...).create_view`, or
+    To query a topic's latest values from Spark no database is needed: `KTable(...).create_view`, or
     the option `view=latest`, give the same table straight from the log.
 
     Raises InvalidInputError, UnknownTopicError.

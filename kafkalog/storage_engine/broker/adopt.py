@@ -167,7 +167,7 @@ def _set_aside(root: Path, check_lock: Callable[[], None], now_ms: int) -> None:
     committing it must not become valid.
     """
     journal = Journal(root / layout.COMMIT)
-    state = journal.settle()
+    state = journal.recover()
     transaction = Transaction(root, journal, state, check_lock)
     for topic in state.topics.values():
         for number, _ in topic.present():

@@ -10,7 +10,7 @@ to the disk. The rules are those of Kafka's LogLoader:
   checksum compared. The log ends before the first batch that is wrong, and all later segments go;
 - a segment without `.index`, or with a damaged `.txnindex`, is one to be recovered in any case;
 - a log that ends below its checkpointed start holds nothing;
-- the state of the producers is that of the newest sound snapshot, plus the batches above it.
+- the state of the producers is that of the latest sound snapshot, plus the batches above it.
 
 Of a live broker's directory the end is given: its checkpointed high watermark. Nothing is checked
 then, since everything below has been acknowledged and the files still change.

@@ -218,7 +218,7 @@ class _Releasing:
     ) -> None:
         """Bring every file into the state in which a broker leaves it."""
         journal = Journal(self.root / layout.COMMIT)
-        state = journal.settle()
+        state = journal.recover()
         _check_ids_differ(state, topic_ids)  # before anything is changed
         if (self.root / layout.META_ASIDE).exists() and properties is None:
             self._notices += differences(self.root, state, topic_ids)

@@ -474,7 +474,7 @@ KEYS_HEADER: Final = struct.Struct(
     "q"  # size: bytes of its .log file
     "q"  # count: of entries
     "16s"  # secret: what the keys are hashed under, in all indexes of a partition where it can be
-    "I"  # flags: KEYS_SETTLED or 0
+    "I"  # flags: KEYS_UNCHANGED or 0
     "I"  # samples: how many follow, KEYS_SAMPLES_MAX at most
 )
 KEYS_SAMPLE: Final = struct.Struct(
@@ -492,5 +492,5 @@ KEYS_BLOCK_ENTRIES: Final = KEYS_BLOCK // 8 - 1
 KEYS_SAMPLES_MAX: Final = 8
 KEYS_MAGIC: Final = b"kl-keys\n"
 KEYS_VERSION: Final = 2
-KEYS_SETTLED: Final = 1
+KEYS_UNCHANGED: Final = 1
 """Nothing in the segment waits for a time, or for what else the log holds: `cleaner.settled`."""

@@ -1,6 +1,6 @@
 """Kafka's topic configs that touch the log or the cleaner: names, defaults and ranges.
 
-The newest ranges hold where Kafka has changed them, but `segment.bytes` may be as small as it once
+The latest ranges hold where Kafka has changed them, but `segment.bytes` may be as small as it once
 could (14): small logs want small segments. `internal.segment.bytes`, by which Kafka 4 gets there,
 overrides it as it does there. A config of Kafka's that would have no effect (replication and
 tiered storage need a cluster) is refused with that reason, never accepted and ignored.
@@ -94,7 +94,7 @@ class TopicConfig:
     segment_index_bytes: int = 10_485_760
     index_interval_bytes: int = 4096
     retention_ms: int = 604_800_000
-    """With the policy delete: segments whose newest record is older than this go; -1 for never."""
+    """With the policy delete: segments whose latest record is older than this go; -1 for never."""
     retention_bytes: int = -1
     """With the policy delete: the oldest segments go while this many bytes stay; -1 for never."""
     flush_messages: int = _MAX
@@ -129,7 +129,7 @@ class TopicConfig:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether the cleaner keeps the newest record per key only."""
+        """Whether the cleaner keeps the latest record per key only."""
         return "compact" in self.cleanup_policy
 
     @property

@@ -11,7 +11,7 @@ Invariants
 - Whoever writes here holds the commit lock. Readers hold nothing.
 - A record that follows `published_end` with a right checksum was written by a process that died
   between writing and publishing. It counts: the next holder of the lock makes it durable and
-  publishes it (`settle`). A torn one is absent.
+  publishes it (`recover`). A torn one is absent.
 - The file is written with zeros when it is made, so that a sync of a record moves no metadata.
 - A record marked `unsynced` (relaxed `flush.messages`) counts only as long as the host runs: after
   a power cut the whole log goes back to the last synced record.
@@ -123,7 +123,7 @@ class Journal:
         self.path = path
         self._replay: _Replay | None = None
         """What any thread has read last, which may be older than what another one has read."""
-        self._settled: _Replay | None = None
+        self._recovered: _Replay | None = None
         """What the holder of the commit lock goes on from; no reader writes here."""
         self._in_doubt = False
 
@@ -162,7 +162,7 @@ class Journal:
         self._replay = replay
         return replay
 
-    def is_settled(self) -> bool:
+    def is_recovered(self) -> bool:
         """Tell whether no whole record follows what is published."""
         fd = self._open(os.O_RDONLY)
         try:
@@ -328,7 +328,7 @@ class Journal:
         image = _image(state or State(), layout.JOURNAL_SIZE)
         files.write_atomically(path, image, temporary_name=layout.COMMIT_TEMPORARY)
 
-    def settle(self) -> State:
+    def recover(self) -> State:
         """Count what a dead process left, make it durable, publish it, and return the state."""
         fd = self._open(os.O_RDWR)
         try:
@@ -336,7 +336,7 @@ class Journal:
             # Only one host writes, so to a writer another boot is a later one, whatever the host is
             # called by now (containers change their names).
             header = dataclasses.replace(header, outlived=header.is_other_boot)
-            before = self._settled
+            before = self._recovered
             if before is None or before.header.generation != header.generation:
                 # Whoever put this file in place may have died before its name was durable.
                 files.sync_directory(self.path.parent)
@@ -364,7 +364,7 @@ class Journal:
                 files.sync_data(fd)
                 replay = dataclasses.replace(replay, header=self._publish(fd, replay))
             self._in_doubt = False
-            self._settled = self._replay = replay
+            self._recovered = self._replay = replay
             return replay.state
         finally:
             os.close(fd)
@@ -372,14 +372,14 @@ class Journal:
     def append(
         self, change: Mapping[str, Any], *, sync: bool = True, ends_work: bool = False
     ) -> State:
-        """Write a record: the commit point, when `sync`. The journal must be settled.
+        """Write a record: the commit point, when `sync`. The journal must be recovered.
 
         It ends what `begin_syncs` has noted, and if it `ends_work`, what `begin_work` has.
         Raises CommitInDoubtError when the record was written and its sync failed: it may be on
         disk, and the next holder of the lock finds out.
         """
-        known = self._settled
-        assert known is not None, "settle first"
+        known = self._recovered
+        assert known is not None, "recover first"
         number = known.state.number + 1
         content = {**change} if sync else {**change, "unsynced": True}
         record = _record(number, content)
@@ -401,7 +401,7 @@ class Journal:
                     f"({fault.strerror}); the commit is in doubt, "
                     "the next commit or open settles it"
                 ) from fault
-            self._settled = self._replay = dataclasses.replace(replay, header=header)
+            self._recovered = self._replay = dataclasses.replace(replay, header=header)
             return replay.state
         finally:
             os.close(fd)
@@ -433,15 +433,15 @@ class Journal:
 
     def is_full(self, change: Mapping[str, Any]) -> bool:
         """Tell whether the next record needs a rewrite first, and so a synced state."""
-        known = self._settled
-        assert known is not None, "settle first"
+        known = self._recovered
+        assert known is not None, "recover first"
         size = len(_record(known.state.number + 1, {**change, "unsynced": True}))
         return known.end + size > self.path.stat().st_size
 
     def rewrite(self, now_ms: int = layout.INT64_MAX) -> _Replay:
         """Replace the file by one snapshot record, forgetting writers that are long silent."""
-        known = self._settled
-        assert known is not None, "settle first"
+        known = self._recovered
+        assert known is not None, "recover first"
         state = known.state
         # By the clock of this commit and of the last one: one of them may have jumped ahead.
         horizon_ms = min(state.time_ms, now_ms) - WRITER_RETENTION_MS
@@ -450,7 +450,7 @@ class Journal:
         image = _image(state, layout.JOURNAL_SIZE)
         image[layout.JOURNAL_WORKING_POSITION] = 1  # as it is in the old file, where it matters
         files.write_atomically(self.path, image, temporary_name=layout.COMMIT_TEMPORARY)
-        self._settled = replay = self._load()
+        self._recovered = replay = self._load()
         return replay
 
     def _publish(self, fd: int, replay: _Replay, noted: bytes = b"") -> _Header:

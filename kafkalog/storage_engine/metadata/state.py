@@ -37,7 +37,7 @@ class PartitionState:
     last_stable_offset: int = 0
     """The end of what no open transaction holds back."""
     first_dirty_offset: int = 0
-    """The cleaner has brought everything below this offset to its newest records."""
+    """The cleaner has brought everything below this offset to its latest records."""
     cleaning_offset: int = 0
     """End of the last cleaning that may have been swapped in; above `first_dirty_offset` only
     while one is, or was when a process died."""

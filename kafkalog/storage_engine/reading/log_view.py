@@ -19,7 +19,7 @@ those between batches, and a view opens the list with its segments.
 Descriptors are bounded: of a partition with very many segments a view opens a *window*, and lists
 again when it is used up. The later segments are then those of a later moment, which yield the same
 records as far as they are still wanted: a changelog reader cannot tell. Who must see exactly one
-moment (which record is the newest of its key?) opens the view `whole`. The cleaner, which alone
+moment (which record is the latest of its key?) opens the view `whole`. The cleaner, which alone
 replaces segments, opens them one by one (`held`).
 
 That holds for a reader that is done with a window within `delete.retention.ms` (a day by default)

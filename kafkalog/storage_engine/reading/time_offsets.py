@@ -1,4 +1,4 @@
-"""Offsets for timestamps: the first record at or after a time, the newest one, the log's two ends.
+"""Offsets for timestamps: the first record at or after a time, the latest one, the log's two ends.
 
 Times are epoch milliseconds, or one of Kafka's special ones below. A partition is looked at as far
 as its readers see it: from the log start to the high watermark, or, where only committed records
@@ -39,7 +39,7 @@ __all__ = [
     "TimeOffset",
     "end_offset",
     "first_since",
-    "newest",
+    "latest",
     "offset_for_time",
 ]
 
@@ -100,7 +100,7 @@ def offset_for_time(
             f"or {MAX_TIMESTAMP} (the largest timestamp), found {timestamp}"
         )
     with engine.view(topic, partition) as view:
-        found = newest(view) if timestamp == MAX_TIMESTAMP else first_since(view, timestamp)
+        found = latest(view) if timestamp == MAX_TIMESTAMP else first_since(view, timestamp)
         end = end_offset(view.state, isolation_level)
         return found if found is not None and found.offset < end else None
 
@@ -130,7 +130,7 @@ def first_since(view: LogView, timestamp: int) -> TimeOffset | None:
     return None
 
 
-def newest(view: LogView) -> TimeOffset | None:
+def latest(view: LogView) -> TimeOffset | None:
     """Return the first of the records with the largest timestamp.
 
     None when no record of [log start, high watermark) has a timestamp.
@@ -138,14 +138,14 @@ def newest(view: LogView) -> TimeOffset | None:
     start, end = view.state.log_start_offset, view.state.high_watermark
     best: TimeOffset | None = None
     for segment in view.open_segments(start, end):
-        best = _newest_of(segment, start, end, best)
+        best = _latest_of(segment, start, end, best)
     return best
 
 
-def _newest_of(
+def _latest_of(
     segment: OpenSegment, start: int, end: int, best: TimeOffset | None
 ) -> TimeOffset | None:
-    """Return the newest record of a segment if it is newer than `best`, else that."""
+    """Return the latest record of a segment if it is newer than `best`, else that."""
     floor = layout.NO_TIMESTAMP if best is None else best.timestamp
     ceiling = layout.NO_TIMESTAMP  # what the batches before the first one looked at do not exceed
     top: tuple[int, BatchHeader] | None = None
@@ -158,7 +158,7 @@ def _newest_of(
     if top is None and ceiling <= floor:
         return best
     if top is not None and top[1].max_timestamp >= ceiling:
-        found = segment.newest(*top, start=start, end=end)
+        found = segment.latest(*top, start=start, end=end)
         if found is not None and found[1] == top[1].max_timestamp:
             return TimeOffset(*found, top[1].leader_epoch)
     return _search(segment, start, end, best)
@@ -182,7 +182,7 @@ def _search(
         if top is None:
             return best
         tried.add(top[0])
-        found = segment.newest(*top, start=start, end=end)
+        found = segment.latest(*top, start=start, end=end)
         if found is not None and found[1] >= floor:
             offset, timestamp = found
             if best is None or timestamp > best.timestamp or offset < best.offset:

@@ -279,7 +279,7 @@ class OpenSegment:
         row = int(young.argmax())
         return int(offsets[row]), int(found.timestamps[row])
 
-    def newest(
+    def latest(
         self, position: int, header: BatchHeader, *, start: int, end: int
     ) -> tuple[int, int] | None:
         """Return the first record with the largest timestamp of one batch, like `first_since`."""

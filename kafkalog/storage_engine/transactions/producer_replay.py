@@ -47,7 +47,7 @@ def recorded_producers(
     """Return the producers at the high watermark of a partition of ours, and if they were rebuilt.
 
     They are those of the snapshot that the journal names. Where that cannot be read they come from
-    the newest sound one before it and the batches that follow, as a broker would find them, with a
+    the latest sound one before it and the batches that follow, as a broker would find them, with a
     warning. Raises CorruptBatchError where these batches are damaged, StorageError, OSError. The
     caller holds the commit lock, or the root lock exclusively; not the segments lock.
     """
@@ -128,8 +128,8 @@ class ProducerHistory:
         return producers
 
     def snapshot(self, end: int) -> Producers:
-        """Return the state of the newest snapshot at or below `end`."""
-        producers = producer_snapshot.newest_snapshot(
+        """Return the state of the latest snapshot at or below `end`."""
+        producers = producer_snapshot.latest_snapshot(
             self.directory, log_start=self.log_start, end=end
         )
         producers.expire(self._now_ms)

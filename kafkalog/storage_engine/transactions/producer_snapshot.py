@@ -1,7 +1,7 @@
 """Producer snapshots: the state of a partition's producers at an offset, in a file of that name.
 
 `<offset>.snapshot` holds what the batches below the offset say, so whoever needs the state at the
-log's end replays only what lies above its newest snapshot. A broker writes one for every segment
+log's end replays only what lies above its latest snapshot. A broker writes one for every segment
 it begins and one at a clean shutdown. Per producer only its last batch is kept, which is enough to
 go on; a broker remembers five to tell duplicates, until it restarts.
 
@@ -27,7 +27,7 @@ from kafkalog.storage_engine.segment import segments
 from kafkalog.storage_engine.transactions.producers import ProducerEntry, Producers
 
 __all__ = [
-    "newest_snapshot",
+    "latest_snapshot",
     "pack_snapshot",
     "parse_snapshot",
     "read_snapshot",
@@ -138,8 +138,8 @@ def snapshot_offsets(directory: Path) -> list[int]:
     )
 
 
-def newest_snapshot(directory: Path, *, log_start: int, end: int) -> Producers:
-    """Return the state at the newest sound snapshot with `log_start` < offset <= `end`.
+def latest_snapshot(directory: Path, *, log_start: int, end: int) -> Producers:
+    """Return the state at the latest sound snapshot with `log_start` < offset <= `end`.
 
     No producers, and the end offset `log_start`, where there is none. Damaged snapshots, and those
     that vanish meanwhile (only a broker does that), are passed over; nothing is removed. The caller
@@ -159,7 +159,7 @@ def sweep_snapshots(directory: Path, keep: Collection[int]) -> int:
     """Retire stray snapshots to `.deleted`; returns how many.
 
     `keep` is the base offsets of the live segments and, where there is one, the snapshot at the
-    partition's end. As in Kafka, the newest of the others stays too if it is above all of `keep`:
+    partition's end. As in Kafka, the latest of the others stays too if it is above all of `keep`:
     it may be the one of a clean shutdown. The caller holds the segments lock exclusively. Kafka:
     ProducerStateManager.removeStraySnapshots.
     """

@@ -1,7 +1,7 @@
-"""One holder's turn at a log: the settled state, what it appends, and the record that commits it.
+"""One holder's turn at a log: the recovered state, what it appends, and the record that commits it.
 
 Order of things: the root lock shared and the commit lock (both taken by `Engine.transaction`), the
-journal settled, then any number of changes, then `publish`: sync every touched file, write the
+journal recovered, then any number of changes, then `publish`: sync every touched file, write the
 record, move `published_end`. An exception before `publish` undoes everything.
 
 Where the holder before died, or failed, what it has left is made durable before anything is built
@@ -49,7 +49,7 @@ class DeletionUnfinishedError(StorageError):
 
 
 class Transaction:
-    """Changes to a log under the commit lock; `state` is settled, and includes what was published.
+    """Changes to a log under the commit lock; `state` is recovered, with what was published.
 
     Used by commits and by the cleaner; may publish more than once.
     """

@@ -1,14 +1,14 @@
-"""More keys than memory: which records are superseded, exact, with one reading of the log.
+"""More keys than memory: which records are obsolete, exact, with one reading of the log.
 
 While the log is read, the offset map works as a sieve: what it holds when it is full is written
 down and forgotten. The keys of the clean section are written too. Then each part of the hash space
-that fits the same memory is resolved alone: the newest offset of every dirty key is *kept*, and a
-clean record of which a dirty one is newer is *superseded*. Both are lists of offsets on disk, which
+that fits the same memory is resolved alone: the latest offset of every dirty key is *kept*, and a
+clean record of which a dirty one is newer is *obsolete*. Both are lists of offsets on disk, which
 the second pass walks along.
 
-Of a dirty section the newest offsets are listed and not the others: they are never more than the
+Of a dirty section the latest offsets are listed and not the others: they are never more than the
 keys, however often a key was written. Where the section is short enough for a bit per offset
-(`superseded`) it is marked there instead, and no offset of it is written.
+(`obsolete`) it is marked there instead, and no offset of it is written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kafkalog.cleaner.dedup.spill.key_runs import BUCKETS, KeyRuns
 from kafkalog.cleaner.dedup.spill.offset_list import OffsetList
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.dedup.superseded import SupersededOffsets
+    from kafkalog.cleaner.dedup.obsolete_offsets import ObsoleteOffsets
     from kafkalog.storage_engine.reading.log_view import Chunk
     from kafkalog.storage_engine.records.records import RecordTable
     from kafkalog.storage_engine.records.tables import BatchTable
@@ -39,7 +39,7 @@ _LEVELS = 8
 
 
 class Spilled:
-    """What a resolved spill knows of a log; satisfies `cleaner.newest.Newest`."""
+    """What a resolved spill knows of a log; satisfies `cleaner.latest.LatestRecords`."""
 
     def __init__(
         self,
@@ -48,22 +48,22 @@ class Spilled:
         latest_offset: int,
         utilization: float,
         kept: OffsetList,
-        superseded: OffsetList,
+        obsolete: OffsetList,
         uncounted: OffsetList,
-        superseded_offsets: SupersededOffsets | None,
+        obsolete_offsets: ObsoleteOffsets | None,
         forget: Callable[[], None],
     ) -> None:
         self.latest_offset = latest_offset
         self.utilization = utilization
         self._first_dirty_offset = first_dirty_offset
         self._kept = kept
-        self._superseded = superseded
+        self._obsolete = obsolete
         self._uncounted = uncounted
-        self._superseded_offsets = superseded_offsets
+        self._obsolete_offsets = obsolete_offsets
         """What is known of the dirty section, instead of `kept` and `uncounted`."""
         self._forget = forget
 
-    def superseded(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
+    def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
         """Say of which records (n) a newer one of the key lies at or below `latest_offset`.
 
         Never of those in batches that the first pass left out: nothing is known of their keys.
@@ -73,26 +73,26 @@ class Spilled:
         is_dirty = offsets >= self._first_dirty_offset
         is_known = (records.key_sizes >= 0) & (offsets <= self.latest_offset)
         flags: npt.NDArray[np.bool_] = np.zeros(len(offsets), dtype=np.bool_)
-        if self._superseded_offsets is not None:
-            flags = self._superseded_offsets.contains(offsets)
+        if self._obsolete_offsets is not None:
+            flags = self._obsolete_offsets.contains(offsets)
         else:
             dirty = np.flatnonzero(is_dirty & is_known)
             flags[dirty] = ~self._kept.contains(offsets[dirty])
             flags &= ~self._uncounted.contains(run.table.last_offsets)[records.batch_index]
         clean = np.flatnonzero(~is_dirty & is_known)
-        flags[clean] = self._superseded.contains(offsets[clean])
+        flags[clean] = self._obsolete.contains(offsets[clean])
         return flags
 
-    def superseded_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Say of which batches (b) every record is superseded, as far as no key must be read."""
-        if self._superseded_offsets is None:
+    def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
+        """Say of which batches (b) every record is obsolete, as far as no key must be read."""
+        if self._obsolete_offsets is None:
             return np.zeros(len(table), dtype=np.bool_)
-        return self._superseded_offsets.hold_all_of(table)
+        return self._obsolete_offsets.hold_all_of(table)
 
     def close(self) -> None:
         """Remove the temporary files."""
         self._kept.close()
-        self._superseded.close()
+        self._obsolete.close()
         self._uncounted.close()
         self._forget()
 
@@ -122,7 +122,7 @@ class Spill:
             self._dirty = self._runs("dirty")
             self._clean = self._runs("clean")
             self._kept = self._offsets("kept")
-            self._superseded = self._offsets("superseded")
+            self._obsolete = self._offsets("obsolete")
             self._uncounted = self._offsets("uncounted")
         except BaseException:
             self.close()
@@ -163,14 +163,14 @@ class Spill:
     def resolve(
         self, first_dirty_offset: int, utilization: float, forget: Callable[[], None]
     ) -> Spilled:
-        """Find out who is superseded. Afterwards the map's memory is no longer used."""
+        """Find out who is obsolete. Afterwards the map's memory is no longer used."""
         self._end_clean()
         latest_offset = self._map.latest_offset
         self._resolve(self._dirty, self._clean, 1)
         self._dirty.close()
         self._clean.close()
         memory = self._map.slots.reshape(-1).view(np.int64)
-        result = (self._kept, self._superseded, self._uncounted)
+        result = (self._kept, self._obsolete, self._uncounted)
         for offsets in result:
             self._check_abort()
             offsets.sort(memory, memory.nbytes // 4)
@@ -181,9 +181,9 @@ class Spill:
             latest_offset=latest_offset,
             utilization=utilization,
             kept=self._kept,
-            superseded=self._superseded,
+            obsolete=self._obsolete,
             uncounted=self._uncounted,
-            superseded_offsets=self._map.superseded_offsets,
+            obsolete_offsets=self._map.obsolete_offsets,
             forget=forget,
         )
 
@@ -219,8 +219,8 @@ class Spill:
         for rows in clean.pieces(*buckets):
             found = np.empty(len(rows), dtype=np.int64)
             count = kernels.probe_rows(slots, rows, found)
-            self._superseded.append(found[:count])
-        if self._map.superseded_offsets is not None:
+            self._obsolete.append(found[:count])
+        if self._map.obsolete_offsets is not None:
             return
         drained = np.empty(_DRAINED, dtype=np.int64)
         slot = 0

@@ -26,7 +26,7 @@ from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.rewrite.decision import Decision
+    from kafkalog.cleaner.rewrite.retention_rules import Retained
     from kafkalog.storage_engine.metadata.config import TopicConfig
     from kafkalog.storage_engine.reading.log_view import Chunk
     from kafkalog.storage_engine.records.tables import BatchTable, Integers, RecordTable
@@ -65,7 +65,7 @@ class Plan:
 def plan_run(
     run: Chunk,
     records: RecordTable,
-    decision: Decision,
+    retained: Retained,
     *,
     config: TopicConfig,
     new_delete_horizon_ms: int | None,
@@ -79,12 +79,12 @@ def plan_run(
     """
     source = run.table
     measured = np.empty((3, len(source)), dtype=np.int64)
-    keep = np.ascontiguousarray(decision.keep)
+    keep = np.ascontiguousarray(retained.keep)
     if kernels.measure_kept(records.fields, records.batch_index, keep, measured):
         position = run.file_position + int(source.positions[0])
         raise CorruptBatchError(run.path, position, "records within their batches", "others")
-    table = _rewritten(source, decision, measured, config, new_delete_horizon_ms)
-    actions = _actions(kernels, source, decision, merges=merges)
+    table = _rewritten(source, retained, measured, config, new_delete_horizon_ms)
+    actions = _actions(kernels, source, retained, merges=merges)
     attributes = table.attributes
     has_horizon = (attributes & layout.DELETE_HORIZON_BIT) != 0
     is_append_time = (attributes & layout.TIMESTAMP_TYPE_BIT) != 0
@@ -96,7 +96,7 @@ def plan_run(
             table.leader_epochs,
             np.where(is_append_time, table.max_timestamps, -1),
             np.where(has_horizon, table.base_timestamps, -1),
-            decision.tombstones,
+            retained.tombstones,
             table.base_offsets,
             table.last_offsets,
             measured[0],
@@ -108,7 +108,7 @@ def plan_run(
 
 def _rewritten(
     source: BatchTable,
-    decision: Decision,
+    retained: Retained,
     measured: Integers,
     config: TopicConfig,
     new_delete_horizon_ms: int | None,
@@ -124,28 +124,28 @@ def _rewritten(
         is_control, source.attributes, rebuilt_attributes(source.attributes, config)
     )
     base_timestamps = source.base_timestamps
-    if new_delete_horizon_ms is not None and decision.gets_horizon.any():
-        attributes |= np.where(decision.gets_horizon, layout.DELETE_HORIZON_BIT, 0)
-        base_timestamps = np.where(decision.gets_horizon, new_delete_horizon_ms, base_timestamps)
+    if new_delete_horizon_ms is not None and retained.gets_horizon.any():
+        attributes |= np.where(retained.gets_horizon, layout.DELETE_HORIZON_BIT, 0)
+        base_timestamps = np.where(retained.gets_horizon, new_delete_horizon_ms, base_timestamps)
     return replace(table, attributes=attributes, base_timestamps=base_timestamps)
 
 
-def _actions(kernels: Any, source: BatchTable, decision: Decision, *, merges: bool) -> Integers:
+def _actions(kernels: Any, source: BatchTable, retained: Retained, *, merges: bool) -> Integers:
     """Say what is to be done with each batch (b), in the constants of the kernels."""
     is_message = source.is_message
-    holds = decision.kept > 0
-    stays = ~is_message & ~decision.gets_horizon & (decision.kept == source.counts)
+    holds = retained.kept > 0
+    stays = ~is_message & ~retained.gets_horizon & (retained.kept == source.counts)
     is_single = (source.attributes & (layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT)) != 0
-    is_single |= (source.producer_ids >= 0) & decision.stays_empty  # its producer's last
+    is_single |= (source.producer_ids >= 0) & retained.stays_empty  # its producer's last
     is_single |= not merges
     return np.select(
         [
-            decision.is_opaque,
+            retained.is_opaque,
             holds & is_single & stays,
             holds & is_single,
             holds & stays,
             holds,
-            decision.stays_empty & ~is_message,
+            retained.stays_empty & ~is_message,
         ],
         [
             codes.COPY,

@@ -28,7 +28,7 @@ def is_refusal(fault: Exception) -> bool:
 
 
 def first_refused(
-    table: DeltaTable, target: DeltaColumns, portions: Iterator[pa.RecordBatch]
+    table: DeltaTable, target: DeltaColumns, driver_batches: Iterator[pa.RecordBatch]
 ) -> str | None:
     """Name the first record that a constraint of the table refuses, and the constraint.
 
@@ -48,8 +48,8 @@ def first_refused(
             name: _Check(table, name, text, Path(scratch) / str(number))
             for number, (name, text) in enumerate(constraints.items())
         }
-        for portion in portions:
-            stored = portion.filter(pc.invert(portion.column(0)))
+        for driver_batch in driver_batches:
+            stored = driver_batch.filter(pc.invert(driver_batch.column(0)))
             for name, check in checks.items():
                 row = check.first_refused(stored, target)
                 if row is not None:

@@ -25,8 +25,8 @@ class RepeatableRows:
     Up to 16 MiB are kept in memory; more are asked of Spark again.
     """
 
-    def __init__(self, portions: Callable[[], Iterator[pa.RecordBatch]]) -> None:
-        self._portions = portions
+    def __init__(self, driver_batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
+        self._driver_batches = driver_batches
         self._kept: list[pa.RecordBatch] | None = None
 
     @property
@@ -38,12 +38,12 @@ class RepeatableRows:
         """Return the rows; the first of them are there when this returns."""
         if self._kept is not None:
             return iter(self._kept)
-        following = self._portions()
+        following = self._driver_batches()
         first, size = [], 0
-        for portion in following:
-            if portion.num_rows:
-                first.append(portion)
-                size += portion.nbytes
+        for driver_batch in following:
+            if driver_batch.num_rows:
+                first.append(driver_batch)
+                size += driver_batch.nbytes
             if size > _IN_MEMORY_SIZE:
                 return chain(first, following)
         self._kept = first
@@ -53,9 +53,9 @@ class RepeatableRows:
 class FittingRows:
     """Rows, brought to a table's types while Delta reads them."""
 
-    def __init__(self, target: DeltaColumns, portions: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, target: DeltaColumns, driver_batches: Iterator[pa.RecordBatch]) -> None:
         self._target = target
-        self._portions = portions
+        self._driver_batches = driver_batches
         self.fault: BaseException | None = None
         """What went wrong with the rows; Delta's own error then only quotes it."""
 
@@ -69,9 +69,9 @@ class FittingRows:
 
     def _fitting(self) -> Iterator[pa.RecordBatch]:
         try:
-            for portion in self._portions:
-                self._check_keys(portion)
-                yield from self._target.fit(portion)
+            for driver_batch in self._driver_batches:
+                self._check_keys(driver_batch)
+                yield from self._target.fit(driver_batch)
         except BaseException as fault:
             self.fault = fault
             raise
@@ -90,17 +90,17 @@ class FittingRows:
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _check_keys(self, portion: pa.RecordBatch) -> None:
+    def _check_keys(self, driver_batch: pa.RecordBatch) -> None:
         import pyarrow.compute as pc
 
-        if portion.schema.names[-1] != KEY_COUNT:
+        if driver_batch.schema.names[-1] != KEY_COUNT:
             return
-        doubled = pc.greater(portion.column(portion.num_columns - 1), 1)
+        doubled = pc.greater(driver_batch.column(driver_batch.num_columns - 1), 1)
         row = doubled.index(True).as_py()
         if row >= 0:
             raise InvalidInputError(
-                f"{record_of(portion, row)}: {self._target.where}: select makes one key of several "
-                "keys of the log; make it one-to-one with the record's key"
+                f"{record_of(driver_batch, row)}: {self._target.where}: select makes one key of "
+                "several keys of the log; make it one-to-one with the record's key"
             )
 
 

@@ -9,7 +9,7 @@ Invariants:
 - a commit that replaces all rows takes the other queries' positions back: the rows are no longer
   theirs to go on from;
 - a micro-batch that changes no row makes an empty commit, which carries the position;
-- rows come to the driver in bounded portions.
+- rows come to the driver in bounded driver batches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kafkalog.sink.upsert.delta.log import (
     transactions_of_batch,
 )
 from kafkalog.sink.upsert.delta.rows import KEY_COUNT, FittingRows, RepeatableRows
-from kafkalog.sink.upsert.portions import in_portions, parts_for
+from kafkalog.sink.upsert.driver_batches import in_driver_batches, parts_for
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import DELETED, RECORD, UpsertRows
 from kafkalog.sink.upsert.upsert import Batch, Upsert
@@ -54,7 +54,7 @@ _turns: dict[str, threading.Lock] = {}
 
 
 class DeltaUpsert(Upsert):
-    """Keep a Delta Lake table equal to the newest records of a stream of this source.
+    """Keep a Delta Lake table equal to the latest records of a stream of this source.
 
     `table_uri` is a directory, or another address that deltalake takes, with its `storage_options`.
     The table is created where it is missing, with the types of the rows; what Delta does not know
@@ -64,7 +64,7 @@ class DeltaUpsert(Upsert):
     all. `key` has to be unique, which Delta itself does not see to. A record with a date or time
     outside the years 1 to 9999 is refused: readers could not open the table any more.
 
-    Spark reduces each micro-batch to the newest record per key. The merge then reads the whole
+    Spark reduces each micro-batch to the latest record per key. The merge then reads the whole
     table's keys and rewrites the files it changes, so it suits few large micro-batches better than
     many small ones. `DeltaTable.optimize.compact()` and `vacuum()` are yours to call. Delta's
     RESTORE takes rows back but not the position: after it the table has to be rebuilt. On a local
@@ -123,25 +123,25 @@ class DeltaUpsert(Upsert):
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
         parts = parts_for(batch.record_count_max(position))
-        rows = self.shape.rows(df, newest=True, parts=parts)
+        rows = self.shape.rows(df, latest=True, parts=parts)
         frame, columns = _for_delta(rows, count_keys=self._makes_keys)
-        self.apply(batch, columns, lambda: in_portions(frame))
+        self.apply(batch, columns, lambda: in_driver_batches(frame))
 
     def apply(
         self,
         batch: Batch,
         columns: StructType,
-        portions: Callable[[], Iterator[pa.RecordBatch]],
+        driver_batches: Callable[[], Iterator[pa.RecordBatch]],
     ) -> bool:
         """Bring the rows of a micro-batch in by one commit; False when they were there already.
 
-        `portions` gives the rows, and the same ones when it is called again: `kl_deleted`, the
-        record's columns, those of `columns`, and perhaps `kl_count`, the number of rows with the
-        row's key.
+        `driver_batches` gives the rows, and the same ones when it is called again: `kl_deleted`,
+        the record's columns, those of `columns`, and perhaps `kl_count`, the number of rows with
+        the row's key.
         """
         from deltalake.exceptions import CommitFailedError
 
-        rows = RepeatableRows(portions)
+        rows = RepeatableRows(driver_batches)
         for attempt in range(_ATTEMPTS):
             if attempt:
                 pause_s = min(_PAUSE_MAX_S, _PAUSE_S * 2**attempt)

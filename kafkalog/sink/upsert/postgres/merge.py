@@ -1,7 +1,7 @@
-"""From staged rows to the table, in SQL: the newest of each key, deletions first.
+"""From staged rows to the table, in SQL: the latest of each key, deletions first.
 
 Within a partition the higher offset is newer; between partitions the timestamp of each partition's
-newest record decides, as in `newest_per_key`.
+latest record decides, as in `latest_per_key`.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Merge:
         if is_replacing:
             self._delete_others(connection)
         elif self.staged.deletions:
-            run(connection, self._delete(self._newest(is_narrow=True)), self._values())
+            run(connection, self._delete(self._latest(is_narrow=True)), self._values())
         if self.staged.rows > self.staged.deletions:
-            run(connection, self._upsert(self._newest()), self._values())
+            run(connection, self._upsert(self._latest()), self._values())
 
     def _check_count(self, connection: Connection) -> None:
         """An unlogged table is empty after a crash of the server: never take that for no rows."""
@@ -96,8 +96,8 @@ class Merge:
     def _names(self) -> list[Identifier]:
         return [sql_name(name) for name in self.staged.target.columns]
 
-    def _newest(self, *, is_narrow: bool = False, has_keys_alone: bool = False) -> Composed:
-        """Return the query for the newest row of each key, or its key alone.
+    def _latest(self, *, is_narrow: bool = False, has_keys_alone: bool = False) -> Composed:
+        """Return the query for the latest row of each key, or its key alone.
 
         Narrow: of keys with a deletion, and the key alone.
 
@@ -122,13 +122,13 @@ class Merge:
             "kl_topic DESC, kl_partition DESC"
         ).format(names=names, source=self._source, attempt=SQL(ATTEMPT), only=only)
 
-    def _delete(self, newest: Composed) -> Composed:
+    def _delete(self, latest: Composed) -> Composed:
         from psycopg.sql import SQL
 
         return SQL(
-            'DELETE FROM {} AS kept USING ({}) AS newest WHERE kept."key" = newest."key" '
-            "AND newest.kl_deleted"
-        ).format(self.table.identifier, newest)
+            'DELETE FROM {} AS kept USING ({}) AS latest WHERE kept."key" = latest."key" '
+            "AND latest.kl_deleted"
+        ).format(self.table.identifier, latest)
 
     def _delete_others(self, connection: Connection) -> None:
         """Delete the rows that the staged ones replace by none.
@@ -142,13 +142,13 @@ class Merge:
         run(
             connection,
             SQL(
-                "DELETE FROM {} AS kept WHERE NOT EXISTS (SELECT FROM ({}) AS newest "
-                'WHERE newest."key" = kept."key" AND NOT newest.kl_deleted)'
-            ).format(self.table.identifier, self._newest(has_keys_alone=True)),
+                "DELETE FROM {} AS kept WHERE NOT EXISTS (SELECT FROM ({}) AS latest "
+                'WHERE latest."key" = kept."key" AND NOT latest.kl_deleted)'
+            ).format(self.table.identifier, self._latest(has_keys_alone=True)),
             self._values(),
         )
 
-    def _upsert(self, newest: Composed) -> Composed:
+    def _upsert(self, latest: Composed) -> Composed:
         from psycopg.sql import SQL
 
         names = self._names()
@@ -164,9 +164,9 @@ class Merge:
             )
         listed = SQL(", ").join(names)
         return SQL(
-            "INSERT INTO {table} ({names}) SELECT {names} FROM ({newest}) AS newest "
+            "INSERT INTO {table} ({names}) SELECT {names} FROM ({latest}) AS latest "
             'WHERE NOT kl_deleted ON CONFLICT ("key") DO {updates}'
-        ).format(table=self.table.identifier, names=listed, newest=newest, updates=updates)
+        ).format(table=self.table.identifier, names=listed, latest=latest, updates=updates)
 
     def describe_misfit(self, connection: Connection, *, is_replacing: bool) -> str:
         """Return which row is the first that the table refuses, and why; "" when none is.
@@ -182,8 +182,8 @@ class Merge:
                 SQL(
                     "CREATE TEMPORARY TABLE kafkalog_misfits ON COMMIT DROP AS "
                     "SELECT row_number() OVER (ORDER BY kl_topic, kl_partition, kl_offset) "
-                    "AS {number}, * FROM ({newest}) AS newest"
-                ).format(number=SQL(_NUMBER), newest=self._newest()),
+                    "AS {number}, * FROM ({latest}) AS latest"
+                ).format(number=SQL(_NUMBER), latest=self._latest()),
                 self._values(),
             )
             count = one(connection, "SELECT count(*) FROM kafkalog_misfits")

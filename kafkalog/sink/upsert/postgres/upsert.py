@@ -4,7 +4,7 @@ Invariants:
 
 - rows and position of a micro-batch are one transaction, which holds the query's position locked;
 - of each Spark partition the rows of one attempt count, the one that Spark reports;
-- a micro-batch is reduced to the newest record per key by PostgreSQL, from rows that the tasks have
+- a micro-batch is reduced to the latest record per key by PostgreSQL, from rows that the tasks have
   copied in parallel; only small micro-batches pass through the driver.
 """
 
@@ -57,7 +57,7 @@ _TRIES = 3
 
 
 class PostgresUpsert(Upsert):
-    """Keep `table` of a PostgreSQL database equal to the newest records of a stream of this source.
+    """Keep `table` of a PostgreSQL database equal to the latest records of a stream of this source.
 
     `conninfo` is what libpq connects with ("host=... dbname=...", or a URL); the tasks connect too,
     so it has to hold on their hosts. `table` is a name or `schema.name`, exactly as PostgreSQL has
@@ -157,7 +157,7 @@ class PostgresUpsert(Upsert):
             raise StorageError(f"{self.where}: {text}") from fault
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
-        rows = self.shape.rows(df, newest=not self.shape.is_row_by_row)
+        rows = self.shape.rows(df, latest=not self.shape.is_row_by_row)
         check_names(self.where, rows.names)
         frame = for_postgres(rows.frame, rows.names, rows.types)
         count_max = batch.record_count_max(position)
@@ -186,8 +186,8 @@ class PostgresUpsert(Upsert):
         """Apply rows that are here; False when the micro-batch was there already."""
         import pyarrow.compute as pc
 
-        count = sum(portion.num_rows for portion in rows)
-        deletions = sum(pc.sum(portion.column(DELETED)).as_py() or 0 for portion in rows)
+        count = sum(driver_batch.num_rows for driver_batch in rows)
+        deletions = sum(pc.sum(driver_batch.column(DELETED)).as_py() or 0 for driver_batch in rows)
 
         def stage() -> Staged:
             target = create_temporary(connection, columns)

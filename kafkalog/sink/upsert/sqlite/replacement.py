@@ -23,23 +23,23 @@ _AT_ONCE = 10_000
 _RECORD = ("kl_topic", "kl_partition", "kl_offset")
 
 
-def replace_rows(table: SQLiteTable, portions: Iterable[pa.RecordBatch]) -> None:
-    """Make the table's rows exactly those of `portions`; those to delete make none.
+def replace_rows(table: SQLiteTable, driver_batches: Iterable[pa.RecordBatch]) -> None:
+    """Make the table's rows exactly those of `driver_batches`; those to delete make none.
 
     Raises InvalidInputError that names the record which does not fit.
     """
     others = table.others()
     if others and table.has_rows():
         waiting = _WaitingRows(table, others)
-        for portion in portions:
-            table.write(portion, waiting.put)
+        for driver_batch in driver_batches:
+            table.write(driver_batch, waiting.put)
         waiting.keep_others()
         table.clear()
         waiting.move()
     else:
         table.clear()
-        for portion in portions:
-            table.write(portion)
+        for driver_batch in driver_batches:
+            table.write(driver_batch)
 
 
 class _WaitingRows:
@@ -79,11 +79,11 @@ class _WaitingRows:
             f"{table.on_conflict}"
         )
 
-    def put(self, portion: pa.RecordBatch) -> None:
+    def put(self, driver_batch: pa.RecordBatch) -> None:
         """Let rows wait, but no deletions."""
         import pyarrow.compute as pc
 
-        stored = portion.filter(pc.invert(portion.column(0)))
+        stored = driver_batch.filter(pc.invert(driver_batch.column(0)))
         columns = [*stored.columns[1 : 1 + len(_RECORD)], *stored.columns[LEADING:]]
         values = map(values_of, [*_RECORD, *self._table.names], columns)
         self._connection.executemany(self._insert, zip(*values, strict=True))

@@ -138,7 +138,7 @@ class SQLiteTable:
         self.connection.execute(f"DELETE FROM {quoted(self.name)}")
 
     def write(
-        self, portion: pa.RecordBatch, put: Callable[[pa.RecordBatch], None] | None = None
+        self, driver_batch: pa.RecordBatch, put: Callable[[pa.RecordBatch], None] | None = None
     ) -> None:
         """Delete and upsert rows, which begin with the leading columns of `UpsertRows`.
 
@@ -146,35 +146,35 @@ class SQLiteTable:
         fit.
         """
         put = put or self._put
-        self.connection.execute("SAVEPOINT kafkalog_portion")
+        self.connection.execute("SAVEPOINT kafkalog_batch")
         try:
-            put(portion)
+            put(driver_batch)
         except ROW_FAULTS as fault:
-            self.connection.execute("ROLLBACK TO kafkalog_portion")
-            self._raise_for_row(portion, put)
+            self.connection.execute("ROLLBACK TO kafkalog_batch")
+            self._raise_for_row(driver_batch, put)
             raise InvalidInputError(f"{self.where}: {fault}") from fault
-        self.connection.execute("RELEASE kafkalog_portion")
+        self.connection.execute("RELEASE kafkalog_batch")
 
-    def _put(self, portion: pa.RecordBatch) -> None:
+    def _put(self, driver_batch: pa.RecordBatch) -> None:
         import pyarrow.compute as pc
 
-        is_deleted = portion.column(0)
-        if portion.num_rows and pc.any(is_deleted).as_py():
-            keys = portion.column(LEADING + self.names.index("key")).filter(is_deleted)
+        is_deleted = driver_batch.column(0)
+        if driver_batch.num_rows and pc.any(is_deleted).as_py():
+            keys = driver_batch.column(LEADING + self.names.index("key")).filter(is_deleted)
             self.connection.executemany(self._delete, zip(values_of("key", keys), strict=True))
-            portion = portion.filter(pc.invert(is_deleted))
+            driver_batch = driver_batch.filter(pc.invert(is_deleted))
         columns = [
             values_of(name, column)
-            for name, column in zip(self.names, portion.columns[LEADING:], strict=True)
+            for name, column in zip(self.names, driver_batch.columns[LEADING:], strict=True)
         ]
         self.connection.executemany(self._upsert, zip(*columns, strict=True))
 
     def _raise_for_row(
-        self, portion: pa.RecordBatch, put: Callable[[pa.RecordBatch], None]
+        self, driver_batch: pa.RecordBatch, put: Callable[[pa.RecordBatch], None]
     ) -> None:
         """Write row by row up to the first that fails, and raise the error that names it."""
-        for number in range(portion.num_rows):
-            row = portion.slice(number, 1)
+        for number in range(driver_batch.num_rows):
+            row = driver_batch.slice(number, 1)
             try:
                 put(row)
             except ROW_FAULTS as fault:

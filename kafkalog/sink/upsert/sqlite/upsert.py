@@ -1,6 +1,6 @@
 """SQLiteUpsert: a table in an SQLite file that follows a log, one transaction per micro-batch.
 
-Rows come to the driver in bounded portions, never a micro-batch at once.
+Rows come to the driver in bounded driver batches, never a micro-batch at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError, StorageError
-from kafkalog.sink.upsert.portions import in_portions, parts_for
+from kafkalog.sink.upsert.driver_batches import in_driver_batches, parts_for
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import DELETED, RECORD, UpsertRows, column_of
 from kafkalog.sink.upsert.sqlite.replacement import replace_rows
@@ -43,9 +43,9 @@ CREATE TABLE IF NOT EXISTS kafkalog_positions (
 
 
 class SQLiteUpsert(Upsert):
-    """Keep `table` of an SQLite `database` equal to the newest records of a stream of this source.
+    """Keep `table` of an SQLite `database` equal to the latest records of a stream of this source.
 
-    Each micro-batch is reduced by Spark to the newest record per key; a tombstone deletes its row.
+    Each micro-batch is reduced by Spark to the latest record per key; a tombstone deletes its row.
     By default the table is `key BLOB PRIMARY KEY, value BLOB, topic TEXT, partition INTEGER, offset
     INTEGER`. `schema` takes the columns from JSON values, `select` makes them:
 
@@ -128,22 +128,22 @@ class SQLiteUpsert(Upsert):
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
         parts = parts_for(batch.record_count_max(position))
-        kinds, rows = _for_sqlite(self.shape.rows(df, newest=True, parts=parts))
-        self.apply(batch, rows.names, kinds, in_portions(rows.frame))
+        kinds, rows = _for_sqlite(self.shape.rows(df, latest=True, parts=parts))
+        self.apply(batch, rows.names, kinds, in_driver_batches(rows.frame))
 
     def apply(
         self,
         batch: Batch,
         names: Sequence[str],
         kinds: Sequence[str],
-        portions: Iterable[pa.RecordBatch],
+        driver_batches: Iterable[pa.RecordBatch],
     ) -> bool:
-        """Apply portions of rows in one transaction; False when the batch was there already.
+        """Apply driver_batches of rows in one transaction; False when the batch was there already.
 
         The rows are those of `UpsertRows`, at most one of a key; `kinds` are the SQLite types of
         the columns `names`.
         """
-        following = iter(portions)
+        following = iter(driver_batches)
         # The first rows cost the whole reduction; other writers of the file need not wait for it.
         first = list(islice(following, 1))
         file = Path(self.database)
@@ -166,8 +166,8 @@ class SQLiteUpsert(Upsert):
             if is_replacing:
                 replace_rows(table, rows)
             else:
-                for portion in rows:
-                    table.write(portion)
+                for driver_batch in rows:
+                    table.write(driver_batch)
             self._record(connection, batch)
         return True
 

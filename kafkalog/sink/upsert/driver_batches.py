@@ -1,7 +1,7 @@
-"""The rows of a DataFrame on the driver, a bounded portion at a time.
+"""The rows of a DataFrame on the driver, a bounded driver batch at a time.
 
 Spark's own row iterator unpickles every row by itself. Here each task packs its Arrow batches into
-single cells, so the driver receives columns: a portion costs a few calls, not a few per row.
+single cells, so the driver receives columns: a driver batch costs a few calls, not a few per row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["in_portions", "parts_for"]
+__all__ = ["in_driver_batches", "parts_for"]
 
 _PART_ROWS = 50_000
 _PARTS_MAX = 200
@@ -31,7 +31,7 @@ def parts_for(rows_max: int | None) -> int | None:
     return None if rows_max is None else min(max(-(-rows_max // _PART_ROWS), 1), _PARTS_MAX)
 
 
-def in_portions(frame: DataFrame) -> Iterator[pa.RecordBatch]:
+def in_driver_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches of at most `spark.sql.execution.arrow.maxRecordsPerBatch`.
 
     Driver and JVM hold the rows of two Spark partitions, packed: one comes while one is used. Each

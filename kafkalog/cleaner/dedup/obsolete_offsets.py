@@ -1,8 +1,8 @@
-"""Which records of a dirty section are superseded: a bit for each of its offsets.
+"""Which records of a dirty section are obsolete: a bit for each of its offsets.
 
 The first pass meets every record of the dirty section, so it can say there and then which one a
 newer record replaces. The second pass need not hash their keys again, nor look for them in a table
-that is larger than the caches; and a batch of which every record is superseded it need not even
+that is larger than the caches; and a batch of which every record is obsolete it need not even
 decompress.
 
 The bits are a small part of the memory budget, on top of it: a section of more offsets than that
@@ -21,7 +21,7 @@ from kafkalog.cleaner.dedup import kernels
 if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import BatchTable, Integers
 
-__all__ = ["SupersededOffsets"]
+__all__ = ["ObsoleteOffsets"]
 
 Flags = npt.NDArray[np.bool_]
 
@@ -31,8 +31,8 @@ SIZE_MIN: Final = 1 << 16
 """Bytes they may take in any case."""
 
 
-class SupersededOffsets:
-    """Offsets of [start, end) that are superseded; none is, to begin with."""
+class ObsoleteOffsets:
+    """Offsets of [start, end) that are obsolete; none is, to begin with."""
 
     def __init__(self, start: int, end: int) -> None:
         self.start = start
@@ -48,13 +48,13 @@ class SupersededOffsets:
         return cls(start, end)
 
     def contains(self, offsets: Integers) -> Flags:
-        """Say which offsets (n) are superseded; those outside the section are not."""
+        """Say which offsets (n) are obsolete; those outside the section are not."""
         flags: Flags = np.empty(len(offsets), dtype=np.bool_)
         kernels.test_bits(self.bits, self.start, np.ascontiguousarray(offsets), flags)
         return flags
 
     def hold_all_of(self, table: BatchTable) -> Flags:
-        """Say which batches (b) have records, every one of which is superseded.
+        """Say which batches (b) have records, every one of which is obsolete.
 
         A batch may have offsets without a record; of how many it has, its header is believed, whose
         checksum was compared.

@@ -11,7 +11,7 @@ import pytest
 from kafkalog.cleaner import CleanerConfig, clean
 from kafkalog.cleaner.dedup.offset_map import Uint64s
 from kafkalog.cleaner.key_index.key_index import KeyIndex
-from kafkalog.cleaner.rewrite import settled
+from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.state.stats import CleanerStats
@@ -62,7 +62,7 @@ def indexes(engine: Engine) -> list[Path]:
     return sorted(engine.partition_directory("t", 0).glob("kl-*.keys"))
 
 
-def newest(engine: Engine) -> dict[object, object]:
+def latest(engine: Engine) -> dict[object, object]:
     found: dict[object, object] = {}
     for batch in engine.read("t", 0):
         found.update(zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True))
@@ -74,8 +74,8 @@ def test_a_log_is_the_same_whether_segments_are_left_alone_or_written_again(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[tuple[dict[str, bytes], int]] = []
-    for name, worthwhile in (("left", settled.WORTHWHILE), ("again", NEVER)):
-        monkeypatch.setattr(settled, "WORTHWHILE", worthwhile)
+    for name, worthwhile in (("left", unchanged_segments.WORTHWHILE), ("again", NEVER)):
+        monkeypatch.setattr(unchanged_segments, "WORTHWHILE", worthwhile)
         rng = random.Random(seed)
         read = 0
         with filled(tmp_path / name) as engine:
@@ -104,7 +104,7 @@ def test_a_segment_of_which_no_key_occurs_again_is_not_read(tmp_path: Path) -> N
         same = [name for name, inode in inodes(engine).items() if before.get(name) == inode]
         # That of the key, and the last one, to which the dirty one is added.
         assert len(same) >= len(before) - 3
-        assert newest(engine)[b"key-00003"] == b"new"
+        assert latest(engine)[b"key-00003"] == b"new"
 
 
 def test_what_is_left_alone_is_written_once_a_key_of_it_occurs_again(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_segment_with_tombstones_is_looked_at_until_they_are_gone(
         assert cleaned(engine, 2_100).tombstones_kept == len(rows)
         engine.append("t", [("key-01501", "x")], now_ms=9_000)
         assert cleaned(engine, 9_000).tombstones_kept == 0
-        assert not {key.encode() for key, _ in rows} & set(newest(engine))
+        assert not {key.encode() for key, _ in rows} & set(latest(engine))
 
 
 def test_a_segment_whose_tombstones_are_gone_is_left_alone_again(tmp_path: Path) -> None:
@@ -237,17 +237,17 @@ def test_keys_beyond_the_buffer_and_batches_left_apart_are_cleaned_as_ever(tmp_p
         assert cleaned(engine, 2_100, merge_batches=False).records_removed == 9
         engine.append("t", rows[:9], now_ms=2_200)
         assert cleaned(engine, 2_200, dedupe_buffer_size=24 * 4, spill=False).records_removed == 9
-        assert len(newest(engine)) == 2_000
+        assert len(latest(engine)) == 2_000
 
 
 def test_so_many_dirty_keys_that_asking_for_them_is_in_vain_are_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settled, "KEYS_MAX", 100)
+    monkeypatch.setattr(unchanged_segments, "KEYS_MAX", 100)
     with filled(tmp_path) as engine:
         engine.append("t", [(f"key-{n:05}", "new") for n in range(300)], now_ms=2_000)
         assert cleaned(engine, 2_000).records_removed == 300
-        assert len(newest(engine)) == 2_000
+        assert len(latest(engine)) == 2_000
 
 
 def _header(path: Path) -> tuple[object, ...]:

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.dedup.obsolete_offsets import ObsoleteOffsets
 from kafkalog.cleaner.dedup.offset_map import WHOLE, Int64s, OffsetMap, Part
 from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
 from kafkalog.cleaner.dedup.spill.spilled import Spill
-from kafkalog.cleaner.dedup.superseded import SupersededOffsets
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.records import RecordTable
     from kafkalog.storage_engine.records.tables import BatchTable
 
-__all__ = ["IsMapped", "Newest", "build_offset_map", "find_newest"]
+__all__ = ["IsMapped", "LatestRecords", "build_offset_map", "find_latest_records"]
 
 IsMapped: TypeAlias = "Callable[[Chunk], npt.NDArray[np.bool_]]"
 """Says which batches (b) of a chunk have keys that count; called once a chunk, in log order."""
@@ -51,24 +51,24 @@ _ROW_BYTES = 24 + 8
 """What a spilled key takes: its row, and its offset in a list."""
 
 
-class Newest(Protocol):
+class LatestRecords(Protocol):
     """What the first pass has found out."""
 
     latest_offset: int
-    """The newest record of every key up to here is known; beyond it, nothing."""
+    """The latest record of every key up to here is known; beyond it, nothing."""
 
     @property
     def utilization(self) -> float:
         """Share of the offset map's slots that were taken (rule C8)."""
 
-    def superseded(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
+    def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
         """Say of which records (n) a newer one of the key lies at or below `latest_offset`.
 
         False for records without a key, and beyond `latest_offset`.
         """
 
-    def superseded_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Say of which batches (b) every record is superseded, as far as no key must be read.
+    def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
+        """Say of which batches (b) every record is obsolete, as far as no key must be read.
 
         So such a batch need not be decoded; where nothing is known of one, it is False.
         """
@@ -77,7 +77,7 @@ class Newest(Protocol):
         """Give back memory and temporary files."""
 
 
-def find_newest(
+def find_latest_records(
     view: LogView,
     log: LogToClean,
     *,
@@ -86,8 +86,8 @@ def find_newest(
     stats: CleanerStats,
     check_abort: Callable[[], None],
     on_records: Callable[[RecordTable], None] | None = None,
-) -> tuple[Newest, int]:
-    """Find out which records of a log are superseded by its dirty section; returns its end too.
+) -> tuple[LatestRecords, int]:
+    """Find out which records of a log are obsolete by its dirty section; returns its end too.
 
     That is `log.end`, or, in a bounded round, where the map was full. `make_is_mapped(start)`
     gives a fresh `IsMapped` for chunks from offset `start` on. `on_records` is shown all records of
@@ -102,7 +102,7 @@ def find_newest(
         budget_bytes=config.dedupe_buffer_size,
         load_factor=config.io_buffer_load_factor,
     )
-    offset_map.superseded_offsets = SupersededOffsets.within(
+    offset_map.obsolete_offsets = ObsoleteOffsets.within(
         log.first_dirty_offset, log.end, config.dedupe_buffer_size
     )
     if deaths >= _DEATHS_MAX:
@@ -120,7 +120,7 @@ def find_newest(
             check_abort=check_abort,
             on_full=overflow.take_map if can_spill else None,
             on_uncounted=overflow.take_uncounted
-            if can_spill and offset_map.superseded_offsets is None
+            if can_spill and offset_map.obsolete_offsets is None
             else None,
             on_records=on_records,
         )
@@ -139,12 +139,12 @@ def find_newest(
             check_abort=check_abort,
         )
         stats.spilled_bytes += spill.key_bytes
-        newest = spill.resolve(
+        latest = spill.resolve(
             log.first_dirty_offset,
             offset_map.capacity / len(offset_map.slots),
             lambda: _clear_deaths(log.directory),
         )
-        return newest, end
+        return latest, end
 
 
 class _Overflow:
@@ -226,7 +226,7 @@ def build_offset_map(
     on_uncounted: Callable[[Int64s], None] | None = None,
     on_records: Callable[[RecordTable], None] | None = None,
 ) -> int:
-    """Put the newest offset of every key in [start, end) into the map, until it is full.
+    """Put the latest offset of every key in [start, end) into the map, until it is full.
 
     Returns the end of what the map knows: `end`, or one past the last record that was put when the
     next keyed one found the map full (rules C9 to C21). With `on_full`, which makes room, that is

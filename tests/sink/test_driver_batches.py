@@ -1,4 +1,4 @@
-"""The rows of a DataFrame on the driver, inside foreachBatch: no more than a portion is kept."""
+"""The rows of a DataFrame on the driver, inside foreachBatch: one driver batch at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.sink.upsert.portions import in_portions
+from kafkalog.sink.upsert.driver_batches import in_driver_batches
 from tests.sink.test_spark_writes import changes, feed, finish
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -41,8 +41,8 @@ def test_a_portion_that_was_used_is_not_kept(spark: Any, tmp_path: Path) -> None
         large = session.range(PARTS, numPartitions=PARTS).selectExpr(
             "id", f"cast(repeat(cast(id % 10 as string), {ROW_SIZE}) as binary) value"
         )
-        for portion in in_portions(large):
-            rows.extend(portion.column("id").to_pylist())
+        for driver_batch in in_driver_batches(large):
+            rows.extend(driver_batch.column("id").to_pylist())
             if len(rows) in (3, PARTS):
                 used.append(at_rest(runtime))
 

@@ -1,4 +1,4 @@
-"""The bits of superseded offsets, against a set; and what the second pass need not look at."""
+"""The bits of obsolete offsets, against a set; and what the second pass need not look at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.dedup.superseded import SHARE, SIZE_MIN, SupersededOffsets
+from kafkalog.cleaner.dedup.obsolete_offsets import SHARE, SIZE_MIN, ObsoleteOffsets
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import compression
 from kafkalog.storage_engine.records.lz4_frames import frames
@@ -19,21 +19,21 @@ from kafkalog.storage_engine.records.tables import BatchTable
 def test_the_bits_take_a_small_part_of_the_budget_or_there_are_none() -> None:
     budget = 1 << 24
     offsets_max = 8 * budget // SHARE
-    assert SupersededOffsets.within(5, 5 + offsets_max, budget) is not None
-    assert SupersededOffsets.within(5, 6 + offsets_max, budget) is None
-    assert SupersededOffsets.within(0, 8 * SIZE_MIN, 24) is not None
-    assert SupersededOffsets.within(0, 8 * SIZE_MIN + 1, 24) is None
+    assert ObsoleteOffsets.within(5, 5 + offsets_max, budget) is not None
+    assert ObsoleteOffsets.within(5, 6 + offsets_max, budget) is None
+    assert ObsoleteOffsets.within(0, 8 * SIZE_MIN, 24) is not None
+    assert ObsoleteOffsets.within(0, 8 * SIZE_MIN + 1, 24) is None
 
 
-def test_offsets_outside_the_section_are_not_superseded() -> None:
-    known = SupersededOffsets(100, 110)
+def test_offsets_outside_the_section_are_not_obsolete() -> None:
+    known = ObsoleteOffsets(100, 110)
     known.bits[:] = 255
     offsets = np.array([0, 99, 100, 109, 116, 10**12])
     assert known.contains(offsets).tolist() == [False, False, True, True, False, False]
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "lz4", "zstd"])
-def test_a_batch_of_superseded_records_is_not_decompressed_for_the_second_pass(
+def test_a_batch_of_obsolete_records_is_not_decompressed_for_the_second_pass(
     tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
@@ -73,8 +73,8 @@ def test_a_batch_with_one_record_that_stays_is_looked_into(tmp_path: Path) -> No
         assert found["offset"].to_pylist() == [1, 3, 4]
 
 
-def test_a_gap_is_no_superseded_record() -> None:
-    known = SupersededOffsets(100, 200)
+def test_a_gap_is_no_obsolete_record() -> None:
+    known = ObsoleteOffsets(100, 200)
     known.bits[0] = 0b0000_1011  # 100, 101, 103
     header = {"positions": [0, 9], "sizes": [9, 9], "base_offsets": [100, 104]}
     header |= {"last_offsets": [103, 110], "counts": [3, 0]}

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pytest
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.dedup.latest_records import LatestRecords, find_latest_records
 from kafkalog.cleaner.dedup.log_to_clean import LogToClean, log_to_clean
-from kafkalog.cleaner.dedup.newest import Newest, find_newest
 from kafkalog.cleaner.dedup.offset_map import OffsetMap
 from kafkalog.cleaner.dedup.spill.spilled import Spilled
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
@@ -68,18 +68,18 @@ def records_that_count(segments: Mapping[int, Sequence[Batch]]) -> Iterator[Reco
                 yield from item.records
 
 
-def naive_superseded(
+def naive_obsolete(
     segments: Mapping[int, Sequence[Batch]], first_dirty: int, end: int
 ) -> dict[int, bool]:
     """Per offset of a record that counts: whether a newer one lies in [first dirty, end)."""
-    newest: dict[bytes, int] = {}
+    latest: dict[bytes, int] = {}
     for record in records_that_count(segments):
         if record.key is not None and first_dirty <= record.offset < end:
-            newest[record.key] = record.offset
+            latest[record.key] = record.offset
     return {
         record.offset: record.offset < end
         and record.key is not None
-        and newest.get(record.key, -1) > record.offset
+        and latest.get(record.key, -1) > record.offset
         for record in records_that_count(segments)
     }
 
@@ -121,12 +121,12 @@ def found(
     stats: CleanerStats | None = None,
     check_abort: Callable[[], None] = lambda: None,
     spill: bool = True,
-    look: Callable[[Newest], None] = lambda newest: None,
+    look: Callable[[LatestRecords], None] = lambda latest: None,
     chunk_size: int = 2_000,
 ) -> tuple[dict[int, bool], int]:
     """What the first pass says of every record that counts, and where it ended."""
     with engine.view("t", 0, whole=True) as view:
-        newest, end = find_newest(
+        latest, end = find_latest_records(
             view,
             plan(engine, view),
             make_is_mapped=make_is_mapped,
@@ -137,14 +137,14 @@ def found(
             check_abort=check_abort,
         )
         try:
-            look(newest)
+            look(latest)
             said: dict[int, bool] = {}
             for chunk in view.chunks(0, view.state.high_watermark, chunk_size=700):
                 for run, records in chunk.runs(counted(chunk)):
-                    flags = newest.superseded(run, records).tolist()
+                    flags = latest.obsolete(run, records).tolist()
                     said.update(zip(records.offsets.tolist(), flags, strict=True))
         finally:
-            newest.close()
+            latest.close()
     return said, end
 
 
@@ -157,14 +157,14 @@ def leftovers(root: Path) -> list[str]:
 
 @pytest.mark.parametrize("slots", [2, 3, 7, 40, 300, 100_000])
 @pytest.mark.parametrize("seed", range(6))
-def test_who_is_superseded_does_not_depend_on_the_memory(
+def test_who_is_obsolete_does_not_depend_on_the_memory(
     tmp_path: Path, seed: int, slots: int
 ) -> None:
     rng = random.Random(seed)
     segments, end = random_log(rng, 800, rng.choice([3, 40, 10_000]))
     first_dirty = rng.choice([0, 0, rng.randrange(end)])
     engine = foreign_log(tmp_path, segments, first_dirty=first_dirty)
-    assert found(engine, slots) == (naive_superseded(segments, first_dirty, end), end)
+    assert found(engine, slots) == (naive_obsolete(segments, first_dirty, end), end)
     assert leftovers(tmp_path) == []
 
 
@@ -173,9 +173,9 @@ def test_more_keys_than_memory_are_spilled_and_fewer_are_not(tmp_path: Path) -> 
     engine = foreign_log(tmp_path, segments)
     stats = CleanerStats("t", 0)
     kinds: list[type] = []
-    found(engine, 5_000, stats=stats, look=lambda newest: kinds.append(type(newest)))
+    found(engine, 5_000, stats=stats, look=lambda latest: kinds.append(type(latest)))
     assert stats.spilled_bytes == 0
-    found(engine, 50, stats=stats, look=lambda newest: kinds.append(type(newest)))
+    found(engine, 50, stats=stats, look=lambda latest: kinds.append(type(latest)))
     assert kinds == [OffsetMap, Spilled]
     keyed = sum(record.key is not None for record in records_that_count(segments))
     assert stats.spilled_bytes <= 24 * keyed
@@ -196,15 +196,15 @@ def test_a_clean_record_goes_only_if_a_dirty_one_is_newer(tmp_path: Path) -> Non
 def test_runs_may_be_asked_for_out_of_order_and_twice(tmp_path: Path) -> None:
     segments, end = random_log(random.Random(2), 600, 30)
     engine = foreign_log(tmp_path, segments)
-    expected = naive_superseded(segments, 0, end)
+    expected = naive_obsolete(segments, 0, end)
 
-    def look(newest: Newest) -> None:
+    def look(latest: LatestRecords) -> None:
         with engine.view("t", 0, whole=True) as view:
             chunks = list(view.chunks(0, end, chunk_size=500))
             random.Random(3).shuffle(chunks)
             for chunk in [*chunks, *chunks[:3]]:
                 for run, records in chunk.runs(counted(chunk)):
-                    flags = newest.superseded(run, records).tolist()
+                    flags = latest.obsolete(run, records).tolist()
                     assert flags == [expected[offset] for offset in records.offsets.tolist()]
 
     found(engine, 8, look=look)
@@ -214,12 +214,12 @@ def test_nothing_is_said_of_records_whose_batch_was_left_out(tmp_path: Path) -> 
     segments, end = random_log(random.Random(10), 600, 30)
     engine = foreign_log(tmp_path, segments)
 
-    def look(newest: Newest) -> None:
+    def look(latest: LatestRecords) -> None:
         seen = 0
         with engine.view("t", 0, whole=True) as view:
             for chunk in view.chunks(0, end):
                 for run, records in chunk.runs(~counted(chunk)):
-                    assert not newest.superseded(run, records).any()
+                    assert not latest.obsolete(run, records).any()
                     seen += len(records)
         assert seen > 30
 
@@ -229,13 +229,13 @@ def test_nothing_is_said_of_records_whose_batch_was_left_out(tmp_path: Path) -> 
 def test_segments_that_retention_removes_between_the_passes_change_nothing(tmp_path: Path) -> None:
     segments, end = random_log(random.Random(4), 600, 100)
     engine = foreign_log(tmp_path, segments)
-    expected = naive_superseded(segments, 0, end)
+    expected = naive_obsolete(segments, 0, end)
 
-    def look(newest: Newest) -> None:
+    def look(latest: LatestRecords) -> None:
         with engine.view("t", 0, whole=True) as view:
             for chunk in view.chunks(end // 2, end):
                 for run, records in chunk.runs(counted(chunk)):
-                    flags = newest.superseded(run, records).tolist()
+                    flags = latest.obsolete(run, records).tolist()
                     assert flags == [expected[offset] for offset in records.offsets.tolist()]
 
     found(engine, 8, look=look)
@@ -259,15 +259,15 @@ def test_without_spilling_a_round_ends_where_kafkas_does(tmp_path: Path, seed: i
         last_put = record.offset
     # The round ends at the record that found the map full, or at its batch or segment before.
     assert last_put < end <= record.offset
-    assert said == naive_superseded(segments, 0, end)
+    assert said == naive_obsolete(segments, 0, end)
 
 
 def test_a_spill_that_died_twice_is_followed_by_a_bounded_round(tmp_path: Path) -> None:
     segments, end = random_log(random.Random(5), 400, 10_000)
     engine = foreign_log(tmp_path, segments)
 
-    def die(newest: Newest) -> None:
-        newest.close = lambda: None
+    def die(latest: LatestRecords) -> None:
+        latest.close = lambda: None
         raise Died
 
     for deaths in (1, 2):
@@ -276,15 +276,15 @@ def test_a_spill_that_died_twice_is_followed_by_a_bounded_round(tmp_path: Path) 
         assert json.loads((tmp_path / "t-0" / "kl-spilling").read_bytes())["deaths"] == deaths
         assert leftovers(tmp_path) == [
             "kl-spill-kept",
-            "kl-spill-superseded",
+            "kl-spill-obsolete",
             "kl-spill-uncounted",
             "kl-spilling",
         ]
     said, bounded_end = found(engine, 40)
     assert bounded_end < end
-    assert said == naive_superseded(segments, 0, bounded_end)
+    assert said == naive_obsolete(segments, 0, bounded_end)
     assert leftovers(tmp_path) == []
-    assert found(engine, 40) == (naive_superseded(segments, 0, end), end)
+    assert found(engine, 40) == (naive_obsolete(segments, 0, end), end)
 
 
 def test_a_stop_on_demand_is_no_death(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ class FullDisk:
 def test_a_disk_that_is_full_at_any_write_leaves_no_file_and_says_so(tmp_path: Path) -> None:
     segments, end = random_log(random.Random(7), 400, 10_000)
     engine = foreign_log(tmp_path, segments)
-    expected = naive_superseded(segments, 0, end), end
+    expected = naive_obsolete(segments, 0, end), end
     mark = tmp_path / "t-0" / "kl-spilling"
     for n in range(10_000):
         mark.unlink(missing_ok=True)

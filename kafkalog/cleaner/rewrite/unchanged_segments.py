@@ -1,14 +1,14 @@
 """Clean segments that a round may leave alone, found out without reading them.
 
-A clean segment stays as it is if no record of it has become superseded, and nothing in it waits for
-a moment or for what else the log holds. The second is known when a cleaning writes the segment: it
-is *settled* if it has nothing but data with keys and values, of no producer and no transaction, in
+A clean segment stays as it is if no record of it has become obsolete, and nothing in it waits for a
+moment or for what else the log holds. The second is known when a cleaning writes the segment: it is
+*unchanged* if it has nothing but data with keys and values, of no producer and no transaction, in
 batches that are as large as they will get; its key index says so. The first is asked of that index:
 the keys of the dirty section are hashed under its secret, and where a hash is there, the batch is
-read, and the offset map asked. So a round costs what it has to do, however large the clean part
-of the log is, as long as new records are few and of keys that were written not long ago.
+read, and the offset map asked. So a round costs what it has to do, however large the clean part of
+the log is, as long as new records are few and of keys that were written not long ago.
 
-What is wrong about an index (`key_index` says when it is believed) could only make a superseded
+What is wrong about an index (`key_index` says when it is believed) could only make an obsolete
 record stay. Kafka's cleaner reads and writes the whole clean part in every round (C40); what comes
 out is the same, for a group of one segment of which nothing goes is not replaced.
 """
@@ -28,13 +28,13 @@ from kafkalog.cleaner.key_index.key_index import KeyIndex, key_hashes
 from kafkalog.storage_engine.fs import locks
 
 if TYPE_CHECKING:
+    from kafkalog.cleaner.dedup.latest_records import LatestRecords
     from kafkalog.cleaner.dedup.log_to_clean import LogToClean
-    from kafkalog.cleaner.dedup.newest import Newest
     from kafkalog.storage_engine.reading.log_view import LogView
     from kafkalog.storage_engine.records.tables import RecordTable
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
 
-__all__ = ["SettledSegments"]
+__all__ = ["UnchangedSegments"]
 
 WORTHWHILE: Final = 2
 """Asking the indexes takes time for each dirty record; so little of the log must be dirty."""
@@ -43,8 +43,8 @@ KEYS_MAX: Final = 1 << 18
 SECRETS_MAX: Final = 2
 
 
-class SettledSegments:
-    """The segments of one round's clean part that are settled; `add` the dirty keys, then ask.
+class UnchangedSegments:
+    """The segments of one round's clean part that are unchanged; `add` the dirty keys, then ask.
 
     `check_abort` is called with every segment, and raises to stop.
     """
@@ -65,7 +65,7 @@ class SettledSegments:
         met = Counter[bytes]()
         for segment in self._clean_segments():
             with _opened_index(view, segment) as index:
-                if index is not None and index.is_settled:
+                if index is not None and index.is_unchanged:
                     met[index.secret] += 1
         self._hashes = {secret: [] for secret, _ in met.most_common(SECRETS_MAX)}
         self.secret = next(iter(self._hashes), self.secret)
@@ -91,22 +91,22 @@ class SettledSegments:
         if self._held > KEYS_MAX // 2:  # so many keys are in every segment
             self._hashes.clear()
 
-    def bases_to_leave(self, newest: Newest) -> set[int]:
-        """Return the base offsets of segments of which no record is superseded.
+    def bases_to_leave(self, latest: LatestRecords) -> set[int]:
+        """Return the base offsets of segments of which no record is obsolete.
 
         Raises CorruptBatchError, StorageError, and what `check_abort` raises.
         """
         # Only a map that has all dirty keys can be asked for those of a batch out of turn.
-        if not self._hashes or not isinstance(newest, OffsetMap):
+        if not self._hashes or not isinstance(latest, OffsetMap):
             return set()
         self._compact()
         found: set[int] = set()
         for segment in self._clean_segments():
             with _opened_index(self._view, segment) as index:
-                if index is None or not index.is_settled:
+                if index is None or not index.is_unchanged:
                     continue
                 held = self._hashes.get(index.secret)
-                if held is not None and not _has_superseded(segment, index, held[0], newest):
+                if held is not None and not _has_obsolete(segment, index, held[0], latest):
                     found.add(segment.files.base_offset)
         return found
 
@@ -132,10 +132,10 @@ def _opened_index(view: LogView, segment: OpenSegment) -> Iterator[KeyIndex | No
             index.close()
 
 
-def _has_superseded(
-    segment: OpenSegment, index: KeyIndex, hashes: Uint64s, newest: OffsetMap
+def _has_obsolete(
+    segment: OpenSegment, index: KeyIndex, hashes: Uint64s, latest: OffsetMap
 ) -> bool:
-    """Tell whether a record of a segment is superseded; True also where the index is damaged."""
+    """Tell whether a record of a segment is obsolete; True also where the index is damaged."""
     found = index.positions_of(hashes)
     if found is None:
         return True
@@ -144,6 +144,6 @@ def _has_superseded(
         if chunk is None:
             return True
         for run, records in chunk.runs(np.ones(1, dtype=np.bool_)):
-            if newest.superseded(run, records).any():
+            if latest.obsolete(run, records).any():
                 return True
     return False

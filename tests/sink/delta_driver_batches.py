@@ -14,7 +14,7 @@ from kafkalog.sink.upsert.delta.columns import table_schema
 from kafkalog.sink.upsert.delta.upsert import DeltaUpsert
 from kafkalog.sink.upsert.upsert import Batch
 
-__all__ = ["RAW", "Row", "apply", "batch", "portion", "rows_of"]
+__all__ = ["RAW", "Row", "apply", "batch", "driver_batch", "rows_of"]
 
 RECORD = pa.schema(
     [
@@ -29,7 +29,7 @@ RAW = table_schema(["key", "value"], [types.BinaryType(), types.BinaryType()])
 Row = tuple[Any, ...]
 
 
-def portion(rows: Sequence[Row], names: Sequence[str], arrow: Sequence[Any]) -> pa.RecordBatch:
+def driver_batch(rows: Sequence[Row], names: Sequence[str], arrow: Sequence[Any]) -> pa.RecordBatch:
     """Rows of (offset, key, *values); a deletion is one whose first value is the text DELETE."""
     fields = [*RECORD, *(pa.field(n, k) for n, k in zip(names, arrow, strict=True))]
     made = [
@@ -56,8 +56,8 @@ def batch(
 
 
 def apply(upsert: DeltaUpsert, which: Batch, *rows: Row) -> bool:
-    portions = [portion([row], ["key", "value"], [pa.binary()] * 2) for row in rows]
-    return upsert.apply(which, RAW, lambda: iter(portions))
+    driver_batches = [driver_batch([row], ["key", "value"], [pa.binary()] * 2) for row in rows]
+    return upsert.apply(which, RAW, lambda: iter(driver_batches))
 
 
 def rows_of(path: Path) -> list[Row]:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 import kafkalog
-from kafkalog.cleaner.dedup.newest import build_offset_map
+from kafkalog.cleaner.dedup.latest_records import build_offset_map
 from kafkalog.cleaner.dedup.offset_map import OffsetMap
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.cleaner.key_index.key_lookup import PartitionLookup
-from kafkalog.cleaner.key_index.survivors import latest
+from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
-from tests.cleaner.naive import Batch, batch, dump, foreign_log, newest_values, records_of
+from tests.cleaner.naive import Batch, batch, dump, foreign_log, latest_values, records_of
 from tests.cleaner.transactional_log import CONTROL, Log, is_aborted
 
 
@@ -33,7 +33,7 @@ def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[
         return found, stats
 
 
-def newest(
+def latest_records(
     engine: Engine,
     end: int | None = None,
     budget_bytes: int = 1 << 20,
@@ -103,7 +103,7 @@ def test_offsets_far_apart_are_mapped(tmp_path: Path) -> None:
     assert (offset_map.latest_offset, offset_map.size) == (far, 2)
 
 
-# --- the newest records --------------------------------------------------------------------------
+# --- the latest records --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slots", [10, 10_000])
@@ -151,10 +151,10 @@ def test_chosen_keys_have_the_records_that_they_have_among_all(
     with Engine(tmp_path, read_only=True) as engine:
         cleaned_to = engine.describe("t").partitions[0].cleaned_to
         for end in (cleaned_to, cleaned_to + 25, 600):
-            everything = newest(engine, end)
+            everything = latest_records(engine, end)
             for count in (1, 2, 30):
                 keys = [b"k%d" % number for number in rng.sample(range(95), count)]
-                found = newest(engine, end, keys=[*keys, keys[0]])
+                found = latest_records(engine, end, keys=[*keys, keys[0]])
                 assert found == {key: at for key, at in everything.items() if key in keys}
                 assert list(found.values()) == sorted(found.values())
 
@@ -173,7 +173,7 @@ def test_few_keys_are_looked_up_and_many_are_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("slots", [5, 13, 40, 10_000])
 @pytest.mark.parametrize("codec", ["producer", "zstd"])
-def test_the_newest_records_are_exact_at_any_number_of_keys(
+def test_the_latest_records_are_exact_at_any_number_of_keys(
     tmp_path: Path, slots: int, codec: str
 ) -> None:
     rng = random.Random(slots)
@@ -188,44 +188,44 @@ def test_the_newest_records_are_exact_at_any_number_of_keys(
     for end in (0, 1, 137, 400):
         expected = {
             key: offset
-            for key, (offset, value) in newest_values(r for r in records if r.offset < end).items()
+            for key, (offset, value) in latest_values(r for r in records if r.offset < end).items()
             if value is not None
         }
-        assert newest(engine, end, budget_bytes=24 * slots) == expected
+        assert latest_records(engine, end, budget_bytes=24 * slots) == expected
 
 
-def test_records_without_a_key_are_no_newest_records(tmp_path: Path) -> None:
+def test_records_without_a_key_are_no_latest_records(tmp_path: Path) -> None:
     engine = foreign_log(tmp_path, {0: [batch(0, [("", "x"), ("a", "y")])]})
-    assert newest(engine) == {b"a": 1}
+    assert latest_records(engine) == {b"a": 1}
 
 
 def test_a_view_older_than_the_cleaning_is_refused_with_both_offsets(tmp_path: Path) -> None:
     engine = foreign_log(tmp_path, {0: singles(0, "a", "a", "a"), 3: []}, first_dirty=2)
     with pytest.raises(InvalidInputError, match=r"offset 1 .* offset 2"):
-        newest(engine, 1)
-    assert newest(engine, 2) == {b"a": 1}
+        latest_records(engine, 1)
+    assert latest_records(engine, 2) == {b"a": 1}
     with pytest.raises(OffsetOutOfRangeError):
-        newest(engine, 4)
+        latest_records(engine, 4)
 
 
-def test_aborted_records_are_not_the_newest_and_hide_none(tmp_path: Path) -> None:
+def test_aborted_records_are_not_the_latest_and_hide_none(tmp_path: Path) -> None:
     log = Log.create(tmp_path)
     log.data(1, 2)
     log.transact(1, 1)
     log.transact(2, 2)
     log.abort(1)
     log.commit(2)
-    assert newest(log.engine) == {b"1": 0, b"2": 3}
+    assert latest_records(log.engine) == {b"1": 0, b"2": 3}
 
 
-def test_nothing_above_the_last_stable_offset_is_among_the_newest(tmp_path: Path) -> None:
+def test_nothing_above_the_last_stable_offset_is_among_the_latest(tmp_path: Path) -> None:
     log = Log.create(tmp_path)
     log.data(1, 2)
     log.transact(1, 1)
     log.data(2)
-    assert newest(log.engine) == {b"1": 0, b"2": 1}
+    assert latest_records(log.engine) == {b"1": 0, b"2": 1}
     log.commit(1)
-    assert newest(log.engine) == {b"1": 2, b"2": 3}
+    assert latest_records(log.engine) == {b"1": 2, b"2": 3}
 
 
 def test_an_older_end_asks_a_later_marker(tmp_path: Path) -> None:
@@ -234,12 +234,12 @@ def test_an_older_end_asks_a_later_marker(tmp_path: Path) -> None:
     log.transact(1, 1)
     log.roll()
     log.abort(1)
-    assert newest(log.engine, 2) == {b"1": 0}
+    assert latest_records(log.engine, 2) == {b"1": 0}
 
 
 @pytest.mark.parametrize("slots", [5, 100])
 @pytest.mark.parametrize("seed", range(10))
-def test_the_newest_committed_records_are_exact(tmp_path: Path, seed: int, slots: int) -> None:
+def test_the_latest_committed_records_are_exact(tmp_path: Path, seed: int, slots: int) -> None:
     rng = random.Random(seed)
     log = Log.create(tmp_path, segment_bytes="400")
     for _ in range(60):
@@ -260,6 +260,6 @@ def test_the_newest_committed_records_are_exact(tmp_path: Path, seed: int, slots
         for record in batch.records
     ]
     for end in (log.end // 2, log.end):
-        below = newest_values(r for r in committed if r.offset < end)
+        below = latest_values(r for r in committed if r.offset < end)
         expected = {key: offset for key, (offset, value) in below.items() if value is not None}
-        assert newest(log.engine, end, budget_bytes=24 * slots) == expected
+        assert latest_records(log.engine, end, budget_bytes=24 * slots) == expected

@@ -1,10 +1,10 @@
-"""Random logs, cleaned by two cleaners: one leaves settled segments alone and has a bit for each
+"""Random logs, cleaned by two cleaners: one leaves unchanged segments alone and has a bit for each
 dirty offset, the other reads all segments and looks every key up.
 
 Keys that come back and keys that do not, deletions, producers, transactions, records without a key,
 records deleted by offset, small segments, small maps, batches left apart; and what may become of
 the key indexes of the first. After every cleaning both have the same bytes in their logs, and the
-newest record of every key is the one that a dictionary says.
+latest record of every key is the one that a dictionary says.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.dedup import superseded
+from kafkalog.cleaner.dedup import obsolete
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
-from kafkalog.cleaner.key_index.survivors import latest
-from kafkalog.cleaner.rewrite import settled
+from kafkalog.cleaner.key_index.latest_view import latest
+from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.schema import changelog_schema
@@ -43,8 +43,8 @@ class Pair:
     draw: random.Random
     config: dict[str, str]
     now_ms: int = 1_000
-    newest: dict[bytes, tuple[int, bytes | None]] = field(default_factory=dict)
-    """Key -> offset and value of its newest committed record."""
+    latest_records: dict[bytes, tuple[int, bytes | None]] = field(default_factory=dict)
+    """Key -> offset and value of its latest committed record."""
     read: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -53,12 +53,12 @@ class Pair:
             log.engine.create_topic("t", 1, self.config)
         self.open: dict[int, list[tuple[bytes, tuple[int, bytes | None]]]] = {}
         self.special = self.draw.choice([0.0, 0.1, 0.3, 1.0])
-        """How much there is of what keeps a segment from being settled."""
+        """How much there is of what keeps a segment from being unchanged."""
         start = self.draw.choice([0, 0, (1 << 31) - 100, 1 << 40])
         for log in self.logs:
             log.end = start
         self.both(lambda log: log.data(0, time=self.now_ms))
-        self._note([0], start, False, self.newest.__setitem__)
+        self._note([0], start, False, self.latest_records.__setitem__)
         for first in range(1_000, 1_800, 40):
             self.append_rows(list(range(first, first + 40)))
 
@@ -90,16 +90,18 @@ class Pair:
         match draw.randrange(4):
             case 0 if producer not in self.open:
                 self.both(lambda log: log.data(*keys, producer=producer + 10, time=now_ms))
-                self._note(keys, end, False, self.newest.__setitem__)
+                self._note(keys, end, False, self.latest_records.__setitem__)
             case 1:
                 held = self.open.setdefault(producer, [])
                 self.both(
                     lambda log: log.data(*keys, producer=producer, transactional=True, time=now_ms)
                 )
-                self._note(keys, end, False, lambda key, newest: held.append((key, newest)))
+                self._note(
+                    keys, end, False, lambda key, latest_records: held.append((key, latest_records))
+                )
             case _:
                 self.both(lambda log: log.data(*keys, tombstones=tombstones, time=now_ms))
-                self._note(keys, end, tombstones, self.newest.__setitem__)
+                self._note(keys, end, tombstones, self.latest_records.__setitem__)
 
     def append_rows(self, keys: list[int]) -> None:
         draw, end = self.draw, self.logs[0].end
@@ -112,7 +114,7 @@ class Pair:
         ]
         self.both(lambda log: log.engine.append("t", rows, now_ms=self.now_ms))
         for place, (key, value) in enumerate(rows):
-            self.newest[key] = (end + place, value)
+            self.latest_records[key] = (end + place, value)
         for log in self.logs:
             log.end += len(rows)
 
@@ -137,8 +139,8 @@ class Pair:
                     continue
                 self.both(lambda log, p=producer: log.commit(p, time=self.now_ms))  # type: ignore[misc]
                 for key, (offset, value) in written:
-                    if self.newest.get(key, (-1, None))[0] < offset:
-                        self.newest[key] = offset, value
+                    if self.latest_records.get(key, (-1, None))[0] < offset:
+                        self.latest_records[key] = offset, value
 
     def delete_records(self) -> None:
         state = self.logs[0].engine.describe("t").partitions[0]
@@ -188,9 +190,9 @@ class Pair:
         )
         found: list[list[CleanerStats]] = []
         for log, worthwhile, share in zip(self.logs, (0, NEVER), (16, NEVER), strict=True):
-            patch.setattr(settled, "WORTHWHILE", worthwhile)
-            patch.setattr(superseded, "SHARE", share)
-            patch.setattr(superseded, "SIZE_MIN", 1 << 16 if share < NEVER else 0)
+            patch.setattr(unchanged_segments, "WORTHWHILE", worthwhile)
+            patch.setattr(obsolete, "SHARE", share)
+            patch.setattr(obsolete, "SIZE_MIN", 1 << 16 if share < NEVER else 0)
             found.append(clean(log.engine, "t", force=True, now_ms=self.now_ms, config=config))
             assert [stats.error for stats in found[-1]] in ([None], [])
         for stats, other in zip(*found, strict=True):
@@ -206,17 +208,17 @@ class Pair:
         assert files_of(left) == files_of(again)
         states = [log.engine.describe("t").partitions[0] for log in self.logs]
         assert states[0] == states[1]
-        self.check_newest(left)
+        self.check_latest(left)
 
-    def check_newest(self, log: Log) -> None:
-        """Everything that tells the newest record of a key agrees with the dictionary."""
+    def check_latest(self, log: Log) -> None:
+        """Everything that tells the latest record of a key agrees with the dictionary."""
         expected = {
             key: (offset, value)
-            for key, (offset, value) in self.newest.items()
+            for key, (offset, value) in self.latest_records.items()
             if value is not None and offset >= self.log_start
         }
         stable = log.engine.describe("t").partitions[0].last_stable_offset
-        if any(offset >= stable for offset, _ in self.newest.values()):
+        if any(offset >= stable for offset, _ in self.latest_records.values()):
             return  # what is committed behind an open transaction is seen later
         found = {}
         with log.engine.view("t", 0, whole=True) as view:
@@ -228,7 +230,9 @@ class Pair:
                 )
         assert found == expected
         with KeyLookup(log.engine, "t") as lookup:
-            for key in self.draw.sample(sorted(self.newest), min(len(self.newest), 8)):
+            for key in self.draw.sample(
+                sorted(self.latest_records), min(len(self.latest_records), 8)
+            ):
                 record = lookup.get(key, partition=0)
                 assert (record and (record.offset, record.value)) == expected.get(key)
 
@@ -287,7 +291,7 @@ def test_two_cleaners_agree_on_a_random_log(
 def test_a_cleaning_that_dies_anywhere_leaves_no_old_record_behind(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settled, "WORTHWHILE", 0)
+    monkeypatch.setattr(unchanged_segments, "WORTHWHILE", 0)
     logs = pair(tmp_path, 1_000 + seed)
     (log, _), draw = logs.logs, logs.draw
     for _ in range(10):
@@ -305,7 +309,7 @@ def test_a_cleaning_that_dies_anywhere_leaves_no_old_record_behind(
             log.engine.close()
             log.engine = Engine(tmp_path / "left")
         work()
-        logs.check_newest(log)
+        logs.check_latest(log)
         clean_to = log.first_dirty_offset
         keys = [
             record.key

@@ -10,12 +10,12 @@ that removes it. A deletion of a key that is to be *erased* does not wait: it go
 finds it, with all that it deletes. A batch left without records keeps its header where something is
 told by it: where the log ends, or where a producer was.
 
-What is decided for a batch depends on nothing but the batch, the newest offsets of the keys, the
+What is decided for a batch depends on nothing but the batch, the latest offsets of the keys, the
 transactions before it, the active producers and the round's fixed time.
 
 Kafka: Cleaner.cleanInto (checkBatchRetention, shouldRetainRecord); the rules are C51 to C64, C82,
 C83 and C86. Batches that go without being looked into are not decoded, nor are those of which the
-first pass has found every record superseded.
+first pass has found every record obsolete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kafkalog.cleaner.dedup.offset_map import Int64s
 from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.dedup.newest import Newest
+    from kafkalog.cleaner.dedup.latest_records import LatestRecords
     from kafkalog.cleaner.dedup.transactions import CleanedTransactions, Seen
     from kafkalog.cleaner.rewrite.active_producers import ActiveProducers
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.log_view import Chunk, LogView
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
-__all__ = ["Decider", "Decision"]
+__all__ = ["Retained", "RetentionRules"]
 
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Retained:
     """What stays of a run. n = records of its batches that were decoded, b = batches."""
 
     keep: Flags
@@ -66,11 +66,11 @@ class Decision:
 
 
 @dataclass(slots=True, kw_only=True)
-class Decider:
+class RetentionRules:
     """Decides for one round, group after group."""
 
     view: LogView
-    newest: Newest
+    latest: LatestRecords
     transactions: CleanedTransactions
     now_ms: int
     new_delete_horizon_ms: int | None
@@ -84,9 +84,9 @@ class Decider:
     earliest_delete_horizon_ms: int | None = None
     """The next moment at which something of what was decided may go."""
 
-    def decisions(
+    def retained(
         self, start: int, end: int, active: ActiveProducers
-    ) -> Iterator[tuple[Chunk, RecordTable, Decision]]:
+    ) -> Iterator[tuple[Chunk, RecordTable, Retained]]:
         """Yield the log from offset `start` to `end` in runs, with what stays of each.
 
         Ranges follow each other in the order of the log, and begin and end with segments. Raises
@@ -98,7 +98,7 @@ class Decider:
             stays_empty = active.are_last(chunk.table)
             stays_empty |= chunk.table.last_offsets + 1 == self.view.state.high_watermark
             # What has gone before it is looked into need not be decoded.
-            is_gone = self.newest.superseded_batches(chunk.table) & ~discards
+            is_gone = self.latest.obsolete_batches(chunk.table) & ~discards
             self.stats.records_read += int(chunk.table.counts[is_gone].sum())
             first = 0
             for run, records in chunk.runs(~discards & ~is_gone):
@@ -109,7 +109,7 @@ class Decider:
 
     def _decide(
         self, run: Chunk, records: RecordTable, seen: Seen, place: slice, stays_empty: Flags
-    ) -> Decision:
+    ) -> Retained:
         """Decide for a run, the batches `place` of its chunk."""
         table = run.table
         is_control = seen.is_control[place]
@@ -117,21 +117,21 @@ class Decider:
         kept = np.zeros(len(table), dtype=np.int64)
         tombstones = np.zeros(len(table), dtype=np.int64)
         keyless = kernels.keep_records(
-            self.newest.superseded(run, records),
+            self.latest.obsolete(run, records),
             records.key_sizes,
             records.value_sizes,
             records.offsets,
             records.batch_index,
             is_control,
             _is_expired(table, self.now_ms),
-            self.newest.latest_offset,
+            self.latest.latest_offset,
             keep,
             kept,
             tombstones,
         )
         if self.erased is not None:
             is_deletion = keep & (records.value_sizes < 0) & ~is_control[records.batch_index]
-            is_deletion &= records.offsets <= self.newest.latest_offset
+            is_deletion &= records.offsets <= self.latest.latest_offset
             gone, _ = self.erased.find(records, np.flatnonzero(is_deletion))
             keep[gone] = False
             counts = np.bincount(records.batch_index[gone], minlength=len(table))
@@ -149,7 +149,7 @@ class Decider:
         stats.tombstones_kept += int(tombstones.sum())
         stats.keyless_records += int(keyless)
         is_opaque = np.zeros(len(table), dtype=np.bool_)
-        return Decision(keep, kept, tombstones, stays_empty, gets_horizon, is_opaque, int(keyless))
+        return Retained(keep, kept, tombstones, stays_empty, gets_horizon, is_opaque, int(keyless))
 
     def _note_horizons(self, known: Int64s, gets_horizon: Flags) -> None:
         """Remember the earliest horizon that is to come.

@@ -1,7 +1,7 @@
-"""The newest record of each key, as of an offset: what `view=latest` and tables yield.
+"""The latest record of each key, as of an offset: what `view=latest` and tables yield.
 
-A record with key K and offset O is superseded if K occurs again at a higher offset below the end of
-what is looked at. That is the cleaner's rule too, and its first pass finds out (`newest`). The log
+A record with key K and offset O is obsolete if K occurs again at a higher offset below the end of
+what is looked at. That is the cleaner's rule too, and its first pass finds out (`latest`). The log
 is read in runs, whose records are bounded in memory whatever they were compressed to.
 
 Only committed records count: those of aborted transactions neither supersede nor are yielded, and
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kafkalog.cleaner.dedup.newest import build_offset_map
+from kafkalog.cleaner.dedup.latest_records import build_offset_map
 from kafkalog.cleaner.dedup.offset_map import WHOLE, Int64s, OffsetMap
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.cleaner.key_index.key_lookup import PartitionLookup
@@ -43,7 +43,7 @@ def latest(
     may_be_passed: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the newest record of each key below `end`, without those that are tombstones.
+    """Yield the latest record of each key below `end`, without those that are tombstones.
 
     With `keys`, those of these keys alone: few are looked up, in a view that was opened whole.
 
@@ -61,7 +61,7 @@ def latest(
         raise OffsetOutOfRangeError(view.topic, view.partition, end, start, state.high_watermark)
     if state.cleaned_to > end and not may_be_passed:
         raise InvalidInputError(
-            f"{view.topic}-{view.partition}: the newest records as of offset {end} are gone, the "
+            f"{view.topic}-{view.partition}: the latest records as of offset {end} are gone, the "
             f"log is cleaned up to offset {state.cleaned_to}; ask for that offset or a later one"
         )
     span = start, min(end, state.last_stable_offset)
@@ -70,7 +70,7 @@ def latest(
         return _latest(view, span, budget_bytes, schema, None, passes=passes)
     with PartitionLookup(view) as lookup:
         if lookup.is_less_work(len(keys)):
-            found = [lookup.newest(key, span[1]) for key in set(keys)]
+            found = [lookup.latest(key, span[1]) for key in set(keys)]
             offsets = sorted(record.offset for record in found if record is not None)
             places = np.array(offsets, dtype=np.int64).reshape(-1, 1)
             return (batch for place in places for batch in _at(view, place, schema, passes))

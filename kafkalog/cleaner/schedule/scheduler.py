@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
-__all__ = ["Choice", "Plans", "choose", "may_be_cleaned", "plan"]
+__all__ = ["Plans", "Schedule", "choose", "may_be_cleaned", "plan"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Choice:
+class Schedule:
     """What a look at all compacted partitions has found."""
 
     partitions: list[tuple[str, int]] = field(default_factory=list)
@@ -48,7 +48,7 @@ def choose(
     *,
     force: bool = False,
     now_ms: int,
-) -> Choice:
+) -> Schedule:
     """Choose what is due now, of a topic, or the partition of that number; with `force` all of it.
 
     Partitions that are paused, or uncleanable for some time yet, are passed over, but never by
@@ -57,8 +57,8 @@ def choose(
     heal_first_dirty_offsets(engine, now_ms=now_ms)
     candidates = _compacted(engine, topic, partition)
     if force:
-        return Choice([(name, number) for name, _, number in candidates])
-    choice = Choice()
+        return Schedule([(name, number) for name, _, number in candidates])
+    schedule = Schedule()
     ratios: list[tuple[float, str, int]] = []
     pins = LivePins(engine.root, now_ms)
     for name, known, number in candidates:
@@ -71,13 +71,13 @@ def choose(
                 _log.debug("%s-%d cannot be planned: %s", name, number, fault)
                 ratios.append((1.0, name, number))  # the last one; its cleaning says why
             continue
-        choice.max_dirty_ratio = max(choice.max_dirty_ratio, log.dirty_ratio)
+        schedule.max_dirty_ratio = max(schedule.max_dirty_ratio, log.dirty_ratio)
         if log.is_eligible:
-            delay_ms = max(choice.max_compaction_delay_ms, log.compaction_delay_ms)
-            choice.max_compaction_delay_ms = delay_ms
+            delay_ms = max(schedule.max_compaction_delay_ms, log.compaction_delay_ms)
+            schedule.max_compaction_delay_ms = delay_ms
             ratios.append((-log.dirty_ratio, name, number))
-    choice.partitions = [(name, number) for _, name, number in sorted(ratios)]
-    return choice
+    schedule.partitions = [(name, number) for _, name, number in sorted(ratios)]
+    return schedule
 
 
 def _compacted(

@@ -1,8 +1,8 @@
-"""The newest record of each key in a micro-batch, found by Spark's tasks.
+"""The latest record of each key in a micro-batch, found by Spark's tasks.
 
 Within a partition the higher offset is newer. A key lives in one partition, unless the topic has
 grown or a producer chose partitions itself: between partitions offsets say nothing, so there the
-timestamp of each partition's newest record decides. Records without a key are left out.
+timestamp of each partition's latest record decides. Records without a key are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kafkalog.errors import InvalidInputError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["NEEDED", "newest_per_key", "newest_rows", "with_keys"]
+__all__ = ["NEEDED", "latest_per_key", "latest_rows", "with_keys"]
 
 NEEDED = ("key", "value", "topic", "partition", "offset", "timestamp")
 
@@ -23,7 +23,7 @@ NEEDED = ("key", "value", "topic", "partition", "offset", "timestamp")
 def with_keys(df: DataFrame) -> DataFrame:
     """Return the records that have a key.
 
-    Raises InvalidInputError when `df` lacks a column of the source that tells what is newest.
+    Raises InvalidInputError when `df` lacks a column of the source that tells what is latest.
     """
     missing = [name for name in NEEDED if name not in df.columns]
     if missing:
@@ -34,17 +34,17 @@ def with_keys(df: DataFrame) -> DataFrame:
     return df.where(df["key"].isNotNull())
 
 
-def newest_per_key(df: DataFrame, parts: int | None = None) -> DataFrame:
-    """Return the newest record of each key, with all columns of `df`; one shuffle, by key.
+def latest_per_key(df: DataFrame, parts: int | None = None) -> DataFrame:
+    """Return the latest record of each key, with all columns of `df`; one shuffle, by key.
 
     The result has `parts` Spark partitions; None leaves their number to Spark. Raises
     InvalidInputError as `with_keys` does.
     """
-    return newest_rows(with_keys(df), ("topic", "partition", "offset", "timestamp"), parts)
+    return latest_rows(with_keys(df), ("topic", "partition", "offset", "timestamp"), parts)
 
 
-def newest_rows(rows: DataFrame, record: Sequence[str], parts: int | None = None) -> DataFrame:
-    """Return the newest row of each `key`, which is never null.
+def latest_rows(rows: DataFrame, record: Sequence[str], parts: int | None = None) -> DataFrame:
+    """Return the latest row of each `key`, which is never null.
 
     `record` names the columns that tell a row's topic, partition, offset and timestamp.
     """

@@ -17,6 +17,8 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/broker.md",
+    "docs/by-example.md",
+    "docs/command-line.md",
     "docs/compaction.md",
     "docs/dead-broker.md",
     "docs/cleaner.md",
@@ -26,6 +28,7 @@ DOCUMENTS = [
     "docs/format.md",
     "docs/ktables.md",
     "docs/limits.md",
+    "docs/promises.md",
     "docs/quick-start.md",
     "docs/spark.md",
     "docs/testing.md",
@@ -41,7 +44,7 @@ def examples(document: str) -> list[tuple[str, str]]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("document", ["README.md", "docs/spark.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/by-example.md", "docs/spark.md"])
 def test_a_documents_examples_print_what_it_shows(
     document: str, spark: Any, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the README shows of the command line is what the command prints."""
+"""What docs/command-line.md shows is what the command prints."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from tests.cli.conftest import Command
 
-README = Path(__file__).resolve().parent.parent.parent / "README.md"
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "command-line.md"
 _TOPIC_ID = re.compile(r"\bid [A-Za-z0-9_-]{22}\b")
 
 
-def test_the_readmes_commands_print_what_it_shows(
+def test_the_commands_of_the_page_print_what_it_shows(
     kafkalog: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"^```console\n(.*?)^```$", README.read_text(), re.M | re.S)
+    (block,) = re.findall(r"^```console\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     shown = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.M)
     assert len(shown) >= 7
     for line, output in shown:

@@ -5,13 +5,12 @@ Spark calls these its consumer strategies (ConsumerStrategy.scala).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kafkalog.datasource.java_pattern import python_pattern
 from kafkalog.datasource.offsets import TopicPartition, parse_object
+from kafkalog.datasource.topic_pattern import topic_pattern
 from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.format.layout import INTERNAL_TOPICS, topic_name_fault
 from kafkalog.storage_engine.metadata.state import State
@@ -26,7 +25,7 @@ _EXAMPLE: Final = '{"topicA":[0,1],"topicB":[0,1]}'
 class Subscription:
     """The topics or partitions asked for; exactly one of the three fields is set.
 
-    `pattern` is a regular expression of Java, as it was given.
+    `pattern` is a regular expression of `topic_pattern`.
     """
 
     topics: tuple[str, ...] = ()
@@ -102,7 +101,7 @@ class Subscription:
     def _names(self, state: State) -> Iterable[str]:
         if self.pattern is not None:
             # A part of the name is enough, as with the offset reader that Spark uses by default.
-            matches = re.compile(python_pattern(self.pattern), re.ASCII).search
+            matches = topic_pattern(self.pattern).search
             return [n for n in state.topics if n not in INTERNAL_TOPICS and matches(n)]
         return self.topics or {partition.topic for partition in self.assigned}
 
@@ -124,7 +123,7 @@ def _parse_pattern(value: str) -> str:
             "Pattern to subscribe is empty as specified value for option "
             f"'subscribePattern' is {value!r}"
         )
-    python_pattern(pattern)
+    topic_pattern(pattern)
     return pattern
 
 

@@ -1,10 +1,8 @@
-"""Java's regular expressions, as in `subscribePattern`: what is found is what Java 17 finds."""
-
-import re
+"""`subscribePattern`: what is found is what Java 17 finds, and all else is refused by name."""
 
 import pytest
 
-from kafkalog.datasource.java_pattern import python_pattern
+from kafkalog.datasource.topic_pattern import topic_pattern
 from kafkalog.errors import InvalidInputError
 
 NAMES = [
@@ -164,56 +162,88 @@ FOUND = [
     ("b", "a-b.c_d aab abab"),
 ]
 """Pattern, and the names in which Java finds it."""
+TAKEN = {
+    *(
+        "topic-.*",
+        "(?i)ORDERS",
+        "(?i:o)rders",
+        "^.*+$",
+        "a++b",
+        r"(a)\1",
+        r"(?i)(a)\1b",
+        "^(?>a|aa)b",
+    ),
+    *(r"\.v\d\Z", r"\Aeu", r"\u002d", "[]a]", "[^]a]", "[a-]", "[-a]b", r"[\w-]x", r"\bus\b"),
+    *(r"(?<=eu\.)orders", r"(?<!eu\.)orders", "(?=eu)eu", "a{2,}", "a{2}+", "a|", "|a", ""),
+    *("(?m)^a$", "[a&b]", r"\-", r"[\-]", r"[\]]", "[.]", r"[a\]b]+", "(?i)[a-c]{3}", "[!-/]"),
+    *(r"[\d\-.]+$", r"\t", r"(a)(b)\2", r"(?i)\x41", r"(?i)[\x41-\x43]", "d{1,3}", "0|d"),
+    *("^(?>a|aa)b", "(?<=v)", "(?:.r)x*", r"[\w]", r"(?i)\W", "[^_o-z].$", "[A-Z]", r"\w+"),
+}
+"""Patterns of those above that are the same in Python."""
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("pattern", "names"), FOUND)
-def test_a_pattern_is_found_where_java_finds_it(pattern: str, names: str) -> None:
-    found = re.compile(python_pattern(pattern), re.ASCII).search
-
+def test_a_pattern_is_found_where_java_finds_it_or_is_refused(pattern: str, names: str) -> None:
     named = names.removeprefix("all but").split()
     expected = [name for name in NAMES if (name in named) != names.startswith("all but")]
-    assert [name for name in NAMES if found(name)] == expected
+    try:
+        found = topic_pattern(pattern).search
+    except InvalidInputError:
+        assert pattern not in TAKEN
+    else:
+        assert [name for name in NAMES if found(name)] == expected
+
+
+def test_the_patterns_that_are_taken_are_among_those_of_java() -> None:
+    assert {pattern for pattern, _ in FOUND} >= TAKEN
 
 
 @pytest.mark.parametrize(
-    "pattern",
+    ("pattern", "construct"),
     [
-        "(?P<x>a)",
-        "(?#c)a",
-        "a{,2}",
-        "a**",
-        "*a",
-        "{",
-        "a{",
-        "[",
-        "(",
-        ")",
-        r"\y",
-        r"\E",
-        r"[a-\d]",
-        "a(?i",
-        r"\p{Foo}",
-        r"\p",
-        "(?<a>a)(?<a>b)",
-        "(?<1a>a)",
+        (r"\p{Alpha}+", r"'\\\\p'"),
+        (r"\Qa.b\E", r"'\\\\Q'"),
+        (r"eu\h", r"'\\\\h'"),
+        (r"\055", r"'\\\\0'"),
+        (r"[\b]", r"'\\\\b'"),
+        (r"\N{DIGIT ONE}", r"'\\\\N'"),
+        ("(?<env>eu|us)", r"'\(\?<e'"),
+        ("(?P<x>a)", r"'\(\?P<'"),
+        ("(?#c)a", r"'\(\?#c'"),
+        ("(?x)a b", r"'\(\?x\)'"),
+        ("(?u)a", r"'\(\?u\)'"),
+        ("[a-z&&[^aeiou]]", "'&&'"),
+        ("[a[b]]", r"'\[b'"),
+        ("[+--]", "'--'"),
+        ("a{,2}", "'{,'"),
+        ("a{", "'{'"),
     ],
 )
-def test_what_java_does_not_take_is_refused(pattern: str) -> None:
-    with pytest.raises(InvalidInputError, match="subscribePattern"):
-        python_pattern(pattern)
+def test_what_the_two_languages_read_differently_is_refused_by_name(
+    pattern: str, construct: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"subscribePattern .*: {construct} does not mean"):
+        topic_pattern(pattern)
 
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        (r"(?<=e{1,2}u\.)o", "no regular expression that Python can do: look-behind requires"),
-        (r"\b{g}a", r"cannot be translated"),
-        (r"\N{DIGIT ONE}", r"the escape `.N` is unknown or cannot be translated"),
-        (r"\p{IsGreek}", r"has no characters of topic names"),
+        ("a**", "not a regular expression of Python: multiple repeat"),
+        ("*a", "nothing to repeat"),
+        ("[", "unterminated character set"),
+        ("(", "missing \\)"),
+        (")", "unbalanced parenthesis"),
+        (r"[a-\d]", "bad character range"),
+        ("a(?i)b", "global flags not at the start"),
+        ("a\\", "bad escape"),
+        (r"(a)\10", "invalid group reference"),
+        (r"(?<=e{1,2}u\.)o", "look-behind requires fixed-width pattern"),
         ("(" * 5000 + ")" * 5000, "too deep or too large"),
         ("a{99999999999}", "too deep or too large"),
     ],
 )
 def test_what_python_cannot_do_is_refused_with_the_reason(pattern: str, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        python_pattern(pattern)
+        topic_pattern(pattern)

@@ -41,6 +41,8 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+_ROOMS = ("cleaner", "errors", "sink")
+
 
 def open(
     path: str | Path | Sequence[str | Path],
@@ -59,6 +61,11 @@ def open(
     from kafkalog.log import KafkaLog
 
     return KafkaLog(path, cleaner=cleaner, read_only=read_only, create=create)
+
+
+def __dir__() -> list[str]:
+    """Return the names that a user may use."""
+    return sorted([*__all__, *_ROOMS])
 
 
 def __getattr__(name: str) -> Any:
@@ -88,6 +95,6 @@ def __getattr__(name: str) -> Any:
         from kafkalog.datasource.values import value_columns
 
         return value_columns
-    if name in {"cleaner", "errors", "sink"}:
+    if name in _ROOMS:
         return importlib.import_module(f"kafkalog.{name}")
     raise AttributeError(f"module 'kafkalog' has no attribute {name!r}")

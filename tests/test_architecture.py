@@ -321,6 +321,14 @@ def test_what_spark_only_makes_and_pickles_imports_no_engine() -> None:
         assert loaded_by([module], [engine, *unneeded]) == []
 
 
+def test_dir_shows_what_a_user_may_use_and_nothing_else() -> None:
+    import kafkalog
+
+    shown = dir(kafkalog)
+    assert set(shown) == {*kafkalog.__all__, "cleaner", "errors", "sink"}
+    assert all(hasattr(kafkalog, name) for name in shown)
+
+
 def test_version_is_the_same_everywhere() -> None:
     import tomllib
 

@@ -31,10 +31,10 @@ import pyarrow as pa
 
 import kafkalog
 from bench import LESS, Side, compare_figures, in_turn, report
-from kafkalog.sink.engines import engine_of
-from kafkalog.storage_engine.engine import Writer
+from kafkalog.sink.shared_log import engine_of, store_of
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 
 TASKS: Final = 64
 PARTITIONS: Final = 50
@@ -146,7 +146,7 @@ def stage(root: Path, batch_id: int, task: int, rows: pa.RecordBatch) -> StagedM
     """Do what a task of the sink does with its rows."""
     writer = StagedWriter(
         root,
-        engine_of(root, read_only=True).state(),
+        store_of(root, read_only=True).state(),
         writer_slug=writer_slug(WRITER, "t"),
         batch_id=batch_id,
         spark_partition=task,

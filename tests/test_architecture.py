@@ -315,10 +315,10 @@ def test_engine_planning_and_commit_import_nothing_heavy() -> None:
     assert loaded_by(LIGHT, heavy) == []
 
 
-def test_what_spark_only_makes_and_pickles_imports_no_engine() -> None:
-    engine = "kafkalog.storage_engine.engine"
+def test_the_modules_that_spark_only_makes_and_pickles_import_no_store() -> None:
+    store = "kafkalog.storage_engine.store"
     for module, unneeded in PICKLED.items():
-        assert loaded_by([module], [engine, *unneeded]) == []
+        assert loaded_by([module], [store, *unneeded]) == []
 
 
 def test_dir_shows_what_a_user_may_use_and_nothing_else() -> None:

@@ -53,18 +53,18 @@ class KafkaLogBatchReader(DataSourceReader):
         `maxRecordsPerPartition` ask for; a view of the latest records has one per partition. Raises
         UnknownTopicError, and InvalidInputError for offsets that do not fit the partitions.
         """
-        with opened_log(self.options.directories) as engine:
-            state = engine.state()
+        with opened_log(self.options.directories) as store:
+            state = store.state()
             assigned = self.options.subscription.partitions(state)
-            start = starting_offsets(engine, self.options, assigned, default=EARLIEST)
-            end = ending_offsets(engine, self.options, assigned)
+            start = starting_offsets(store, self.options, assigned, default=EARLIEST)
+            end = ending_offsets(store, self.options, assigned)
             resolved = [_resolve(p, start[p], end[p], state, self.options) for p in assigned]
             _check(resolved)
             chosen = set(self._with_keys(assigned, state))
             wanted = [piece for piece in resolved if piece.partition in chosen]
             # A view takes a partition whole: the latest record of a key may be anywhere in it.
             is_whole = self.options.latest_view
-            split = wanted if is_whole else task_ranges(engine, self.options, wanted)
+            split = wanted if is_whole else task_ranges(store, self.options, wanted)
             pieces = _bound(split, wanted, start, end)
         return [OffsetRangePartition(piece) for piece in pieces]
 

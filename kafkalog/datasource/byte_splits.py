@@ -19,8 +19,8 @@ from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["SPLIT_BYTES", "split_by_bytes"]
 
@@ -29,7 +29,7 @@ SPLIT_BYTES: Final = 128 << 20
 
 
 def split_by_bytes(
-    engine: Engine, range_: OffsetRange, max_bytes: int = SPLIT_BYTES
+    store: Store, range_: OffsetRange, max_bytes: int = SPLIT_BYTES
 ) -> list[OffsetRange]:
     """Split a range, its ends looked up, in pieces of about equal size and at most `max_bytes`.
 
@@ -40,13 +40,13 @@ def split_by_bytes(
     if range_.size <= 0:
         return []
     topic, number = range_.partition
-    state = held_partition(range_.partition, engine.state())
+    state = held_partition(range_.partition, store.state())
     if state is None:
         return [range_]
     if range_.start >= state.active_base and state.active_size <= max_bytes:
         return [range_]
     try:
-        segments = list_segments(engine.partition_directory(topic, number))
+        segments = list_segments(store.partition_directory(topic, number))
     except (FileNotFoundError, StorageError):
         return [range_]  # retired meanwhile; whoever reads sees what is there then
     segments = [segment for segment in segments if segment.base_offset <= state.active_base]

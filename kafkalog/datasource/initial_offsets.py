@@ -31,8 +31,8 @@ from kafkalog.datasource.resolve import no_offset_matched, offsets_for_times
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["InitialOffsets"]
 
@@ -55,7 +55,7 @@ class InitialOffsets:
     fault: InvalidInputError | None
 
     @classmethod
-    def find(cls, engine: Engine, options: SourceOptions, state: State) -> InitialOffsets:
+    def find(cls, store: Store, options: SourceOptions, state: State) -> InitialOffsets:
         """Look the starts up; topics that are missing have none, and are the `fault`."""
         missing = options.subscription.missing_topics(state)
         fault: InvalidInputError | None = options.subscription.missing_fault(state)
@@ -69,7 +69,7 @@ class InitialOffsets:
         # Kafka's numbers for the two ends of a log are no times: what they stand for moves.
         starts = {partition: time for partition, time in times.items() if time in _ENDS}
         times = {partition: times[partition] for partition in times.keys() - starts.keys()}
-        found = offsets_for_times(engine, times, isolation_level=options.isolation_level)
+        found = offsets_for_times(store, times, isolation_level=options.isolation_level)
         unmatched = sorted(partition for partition, offset in found.items() if offset is None)
         starts |= {p: LATEST if offset is None else offset for p, offset in found.items()}
         if fault is None and unmatched and options.non_matching == "error":

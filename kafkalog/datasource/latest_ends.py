@@ -15,8 +15,8 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.fs import locks
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["LatestEnds"]
 
@@ -30,8 +30,8 @@ _PAUSE_S: Final = 0.1
 class LatestEnds:
     """Looks the ends up, at the cost of one small read while nothing is committed."""
 
-    def __init__(self, engine: Engine, options: SourceOptions) -> None:
-        self._engine = engine
+    def __init__(self, store: Store, options: SourceOptions) -> None:
+        self._store = store
         self._options = options
         self._state: State | None = None
         self._ends: Offsets = {}
@@ -43,7 +43,7 @@ class LatestEnds:
         Raises DataLossError for a topic that was subscribed to, read, and deleted;
         UnknownTopicError.
         """
-        state, options = self._engine.state(), self._options
+        state, options = self._store.state(), self._options
         if state is not self._state:
             subscription = options.subscription
             missing = subscription.missing_topics(state)
@@ -71,7 +71,7 @@ class LatestEnds:
         One that has just started tells the high watermark of a while ago, and a query that starts
         with it knows more, from its own checkpoint. After two minutes it goes on as it is.
         """
-        if not self._engine.is_brokers or not self._is_behind(ends):
+        if not self._store.is_brokers or not self._is_behind(ends):
             return
         _LOGGER.warning("waiting for the broker, whose checkpoint is older than the query's")
         deadline = time.monotonic() + _WAIT_S
@@ -79,7 +79,7 @@ class LatestEnds:
             time.sleep(_PAUSE_S)
 
     def _is_behind(self, ends: Offsets) -> bool:
-        state = self._engine.state()
+        state = self._store.state()
         return any(
             self._options.latest_offset(held) < end and self._is_live(partition)
             for partition, end in ends.items()
@@ -87,7 +87,7 @@ class LatestEnds:
         )
 
     def _is_live(self, partition: TopicPartition) -> bool:
-        root = self._engine.partition_directory(*partition).parent
+        root = self._store.partition_directory(*partition).parent
         return locks.RootLock(root).is_held_alone()
 
     def check_starts(self, starts: Offsets) -> None:
@@ -123,7 +123,7 @@ class LatestEnds:
             # One that has gone since is looked for at the next trigger.
             with (
                 contextlib.suppress(InvalidInputError),
-                self._engine.view(*partition, known_end=known[partition]) as view,
+                self._store.view(*partition, known_end=known[partition]) as view,
             ):
                 found[partition] = min(view.state.high_watermark, known[partition])
         return found

@@ -1,7 +1,7 @@
-"""The engine of the log that a read names: it is imported by the process that opens the log.
+"""The store of the log that a read names: it is imported by the process that opens the log.
 
 Spark imports the source in four processes of a query, and two of them only make and pickle it. The
-engine is half of what there is to import.
+store is half of what there is to import.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["opened_log"]
 
 
-def opened_log(directories: Sequence[str]) -> Engine:
+def opened_log(directories: Sequence[str]) -> Store:
     """Open a log, or a broker's directories, to read; the caller closes it.
 
     Raises InvalidInputError where there is no log.
     """
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.store import Store
 
-    return Engine(directories, read_only=True, create=False)
+    return Store(directories, read_only=True, create=False)

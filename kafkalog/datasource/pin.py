@@ -30,8 +30,8 @@ from kafkalog.storage_engine.reading.pins import Action, Pin, hold, hold_changel
 if TYPE_CHECKING:
     from kafkalog.datasource.offset_range import OffsetRange
     from kafkalog.datasource.options import SourceOptions
-    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State, TopicState
+    from kafkalog.storage_engine.store import Store
 
 __all__ = [
     "are_passed",
@@ -59,46 +59,44 @@ def driver_name() -> str:
 
 
 @contextlib.contextmanager
-def pinned_moment(
-    engine: Engine, driver: str, *, is_changelog: bool = False
-) -> Iterator[Pin | None]:
+def pinned_moment(store: Store, driver: str, *, is_changelog: bool = False) -> Iterator[Pin | None]:
     """Give the moment of the action that this task belongs to, and hold it.
 
     None where there is no task of Spark, and where nothing can be pinned: in a root that cannot be
     written, and in a broker's. Raises StorageError and CorruptLogError.
     """
     action = _action(driver)
-    if action is None or not (engine.root / layout.COMMIT).exists():
+    if action is None or not (store.root / layout.COMMIT).exists():
         yield None
         return
     with contextlib.ExitStack() as held:
         if is_changelog:
-            hold_changelog(engine.root, held)
-        found = pin(engine.root, action, engine.state, clock.now_ms(), held=held)
+            hold_changelog(store.root, held)
+        found = pin(store.root, action, store.state, clock.now_ms(), held=held)
         held.enter_context(renewed(None if found is None else found.path))
         yield found
 
 
-def pin_ends(engine: Engine, ends: Offsets, held: contextlib.ExitStack) -> Path | None:
+def pin_ends(store: Store, ends: Offsets, held: contextlib.ExitStack) -> Path | None:
     """Pin the log as of some ends, for tasks to come, and hold the pin until `held` is closed.
 
     Returns None where that cannot be done.
 
     It cannot where nothing can be written, nor where a cleaner has passed all of them.
     """
-    if not (engine.root / layout.COMMIT).exists() or not _not_passed(engine.state(), ends):
+    if not (store.root / layout.COMMIT).exists() or not _not_passed(store.state(), ends):
         return None
     action = Action(driver_name(), f"ends {uuid.uuid4().hex}")
     with contextlib.suppress(StorageError):
         found = pin(
-            engine.root, action, lambda: _as_of(engine.state(), ends), clock.now_ms(), held=held
+            store.root, action, lambda: _as_of(store.state(), ends), clock.now_ms(), held=held
         )
         return None if found is None else found.path
     return None
 
 
 def as_pinned(
-    engine: Engine, wanted: OffsetRange, pin: Pin | None, options: SourceOptions
+    store: Store, wanted: OffsetRange, pin: Pin | None, options: SourceOptions
 ) -> OffsetRange | None:
     """Return a piece of a range with an open end as of the pinned moment; None: not there yet.
 
@@ -109,7 +107,7 @@ def as_pinned(
     if pin is None:
         return wanted
     topic, number = wanted.partition
-    topic_id = engine.describe(topic).topic_id
+    topic_id = store.describe(topic).topic_id
     held = pin.partition(topic, topic_id, number)
     if held is None:
         if pin.topics.get(topic, (topic_id,))[0] != topic_id:

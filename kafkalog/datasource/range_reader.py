@@ -23,10 +23,10 @@ from kafkalog.errors import InvalidInputError, MomentPassedError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.reading.log_view import LogView
     from kafkalog.storage_engine.reading.pins import Pin
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["OffsetRangePartition", "RangeReader", "SnapshotPartition"]
 
@@ -74,20 +74,20 @@ class RangeReader:
             return
         is_snapshot = isinstance(partition, SnapshotPartition)
         with contextlib.ExitStack() as opened:
-            engine = opened.enter_context(opened_log(self.options.directories))
+            store = opened.enter_context(opened_log(self.options.directories))
             pin = None
             if isinstance(partition, SnapshotPartition):
                 opened.enter_context(renewed(partition.pin))
             elif partition.range.to_latest:
                 is_changelog = not self.options.latest_view
                 pin = opened.enter_context(
-                    pinned_moment(engine, self.driver, is_changelog=is_changelog)
+                    pinned_moment(store, self.driver, is_changelog=is_changelog)
                 )
             try:
-                wanted = as_pinned(engine, partition.range, pin, self.options)
+                wanted = as_pinned(store, partition.range, pin, self.options)
                 if wanted is None:
                     return
-                view = opened.enter_context(self._view(engine, wanted, pin, is_snapshot))
+                view = opened.enter_context(self._view(store, wanted, pin, is_snapshot))
             except MomentPassedError:
                 raise
             except InvalidInputError as error:
@@ -105,7 +105,7 @@ class RangeReader:
                 yield from self._records(view, wanted)
 
     def _view(
-        self, engine: Engine, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool
+        self, store: Store, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool
     ) -> LogView:
         """Open the partition; a view of the latest records needs one moment of the whole of it.
 
@@ -116,7 +116,7 @@ class RangeReader:
         deadline = time.monotonic() + (_CLEANER_WAIT_S if is_whole else 0)
         while True:
             try:
-                return engine.view(
+                return store.view(
                     topic,
                     number,
                     whole=is_whole,
@@ -125,7 +125,7 @@ class RangeReader:
                     check=refuse_passed(wanted, pin, self.options),
                 )
             except MomentPassedError:
-                state = engine.describe(topic).partitions[number]
+                state = store.describe(topic).partitions[number]
                 is_at_work = state.cleaning_offset > state.first_dirty_offset
                 if not is_at_work or time.monotonic() >= deadline:
                     raise

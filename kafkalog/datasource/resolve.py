@@ -19,13 +19,13 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.reading.time_offsets import offset_for_time
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["ending_offsets", "no_offset_matched", "offsets_for_times", "starting_offsets"]
 
 
 def offsets_for_times(
-    engine: Engine, times: Mapping[TopicPartition, int], *, isolation_level: str
+    store: Store, times: Mapping[TopicPartition, int], *, isolation_level: str
 ) -> dict[TopicPartition, int | None]:
     """Return the offset of the first record since each time (epoch ms), None where there is none.
 
@@ -33,13 +33,13 @@ def offsets_for_times(
     """
     found: dict[TopicPartition, int | None] = {}
     for partition, time in times.items():
-        place = offset_for_time(engine, partition.topic, partition.partition, time, isolation_level)
+        place = offset_for_time(store, partition.topic, partition.partition, time, isolation_level)
         found[partition] = None if place is None else place.offset
     return found
 
 
 def starting_offsets(
-    engine: Engine, options: SourceOptions, assigned: Iterable[TopicPartition], *, default: int
+    store: Store, options: SourceOptions, assigned: Iterable[TopicPartition], *, default: int
 ) -> Offsets:
     """Return where each assigned partition starts; `default` (-1 or -2) where no option says it.
 
@@ -52,18 +52,18 @@ def starting_offsets(
         named = options.starting_offsets or StartOrEnd(everywhere=default)
         return named.offsets(wanted, option="startingOffsets")
     times = options.starting_time.times(wanted, option=_by_time(options.starting_time, "starting"))
-    return _starts_since(engine, options, times)
+    return _starts_since(store, options, times)
 
 
 def _starts_since(
-    engine: Engine, options: SourceOptions, times: Mapping[TopicPartition, int]
+    store: Store, options: SourceOptions, times: Mapping[TopicPartition, int]
 ) -> Offsets:
     """Return the offset of the first record since each time (epoch ms).
 
     Where no record is as young it is -1 with startingOffsetsByTimestampStrategy=latest; raises
     InvalidInputError otherwise.
     """
-    found = offsets_for_times(engine, times, isolation_level=options.isolation_level)
+    found = offsets_for_times(store, times, isolation_level=options.isolation_level)
     starts: Offsets = {}
     for partition, offset in found.items():
         if offset is None and options.non_matching == "error":
@@ -85,7 +85,7 @@ def no_offset_matched(
 
 
 def ending_offsets(
-    engine: Engine, options: SourceOptions, assigned: Iterable[TopicPartition]
+    store: Store, options: SourceOptions, assigned: Iterable[TopicPartition]
 ) -> Offsets:
     """Return where each assigned partition ends; -1 where no option says it or nothing matches.
 
@@ -96,7 +96,7 @@ def ending_offsets(
         named = options.ending_offsets or StartOrEnd(everywhere=LATEST)
         return named.offsets(wanted, option="endingOffsets")
     times = options.ending_time.times(wanted, option=_by_time(options.ending_time, "ending"))
-    found = offsets_for_times(engine, times, isolation_level=options.isolation_level)
+    found = offsets_for_times(store, times, isolation_level=options.isolation_level)
     return {p: LATEST if offset is None else offset for p, offset in found.items()}
 
 

@@ -25,7 +25,7 @@ from kafkalog.datasource.range_reader import SnapshotPartition
 
 if TYPE_CHECKING:
     from kafkalog.datasource.offset_range import OffsetRange
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["HeldViews", "has_snapshot", "split_off_snapshots"]
 
@@ -47,7 +47,7 @@ class HeldViews:
         self._ends: Offsets = {}
         self._held = contextlib.ExitStack()
 
-    def hold(self, engine: Engine, begin: Offsets, ends: Offsets) -> None:
+    def hold(self, store: Store, begin: Offsets, ends: Offsets) -> None:
         """Hold the ends of the partitions that a micro-batch from `begin` is the first to read.
 
         What was held before is let go. Nothing is held where nothing can be pinned.
@@ -55,8 +55,8 @@ class HeldViews:
         self.release()
         self._ends = {p: end for p, end in ends.items() if _is_unread(p, begin)}
         if self._ends:
-            self.pin = pin_ends(engine, self._ends, self._held)
-            self.are_passed = are_passed(engine.state(), self._ends)
+            self.pin = pin_ends(store, self._ends, self._held)
+            self.are_passed = are_passed(store.state(), self._ends)
 
     def holds(self, ends: Offsets) -> bool:
         """Tell whether these ends are among those that are held."""
@@ -69,7 +69,7 @@ class HeldViews:
 
 
 def split_off_snapshots(
-    engine: Engine, held: HeldViews, begin: Offsets, ranges: Sequence[OffsetRange]
+    store: Store, held: HeldViews, begin: Offsets, ranges: Sequence[OffsetRange]
 ) -> tuple[list[SnapshotPartition], list[OffsetRange]]:
     """Return the partitions of which a view is read, with their ends held, and the other ranges.
 
@@ -79,7 +79,7 @@ def split_off_snapshots(
     changes = [range_ for range_ in ranges if not _is_unread(range_.partition, begin)]
     ends = {range_.partition: range_.end for range_ in views}
     if not held.holds(ends):  # a micro-batch of an earlier run, which is repeated
-        held.hold(engine, begin, ends)
+        held.hold(store, begin, ends)
     if held.are_passed:
         _LOGGER.warning(
             "view=latest: a cleaner has gone beyond the end of this micro-batch, so keys with "

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["KafkaLogStreamReader"]
 
@@ -49,7 +49,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Says where micro-batches end, and plans their ranges (Spark: KafkaMicroBatchStream).
 
     One instance lives in the driver for a run of the query; others are only pickled for `read`, so
-    what an instance keeps is plain data, but for the engine, which is not pickled. The end of a
+    what an instance keeps is plain data, but for the store, which is not pickled. The end of a
     batch is always one point of the journal: a commit over many partitions is seen whole.
 
     Spark loses the message of errors raised while a reader is made, so the options are checked at
@@ -66,7 +66,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._now_ms = now_ms
         self._parsed: SourceOptions | None = None
-        self._engine: Engine | None = None
+        self._store: Store | None = None
         self._initial: InitialOffsets | None = None
         self._first_batch: tuple[OffsetJson, OffsetJson] | None = None
         self._is_begun = False
@@ -79,7 +79,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._views: HeldViews | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engine": None, "_ends": None, "_idle": None, "_views": None}
+        return {**self.__dict__, "_store": None, "_ends": None, "_idle": None, "_views": None}
 
     def initialOffset(self) -> OffsetJson:
         """Return where a new query starts: see `InitialOffsets`.
@@ -91,8 +91,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._initial is None:
             options, state = self._options(), self._load()
-            assert self._engine is not None
-            self._initial = InitialOffsets.find(self._engine, options, state)
+            assert self._store is not None
+            self._initial = InitialOffsets.find(self._store, options, state)
         return self._initial.offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -134,9 +134,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _hold_views(self, start: OffsetJson, end: OffsetJson) -> bool:
         """Hold the views of a micro-batch; False where a cleaner has gone beyond its end."""
-        assert self._engine is not None
+        assert self._store is not None
         views = self._held_views()
-        views.hold(self._engine, from_json(start), from_json(end))
+        views.hold(self._store, from_json(start), from_json(end))
         return not views.are_passed
 
     def _held_views(self) -> HeldViews:
@@ -197,8 +197,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if is_moving and self._initial:
             state = self._load()
             if self._initial.behind(until):
-                assert self._engine is not None
-                self._initial = InitialOffsets.find(self._engine, options, state)
+                assert self._store is not None
+                self._initial = InitialOffsets.find(self._store, options, state)
             self._initial.report_lost(until, state, options)
             begin = from_json(self._initial.offsets)
         if self._target:
@@ -210,11 +210,11 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             fail_on_data_loss=options.fail_on_data_loss,
             moving_start=is_moving,
         )
-        assert self._engine is not None
+        assert self._store is not None
         views: Sequence[InputPartition] = []
         if options.latest_view:
-            views, ranges = split_off_snapshots(self._engine, self._held_views(), begin, ranges)
-        pieces = task_ranges(self._engine, options, ranges)
+            views, ranges = split_off_snapshots(self._store, self._held_views(), begin, ranges)
+        pieces = task_ranges(self._store, options, ranges)
         return [*views, *(OffsetRangePartition(piece) for piece in pieces)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -230,9 +230,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the log; Spark may kill the process instead, and no harm is done."""
         if self._views is not None:
             self._views.release()
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = self._ends = self._idle = None
+        if self._store is not None:
+            self._store.close()
+            self._store = self._ends = self._idle = None
 
     def _options(self) -> SourceOptions:
         if self._parsed is None:
@@ -247,9 +247,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._parsed
 
     def _load(self) -> State:
-        if self._engine is None:
-            self._engine = opened_log(self._options().directories)
-        return self._engine.state()
+        if self._store is None:
+            self._store = opened_log(self._options().directories)
+        return self._store.state()
 
     def _check_initial(self) -> bool:
         """Check a new query's start before its first batch; return whether it is one."""
@@ -309,8 +309,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self) -> LatestEnds:
         if self._ends is None:
             self._load()
-            assert self._engine is not None
-            self._ends = LatestEnds(self._engine, self._options())
+            assert self._store is not None
+            self._ends = LatestEnds(self._store, self._options())
         return self._ends
 
     def _latest_ends(self, known: Offsets) -> Offsets:

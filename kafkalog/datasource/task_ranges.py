@@ -9,15 +9,15 @@ from kafkalog.datasource.offset_range import OffsetRange, split_ranges
 
 if TYPE_CHECKING:
     from kafkalog.datasource.options import SourceOptions
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["task_ranges"]
 
 
 def task_ranges(
-    engine: Engine, options: SourceOptions, ranges: list[OffsetRange]
+    store: Store, options: SourceOptions, ranges: list[OffsetRange]
 ) -> list[OffsetRange]:
     """Split ranges, their ends looked up: as the options say, as Spark does it; else by bytes."""
     if options.min_partitions is None and options.max_records_per_partition is None:
-        return [piece for range_ in ranges for piece in split_by_bytes(engine, range_)]
+        return [piece for range_ in ranges for piece in split_by_bytes(store, range_)]
     return split_ranges(ranges, options.min_partitions, options.max_records_per_partition)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.writing.staging import writer_slug
+from kafkalog.storage_engine.writing.writer import writer_slug
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine

@@ -20,8 +20,8 @@ from __future__ import annotations
 import logging
 
 from kafkalog.errors import KafkaLogError
-from kafkalog.sink.engines import engine_of
 from kafkalog.sink.options import SinkOptions
+from kafkalog.sink.shared_log import engine_of
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import FileLock, SegmentsLock

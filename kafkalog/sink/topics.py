@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.columns import SinkColumns
-from kafkalog.sink.engines import engine_of
 from kafkalog.sink.options import SinkOptions
+from kafkalog.sink.shared_log import engine_of, store_of
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import TopicState
 from kafkalog.storage_engine.writing.staging import NewTopic, StagedMessage
@@ -20,10 +20,10 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
 
     Raises InvalidInputError when every row would be refused for want of a key.
     """
-    engine = engine_of(options.root)
+    store = store_of(options.root)
     if options.topic is None:
         return
-    known = engine.state().topics.get(options.topic)
+    known = store.state().topics.get(options.topic)
     config = options.topic_config if known is None else known.config
     if columns.key < 0 and TopicConfig.parse(config).is_compacted:
         raise InvalidInputError(
@@ -32,7 +32,7 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
             "topic.cleanup.policy=delete"
         )
     if known is None:
-        engine.create_topic(
+        engine_of(options.root).create_topic(
             options.topic, options.num_partitions, options.topic_config, exist_ok=True
         )
 

@@ -28,16 +28,15 @@ from pyspark.sql.datasource import (
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.sink.backlog import warn_of_backlog
 from kafkalog.sink.columns import SinkColumns
-from kafkalog.sink.engines import engine_of
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan, syncing_plan
 from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
+from kafkalog.sink.shared_log import engine_of, store_of
 from kafkalog.sink.topics import new_topics, options_without_effect, prepare_topic, topics_to_create
-from kafkalog.storage_engine.engine import Writer
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.writing.commit import CHECKPOINT, TRANSACTION
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.writer import CHECKPOINT, TRANSACTION, Writer, writer_slug
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,7 +131,7 @@ class _LogWriter:
                 if staging is None:
                     staging = StagedWriter(
                         self.options.root,
-                        engine_of(self.options.root, read_only=True).state(),
+                        store_of(self.options.root, read_only=True).state(),
                         writer_slug=slug,
                         batch_id=batch_id,
                         spark_partition=spark_partition,

@@ -6,31 +6,29 @@ it, and take turns at writing. Opening reads one small file and scans nothing.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError, UnknownTopicError
-from kafkalog.storage_engine.broker import owner
+from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import clock, files, locks
-from kafkalog.storage_engine.metadata import address, checkpoints, directory_signs, new_log
-from kafkalog.storage_engine.metadata.journal import Journal
-from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
+from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.state import TopicState
 from kafkalog.storage_engine.reading import time_offsets
 from kafkalog.storage_engine.records.record_batches import record_batches
+from kafkalog.storage_engine.store import Store
 from kafkalog.storage_engine.writing import commit, retention, staging, topic_deletion
-from kafkalog.storage_engine.writing.commit import CommitResult, Writer
+from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.retention import RetentionStats
 from kafkalog.storage_engine.writing.staging import NewTopic, StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.transaction import Transaction
+from kafkalog.storage_engine.writing.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.reading.log_view import LogView
     from kafkalog.storage_engine.reading.time_offsets import TimeOffset
     from kafkalog.storage_engine.writing.raw_append import Source
 
@@ -39,12 +37,10 @@ __all__ = ["CommitResult", "Engine", "NewTopic", "RetentionStats", "Writer"]
 _logger = logging.getLogger(__name__)
 
 
-class Engine:
-    """One process's access to a log directory; a context manager.
+class Engine(Store):
+    """A log directory with all that can be done to it; a context manager.
 
-    `read_only` never writes a byte. A broker's log directory, or all those of one broker (a list,
-    or their paths with commas between them), is only read. Raises InvalidInputError for a path that
-    is a file, or has no log where none is to be created.
+    Raises what `Store` raises.
     """
 
     def __init__(
@@ -54,48 +50,11 @@ class Engine:
         read_only: bool = False,
         create: bool = True,
     ) -> None:
-        roots = address.directories(path)
-        self.root = roots[0]
-        self._brokers = owner.open_broker(roots)
-        self.is_brokers = self._brokers is not None
-        self.read_only = read_only or self.is_brokers
-        self._is_closed = False
-        commit_file = self.root / layout.COMMIT
-        self._journal = Journal(commit_file)
-        self._root_lock = locks.RootLock(self.root)
-        self._commit_lock = locks.FileLock(self.root / layout.COMMIT_LOCK)
-        if self._brokers is not None:
-            return
-        if create and not read_only and not commit_file.exists():
-            directory_signs.check_journal_is_not_lost(self.root)
-            new_log.create_log(self.root)
-        else:
-            directory_signs.check_is_log(self.root)
-            if not read_only:
-                self._recover_if_free()
-        if not read_only and self.state().deleting:
+        super().__init__(path, read_only=read_only, create=create)
+        if not read_only and not self.is_brokers and self.state().deleting:
             topic_deletion.try_deletions(self, now_ms=_now(None))
 
-    def _recover_if_free(self) -> None:
-        """Recover the journal, unless somebody is at work here, or we may only read: so we can."""
-        with files.disk_faults(self.root), contextlib.suppress(LockedByBrokerError):
-            try:
-                if self._journal.is_recovered():
-                    return
-                with self._root_lock.shared(), self._commit_lock.exclusive(wait=False) as is_free:
-                    if is_free:
-                        self._journal.recover()
-            except (OSError, StorageError) as fault:
-                cause = fault.__cause__ or fault
-                if not isinstance(cause, OSError) or cause.errno not in files.NOT_WRITABLE:
-                    raise
-
     # --- topics ----------------------------------------------------------------------------------
-
-    def state(self) -> State:
-        """Return the published state; costs one small read when nothing has changed."""
-        with files.reading_faults(self.root):
-            return (self._brokers or self._journal).published()
 
     def create_topic(
         self,
@@ -128,10 +87,6 @@ class Engine:
         """Return the names of all topics, sorted."""
         return sorted(self.state().topics)
 
-    def describe(self, name: str) -> TopicState:
-        """Return a topic's id, config and partitions; raises UnknownTopicError."""
-        return self.state().topic(name)
-
     def alter_topic(
         self, name: str, config: Mapping[str, str], *, now_ms: int | None = None
     ) -> TopicState:
@@ -152,60 +107,12 @@ class Engine:
             transaction.publish(_now(now_ms))
         topic_deletion.try_deletions(self, now_ms=_now(now_ms), wait_for=name)
 
-    def has_topic(self, name: str, topic_id: str) -> bool:
-        """Tell whether the topic of that name is (still) the one of that id."""
-        known = self.state().topics.get(name)
-        return known is not None and known.topic_id == topic_id
-
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return {partition: (log start offset, high watermark)}."""
         present = self.describe(topic).present()
         return {n: (p.log_start_offset, p.high_watermark) for n, p in present}
 
-    def partition_directory(self, topic: str, partition: int) -> Path:
-        """Return where a partition's files are."""
-        if self._brokers is not None:
-            return self._brokers.directory(topic, partition)
-        return self.root / layout.partition_directory(topic, partition)
-
-    def listing_lock(self, directory: Path) -> contextlib.AbstractContextManager[None]:
-        """Keep a partition's set of files as it is; of a broker's it is not ours to do so."""
-        if self._brokers is not None:
-            return contextlib.nullcontext()
-        return locks.SegmentsLock(directory).shared()
-
     # --- writing ---------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[Transaction]:
-        """Hold the commit lock with a recovered journal; what is not published is undone.
-
-        An OSError becomes a StorageError that says which file it was about.
-        """
-        self._check_writable()
-        with (
-            files.disk_faults(self.root),
-            self._root_lock.shared() as check_lock,
-            self._commit_lock.exclusive(),
-        ):
-            transaction = Transaction(self.root, self._journal, self._journal.recover(), check_lock)
-            try:
-                yield transaction
-            except BaseException as fault:
-                transaction.abandon(fault)
-                raise
-            transaction.close()
-
-    def _check_writable(self) -> None:
-        if self._brokers is not None:
-            raise InvalidInputError(
-                f"{self.root}: a Kafka broker's log directory is only read; to write to it, stop "
-                f"the broker and run: kafkalog adopt {self.root}"
-            )
-        if self.read_only:
-            raise InvalidInputError(f"{self.root}: the log was opened read-only")
-        if self._is_closed:
-            raise InvalidInputError(f"{self.root}: the log is closed: open it again to write")
 
     def append(
         self,
@@ -248,8 +155,8 @@ class Engine:
         """
         from kafkalog.storage_engine.writing import raw_append
 
-        self._check_writable()
-        self._check_partition(topic, partition)
+        self.check_writable()
+        self.check_partition(topic, partition)
         return raw_append.append_raw(self, topic, partition, source, now_ms=_now(now_ms))
 
     def commit(
@@ -350,7 +257,7 @@ class Engine:
         With any policy segments wholly below the log start go. The background cleaner does the
         same. Returns one entry per partition that lost segments, or could not.
         """
-        self._check_writable()
+        self.check_writable()
         return retention.apply_retention(self, topic, now_ms=_now(now_ms))
 
     def delete_records(
@@ -362,62 +269,10 @@ class Engine:
         retention. Raises InvalidInputError unless `cleanup.policy` has delete, and
         OffsetOutOfRangeError, which names the valid range.
         """
-        self._check_partition(topic, partition)
+        self.check_partition(topic, partition)
         return retention.delete_records(self, topic, partition, before, now_ms=_now(now_ms))
 
     # --- reading ---------------------------------------------------------------------------------
-
-    def view(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        whole: bool = False,
-        start: int | None = None,
-        known_end: int = 0,
-        check: Callable[[TopicState], None] = lambda topic: None,
-    ) -> LogView:
-        """Open a partition at this moment; close the view after use.
-
-        `whole` opens all segments at once. `start` is where reading will begin; `known_end` a high
-        watermark that a broker which starts anew may not know. `check` may refuse a state of ours.
-        """
-        from kafkalog.storage_engine.reading.log_view import open_view
-
-        topic_id = self._check_partition(topic, partition)
-        if self._brokers is not None:
-            return self._brokers.view(
-                topic, partition, whole=whole, start=start, known_end=known_end
-            )
-
-        def load_state() -> PartitionState:
-            known = self.describe(topic)
-            if known.topic_id != topic_id:
-                raise UnknownTopicError(f"topic {topic!r} was deleted and created anew: read again")
-            check(known)
-            return known.partitions[partition]
-
-        directory = self.partition_directory(topic, partition)
-        try:
-            return open_view(directory, topic, partition, load_state, whole=whole, start=start)
-        except (StorageError, FileNotFoundError):
-            load_state()  # was it deleted meanwhile?
-            raise
-
-    def _check_partition(self, topic: str, partition: int) -> str:
-        """Return the topic's id; raises InvalidInputError for a partition it does not have."""
-        known = self.describe(topic)
-        if not 0 <= partition < len(known.partitions):
-            raise InvalidInputError(
-                f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, "
-                f"there is no {partition}"
-            )
-        if partition in known.absent:
-            raise InvalidInputError(
-                f"partition {partition} of topic {topic!r} is not in {self.root}: "
-                "another broker has it, or another log directory"
-            )
-        return known.topic_id
 
     def read(
         self,
@@ -472,13 +327,7 @@ class Engine:
                 checkpoints.write_root_checkpoints(self.root, transaction.state)
         except (StorageError, LockedByBrokerError, OSError) as fault:
             _logger.warning("%s: checkpoints were not written at close: %s", self.root, fault)
-        self._is_closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
 
 def _now(now_ms: int | None) -> int:

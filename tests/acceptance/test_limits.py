@@ -20,8 +20,8 @@ from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.writing.commit import Writer
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.writer import Writer
 from tests.acceptance.log_contents import damage, latest, records
 
 NOW_MS = 1_750_000_000_000

@@ -17,7 +17,7 @@ import pytest
 import kafkalog
 from kafkalog.errors import CorruptJournalError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.log import KafkaLog
-from kafkalog.sink.engines import engine_of
+from kafkalog.sink.shared_log import engine_of, store_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, host
 from kafkalog.storage_engine.metadata import address
@@ -221,7 +221,7 @@ def test_a_place_that_may_not_be_looked_into_is_named_to_whoever_asks(shared: Pa
         lambda: kafkalog.open(shared / "whole" / "new"),
         lambda: address.log_directories({"path": str(path)}),
         lambda: engine_of(path),
-        lambda: engine_of(path, read_only=True),
+        lambda: store_of(path, read_only=True),
     ]
     with as_nobody():
         for ask in asked:

@@ -13,7 +13,8 @@ from kafkalog.erasure.topic_files import FileKind
 from kafkalog.erasure.traces import Traces
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.writer import writer_slug
 from tests.storage_engine import naive
 
 KEY = b"user-4711"

@@ -19,7 +19,7 @@ from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.reading.pins import Action
-from kafkalog.storage_engine.writing.commit import Writer
+from kafkalog.storage_engine.writing.writer import Writer
 from tests.acceptance.users import as_nobody
 from tests.cleaner.searched_log import BASE, KEY, NOW, batch, directory, kinds, searched_log, stage
 from tests.storage_engine import naive, naive_messages

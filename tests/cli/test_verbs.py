@@ -17,8 +17,8 @@ import pytest
 import kafkalog as library
 from kafkalog.cli import VERBS
 from kafkalog.cli.topics import VERBS as TOPIC_VERBS
-from kafkalog.storage_engine.engine import Writer
 from kafkalog.storage_engine.writing.staging import StagedWriter
+from kafkalog.storage_engine.writing.writer import Writer
 from tests.cli.conftest import Command, Result
 from tests.storage_engine.log_builder import batch, write_segment
 

@@ -14,11 +14,11 @@ import pytest
 import kafkalog as library
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import Writer
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, locks
 from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 from tests.cli.conftest import Command
 
 NOW_MS = 1_700_000_000_000

@@ -35,8 +35,8 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.writing import staging
-from kafkalog.storage_engine.writing.commit import Writer
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.writer import Writer
 from tests.storage_engine import test_metadata_log as controller
 from tests.storage_engine.damage import (
     Damage,

@@ -13,10 +13,11 @@ import pytest
 from kafkalog.errors import InvalidInputError, KafkaLogError, LockedByBrokerError, StorageError
 from kafkalog.storage_engine.broker import ownership
 from kafkalog.storage_engine.broker.ownership import AdoptReport, ReleaseReport
-from kafkalog.storage_engine.engine import Engine, Writer
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.writer import Writer
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.log_builder import batch, write_segment
 from tests.storage_engine.test_metadata_log import batch as metadata_batch

@@ -19,12 +19,13 @@ from kafkalog.errors import (
     StorageError,
     UnknownTopicError,
 )
-from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
+from kafkalog.storage_engine.engine import Engine, NewTopic
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.writing import commit, staging
 from kafkalog.storage_engine.writing.active_segment import ActiveSegment
-from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 from tests.storage_engine.faults import Died, each_act
 from tests.storage_engine.raw_log import RawBatch
 

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError, UnknownTopicError
-from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
+from kafkalog.storage_engine.engine import Engine, NewTopic
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints, directory_signs
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.writing.staging import StagedWriter
+from kafkalog.storage_engine.writing.writer import Writer
 from tests.storage_engine.faults import Died
 
 

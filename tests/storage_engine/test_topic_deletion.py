@@ -15,7 +15,7 @@ import pytest
 
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.engine import Engine, NewTopic, Writer
+from kafkalog.storage_engine.engine import Engine, NewTopic
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
@@ -24,6 +24,7 @@ from kafkalog.storage_engine.metadata.state import DeletedTopic, State
 from kafkalog.storage_engine.reading import log_view
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.topic_deletion import finish_deletions
+from kafkalog.storage_engine.writing.writer import Writer
 from tests.storage_engine.faults import Died, each_act
 
 NOW_MS = 1_700_000_000_000

@@ -25,8 +25,9 @@ from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.writing.commit import CommitResult, Writer
+from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.staging import StagedWriter
+from kafkalog.storage_engine.writing.writer import Writer
 from tests.torture.model_log import Row
 
 __all__ = ["Hands", "OtherProcess"]

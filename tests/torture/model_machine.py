@@ -12,7 +12,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.errors import CommitConflictError
-from kafkalog.storage_engine.writing.commit import Writer
+from kafkalog.storage_engine.writing.writer import Writer
 from tests.cleaner.naive import Batch, Record
 from tests.cleaner.transactional_log import CONTROL, TRANSACTIONAL
 from tests.torture.model_draws import (

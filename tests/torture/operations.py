@@ -24,8 +24,8 @@ from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.segment.segments import sweep_deleted
 from kafkalog.storage_engine.writing import commit, staging
-from kafkalog.storage_engine.writing.commit import Writer
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter, writer_slug
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 from tests.torture.rows import batch, rows, transactions
 
 __all__ = ["BASIC", "DELAY_MS", "OPERATIONS", "STEP_MS", "Moment", "Opened", "Operation"]

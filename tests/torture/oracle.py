@@ -29,7 +29,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.reading.log_view import LogView
 from kafkalog.storage_engine.records.murmur2 import partition_of
-from kafkalog.storage_engine.writing.commit import Writer
+from kafkalog.storage_engine.writing.writer import Writer
 
 TABLE, EVENTS = "table", "events"
 RETAINED: Final = 6_000

@@ -26,6 +26,7 @@ from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.writer import writer_slug
 from tests.storage_engine.faults import ACTS
 from tests.torture.oracle import (
     ACKNOWLEDGED,
@@ -264,7 +265,7 @@ class Writer:
             self._root,
             self._log.state(),
             now_ms=clock.now_ms,
-            writer_slug=staging.writer_slug(step.writer.id, step.writer.target),
+            writer_slug=writer_slug(step.writer.id, step.writer.target),
             batch_id=step.number,
             spark_partition=task,
             attempt=time.monotonic_ns() & 0xFFFF_FFFF,

@@ -22,11 +22,11 @@ from kafkalog.storage_engine.metadata import checkpoints
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.format.batch import BatchHeader
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.reading.log_view import LogView
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
+    from kafkalog.storage_engine.store import Store
 
 __all__ = [
     "EARLIEST",
@@ -83,14 +83,14 @@ def end_offset(state: PartitionState, isolation_level: str) -> int:
 
 
 def offset_for_time(
-    engine: Engine, topic: str, partition: int, timestamp: int, isolation_level: str
+    store: Store, topic: str, partition: int, timestamp: int, isolation_level: str
 ) -> TimeOffset | None:
     """Return what stands for a time in one partition; see `Engine.offset_for_time`."""
-    state = engine.describe(topic).partitions[partition]
+    state = store.describe(topic).partitions[partition]
     end = end_offset(state, isolation_level)
     if timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL):
         offset = end if timestamp == LATEST else state.log_start_offset
-        directory = engine.partition_directory(topic, partition)
+        directory = store.partition_directory(topic, partition)
         return TimeOffset(offset, leader_epoch=_epoch_at(directory, state, offset))
     if timestamp == LATEST_TIERED:
         return None
@@ -99,7 +99,7 @@ def offset_for_time(
             f"timestamp: expected epoch milliseconds, or {LATEST} (latest), {EARLIEST} (earliest) "
             f"or {MAX_TIMESTAMP} (the largest timestamp), found {timestamp}"
         )
-    with engine.view(topic, partition) as view:
+    with store.view(topic, partition) as view:
         found = latest(view) if timestamp == MAX_TIMESTAMP else first_since(view, timestamp)
         end = end_offset(view.state, isolation_level)
         return found if found is not None and found.offset < end else None

@@ -22,33 +22,13 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import WRITER_RETENTION_MS
 from kafkalog.storage_engine.metadata.state import State, TopicState, WriterState
 from kafkalog.storage_engine.writing.staged_contents import StagedContents
-from kafkalog.storage_engine.writing.staging import NewTopic, Run, StagedMessage, writer_slug
+from kafkalog.storage_engine.writing.staging import NewTopic, Run, StagedMessage
 from kafkalog.storage_engine.writing.transaction import Transaction
+from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 
 _logger = logging.getLogger(__name__)
 STAGED_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
 """A staged file this old is named by no query that is alive."""
-
-
-CHECKPOINT = ("checkpoint", "continue with the newer checkpoint")
-TRANSACTION = ("txnVersion", "give a higher txnVersion")
-"""What numbers a writer's batches, and what helps when that number has gone back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """Who commits: an id, what it writes to (a topic, or `*`), and the batch it is at."""
-
-    id: str
-    target: str
-    batch_id: int
-    kind: tuple[str, str] = CHECKPOINT
-    """For messages alone: no part of the writer's name."""
-
-    @property
-    def name(self) -> str:
-        """The writer's name in the journal."""
-        return f"{self.id} {self.target}"
 
 
 @dataclass(frozen=True, slots=True)

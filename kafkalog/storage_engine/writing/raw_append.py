@@ -39,8 +39,8 @@ from kafkalog.storage_engine.transactions.producer_snapshot import sweep_snapsho
 from kafkalog.storage_engine.writing.commit import CommitResult
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.store import Store
     from kafkalog.storage_engine.writing.partition import Appender
 
 __all__ = ["Source", "append_raw"]
@@ -54,13 +54,13 @@ _logger = logging.getLogger(__name__)
 
 
 def append_raw(
-    engine: Engine, topic: str, partition: int, source: Source, *, now_ms: int
+    store: Store, topic: str, partition: int, source: Source, *, now_ms: int
 ) -> CommitResult:
     """Append every batch of `source` to a partition; see `Engine.append_raw`."""
-    with _opened(engine.root, source) as reader:
+    with _opened(store.root, source) as reader:
         if reader.remaining == 0:
             return CommitResult(skipped=False, rows=0)
-        with engine.transaction() as transaction:
+        with store.transaction() as transaction:
             appender = transaction.appender(topic, partition, now_ms)
             start = appender.state.high_watermark
             try:

@@ -45,7 +45,7 @@ from kafkalog.storage_engine.segment.segments import (
 from kafkalog.storage_engine.transactions.producer_snapshot import sweep_snapshots
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.store import Store
     from kafkalog.storage_engine.writing.transaction import Transaction
 
 __all__ = ["RetentionStats", "apply_retention", "count_expired", "delete_records"]
@@ -137,7 +137,7 @@ def _never(topic: str, partition: int, config: TopicConfig) -> bool:
 
 
 def apply_retention(
-    engine: Engine,
+    store: Store,
     topic: str | None = None,
     *,
     now_ms: int,
@@ -150,9 +150,9 @@ def apply_retention(
     LockedByBrokerError.
     """
     if topic is not None:
-        engine.describe(topic)
+        store.describe(topic)
     found: list[RetentionStats] = []
-    for name, known in sorted(engine.state().topics.items()):
+    for name, known in sorted(store.state().topics.items()):
         if topic not in (None, name):
             continue
         config = TopicConfig.parse(known.config)
@@ -160,14 +160,14 @@ def apply_retention(
             if is_skipped(name, partition, config):
                 continue
             try:
-                stats = retain_partition(engine, name, partition, now_ms=now_ms)
+                stats = retain_partition(store, name, partition, now_ms=now_ms)
                 delay_ms = config.file_delete_delay_ms
-                directory = engine.partition_directory(name, partition)
+                directory = store.partition_directory(name, partition)
                 sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
             except LockedByBrokerError:
                 raise
             except Exception as fault:  # whatever it is: the other partitions go on
-                if not engine.has_topic(name, known.topic_id):
+                if not store.has_topic(name, known.topic_id):
                     break  # it was deleted meanwhile
                 _logger.warning("%s-%d: retention failed: %s", name, partition, fault)
                 reason = " ".join(str(fault).split()) or type(fault).__name__
@@ -178,17 +178,17 @@ def apply_retention(
 
 
 def retain_partition(
-    engine: Engine, topic: str, partition: int, *, now_ms: int
+    store: Store, topic: str, partition: int, *, now_ms: int
 ) -> RetentionStats | None:
     """Delete what retention does not keep of a partition; None where that is nothing.
 
     None also where a cleaner has the partition. Raises UnknownTopicError or OSError for a topic
     that is deleted meanwhile, StorageError, LockedByBrokerError.
     """
-    directory = engine.partition_directory(topic, partition)
+    directory = store.partition_directory(topic, partition)
     # A first look, which takes no lock that others wait for: mostly there is nothing to do.
     with locks.SegmentsLock(directory).shared():
-        known = engine.describe(topic)
+        known = store.describe(topic)
         state = known.partitions[partition]
         segments = _committed(directory, state)
         first = segments[0].base_offset if segments else 0
@@ -198,21 +198,21 @@ def retain_partition(
         return None
     with (
         locks.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=False) as is_held,
-        locks.RootLock(engine.root).shared(),
+        locks.RootLock(store.root).shared(),
     ):
         if not is_held:
             return None
         with locks.SegmentsLock(directory).exclusive():
             finish_swaps(directory)
         try:
-            with engine.transaction() as transaction:
+            with store.transaction() as transaction:
                 return _retain(transaction, directory, topic, partition, now_ms)
         except StorageError as fault:
             if not (isinstance(fault.__cause__, OSError) and fault.__cause__.errno in _NO_SPACE):
                 raise
             _logger.warning("%s-%d: the active segment stays: %s", topic, partition, fault)
         # To close it takes space, which the others may make.
-        with engine.transaction() as transaction:
+        with store.transaction() as transaction:
             return _retain(transaction, directory, topic, partition, now_ms, may_roll=False)
 
 
@@ -270,11 +270,11 @@ def _retain(
     return RetentionStats(topic, partition, log_start, count, size)
 
 
-def delete_records(engine: Engine, topic: str, partition: int, before: int, *, now_ms: int) -> int:
+def delete_records(store: Store, topic: str, partition: int, before: int, *, now_ms: int) -> int:
     """Let a partition begin at `before` (rule P7); see `Engine.delete_records`."""
-    with engine.transaction() as transaction:
+    with store.transaction() as transaction:
         offset = _delete_records(transaction, topic, partition, before, now_ms)
-        directory = engine.partition_directory(topic, partition)
+        directory = store.partition_directory(topic, partition)
         state = transaction.topic(topic).partitions[partition]
         _trim_epochs(directory, offset, state.high_watermark)
         return offset

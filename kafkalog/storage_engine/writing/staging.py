@@ -11,7 +11,6 @@ indexes beside it, and the commit renames it into place.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,11 +82,6 @@ class StagedMessage:
     keyless: frozenset[str] = frozenset()
     """Topics that got rows with a null key."""
     data: bytes = b""
-
-
-def writer_slug(writer_id: str, target: str) -> str:
-    """Return the 32 hex digits that stand for a writer in file names."""
-    return hashlib.blake2b(f"{writer_id}\0{target}".encode(), digest_size=16).hexdigest()
 
 
 class StagedWriter:

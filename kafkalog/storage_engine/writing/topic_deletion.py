@@ -30,7 +30,7 @@ from kafkalog.storage_engine.metadata.state import DeletedTopic, State
 from kafkalog.storage_engine.writing.transaction import DeletionUnfinishedError
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["finish_deletions", "try_deletions", "with_directories_away"]
 
@@ -38,7 +38,7 @@ _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
 
-def finish_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None) -> int:
+def finish_deletions(store: Store, *, now_ms: int, wait_for: str | None = None) -> int:
     """Move away the directories of deleted topics, and remove those whose time has come.
 
     A directory that a cleaner works in stays for the next call, unless it is of topic `wait_for`;
@@ -46,57 +46,57 @@ def finish_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None
     Raises OSError, StorageError, LockedByBrokerError.
     """
     removed = []
-    for deleted in list(engine.state().deleting.values()):
-        is_moved = _move(engine, deleted, wait=deleted.name == wait_for)
+    for deleted in list(store.state().deleting.values()):
+        is_moved = _move(store, deleted, wait=deleted.name == wait_for)
         if is_moved and now_ms >= deleted.remove_at_ms:
-            _remove(engine, deleted)
+            _remove(store, deleted)
             removed.append(deleted.topic_id)
     if removed:
-        _forget(engine, removed, now_ms)
+        _forget(store, removed, now_ms)
     return len(removed)
 
 
-def try_deletions(engine: Engine, *, now_ms: int, wait_for: str | None = None) -> None:
+def try_deletions(store: Store, *, now_ms: int, wait_for: str | None = None) -> None:
     """Do the same, where a failure only says that the next one has to go on."""
     try:
-        finish_deletions(engine, now_ms=now_ms, wait_for=wait_for)
+        finish_deletions(store, now_ms=now_ms, wait_for=wait_for)
     except (OSError, StorageError, LockedByBrokerError) as fault:
-        _logger.warning("%s: directories of deleted topics remain: %s", engine.root, fault)
+        _logger.warning("%s: directories of deleted topics remain: %s", store.root, fault)
 
 
-def _forget(engine: Engine, topic_ids: list[str], now_ms: int) -> None:
+def _forget(store: Store, topic_ids: list[str], now_ms: int) -> None:
     """Forget topics whose files are gone; all at once, and not before all are.
 
     The root's checkpoints go first: what they have of such a topic would be taken for what they say
     of a new one of its name.
     """
-    with engine.transaction() as transaction:
+    with store.transaction() as transaction:
         left = [topic_id for topic_id in topic_ids if topic_id in transaction.state.deleting]
         if not left:
             return
         if transaction.state.unsynced:
             transaction.publish(now_ms)
-        checkpoints.write_root_checkpoints(engine.root, transaction.state)
+        checkpoints.write_root_checkpoints(store.root, transaction.state)
         for topic_id in left:
             transaction.forget_deleted(topic_id)
         transaction.publish(now_ms)
 
 
-def with_directories_away(engine: Engine, work: Callable[[], _Result], *, now_ms: int) -> _Result:
+def with_directories_away(store: Store, work: Callable[[], _Result], *, now_ms: int) -> _Result:
     """Do work that creates topics; again, where a deleted topic's directories were in its way."""
     while True:
         try:
             return work()
         except DeletionUnfinishedError as fault:
-            finish_deletions(engine, now_ms=now_ms, wait_for=fault.topic)
+            finish_deletions(store, now_ms=now_ms, wait_for=fault.topic)
 
 
-def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
+def _move(store: Store, deleted: DeletedTopic, *, wait: bool) -> bool:
     """Rename the directories that still have their names; False when one has to stay for now."""
     is_whole, is_moved = True, False
-    state = engine.state()
+    state = store.state()
     for number in range(deleted.partitions):
-        directory = engine.partition_directory(deleted.name, number)
+        directory = store.partition_directory(deleted.name, number)
         try:
             is_to_move = _is_of(directory, number, deleted, state)
         except StorageError as fault:
@@ -105,7 +105,7 @@ def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
             continue
         if not is_to_move:
             continue
-        target = engine.root / layout.deleted_directory(deleted.name, number, deleted.topic_id)
+        target = store.root / layout.deleted_directory(deleted.name, number, deleted.topic_id)
         cleaner_lock = locks.FileLock(directory / layout.CLEANER_LOCK)
         # Another process may be at the same, and have moved it while we waited.
         with (
@@ -115,24 +115,24 @@ def _move(engine: Engine, deleted: DeletedTopic, *, wait: bool) -> bool:
             if not is_held:
                 is_whole = False
                 continue
-            with engine.transaction() as transaction, locks.SegmentsLock(directory).exclusive():
+            with store.transaction() as transaction, locks.SegmentsLock(directory).exclusive():
                 if _is_of(directory, number, deleted, transaction.state):
                     transaction.check_lock()
                     files.rename(directory, target)
                     is_moved = True
-    files.sync_directory(engine.root)
+    files.sync_directory(store.root)
     if is_moved:
-        _forget_cleaned(engine)
+        _forget_cleaned(store)
     return is_whole
 
 
-def _forget_cleaned(engine: Engine) -> None:
+def _forget_cleaned(store: Store) -> None:
     """Take the topic out of the cleaner's checkpoint, which a full disk must not hold up."""
-    with engine.transaction() as transaction:
+    with store.transaction() as transaction:
         try:
-            checkpoints.write_cleaner_checkpoint(engine.root, transaction.state)
+            checkpoints.write_cleaner_checkpoint(store.root, transaction.state)
         except OSError as fault:  # stale, but harmless: every later checkpoint leaves it out, too
-            _logger.warning("%s: the cleaner's checkpoint was not written: %s", engine.root, fault)
+            _logger.warning("%s: the cleaner's checkpoint was not written: %s", store.root, fault)
 
 
 def _is_of(directory: Path, number: int, deleted: DeletedTopic, state: State) -> bool:
@@ -164,10 +164,10 @@ def _holds_records(directory: Path) -> bool:
     return False
 
 
-def _remove(engine: Engine, deleted: DeletedTopic) -> None:
-    with locks.RootLock(engine.root).shared():
+def _remove(store: Store, deleted: DeletedTopic) -> None:
+    with locks.RootLock(store.root).shared():
         for number in range(deleted.partitions):
             name = layout.deleted_directory(deleted.name, number, deleted.topic_id)
             with contextlib.suppress(FileNotFoundError):  # another process is at the same
-                files.remove_directory(engine.root / name)
-        files.sync_directory(engine.root)
+                files.remove_directory(store.root / name)
+        files.sync_directory(store.root)

@@ -14,7 +14,7 @@ from kafkalog.storage_engine.metadata.state import State, WriterState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["forget_writer", "writers"]
 
@@ -35,14 +35,14 @@ def writers(
 
 
 def forget_writer(
-    engine: Engine, writer_id: str, target: str | None = None, *, now_ms: int
+    store: Store, writer_id: str, target: str | None = None, *, now_ms: int
 ) -> Mapping[tuple[str, str], WriterState]:
     """Forget the last batches of a writer, in one commit; returns them by (id, target).
 
     `target` is a topic, or `*`; None means all that it writes to. Raises InvalidInputError, which
     names the writers there are, where there is no such one.
     """
-    with engine.transaction() as transaction:
+    with store.transaction() as transaction:
         found = writers(transaction.state, writer_id, target)
         if not found:
             known = [f"{one[0]} (topic {one[1]})" for one in writers(transaction.state)]

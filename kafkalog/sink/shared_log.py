@@ -1,0 +1,74 @@
+"""The log that all writes of a process share, so that its journal is read once.
+
+Spark makes a writer for every micro-batch, several times, and keeps the processes in which it does
+so. A process with a log of its own for each would replay the whole journal, up to a megabyte of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata import address
+from kafkalog.storage_engine.store import Store
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.engine import Engine
+
+__all__ = ["engine_of", "store_of"]
+
+_Opened = TypeVar("_Opened", bound=Store)
+_OPENED_MAX = 8
+_opened: dict[tuple[Path, type[Store], bool], tuple[tuple[int, int], Store]] = {}
+"""By place, class, and whether it is only read: which file the journal was, and the log."""
+
+
+def engine_of(root: Path) -> Engine:
+    """Return the engine of a log, which is created where there is none; never to be closed.
+
+    To close it would sync what a relaxed topic leaves unsynced. Raises what `Engine` does.
+    """
+    from kafkalog.storage_engine.engine import Engine
+
+    return _shared(root, Engine, Engine, read_only=False)
+
+
+def store_of(root: Path, *, read_only: bool = False) -> Store:
+    """Return the store of a log, which is created where there is none; never to be closed.
+
+    `read_only` is for tasks: they may run on another host than those who write the journal. Raises
+    what `Store` does.
+    """
+    return _shared(root, Store, lambda path: Store(path, read_only=read_only), read_only=read_only)
+
+
+def _shared(
+    root: Path, kind: type[_Opened], open_log: Callable[[Path], _Opened], *, read_only: bool
+) -> _Opened:
+    place = root, kind, read_only
+    journal, known = _opened.pop(place, (None, None))
+    found = _journal(root)
+    # Another file may be another history of the same log, put back from a copy. A directory that is
+    # no log any more, or was a broker's, is opened again. An engine is, too, while a deletion is
+    # under way: opening it moves the deleted directories away.
+    is_kept = found is not None and found == journal
+    if not isinstance(known, kind) or not is_kept or (kind is not Store and known.state().deleting):
+        known = open_log(root)
+        found = found or _journal(root)
+    if found is not None and not known.is_brokers:
+        if len(_opened) >= _OPENED_MAX:
+            _opened.clear()
+        _opened[place] = found, known
+    return known
+
+
+def _journal(root: Path) -> tuple[int, int] | None:
+    """Say which file is the journal now; None for no log. Raises StorageError."""
+    try:
+        with address.looking():
+            found = (root / layout.COMMIT).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino

@@ -69,7 +69,7 @@ class KafkaLog(Engine):
         """
         from kafkalog.storage_engine.writing.record_producer import Producer
 
-        self._check_writable()
+        self.check_writable()
         producer = Producer(self, topic, batch_size=batch_size, linger_ms=linger_ms)
         self._producers.add(producer)
         return producer
@@ -239,7 +239,7 @@ class KafkaLog(Engine):
     def _check_cleanable(self) -> None:
         from kafkalog.cleaner.schedule.manager import check_disk
 
-        self._check_writable()
+        self.check_writable()
         check_disk(self)
 
 

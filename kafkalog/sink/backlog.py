@@ -18,16 +18,19 @@ in which the lock is tried passes the partition over; a background cleaner is ba
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.shared_log import engine_of
-from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import FileLock, SegmentsLock
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 from kafkalog.storage_engine.segment.segments import list_segments
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.store import Store
 
 __all__ = ["dirty_partitions", "neglected_partitions", "warn_of_backlog"]
 
@@ -45,13 +48,13 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
     if options.topic is None or (query_id, options.topic) in _warned:
         return
     try:
-        engine = engine_of(options.root)
-        topic = engine.state().topics.get(options.topic)
+        store = engine_of(options.root)
+        topic = store.state().topics.get(options.topic)
         if topic is None:
             return
-        neglected = neglected_partitions(engine, topic, now_ms)
+        neglected = neglected_partitions(store, topic, now_ms)
         locks = [
-            FileLock(engine.partition_directory(topic.name, number) / layout.CLEANER_LOCK)
+            FileLock(store.partition_directory(topic.name, number) / layout.CLEANER_LOCK)
             for number in neglected
         ]
         if not locks or any(lock.is_held_alone() for lock in locks):
@@ -69,13 +72,13 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
     )
 
 
-def neglected_partitions(engine: Engine, topic: TopicState, now_ms: int) -> list[int]:
+def neglected_partitions(store: Store, topic: TopicState, now_ms: int) -> list[int]:
     """Return the partitions that have been dirty past the ratio for longer than a cleaner waits."""
     config = TopicConfig.parse(topic.config)
     deadline_ns = (now_ms - _PATIENCE_MS - config.min_compaction_lag_ms) * 1_000_000
     found = []
     for number in dirty_partitions(topic):
-        directory = engine.partition_directory(topic.name, number)
+        directory = store.partition_directory(topic.name, number)
         partition = topic.partitions[number]
         with SegmentsLock(directory).shared():
             end = max(

@@ -231,7 +231,7 @@ def _between(
 
 def _older_values(where: str, found: PartitionRows, was: PartitionRows) -> Iterator[str]:
     """Yield keys whose latest record is gone; a tombstone may go if all of its key went."""
-    latest, kept = was.latest_records(), found.latest_records()
+    latest, kept = was.latest(), found.latest()
     for key, row in latest.items():
         now = kept.get(key)
         if row[0] < found.log_start or now == row:
@@ -343,7 +343,7 @@ def cleaning_faults(found: Snapshot, before: Snapshot, topic: str, now_ms: int) 
         return
     kept_ms = int(dict(was.config)["delete.retention.ms"])
     for number, old in was.partitions.items():
-        latest = old.latest_records()
+        latest = old.latest()
         wanted = tuple(row for row in old.rows if latest[row[1]] == row)
         # Its time begins with the first cleaning, so not before it was written.
         may_go = {row for row in wanted if row[2] is None and row[3] <= now_ms - kept_ms}

@@ -89,7 +89,7 @@ def _look_at(opened: OpenSegment, path: Path, position: int, header: batch.Batch
         opened.batch_at(position)
     with refusing():
         opened.first_since(position, header, 1000, start=0, end=layout.INT64_MAX)
-        opened.latest_records(position, header, start=0, end=layout.INT64_MAX)
+        opened.latest(position, header, start=0, end=layout.INT64_MAX)
         opened.base_offset_of(position, header)
     with refusing():
         batch.check_batch(data, position, path=path, file_position=position)

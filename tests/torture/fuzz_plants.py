@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kafkalog.cleaner.dedup import delete_horizon, latest
+from kafkalog.cleaner.dedup import delete_horizon, latest_records
 from kafkalog.cleaner.state import last_cleaning, uncleanable
 from kafkalog.storage_engine.broker import adopted_topics
 from kafkalog.storage_engine.format import layout
@@ -46,7 +46,7 @@ def plant() -> None:
     _before(last_cleaning, "read_last_cleaning", layout.LAST_CLEANING, _never_end)
     _before(uncleanable, "read_uncleanable", layout.UNCLEANABLE, _die)
     _before(checkpoints, "read_leader_epochs", layout.LEADER_EPOCH_CHECKPOINT, _keep)
-    _before(latest, "_read_deaths", layout.SPILLING, _never_hear)
+    _before(latest_records, "_read_deaths", layout.SPILLING, _never_hear)
     _before(adopted_topics, "_read", layout.ADOPTED_TOPICS, _read_beyond)
 
 

@@ -70,11 +70,11 @@ def _read_journal(path: Path) -> None:
     read = Journal(path)
     with refusing():
         read.published()
-        read.is_settled()
+        read.is_recovered()
         read.published().snapshot()
     with refusing():
         exhaust(read.records()[1])
-    Journal(path).settle()
+    Journal(path).recover()
 
 
 def _journal_record(directory: Path) -> Case:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.dedup import latest
+from kafkalog.cleaner.dedup import latest_records
 from kafkalog.cleaner.rewrite import batch_writer, cleaned_segment, retention_rules
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
@@ -55,7 +55,7 @@ def _kafka_3894(patch: Patch) -> None:
 
         return build
 
-    replace(patch, latest, "build_offset_map", make)
+    replace(patch, latest_records, "build_offset_map", make)
 
 
 def _redpanda_16952(patch: Patch) -> None:
@@ -67,7 +67,7 @@ def _redpanda_16952(patch: Patch) -> None:
 
         return build
 
-    replace(patch, latest, "build_offset_map", make)
+    replace(patch, latest_records, "build_offset_map", make)
 
 
 def _redpanda_24323(patch: Patch) -> None:
@@ -105,7 +105,7 @@ def _kafka_8764(patch: Patch) -> None:
 
         return build
 
-    replace(patch, latest, "build_offset_map", make)
+    replace(patch, latest_records, "build_offset_map", make)
 
 
 def _kafka_5413(patch: Patch) -> None:

@@ -26,6 +26,7 @@ DOCUMENTS = [
     "docs/conformance.md",
     "docs/erasing.md",
     "docs/format.md",
+    "docs/glossary.md",
     "docs/ktables.md",
     "docs/limits.md",
     "docs/promises.md",

@@ -16,7 +16,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.address import log_directory
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.writing.staging import BATCH_SIZE
+from kafkalog.storage_engine.writing.writer import BATCH_SIZE
 
 __all__ = ["SinkOptions"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.columns import SinkColumns
@@ -10,7 +11,9 @@ from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.shared_log import engine_of, store_of
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import TopicState
-from kafkalog.storage_engine.writing.staging import NewTopic, StagedMessage
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.writing.staging import NewTopic, StagedMessage
 
 __all__ = ["new_topics", "options_without_effect", "prepare_topic", "topics_to_create"]
 
@@ -39,6 +42,8 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
 
 def new_topics(options: SinkOptions) -> Mapping[str, NewTopic]:
     """Return how tasks treat topics that do not exist: `*` stands for any that a row may name."""
+    from kafkalog.storage_engine.writing.staging import NewTopic
+
     if options.topic is not None:
         return {}
     return {"*": NewTopic(options.num_partitions, options.topic_config)}
@@ -48,6 +53,8 @@ def topics_to_create(
     options: SinkOptions, staged: Iterable[StagedMessage]
 ) -> Mapping[str, NewTopic]:
     """Return the topics that tasks have written to and the log did not have."""
+    from kafkalog.storage_engine.writing.staging import NewTopic
+
     new = NewTopic(options.num_partitions, options.topic_config)
     names = {
         name for message in staged for name, topic_id in message.topic_ids.items() if not topic_id

@@ -26,7 +26,6 @@ from pyspark.sql.datasource import (
 )
 
 from kafkalog.errors import InvalidInputError, KafkaLogError
-from kafkalog.sink.backlog import warn_of_backlog
 from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan, syncing_plan
@@ -35,12 +34,13 @@ from kafkalog.sink.shared_log import engine_of, store_of
 from kafkalog.sink.topics import new_topics, options_without_effect, prepare_topic, topics_to_create
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import CHECKPOINT, TRANSACTION, Writer, writer_slug
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 
 __all__ = [
     "BatchWriter",
@@ -120,6 +120,8 @@ class _LogWriter:
     ) -> SinkMessage:
         """Stage the rows of one task attempt, in their order."""
         from pyspark import TaskContext
+
+        from kafkalog.storage_engine.writing.staging import StagedWriter
 
         context = TaskContext.get()
         spark_partition = context.partitionId() if context is not None else 0
@@ -286,6 +288,8 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
 
         Raises CommitConflictError when the checkpoint is older than the log.
         """
+        from kafkalog.sink.backlog import warn_of_backlog
+
         writer = self._writer(messages, batchId)
         if writer is None:
             return  # no task ran, so there is nothing to publish

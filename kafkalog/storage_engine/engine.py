@@ -19,12 +19,12 @@ from kafkalog.storage_engine.metadata.state import TopicState
 from kafkalog.storage_engine.reading import time_offsets
 from kafkalog.storage_engine.records.record_batches import record_batches
 from kafkalog.storage_engine.store import Store
-from kafkalog.storage_engine.writing import commit, retention, staging, topic_deletion
+from kafkalog.storage_engine.writing import commit, retention, topic_deletion
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.retention import RetentionStats
 from kafkalog.storage_engine.writing.staging import NewTopic, StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.transaction import Transaction
-from kafkalog.storage_engine.writing.writer import Writer
+from kafkalog.storage_engine.writing.writer import BATCH_SIZE, Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,7 +120,7 @@ class Engine(Store):
         records: Any,
         *,
         now_ms: int | None = None,
-        batch_size: int = staging.BATCH_SIZE,
+        batch_size: int = BATCH_SIZE,
     ) -> CommitResult:
         """Append records in one atomic, synced commit: all of them, or none.
 

@@ -23,14 +23,13 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import State, TopicState
 from kafkalog.storage_engine.writing.staged_file import PendingRun, StagedFile, StagedFileWriter
 from kafkalog.storage_engine.writing.staged_topic import StagedTopic
+from kafkalog.storage_engine.writing.writer import BATCH_SIZE
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     import pyarrow as pa
 
-BATCH_SIZE = 65_536
-"""Bytes of records, before compression, that fill a batch (Kafka's producer: batch.size)."""
 _GATHER_SIZE_MIN, _GATHER_SIZE = 4 << 20, 16 << 20
 _GATHER_SIZE_OF_PARTITION = 1 << 20
 """Bytes of rows that are gathered before they are encoded, so that batches fill up: no more of them

@@ -1,4 +1,4 @@
-"""A writer: whose batches are committed once."""
+"""A writer: whose batches are committed once, and how large they are unless it says more."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CHECKPOINT", "TRANSACTION", "Writer", "writer_slug"]
+__all__ = ["BATCH_SIZE", "CHECKPOINT", "TRANSACTION", "Writer", "writer_slug"]
 
+BATCH_SIZE: Final = 65_536
+"""Bytes of records, before compression, that fill a batch (Kafka's producer: batch.size)."""
 CHECKPOINT: Final = ("checkpoint", "continue with the newer checkpoint")
 TRANSACTION: Final = ("txnVersion", "give a higher txnVersion")
 """What numbers a writer's batches, and what helps when that number has gone back."""

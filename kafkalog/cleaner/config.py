@@ -1,4 +1,4 @@
-"""The cleaner's own settings; a topic's are in `storage_engine.config`."""
+"""The cleaner's own settings; a topic's are in `storage_engine.metadata.config`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One read, one moment: what the tasks of a Spark action have in common, and pin.
 
 A read whose end is open looks it up in its tasks, and each would find another one. So they agree by
-a pin (`storage_engine.pins`) that is named by the action: by the id of Spark's SQL execution, which
+a pin (`reading.pins`) that is named by the action: by the id of Spark's SQL execution, which
 all stages, joins, subqueries and retries of one action share; where there is none, as for
 `df.rdd`, by the stage. The application is known by the directory that Spark makes for its driver,
 since planning is done there, and no task is told the application's id at all times.

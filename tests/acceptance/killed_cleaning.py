@@ -154,7 +154,7 @@ def check_reading(engine: Engine, before: list[Row]) -> list[Row]:
     assert set(rows) <= set(before), set(rows) - set(before)
     latest_records = expected_rows(before)
     assert expected_rows(rows) == latest_records
-    assert values == [row for row in latest if row[2] is not None]
+    assert values == [row for row in latest_records if row[2] is not None]
     return rows
 
 

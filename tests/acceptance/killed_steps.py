@@ -1,7 +1,7 @@
 """A micro-batch of the sink that dies at each of its moments, in processes of its own.
 
 `python -m tests.acceptance.killed_steps DIR MODE [--adopted] [--every]`. A moment is before or
-after a durable act (`storage_engine.files`). At each one in turn a process kills itself with
+after a durable act (`fs.files`). At each one in turn a process kills itself with
 SIGKILL, and others do at once what Spark does after such a loss. Tasks, commit and abort are called
 as Spark calls them (`tests.sink.spark_write`). MODE says what is lost:
 

@@ -20,7 +20,7 @@ import kafkalog
 from kafkalog.errors import StorageError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
-from tests.acceptance.log_contents import damage, latest, records
+from tests.acceptance.log_contents import damage, latest_records, records
 from tests.acceptance.mounts import BLOCK, Disk, disk
 
 pytestmark = pytest.mark.slow
@@ -145,18 +145,18 @@ def test_a_cleaning_is_refused_as_a_whole_until_there_is_room(small: Disk) -> No
     log.create_topic("t", 1, {"segment.bytes": "60000", "file.delete.delay.ms": "0"})
     for number in range(12):
         log.append("t", [(f"k{number % 4}", noise(10_000, number))], now_ms=NOW_MS)
-    before = latest(log, "t")
+    before = latest_records(log, "t")
 
     def attempt() -> str | None:
         (stats,) = log.clean("t", force=True, now_ms=NOW_MS)
         return stats.error
 
     def check() -> None:
-        assert latest(log, "t") == before
+        assert latest_records(log, "t") == before
         assert not list(root.rglob("*.cleaned"))
 
     assert until_it_fits(small, attempt, check) >= 5
-    assert latest(log, "t") == before
+    assert latest_records(log, "t") == before
     assert len(records(log, "t")) == 4
     assert [status.state for status in log.status()] == ["clean"]
     log.close()

@@ -174,7 +174,7 @@ class Killer:
             return "between micro-batches"
         journal = Journal(self.log / "commit")
         state = journal.published()
-        if not journal.is_settled():
+        if not journal.is_recovered():
             return "recorded, not published"
         if max(writer.batch_id for writer in state.writers.values()) == batch:
             return "published, Spark not told"

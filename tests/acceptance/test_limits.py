@@ -22,7 +22,7 @@ from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer
-from tests.acceptance.log_contents import damage, latest, records
+from tests.acceptance.log_contents import damage, latest_records, records
 
 NOW_MS = 1_750_000_000_000
 A_DAY_MS = 86_400_000
@@ -42,7 +42,7 @@ MANY = """
 import os, resource, sys
 import pyarrow as pa
 import kafkalog
-from tests.acceptance.log_contents import latest, records
+from tests.acceptance.log_contents import latest_records, records
 
 root, soft, hard, partitions = sys.argv[1], *map(int, sys.argv[2:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -60,7 +60,7 @@ found = records(log, "t")
 assert [(number, offset, value) for number, offset, _, value in found] == [
     (number, 1, b"new") for number in range(partitions)
 ]
-assert len(latest(log, "t")) == partitions
+assert len(latest_records(log, "t")) == partitions
 assert {status.state for status in log.status()} == {"clean"}
 log.close()
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -237,7 +237,7 @@ def test_a_tombstone_outlasts_its_time_but_never_goes_before_it(tmp_path: Path, 
     log.clean("t", force=True, now_ms=NOW_MS + first)
     for jump in (-A_DAY_MS, 0, 999):
         log.clean("t", force=True, now_ms=NOW_MS + first + jump)
-        assert len(records(log, "t")) == 1 and latest(log, "t") == {}
+        assert len(records(log, "t")) == 1 and latest_records(log, "t") == {}
     log.append("t", [("other", "v")], now_ms=NOW_MS + first)
     log.clean("t", force=True, now_ms=NOW_MS + first + 1001)
     assert [key for _, _, key, _ in records(log, "t")] == [b"other"]

@@ -22,7 +22,7 @@ from typing import Final
 import kafkalog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
-from tests.acceptance.log_contents import latest, records
+from tests.acceptance.log_contents import latest_records, records
 
 __all__ = ["BOARD", "READERS", "TOPIC", "Board", "Onlooker", "readers"]
 
@@ -125,7 +125,7 @@ def read(directory: Path, board: Board, slot: int) -> None:
     log = kafkalog.open(directory, read_only=True)
     while not board.is_over():
         records(log, TOPIC)
-        latest(log, TOPIC)
+        latest_records(log, TOPIC)
         board.count(slot)
 
 
@@ -142,7 +142,12 @@ def look() -> None:
                         [[n, offset, str(key), str(value)] for n, offset, key, value in rows]
                         for rows in (records(log, topic),)
                     ]
-                    + [sorted([str(key), str(value)] for key, value in latest(log, topic).items())]
+                    + [
+                        sorted(
+                            [str(key), str(value)]
+                            for key, value in latest_records(log, topic).items()
+                        )
+                    ]
                     for topic in log.topics()
                 }
             )

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.dedup import obsolete
+from kafkalog.cleaner.dedup import obsolete_offsets
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.rewrite import unchanged_segments
@@ -191,8 +191,8 @@ class Pair:
         found: list[list[CleanerStats]] = []
         for log, worthwhile, share in zip(self.logs, (0, NEVER), (16, NEVER), strict=True):
             patch.setattr(unchanged_segments, "WORTHWHILE", worthwhile)
-            patch.setattr(obsolete, "SHARE", share)
-            patch.setattr(obsolete, "SIZE_MIN", 1 << 16 if share < NEVER else 0)
+            patch.setattr(obsolete_offsets, "SHARE", share)
+            patch.setattr(obsolete_offsets, "SIZE_MIN", 1 << 16 if share < NEVER else 0)
             found.append(clean(log.engine, "t", force=True, now_ms=self.now_ms, config=config))
             assert [stats.error for stats in found[-1]] in ([None], [])
         for stats, other in zip(*found, strict=True):

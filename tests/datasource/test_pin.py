@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -225,7 +226,8 @@ def test_a_task_that_may_not_open_the_pin_of_another_user_reads_on(
 ) -> None:
     compacted(tmp_path, [(b"a", b"old"), (b"b", b"old")])
     with Engine(tmp_path) as engine:
-        path = pin.pin_ends(engine, {TopicPartition("t", 0): 2})
+        with contextlib.ExitStack() as held:
+            path = pin.pin_ends(engine, {TopicPartition("t", 0): 2}, held)
         assert path is not None
         leased = limit(engine)
 
@@ -248,11 +250,11 @@ def test_an_end_that_a_cleaner_has_passed_is_not_pinned(tmp_path: Path) -> None:
     compacted(tmp_path, [(b"a", b"old"), (b"b", b"old"), (b"a", b"new"), (b"b", b"new")])
     append(tmp_path, "u", numbered(3))
     ends = {TopicPartition("t", 0): 2, TopicPartition("u", 0): 1}
-    with Engine(tmp_path) as engine:
+    with Engine(tmp_path) as engine, contextlib.ExitStack() as held:
         clean(engine, "t", force=True, now_ms=clock.now_ms())
-        assert pin.pin_ends(engine, {TopicPartition("t", 0): 2}) is None
+        assert pin.pin_ends(engine, {TopicPartition("t", 0): 2}, held) is None
         assert pins(tmp_path) == []
-        assert pin.pin_ends(engine, ends) is not None
+        assert pin.pin_ends(engine, ends, held) is not None
         assert (limit(engine, "t"), limit(engine, "u")) == (4, 1)
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.delta.columns import delta_type, first_fault, table_schema
 from kafkalog.sink.upsert.delta.upsert import DeltaUpsert
-from tests.sink.delta_portions import Row, batch, driver_batch, rows_of
+from tests.sink.delta_driver_batches import Row, batch, driver_batch, rows_of
 
 
 @pytest.fixture

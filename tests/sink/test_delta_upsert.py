@@ -20,7 +20,7 @@ from kafkalog.sink.upsert.delta import upsert as delta_module
 from kafkalog.sink.upsert.delta.columns import table_schema
 from kafkalog.sink.upsert.delta.upsert import DeltaUpsert
 from kafkalog.sink.upsert.upsert import Batch
-from tests.sink.delta_portions import RAW, Row, apply, batch, driver_batch, rows_of
+from tests.sink.delta_driver_batches import RAW, Row, apply, batch, driver_batch, rows_of
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Makes the n-th durable act of a piece of work fail, or the process die there.
 
-Or lets a sync fail as Linux does. The seam is `storage_engine.files`: everything that changes a
+Or lets a sync fail as Linux does. The seam is `fs.files`: everything that changes a
 disk goes through its functions.
 """
 

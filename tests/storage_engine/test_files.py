@@ -186,7 +186,7 @@ def test_a_forked_child_does_not_keep_its_parents_locks_alive(tmp_path: Path) ->
     holder = """
 import os, sys, time
 from pathlib import Path
-from kafkalog.storage_engine import locks
+from kafkalog.storage_engine.fs import locks
 with locks.FileLock(Path(sys.argv[1])).exclusive():
     child = os.fork()
     if child == 0:

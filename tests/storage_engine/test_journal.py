@@ -54,7 +54,7 @@ def high_watermark(journal: Journal) -> int:
 
 def test_a_new_journal_is_empty(path: Path) -> None:
     assert Journal(path).published().number == 0
-    assert Journal(path).is_settled()
+    assert Journal(path).is_recovered()
 
 
 def test_what_could_not_be_read_again_is_not_written(path: Path) -> None:
@@ -102,10 +102,10 @@ def test_a_record_that_was_not_published_is_unseen_until_settled(path: Path) -> 
     journal.append(partition_change(9))
     unpublish(path, published)
     assert high_watermark(Journal(path)) == 2
-    assert not Journal(path).is_settled()
-    assert Journal(path).settle().topics["t"].partitions[0].high_watermark == 9
+    assert not Journal(path).is_recovered()
+    assert Journal(path).recover().topics["t"].partitions[0].high_watermark == 9
     assert high_watermark(Journal(path)) == 9
-    assert Journal(path).is_settled()
+    assert Journal(path).is_recovered()
 
 
 def test_a_torn_last_record_is_absent_at_every_length(path: Path) -> None:
@@ -118,10 +118,10 @@ def test_a_torn_last_record_is_absent_at_every_length(path: Path) -> None:
         path.write_bytes(whole[:cut] + bytes(len(whole) - cut))
         unpublish(path, published)
         is_whole = not any(whole[cut:end])
-        settled = Journal(path).settle()
+        settled = Journal(path).recover()
         assert settled.topics["t"].partitions[0].high_watermark == (9 if is_whole else 2)
         again = Journal(path)
-        again.settle()
+        again.recover()
         again.append(partition_change(5))
         assert high_watermark(Journal(path)) == 5
 
@@ -185,7 +185,7 @@ def test_a_slow_reader_of_the_same_process_never_takes_the_writer_back(
     path: Path, monkeypatch: pytest.MonkeyPatch, *, is_rewritten: bool
 ) -> None:
     ours, theirs = filled(path), Journal(path)
-    theirs.settle()
+    theirs.recover()
     theirs.append(partition_change(3))
     has_read, may_go_on = threading.Event(), threading.Event()
     read = Journal._read
@@ -204,7 +204,7 @@ def test_a_slow_reader_of_the_same_process_never_takes_the_writer_back(
     if is_rewritten:
         theirs.rewrite()
     theirs.append(partition_change(4))
-    ours.settle()
+    ours.recover()
     may_go_on.set()
     reader.join()  # and has now stored what was read before record 5
     state = ours.append({**partition_change(5), "partitions": {}})
@@ -219,14 +219,14 @@ def test_the_name_of_a_file_another_process_put_in_place_is_synced_before_a_comm
     ours, theirs = filled(path), Journal(path)
     synced: list[Path] = []
     sync = files.sync_directory
-    theirs.settle()
+    theirs.recover()
     monkeypatch.setattr(files, "sync_directory", lambda path: None)  # killed before it could
     theirs.rewrite()
     monkeypatch.setattr(files, "sync_directory", lambda path: (synced.append(path), sync(path)))
-    ours.settle()
+    ours.recover()
     assert synced == [path.parent]
     ours.append(partition_change(3))
-    ours.settle()
+    ours.recover()
     assert synced == [path.parent]
 
 
@@ -287,9 +287,9 @@ class TestRelaxed:
         monkeypatch.setattr(host, "boot_id", lambda: "another boot")
         assert high_watermark(Journal(path)) == 2
         assert Journal(path).published().writers["w t"].batch_id == 2
-        assert not Journal(path).is_settled()
+        assert not Journal(path).is_recovered()
         after = Journal(path)
-        assert after.settle().topics["t"].partitions[0].high_watermark == 2
+        assert after.recover().topics["t"].partitions[0].high_watermark == 2
         after.append(partition_change(8))  # as long as the record that was lost
         assert high_watermark(Journal(path)) == 8
 
@@ -310,7 +310,7 @@ class TestRelaxed:
         journal.append(partition_change(9), sync=False)
         monkeypatch.setattr(host, "boot_id", lambda: "another boot")
         monkeypatch.setattr(host, "host_id", lambda: "a container's new name")
-        assert Journal(path).settle().topics["t"].partitions[0].high_watermark == 2
+        assert Journal(path).recover().topics["t"].partitions[0].high_watermark == 2
         assert high_watermark(Journal(path)) == 2
 
     def test_another_host_does_not_mistake_them_for_lost(
@@ -328,11 +328,11 @@ class TestRelaxed:
         ours, theirs = filled(path), Journal(path)
         ours.append(partition_change(8), sync=False)
         assert ours.begin_syncs()
-        theirs.settle()
+        theirs.recover()
         assert not theirs.begin_syncs()
         assert not ours.begin_syncs()
         theirs.append(partition_change(9), sync=False)
-        ours.settle()
+        ours.recover()
         assert ours.begin_syncs()
         ours.append(partition_change(10))
         assert ours.begin_syncs()
@@ -362,6 +362,6 @@ def test_relaxed_records_outlive_a_power_cut_after_a_sync_of_theirs_that_failed(
         journal.append(partition_change(end), sync=False)
     with pytest.raises(CommitInDoubtError, match="in doubt"):
         journal.append(partition_change(9))
-    assert Journal(path).settle().topics["t"].partitions[0].high_watermark == 9
+    assert Journal(path).recover().topics["t"].partitions[0].high_watermark == 9
     start, after = len(before.rstrip(b"\0")), path.read_bytes()
     assert disk.kept(path)[start:] == after.rstrip(b"\0")[start:]

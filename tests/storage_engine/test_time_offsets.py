@@ -110,7 +110,7 @@ def test_any_time_in_any_log_is_found_as_in_a_plain_list(
     log_start = min(log_start, end)
     found = records(segments, log_start)
     with opened(tmp_path_factory.mktemp("log"), segments, log_start=log_start) as view:
-        assert plain(time_offsets.latest_records(view)) == latest_records(found)
+        assert plain(time_offsets.latest(view)) == latest_records(found)
         assert plain(time_offsets.first_since(view, ms)) == since(found, ms)
 
 
@@ -130,7 +130,7 @@ def test_the_latest_record_is_found_with_and_without_indexes(
         if not has_indexes:
             for path in [*tmp_path.glob("*.index"), *tmp_path.glob("*.timeindex")]:
                 path.unlink()
-        assert plain(time_offsets.latest_records(view)) == latest_records(records(segments))
+        assert plain(time_offsets.latest(view)) == latest_records(records(segments))
 
 
 # --- single cases --------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_wrappers_own_timestamp_is_not_trusted(tmp_path: Path) -> None:
 def test_the_first_of_equally_new_records_counts(tmp_path: Path) -> None:
     segments = {0: [at_times(0, [5, 9]), at_times(2, [9])], 3: [at_times(3, [9, 1])]}
     with opened(tmp_path, segments) as view:
-        assert plain(time_offsets.latest_records(view)) == (1, 9)
+        assert plain(time_offsets.latest(view)) == (1, 9)
 
 
 def test_a_time_is_that_of_a_record_not_of_its_batch(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_an_emptied_batch_still_carries_a_time_but_no_record(tmp_path: Path) -> 
     segments = {0: [at_times(0, [5]), empty(1, 9), at_times(10, [7])]}
     with opened(tmp_path, segments) as view:
         assert plain(time_offsets.first_since(view, 6)) == (10, 7)
-        assert plain(time_offsets.latest_records(view)) == (10, 7)
+        assert plain(time_offsets.latest(view)) == (10, 7)
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ def test_a_header_that_was_damaged_hides_no_record(tmp_path: Path, place: int) -
 
 def test_records_without_timestamps_have_no_latest(tmp_path: Path) -> None:
     with opened(tmp_path, {0: [at_times(0, [-1, -1])]}) as view:
-        assert time_offsets.latest_records(view) is None
+        assert time_offsets.latest(view) is None
 
 
 def test_records_below_the_log_start_are_not_found(tmp_path: Path) -> None:
     with opened(tmp_path, {0: [at_times(0, [9, 8, 3, 8])]}, log_start=2) as view:
-        assert plain(time_offsets.latest_records(view)) == (3, 8)
+        assert plain(time_offsets.latest(view)) == (3, 8)
         assert plain(time_offsets.first_since(view, 1)) == (2, 3)
 
 

@@ -247,7 +247,7 @@ RECORDS: Final = (
             _FILE + "test_an_abort_marker_stays_while_a_later_round_may_need_it",
         ),
         sign=(
-            r"assert latest\(log.engine\) == expected"
+            r"assert latest_records\(log.engine\) == expected"
             r"|assert \[0, 2, 4, 6, 7, 8, ...\] == \[0, 2, 4, 6, 7, 10, ...\]"
         ),
     ),

@@ -189,7 +189,7 @@ class Recorder:
     def _plain_open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         is_path = isinstance(file, (str, os.PathLike))
         if set(mode) & set("wax+") and is_path and self._is_below(file):
-            raise MissedActError(f"open({file}, {mode!r}): only `storage_engine.files` writes")
+            raise MissedActError(f"open({file}, {mode!r}): only `fs.files` writes")
         if self._before is not None and is_path and self._is_below(file):
             self._ask("open", file, os.O_RDONLY)
         return self._real_open(file, mode, *args, **kwargs)

@@ -67,7 +67,7 @@ WHOLE = Part()
 class OffsetMap:
     """LatestRecords offset per key, for at most `capacity` = floor(slots * load_factor) keys.
 
-    Satisfies `cleaner.latest.LatestRecords`.
+    Satisfies `latest_records.LatestRecords`.
     """
 
     def __init__(self, slots: int, load_factor: float = 0.9) -> None:

@@ -1,7 +1,7 @@
 """The swap: finished `.cleaned` segments take the place of those they were made from.
 
 The steps and their order are Kafka's, because the loader (a broker's, and ours in
-`storage_engine.segments`) tells from the names alone how far a dead process had come:
+`segment.segments`) tells from the names alone how far a dead process had come:
 
 1. `.cleaned` -> `.swap`, the highest base first, of each segment its `.log` first. As long as one
    `.cleaned` is left, the sources are live.

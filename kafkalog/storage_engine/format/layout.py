@@ -493,4 +493,4 @@ KEYS_SAMPLES_MAX: Final = 8
 KEYS_MAGIC: Final = b"kl-keys\n"
 KEYS_VERSION: Final = 2
 KEYS_UNCHANGED: Final = 1
-"""Nothing in the segment waits for a time, or for what else the log holds: `cleaner.settled`."""
+"""Nothing in the segment waits for a time, or for what else the log holds: `unchanged_segments`."""

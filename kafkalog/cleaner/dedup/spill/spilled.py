@@ -39,7 +39,7 @@ _LEVELS = 8
 
 
 class Spilled:
-    """What a resolved spill knows of a log; satisfies `cleaner.latest.LatestRecords`."""
+    """What a resolved spill knows of a log; satisfies `latest_records.LatestRecords`."""
 
     def __init__(
         self,

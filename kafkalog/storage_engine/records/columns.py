@@ -20,7 +20,7 @@ from kafkalog.storage_engine.records import codes, kernels
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.records.records import BatchTable, RecordTable
+    from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
 __all__ = [
     "BinaryColumn",

@@ -290,3 +290,17 @@ def test_of_a_pin_whose_lease_is_over_no_end_is_told(
     (finding,) = [one for one in told.findings if one.code == "pin"]
     assert "no cleaning goes past that as long as somebody reads by it." in finding.sentence
     assert finding.until_ms is None
+
+
+def test_a_cleaning_with_a_time_of_the_callers_ends_no_pin(tmp_path: Path) -> None:
+    engine = log(tmp_path)
+    append(engine, "v")
+    action = Action("app", "execution 1")
+    first = pins.pin(tmp_path, action, engine.state, clock.now_ms())
+    clean(engine, "t", now_ms=clock.now_ms() + 2 * 86_400_000)
+    append(engine, "w")
+    for number in range(2, 42):  # so many that the lease of most is over
+        pins.pin(tmp_path, Action("app", f"execution {number}"), engine.state, clock.now_ms())
+    pins.sweep_pins(tmp_path, clock.now_ms())
+    assert first is not None
+    assert pins.pin(tmp_path, action, engine.state, clock.now_ms()) == first

@@ -140,3 +140,13 @@ def test_a_directory_that_is_no_log_is_wrong_usage(kafkalog: Command, tmp_path: 
 def test_notices_alone_are_status_0(kafkalog: Command, root: Path) -> None:
     (root / "notes.txt").write_text("x")
     assert kafkalog("verify", root).status == 0
+
+
+@pytest.mark.parametrize("topic", [(), ("t",)])
+def test_a_lost_journal_is_named_and_no_new_log_is_advised(
+    kafkalog: Command, root: Path, topic: tuple[str, ...]
+) -> None:
+    (root / "commit").unlink()
+    result = kafkalog("explain" if topic else "status", root, *topic)
+    assert (result.status, result.out) == (2, "")
+    assert "the journal `commit` is missing" in result.err

@@ -54,6 +54,14 @@ class SnapshotPartition(OffsetRangePartition):
         self.is_passed = is_passed
         """Whether one had when the micro-batch was planned: keys with newer records are missing."""
 
+    def check(self, state: PartitionState) -> None:
+        """Raise MomentPassedError where a cleaner has passed the end since it was planned."""
+        if state.cleaned_to > self.range.end and not self.is_passed:
+            raise MomentPassedError(
+                f"{self.range.partition}: the view is as of offset {self.range.end}, and by now "
+                f"the log is cleaned up to offset {state.cleaned_to}; start the query again"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class RangeReader:
@@ -98,9 +106,9 @@ class RangeReader:
                 )
                 return
             if isinstance(partition, SnapshotPartition):
-                yield from self._latest(view, wanted, may_be_passed=partition.is_passed)
-            elif self.options.latest_view:
-                yield from self._latest(view, wanted)
+                partition.check(view.state)
+            if is_snapshot or self.options.latest_view:
+                yield from self._latest(view, wanted, may_be_passed=is_snapshot)
             else:
                 yield from self._records(view, wanted)
 
@@ -146,18 +154,13 @@ class RangeReader:
             )
 
     def _latest(
-        self, view: LogView, wanted: OffsetRange, *, may_be_passed: bool = False
+        self, view: LogView, wanted: OffsetRange, *, may_be_passed: bool
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.cleaner.key_index.latest_view import latest
 
         start, end = self._available(view.state, wanted)
         if start >= end:
             return
-        if view.state.cleaned_to > end and not may_be_passed:
-            raise MomentPassedError(
-                f"{wanted.partition}: the view is as of offset {end}, and by now the log is "
-                f"cleaned up to offset {view.state.cleaned_to}; start the query again"
-            )
         yield from latest(
             view,
             end,

@@ -6,7 +6,6 @@ so. A process with a log of its own for each would replay the whole journal, up 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,7 +31,7 @@ def engine_of(root: Path) -> Engine:
     """
     from kafkalog.storage_engine.engine import Engine
 
-    return _shared(root, Engine, Engine, read_only=False)
+    return _shared(root, Engine, read_only=False)
 
 
 def store_of(root: Path, *, read_only: bool = False) -> Store:
@@ -41,12 +40,10 @@ def store_of(root: Path, *, read_only: bool = False) -> Store:
     `read_only` is for tasks: they may run on another host than those who write the journal. Raises
     what `Store` does.
     """
-    return _shared(root, Store, lambda path: Store(path, read_only=read_only), read_only=read_only)
+    return _shared(root, Store, read_only=read_only)
 
 
-def _shared(
-    root: Path, kind: type[_Opened], open_log: Callable[[Path], _Opened], *, read_only: bool
-) -> _Opened:
+def _shared(root: Path, kind: type[_Opened], *, read_only: bool) -> _Opened:
     place = root, kind, read_only
     journal, known = _opened.pop(place, (None, None))
     found = _journal(root)
@@ -55,7 +52,7 @@ def _shared(
     # under way: opening it moves the deleted directories away.
     is_kept = found is not None and found == journal
     if not isinstance(known, kind) or not is_kept or (kind is not Store and known.state().deleting):
-        known = open_log(root)
+        known = kind(root, read_only=read_only)
         found = found or _journal(root)
     if found is not None and not known.is_brokers:
         if len(_opened) >= _OPENED_MAX:

@@ -193,6 +193,17 @@ def test_a_view_that_nothing_holds_is_refused_once_a_cleaner_has_passed_it(
         rows(reader, planned)
 
 
+def test_a_batch_as_of_an_offset_that_a_cleaner_has_passed_names_the_offsets_to_ask_for(
+    tmp_path: Path,
+) -> None:
+    append(tmp_path, OLD)
+    cleaned_beyond(tmp_path)
+    data_source = source(tmp_path, view="latest", endingOffsets='{"t": {"0": 3}}')
+    reader = data_source.reader(data_source.schema())
+    with pytest.raises(InvalidInputError, match="ask for that offset or a later one"):
+        rows(reader, reader.partitions())
+
+
 def test_a_root_that_cannot_be_written_gives_the_view_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,10 +20,8 @@ def open_readable(path: str) -> KafkaLog:
 
 def check_log(path: str) -> None:
     """Raise InvalidInputError, which names the verb that makes one, where there is no log."""
-    from kafkalog.storage_engine.format import layout
     from kafkalog.storage_engine.metadata import address, directory_signs
 
     root, *more = address.directories(path)
-    if not more and not (root / layout.COMMIT).exists() and not address.is_broker_directory(root):
-        directory_signs.check_journal_is_not_lost(root)
-        raise directory_signs.no_log(root, f"kafkalog topics create {root} NAME")
+    if not more and not address.is_broker_directory(root):
+        directory_signs.check_is_log(root, f"kafkalog topics create {root} NAME")

@@ -17,7 +17,6 @@ __all__ = [
     "check_is_free",
     "check_is_log",
     "check_journal_is_not_lost",
-    "no_log",
     "partitions_to_adopt",
 ]
 
@@ -60,7 +59,7 @@ def partitions_to_adopt(root: Path) -> list[tuple[str, int]]:
     )
 
 
-def no_log(root: Path, creating: str) -> InvalidInputError:
+def _no_log(root: Path, creating: str) -> InvalidInputError:
     """Return the error for a place without a log; `creating` says how one gets there.
 
     Of something inside a log, such as the directory of a partition, it names the log.
@@ -119,11 +118,11 @@ def check_journal_is_not_lost(root: Path) -> None:
         )
 
 
-def check_is_log(root: Path) -> None:
-    """Raise InvalidInputError where no log of ours is."""
+def check_is_log(root: Path, creating: str = "kafkalog.open(path), or by writing to it") -> None:
+    """Raise InvalidInputError where no log of ours is; `creating` says how one gets there."""
     if not (root / layout.COMMIT).exists():
         check_journal_is_not_lost(root)
-        raise no_log(root, "kafkalog.open(path), or by writing to it")
+        raise _no_log(root, creating)
 
 
 def check_is_free(root: Path) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from kafkalog.log import KafkaLog
     from kafkalog.storage_engine.metadata.state import TopicState
-    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 __all__ = ["copy_directory", "main", "mirror"]
 
@@ -166,9 +166,9 @@ def copy_directory(
 def copy_partition(source: KafkaLog, log: KafkaLog, topic: str, partition: int, start: int) -> int:
     """Append the batches from `start`, this log's end, on, some at a time; return the records."""
     count = 0
-    with source.view(topic, partition, start=start, known_end=start) as view:
-        first, end = view.state.log_start_offset, view.state.high_watermark
-        for chunk in view.chunks(max(first, start), end):
+    with source.snapshot(topic, partition, start=start, known_end=start) as snapshot:
+        first, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
+        for chunk in snapshot.chunks(max(first, start), end):
             batches = chunk.table
             last = batches.positions[-1] + batches.sizes[-1]
             data = memoryview(chunk.buffer)[batches.positions[0] : last]
@@ -212,17 +212,17 @@ def _next_offset(
     """Return the end of a copy, from which it may go on; raises InvalidInputError if not."""
     where = f"{log.root}: {topic}-{partition}"
     remedy = "so it is no copy of it; copy into another log"
-    with log.view(topic, partition) as copy:
+    with log.snapshot(topic, partition) as copy:
         start = copy.state.high_watermark
         if start == 0:
             return 0
-        with source.view(topic, partition, start=start - 1, known_end=start) as view:
-            end = view.state.high_watermark
+        with source.snapshot(topic, partition, start=start - 1, known_end=start) as snapshot:
+            end = snapshot.state.high_watermark
             if end < start:
                 raise InvalidInputError(
                     f"{where} ends at offset {start}, and in {source.root} at {end}, {remedy}"
                 )
-            ours, theirs = _last_records(copy, start), _last_records(view, start)
+            ours, theirs = _last_records(copy, start), _last_records(snapshot, start)
     common = sorted(ours.keys() & theirs.keys())
     for offset in common:
         if ours[offset] != theirs[offset]:
@@ -236,14 +236,14 @@ def _next_offset(
     return start
 
 
-def _last_records(view: LogView, end: int) -> dict[int, dict[str, Any]]:
+def _last_records(snapshot: PartitionSnapshot, end: int) -> dict[int, dict[str, Any]]:
     """Return the last records below `end` by their offsets; a cleaner may have taken some."""
-    start = max(end - COMPARED, view.state.log_start_offset)
+    start = max(end - COMPARED, snapshot.state.log_start_offset)
     if start >= end:
         return {}
     schema = changelog_schema(include_headers=True)
     found: dict[int, dict[str, Any]] = {}
-    for rows in view.read(start, end, schema=schema, read_committed=False):
+    for rows in snapshot.read(start, end, schema=schema, read_committed=False):
         place = rows.schema.get_field_index("timestamp")
         times = rows.column(place).cast("int64")  # datetime ends with the year 9999
         for row in rows.set_column(place, "timestamp", times).to_pylist():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.schedule.thread import CleanerThread
     from kafkalog.cleaner.state.stats import CleanerStats, PartitionStatus
     from kafkalog.erasure.erase import Erasure, Progress
-    from kafkalog.erasure.traces import Traces
+    from kafkalog.erasure.occurrences import Occurrences
     from kafkalog.storage_engine.writing.record_producer import Producer
 
 
@@ -94,10 +94,10 @@ class KafkaLog(Engine):
         budget = self._config.dedupe_buffer_size if budget_bytes is None else budget_bytes
         present = [number for number, _ in self.describe(topic).present()]
         for number in present if partition is None else [partition]:
-            with self.view(topic, number, whole=True) as view:
-                end = view.state.high_watermark
+            with self.snapshot(topic, number, whole=True) as snapshot:
+                end = snapshot.state.high_watermark
                 yield from latest_view.latest(
-                    view, end, budget_bytes=budget, schema=schema, progress=progress
+                    snapshot, end, budget_bytes=budget, schema=schema, progress=progress
                 )
 
     def lookup(
@@ -189,13 +189,13 @@ class KafkaLog(Engine):
         strict: bool = False,
         now_ms: int | None = None,
         progress: Callable[[int, int], None] = lambda done, of: None,
-    ) -> Traces:
+    ) -> Occurrences:
         """Look through every file of a topic for what there is of keys, and change nothing."""
         from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-        from kafkalog.erasure.traces import find_traces
+        from kafkalog.erasure.occurrences import find_occurrences
 
         self._check_open()
-        return find_traces(
+        return find_occurrences(
             self,
             topic,
             ErasedKeys(keys),

@@ -68,7 +68,7 @@ LIGHT = [
     "kafkalog.storage_engine.metadata.journal",
     "kafkalog.storage_engine.writing.partition",
     "kafkalog.storage_engine.format.batch",
-    "kafkalog.storage_engine.reading.log_view",
+    "kafkalog.storage_engine.reading.partition_snapshot",
     "kafkalog.cleaner.schedule.thread",
     "kafkalog.cleaner.schedule.manager",
     "kafkalog.cleaner.report.status",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from kafkalog.log import KafkaLog
     from kafkalog.storage_engine.metadata.state import State
-    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
 __all__ = ["Changelog"]
@@ -107,18 +107,18 @@ class Changelog:
         """
         for number in self.partitions:
             start, end = starts[number], ends[number]
-            with self.log.view(self.topic, number, start=start) as view:
-                yield from self.of_view(view, start, end, passed)
+            with self.log.snapshot(self.topic, number, start=start) as snapshot:
+                yield from self.of_snapshot(snapshot, start, end, passed)
 
-    def of_view(
-        self, view: LogView, start: int, end: int, passed: Callable[[int], None]
+    def of_snapshot(
+        self, snapshot: PartitionSnapshot, start: int, end: int, passed: Callable[[int], None]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of [start, end) of an open partition; raises as `read` does."""
         from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
         if self.key is None:
             done = start
-            for batch in self._batches(view, start, end, None):
+            for batch in self._batches(snapshot, start, end, None):
                 yield batch
                 following = batch["offset"][-1].as_py() + 1
                 passed(following - done)
@@ -126,16 +126,16 @@ class Changelog:
             passed(end - done)
             return
         keys = ChosenKeys([self.key])
-        self._batches(view, start, end, keys)  # which looks at the whole range
+        self._batches(snapshot, start, end, keys)  # which looks at the whole range
         for first in range(start, end, _SPAN):
             last = min(first + _SPAN, end)
-            yield from self._batches(view, first, last, keys)
+            yield from self._batches(snapshot, first, last, keys)
             passed(last - first)
 
     def _batches(
-        self, view: LogView, start: int, end: int, keys: ChosenKeys | None
+        self, snapshot: PartitionSnapshot, start: int, end: int, keys: ChosenKeys | None
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.schema import changelog_schema
 
         schema = changelog_schema(include_headers=True)
-        return view.read(start, end, schema=schema, read_committed=self.is_committed, keys=keys)
+        return snapshot.read(start, end, schema=schema, read_committed=self.is_committed, keys=keys)

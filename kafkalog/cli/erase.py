@@ -44,7 +44,7 @@ from kafkalog.errors import InvalidInputError
 if TYPE_CHECKING:
     from kafkalog.cli.report_file import ReportFile
     from kafkalog.erasure.erase import Erasure
-    from kafkalog.erasure.traces import Traces
+    from kafkalog.erasure.occurrences import Occurrences
     from kafkalog.log import KafkaLog
 
 EXAMPLES: Final = (
@@ -147,7 +147,9 @@ def _report_file(
     return ReportFile.reserved(given, f"kafkalog-erase-{topic}", root)
 
 
-def _look(log: KafkaLog, topic: str, keys: Sequence[bytes], strict: bool, bars: _Bars) -> Traces:
+def _look(
+    log: KafkaLog, topic: str, keys: Sequence[bytes], strict: bool, bars: _Bars
+) -> Occurrences:
     def show(done: int, of: int) -> None:
         bars.show("looking", done, of)
 
@@ -227,14 +229,14 @@ class _Bars:
 
     def wait(self, until_ms: int) -> None:
         """Wait until then."""
-        from kafkalog.cleaner.report.explain import moment
+        from kafkalog.cleaner.report.explain import utc_time
         from kafkalog.storage_engine.fs import clock
 
         self.close()
         of = max(0, until_ms - clock.now_ms())
         if of > _SHOWN_WAIT_MS:
             note(
-                f"kafkalog: replaced files are kept for readers until {moment(until_ms)} "
+                f"kafkalog: replaced files are kept for readers until {utc_time(until_ms)} "
                 "(file.delete.delay.ms): waiting; --no-wait leaves them"
             )
         while (left := until_ms - clock.now_ms()) > 0:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rich.filesize import decimal
 
-from kafkalog.cleaner.report.explain import moment
+from kafkalog.cleaner.report.explain import utc_time
 from kafkalog.cli.erasure_report import NOW_WARNING
 from kafkalog.cli.terminal.output import counted
 
@@ -63,7 +63,7 @@ def _next_steps(found: dict[str, Any], path: str) -> Iterator[str]:
         f"it at these offsets, or past them? ({ends})"
     )
     times = [one["untilMs"] for one in left]
-    when = "later" if None in times else f"at {moment(max(times))}"
+    when = "later" if None in times else f"at {utc_time(max(times))}"
     yield f"next     2. then the same command with --now; or, without it, again {when}"
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import kafkalog
-from kafkalog.cleaner.report.explain import moment
+from kafkalog.cleaner.report.explain import utc_time
 from kafkalog.cleaner.rewrite.erased_keys import BYTES_MIN
 from kafkalog.cli.terminal.output import counted
-from kafkalog.erasure.remains import ERASE
+from kafkalog.erasure.residuals import ERASE
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.storage_engine.format import layout
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.erasure.erase import Erasure
-    from kafkalog.erasure.remains import Remainder
-    from kafkalog.erasure.traces import Traces
+    from kafkalog.erasure.occurrences import Occurrences
+    from kafkalog.erasure.residuals import Residual
 
 __all__ = ["NOW_WARNING", "report", "text"]
 
@@ -54,7 +54,7 @@ def report(
     root: Path,
     topic: str,
     keys: ErasedKeys,
-    before: Traces,
+    before: Occurrences,
     erasure: Erasure | None,
     *,
     now: bool,
@@ -67,7 +67,7 @@ def report(
         "report": "kafkalog erase",
         "version": 1,
         "kafkalog": kafkalog.__version__,
-        "time": moment(last.ended_ms),
+        "time": utc_time(last.ended_ms),
         "timeMs": last.ended_ms,
         "path": str(root.resolve()),
         "topic": topic,
@@ -122,7 +122,7 @@ def text(found: dict[str, Any]) -> str:
     )
 
 
-def _deletions_left(traces: Traces) -> list[dict[str, Any]]:
+def _deletions_left(traces: Occurrences) -> list[dict[str, Any]]:
     """Return, by partition, where followers have to be before its deletions may go, and when."""
     left: dict[int, dict[str, Any]] = {}
     for file in traces.files:
@@ -140,11 +140,11 @@ def _deletions_left(traces: Traces) -> list[dict[str, Any]]:
     ]
 
 
-def _look(traces: Traces, root: Path, *, is_dry: bool) -> dict[str, Any]:
+def _look(traces: Occurrences, root: Path, *, is_dry: bool) -> dict[str, Any]:
     return {
-        "began": moment(traces.began_ms),
+        "began": utc_time(traces.began_ms),
         "beganMs": traces.began_ms,
-        "ended": moment(traces.ended_ms),
+        "ended": utc_time(traces.ended_ms),
         "endedMs": traces.ended_ms,
         "asOf": {
             "journalRecord": traces.record_number,
@@ -170,24 +170,24 @@ def _look(traces: Traces, root: Path, *, is_dry: bool) -> dict[str, Any]:
     }
 
 
-def _left(one: Remainder, root: Path, *, is_dry: bool) -> dict[str, Any]:
+def _left(one: Residual, root: Path, *, is_dry: bool) -> dict[str, Any]:
     return {
         "file": _name(one, root),
         "partition": one.partition,
         "what": one.sentence,
-        "until": None if one.until_ms is None else moment(one.until_ms),
+        "until": None if one.until_ms is None else utc_time(one.until_ms),
         "untilMs": one.until_ms,
         "remedy": "run without --dry-run" if is_dry and one.remedy == ERASE else one.remedy,
     }
 
 
-def _name(one: Remainder, root: Path) -> str:
+def _name(one: Residual, root: Path) -> str:
     is_below = one.path.is_relative_to(root)
     return str(one.path.relative_to(root)) if is_below else str(one.path)
 
 
 def _notes(
-    keys: ErasedKeys, before: Traces, last: Traces, *, now: bool, strict: bool
+    keys: ErasedKeys, before: Occurrences, last: Occurrences, *, now: bool, strict: bool
 ) -> Iterator[str]:
     nowhere = len(keys) - len(before.by_key)
     if nowhere:

@@ -75,13 +75,13 @@ def _new_records(
     """Yield what is visible by now, and move `following` on behind it."""
     start = following[number]
     try:
-        with changelog.log.view(changelog.topic, number, start=start) as view:
-            first = view.state.log_start_offset
+        with changelog.log.snapshot(changelog.topic, number, start=start) as snapshot:
+            first = snapshot.state.log_start_offset
             if start < first:
                 _tell_lost(changelog, number, start, first)
                 start = following[number] = first
-            end = max(start, time_offsets.end_offset(view.state, changelog.isolation_level))
-            for batch in changelog.of_view(view, start, end, lambda _: None):
+            end = max(start, time_offsets.end_offset(snapshot.state, changelog.isolation_level))
+            for batch in changelog.of_snapshot(snapshot, start, end, lambda _: None):
                 following[number] = batch["offset"][-1].as_py() + 1
                 yield batch
             following[number] = end

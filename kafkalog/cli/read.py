@@ -108,7 +108,7 @@ def command(
     with open_readable(path) as log:
         present = sorted(log.offsets(topic))
         if partition is not None and partition not in present:
-            log.view(topic, partition).close()  # which says what there is instead
+            log.snapshot(topic, partition).close()  # which says what there is instead
         numbers = present if partition is None else [partition]
         if (start is not None or end is not None) and len(numbers) > 1:
             raise InvalidInputError("--start and --end are offsets of one --partition: name it")

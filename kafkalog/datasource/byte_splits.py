@@ -52,7 +52,7 @@ def split_by_bytes(
     segments = [segment for segment in segments if segment.base_offset <= state.active_base]
     if not segments:
         return [range_]
-    return range_.cut(_cuts(_Places(segments, state), range_, max_bytes))
+    return range_.split_at(_split_offsets(_Places(segments, state), range_, max_bytes))
 
 
 class _Places:
@@ -94,7 +94,7 @@ class _Places:
         return segment.base_offset + span * inside // max(self.sizes[place], 1)
 
 
-def _cuts(places: _Places, range_: OffsetRange, max_bytes: int) -> list[int]:
+def _split_offsets(places: _Places, range_: OffsetRange, max_bytes: int) -> list[int]:
     first, last = places.position(range_.start), places.position(range_.end)
     count = -(-(last - first) // max_bytes)
     return [places.offset(first + (last - first) * n // count) for n in range(1, count)]

@@ -123,7 +123,7 @@ class LatestEnds:
             # One that has gone since is looked for at the next trigger.
             with (
                 contextlib.suppress(InvalidInputError),
-                self._store.view(*partition, known_end=known[partition]) as view,
+                self._store.snapshot(*partition, known_end=known[partition]) as snapshot,
             ):
-                found[partition] = min(view.state.high_watermark, known[partition])
+                found[partition] = min(snapshot.state.high_watermark, known[partition])
         return found

@@ -44,9 +44,9 @@ class OffsetRange:
         parts = min(parts, self.size)
         sizes = [self.size // parts + (n >= parts - self.size % parts) for n in range(parts)]
         ends = accumulate(sizes, initial=self.start)
-        return self.cut(ends)
+        return self.split_at(ends)
 
-    def cut(self, offsets: Iterable[int]) -> list[OffsetRange]:
+    def split_at(self, offsets: Iterable[int]) -> list[OffsetRange]:
         """Cut the range at some offsets, in any order; those outside do not count."""
         inside = sorted({offset for offset in offsets if self.start < offset < self.end})
         bounds = pairwise([self.start, *inside, self.end])

@@ -37,8 +37,8 @@ __all__ = [
     "are_passed",
     "as_pinned",
     "driver_name",
+    "held_pin",
     "pin_ends",
-    "pinned_moment",
     "refuse_passed",
     "renewed",
 ]
@@ -59,7 +59,7 @@ def driver_name() -> str:
 
 
 @contextlib.contextmanager
-def pinned_moment(store: Store, driver: str, *, is_changelog: bool = False) -> Iterator[Pin | None]:
+def held_pin(store: Store, driver: str, *, is_changelog: bool = False) -> Iterator[Pin | None]:
     """Give the moment of the action that this task belongs to, and hold it.
 
     None where there is no task of Spark, and where nothing can be pinned: in a root that cannot be

@@ -17,14 +17,14 @@ from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST
 from kafkalog.datasource.opened_log import opened_log
 from kafkalog.datasource.options import SourceOptions
-from kafkalog.datasource.pin import as_pinned, pinned_moment, refuse_passed, renewed
+from kafkalog.datasource.pin import as_pinned, held_pin, refuse_passed, renewed
 from kafkalog.errors import InvalidInputError, MomentPassedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.storage_engine.metadata.state import PartitionState
-    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.reading.pins import Pin
     from kafkalog.storage_engine.store import Store
 
@@ -88,14 +88,12 @@ class RangeReader:
                 opened.enter_context(renewed(partition.pin))
             elif partition.range.to_latest:
                 is_changelog = not self.options.latest_view
-                pin = opened.enter_context(
-                    pinned_moment(store, self.driver, is_changelog=is_changelog)
-                )
+                pin = opened.enter_context(held_pin(store, self.driver, is_changelog=is_changelog))
             try:
                 wanted = as_pinned(store, partition.range, pin, self.options)
                 if wanted is None:
                     return
-                view = opened.enter_context(self._view(store, wanted, pin, is_snapshot))
+                snapshot = opened.enter_context(self._snapshot(store, wanted, pin, is_snapshot))
             except MomentPassedError:
                 raise
             except InvalidInputError as error:
@@ -106,15 +104,15 @@ class RangeReader:
                 )
                 return
             if isinstance(partition, SnapshotPartition):
-                partition.check(view.state)
+                partition.check(snapshot.state)
             if is_snapshot or self.options.latest_view:
-                yield from self._latest(view, wanted, may_be_passed=is_snapshot)
+                yield from self._latest(snapshot, wanted, may_be_passed=is_snapshot)
             else:
-                yield from self._records(view, wanted)
+                yield from self._records(snapshot, wanted)
 
-    def _view(
+    def _snapshot(
         self, store: Store, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool
-    ) -> LogView:
+    ) -> PartitionSnapshot:
         """Open the partition; a view of the latest records needs one moment of the whole of it.
 
         A cleaner about to pass a pin looks at it once more, and goes back: it is waited for.
@@ -124,7 +122,7 @@ class RangeReader:
         deadline = time.monotonic() + (_CLEANER_WAIT_S if is_whole else 0)
         while True:
             try:
-                return store.view(
+                return store.snapshot(
                     topic,
                     number,
                     whole=is_whole,
@@ -139,13 +137,15 @@ class RangeReader:
                     raise
             time.sleep(_CLEANER_PAUSE_S)
 
-    def _records(self, view: LogView, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+    def _records(
+        self, snapshot: PartitionSnapshot, wanted: OffsetRange
+    ) -> Iterator[pa.RecordBatch]:
         from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
         keys = self.options.keys
-        start, end = self._available(view.state, wanted)
+        start, end = self._available(snapshot.state, wanted)
         if start < end:
-            yield from view.read(
+            yield from snapshot.read(
                 start,
                 end,
                 schema=arrow_schema(self.columns),
@@ -154,15 +154,15 @@ class RangeReader:
             )
 
     def _latest(
-        self, view: LogView, wanted: OffsetRange, *, may_be_passed: bool
+        self, snapshot: PartitionSnapshot, wanted: OffsetRange, *, may_be_passed: bool
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.cleaner.key_index.latest_view import latest
 
-        start, end = self._available(view.state, wanted)
+        start, end = self._available(snapshot.state, wanted)
         if start >= end:
             return
         yield from latest(
-            view,
+            snapshot,
             end,
             budget_bytes=_VIEW_BUDGET,
             schema=arrow_schema(self.columns),

@@ -26,8 +26,8 @@ from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
+from kafkalog.erasure.occurrences import Occurrences, find_occurrences
 from kafkalog.erasure.topic_files import FileKind, topic_files
-from kafkalog.erasure.traces import Traces, find_traces
 from kafkalog.errors import CorruptLogError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -36,9 +36,9 @@ from kafkalog.storage_engine.segment.segments import sweep_deleted
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.cleaner.state.stats import CleanerStats
-    from kafkalog.erasure.file_traces import FileTraces
+    from kafkalog.erasure.file_occurrences import FileOccurrences
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 __all__ = ["Erasure", "Progress", "erase"]
 
@@ -58,11 +58,11 @@ class Erasure:
     topic: str
     digests: tuple[str, ...]
     """SHA-256 of each key, in the order of its number."""
-    before: Traces
+    before: Occurrences
     deletions: Mapping[int, tuple[int, int]]
     """By partition: the first offset of the deletions that were written, and the one after."""
     cleanings: tuple[CleanerStats, ...]
-    after: Traces
+    after: Occurrences
 
     @property
     def is_erased(self) -> bool:
@@ -97,8 +97,8 @@ def erase(
             "the last record of the key, or alter the topic to compact,delete"
         )
 
-    def look(step: str, *, was_erased: bool = False) -> Traces:
-        return find_traces(
+    def look(step: str, *, was_erased: bool = False) -> Occurrences:
+        return find_occurrences(
             engine,
             topic,
             keys,
@@ -155,8 +155,8 @@ def _delete(
     found: list[tuple[bytes, int]] = []
     for number in partitions:
         with contextlib.suppress(CorruptLogError, StorageError):
-            with engine.view(topic, number, whole=True) as view:
-                latest = _latest(view, keys)
+            with engine.snapshot(topic, number, whole=True) as snapshot:
+                latest = _latest(snapshot, keys)
             found += [(keys.keys[key], number) for key in np.flatnonzero(latest == _DATA).tolist()]
     if not found:
         return {}
@@ -171,14 +171,16 @@ def _delete(
     return {number: span for (_, number), span in sorted(offsets.items())}
 
 
-def _latest(view: LogView, keys: ErasedKeys) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
+def _latest(
+    snapshot: PartitionSnapshot, keys: ErasedKeys
+) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
     """Say of each key what its latest record is; what is not aborted counts, open ones too."""
     latest = np.full(len(keys), _NO_RECORD, dtype=np.int8)
-    end = view.state.high_watermark
+    end = snapshot.state.high_watermark
     # A segment may begin below the log start: the cleaner looks at such records, too.
-    start = min([view.state.log_start_offset, *(one.base_offset for one in view.segments)])
-    with view.transaction_outcomes() as outcomes:
-        for chunk in view.chunks(start, end):
+    start = min([snapshot.state.log_start_offset, *(one.base_offset for one in snapshot.segments)])
+    with snapshot.transaction_outcomes() as outcomes:
+        for chunk in snapshot.chunks(start, end):
             is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
             is_wanted &= ~outcomes.is_aborted(chunk)
             for _, records in chunk.runs(is_wanted):
@@ -204,7 +206,7 @@ def _bytes_to_clean(engine: Engine, topic: str, partition: int, now_ms: int) -> 
     return status.clean_bytes + 2 * (status.dirty_bytes + status.uncleanable_bytes)
 
 
-def _is_retired(traces: FileTraces) -> bool:
+def _is_retired(traces: FileOccurrences) -> bool:
     return traces.file.is_retired and not traces.is_clear
 
 

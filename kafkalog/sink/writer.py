@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 
 __all__ = [
-    "BatchWriter",
     "SinkMessage",
     "StreamWriter",
+    "TableBatchWriter",
     "batch_writer",
     "stream_writer",
 ]
@@ -54,7 +54,9 @@ _log = logging.getLogger("kafkalog.sink")
 _warned: set[tuple[str, ...]] = set()
 
 
-def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> TableBatchWriter:
     """Return the writer of one `df.write`; creates the topic that the option `topic` names.
 
     Raises InvalidInputError for options, columns and save modes that Spark's Kafka sink refuses.
@@ -65,7 +67,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
             "both Spark, for a sink in Python, and a log allow."
         )
     parsed, columns = _prepare(options, schema)
-    return BatchWriter(parsed, columns)
+    return TableBatchWriter(parsed, columns)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
@@ -218,7 +220,7 @@ class _LogWriter:
                 )
 
 
-class BatchWriter(_LogWriter, DataSourceArrowWriter):
+class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
     """The writer of one `df.write`: Spark pickles this very object for its tasks and its commit."""
 
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:

@@ -293,14 +293,14 @@ class Engine(Store):
         from kafkalog.schema import chosen_columns
 
         schema = chosen_columns(columns, include_headers=include_headers)
-        with self.view(topic, partition, start=start) as view:
-            first = view.state.log_start_offset if start is None else start
-            visible = time_offsets.end_offset(view.state, isolation_level)
+        with self.snapshot(topic, partition, start=start) as snapshot:
+            first = snapshot.state.log_start_offset if start is None else start
+            visible = time_offsets.end_offset(snapshot.state, isolation_level)
             last = max(first, visible) if end is None else end
-            if first <= last <= view.state.high_watermark:
+            if first <= last <= snapshot.state.high_watermark:
                 last = max(first, min(last, visible))
             is_committed = isolation_level == time_offsets.READ_COMMITTED
-            yield from view.read(first, last, schema=schema, read_committed=is_committed)
+            yield from snapshot.read(first, last, schema=schema, read_committed=is_committed)
 
     def offset_for_time(
         self, topic: str, ms: int, *, isolation_level: str = time_offsets.READ_COMMITTED

@@ -20,7 +20,7 @@ from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.writing.transaction import Transaction
 
 __all__ = ["Store"]
@@ -135,7 +135,7 @@ class Store:
         if self._is_closed:
             raise InvalidInputError(f"{self.root}: the log is closed: open it again to write")
 
-    def view(
+    def snapshot(
         self,
         topic: str,
         partition: int,
@@ -144,17 +144,17 @@ class Store:
         start: int | None = None,
         known_end: int = 0,
         check: Callable[[TopicState], None] = lambda topic: None,
-    ) -> LogView:
+    ) -> PartitionSnapshot:
         """Open a partition at this moment; close the view after use.
 
         `whole` opens all segments at once. `start` is where reading will begin; `known_end` a high
         watermark that a broker which starts anew may not know. `check` may refuse a state of ours.
         """
-        from kafkalog.storage_engine.reading.log_view import open_view
+        from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 
         topic_id = self.check_partition(topic, partition)
         if self._brokers is not None:
-            return self._brokers.view(
+            return self._brokers.snapshot(
                 topic, partition, whole=whole, start=start, known_end=known_end
             )
 
@@ -167,7 +167,7 @@ class Store:
 
         directory = self.partition_directory(topic, partition)
         try:
-            return open_view(directory, topic, partition, load_state, whole=whole, start=start)
+            return open_snapshot(directory, topic, partition, load_state, whole=whole, start=start)
         except (StorageError, FileNotFoundError):
             load_state()  # was it deleted meanwhile?
             raise

@@ -27,7 +27,7 @@ from kafkalog.cleaner import CleanerConfig, clean, latest
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.reading.log_view import LogView
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from tests.storage_engine.faults import ACTS
 
 NOBODY = 65534
@@ -120,10 +120,10 @@ def clean_until_death(command: dict[str, Any]) -> None:
 # --- those that read -----------------------------------------------------------------------------
 
 
-def rows_of(view: LogView) -> list[Row]:
+def rows_of(snapshot: PartitionSnapshot) -> list[Row]:
     """What a reader of the changelog gets."""
     found: list[Row] = []
-    for rows in view.read(0, view.state.high_watermark, schema=changelog_schema()):
+    for rows in snapshot.read(0, snapshot.state.high_watermark, schema=changelog_schema()):
         columns = (rows[name].to_pylist() for name in ("offset", "key", "value"))
         found += zip(*columns, strict=True)
     return found
@@ -134,11 +134,11 @@ def expected_rows(rows: list[Row]) -> list[Row]:
     return sorted({key: (offset, key, value) for offset, key, value in rows}.values())
 
 
-def latest_rows(view: LogView) -> list[Row]:
+def latest_rows(snapshot: PartitionSnapshot) -> list[Row]:
     """What the view of the latest values gives, in the order of the log."""
     found: list[Row] = []
-    end = view.state.high_watermark
-    for rows in latest(view, end, budget_bytes=1 << 20, schema=changelog_schema()):
+    end = snapshot.state.high_watermark
+    for rows in latest(snapshot, end, budget_bytes=1 << 20, schema=changelog_schema()):
         columns = (rows[name].to_pylist() for name in ("offset", "key", "value"))
         found += zip(*columns, strict=True)
     return sorted(found)
@@ -146,9 +146,9 @@ def latest_rows(view: LogView) -> list[Row]:
 
 def check_reading(engine: Engine, before: list[Row]) -> list[Row]:
     """Read all of it; nothing may be wrong, missing or doubled beside what was there before."""
-    with engine.view("t", 0, whole=True) as view:
-        rows = rows_of(view)
-        values = latest_rows(view)
+    with engine.snapshot("t", 0, whole=True) as snapshot:
+        rows = rows_of(snapshot)
+        values = latest_rows(snapshot)
     offsets = [offset for offset, _, _ in rows]
     assert offsets == sorted(set(offsets)), offsets
     assert set(rows) <= set(before), set(rows) - set(before)
@@ -167,8 +167,8 @@ def read_until_told(root: str, user: int | None, ready: int, stop: int) -> dict[
         assert not os.access(root, os.W_OK)
     engine = Engine(root, read_only=True)
     count = 0
-    with engine.view("t", 0, whole=True) as view:
-        before = rows_of(view)
+    with engine.snapshot("t", 0, whole=True) as snapshot:
+        before = rows_of(snapshot)
         os.write(ready, b".")
         is_over = False
         while not is_over:
@@ -176,7 +176,7 @@ def read_until_told(root: str, user: int | None, ready: int, stop: int) -> dict[
             check_reading(engine, before)
             count += 1
             time.sleep(0.003)  # or the cleaner gets no turn
-        assert rows_of(view) == before
+        assert rows_of(snapshot) == before
     return {"count": count}
 
 
@@ -259,9 +259,9 @@ def warm() -> None:
                 engine, force=True, now_ms=1, config=CleanerConfig(dedupe_buffer_size=size)
             )
             assert stats.error is None, stats.error
-        with engine.view("t", 0, whole=True) as view:
-            rows_of(view)
-            latest_rows(view)
+        with engine.snapshot("t", 0, whole=True) as snapshot:
+            rows_of(snapshot)
+            latest_rows(snapshot)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
-from kafkalog.storage_engine.reading import log_view
+from kafkalog.storage_engine.reading import partition_snapshot
 from kafkalog.storage_engine.writing.retention import retain_partition
 from tests.acceptance.log_contents import damage, latest_records, records
 from tests.acceptance.turn_processes import TOPIC, Onlooker, readers
@@ -230,7 +230,7 @@ def test_two_cleaners_clean_nothing_twice_and_lose_nothing(tmp_path: Path) -> No
 @pytest.fixture
 def long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KafkaLog:
     """A partition of more segments than a reader has open at once, all keys twice."""
-    monkeypatch.setattr(log_view, "WINDOW", WINDOW)
+    monkeypatch.setattr(partition_snapshot, "WINDOW", WINDOW)
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 1, {"segment.bytes": "14", "file.delete.delay.ms": "1000"})
     for number in range(2 * WINDOW + 8):
@@ -257,10 +257,10 @@ def values(batches: Iterator[Any]) -> list[tuple[int, str]]:
 
 
 def test_a_view_of_one_moment_sleeps_through_a_cleaning_and_the_removal(long: KafkaLog) -> None:
-    with long.view("t", 0, whole=True) as view:
-        end = view.state.high_watermark
+    with long.snapshot("t", 0, whole=True) as snapshot:
+        end = snapshot.state.high_watermark
         clean_and_remove(long)
-        found = values(view.read(0, end, schema=changelog_schema()))
+        found = values(snapshot.read(0, end, schema=changelog_schema()))
         assert found == [(offset, f"{offset}") for offset in range(end)]
     assert len(records(long, "t")) == end // 2
 
@@ -293,9 +293,9 @@ def test_a_reader_whose_records_were_deleted_while_it_slept_is_told_the_range(
 
 
 def test_a_view_outlives_its_topic_and_the_removal_of_its_directory(long: KafkaLog) -> None:
-    with long.view("t", 0, whole=True) as view:
-        end = view.state.high_watermark
+    with long.snapshot("t", 0, whole=True) as snapshot:
+        end = snapshot.state.high_watermark
         long.delete_topic("t")
         sweep(long, now_ms=clock.now_ms() + 1001)
         assert not list(long.root.glob("t-0*"))
-        assert len(values(view.read(0, end, schema=changelog_schema()))) == end
+        assert len(values(snapshot.read(0, end, schema=changelog_schema()))) == end

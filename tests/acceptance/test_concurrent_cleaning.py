@@ -71,10 +71,10 @@ def check_state(log: KafkaLog, model: Model) -> None:
 
 def check_changelog(log: KafkaLog, model: Model, partition: int) -> None:
     """Read a partition from 0: nothing but what was written, nothing twice, no latest one gone."""
-    with log.view(TOPIC, partition) as view:
-        state = view.state
+    with log.snapshot(TOPIC, partition) as snapshot:
+        state = snapshot.state
         found: dict[int, Record] = {}
-        for rows in view.read(0, state.high_watermark, schema=changelog_schema()):
+        for rows in snapshot.read(0, state.high_watermark, schema=changelog_schema()):
             offsets = rows["offset"].to_pylist()
             assert offsets == sorted(set(offsets)) and not (found and offsets[0] <= max(found))
             pairs = zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)

@@ -82,8 +82,8 @@ def crash_points(engine: Engine) -> Iterator[str]:
 
 
 def log_rows(engine: Engine) -> list[Row]:
-    with engine.view("t", 0, whole=True) as view:
-        return rows_of(view)
+    with engine.snapshot("t", 0, whole=True) as snapshot:
+        return rows_of(snapshot)
 
 
 def kill_everywhere(

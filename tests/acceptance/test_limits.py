@@ -136,7 +136,7 @@ def test_views_that_take_all_descriptors_raise_the_limit_or_say_how(
             expected = contextlib.nullcontext() if can_be_raised else None
             with expected or pytest.raises(StorageError, match=advice):
                 for _ in range(10):
-                    opened.enter_context(log.view("t", 0))
+                    opened.enter_context(log.snapshot("t", 0))
     assert [value for *_, value in records(log, "t")] == [b"v"]
 
 

@@ -19,7 +19,7 @@ from kafkalog.cleaner import CleanerConfig, latest
 from kafkalog.cleaner.schedule.manager import clean_filthiest, retain, sweep
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.reading.log_view import LogView
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from tests.acceptance.torture_script import PARTITIONS, TOPIC, Commit, Raw, Record, Script
 
 TINY = 24 * 40
@@ -113,11 +113,11 @@ class Reader:
 
     def check_partition(self, number: int, *, is_over: bool = False) -> dict[int, Record]:
         """Nothing but what was written and may be seen, nothing twice, no latest record gone."""
-        with self.log.view(TOPIC, number, whole=True) as view:
-            state = view.state
+        with self.log.snapshot(TOPIC, number, whole=True) as snapshot:
+            state = snapshot.state
             high_watermark = state.high_watermark
-            found = rows_of(view, self._changelog(view))
-            latest_values = rows_of(view, self._latest(view))
+            found = rows_of(snapshot, self._changelog(snapshot))
+            latest_values = rows_of(snapshot, self._latest(snapshot))
         partition = self.script.partitions[number]
         if not is_over:
             self.script.extend_to(number, high_watermark)
@@ -148,18 +148,18 @@ class Reader:
         return found
 
     @staticmethod
-    def _changelog(view: LogView) -> Any:
-        start = view.state.log_start_offset
-        end = max(start, view.state.last_stable_offset)
-        return view.read(start, end, schema=changelog_schema())
+    def _changelog(snapshot: PartitionSnapshot) -> Any:
+        start = snapshot.state.log_start_offset
+        end = max(start, snapshot.state.last_stable_offset)
+        return snapshot.read(start, end, schema=changelog_schema())
 
     @staticmethod
-    def _latest(view: LogView) -> Any:
-        end = view.state.high_watermark
-        return latest(view, end, budget_bytes=1 << 20, schema=changelog_schema())
+    def _latest(snapshot: PartitionSnapshot) -> Any:
+        end = snapshot.state.high_watermark
+        return latest(snapshot, end, budget_bytes=1 << 20, schema=changelog_schema())
 
 
-def rows_of(view: LogView, batches: Any) -> dict[int, Record]:
+def rows_of(snapshot: PartitionSnapshot, batches: Any) -> dict[int, Record]:
     """Collect rows by offset; none twice, and a changelog's in order."""
     found: dict[int, Record] = {}
     for rows in batches:

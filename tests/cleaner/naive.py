@@ -15,7 +15,7 @@ import numpy as np
 from crc32c import crc32c
 
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.reading.log_view import LogView
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from kafkalog.storage_engine.records.records import index_records
 from tests.storage_engine.log_builder import sized, varint
 
@@ -168,10 +168,12 @@ def naive_clean(
 # --- a log on disk -------------------------------------------------------------------------------
 
 
-def dump_view(view: LogView, start: int = 0, end: int | None = None) -> list[Batch]:
+def dump_snapshot(
+    snapshot: PartitionSnapshot, start: int = 0, end: int | None = None
+) -> list[Batch]:
     """What a view holds, batch by batch, empty ones too."""
     found = []
-    for chunk in view.chunks(start, view.state.high_watermark if end is None else end):
+    for chunk in snapshot.chunks(start, snapshot.state.high_watermark if end is None else end):
         table = chunk.table
         records = index_records(
             chunk.buffer, table, path=chunk.path, file_position=chunk.file_position
@@ -208,8 +210,8 @@ def dump_view(view: LogView, start: int = 0, end: int | None = None) -> list[Bat
 
 def dump(engine: Engine, topic: str = "t", partition: int = 0) -> list[Batch]:
     """What a partition holds now, batch by batch."""
-    with engine.view(topic, partition, whole=True) as view:
-        return dump_view(view)
+    with engine.snapshot(topic, partition, whole=True) as snapshot:
+        return dump_snapshot(snapshot)
 
 
 def records_of(batches: Iterable[Batch]) -> list[Record]:
@@ -247,8 +249,8 @@ def write_producers(directory: Path, logs: Iterable[Iterable[Batch]], end: int) 
     ]
     body = struct.pack(">i", len(rows)) + b"".join(rows)
     if rows:
-        snapshot = directory / f"{end:020d}.snapshot"
-        snapshot.write_bytes(struct.pack(">hI", 1, crc32c(body)) + body)
+        producer_snapshot = directory / f"{end:020d}.snapshot"
+        producer_snapshot.write_bytes(struct.pack(">hI", 1, crc32c(body)) + body)
     return end if rows else -1
 
 
@@ -270,7 +272,7 @@ def foreign_log(
         (directory / f"{base:020d}.log").write_bytes(data)
         end = max([end, base] + [item.last + 1 for item in batches])
     high_watermark = end if high_watermark is None else high_watermark
-    snapshot = write_producers(directory, segments.values(), high_watermark)
+    producer_snapshot = write_producers(directory, segments.values(), high_watermark)
     with engine.transaction() as transaction:
         transaction.change_partition(
             "t",
@@ -280,7 +282,7 @@ def foreign_log(
             active_base=base,
             active_size=len(data),
             first_dirty_offset=first_dirty,
-            producer_snapshot=snapshot,
+            producer_snapshot=producer_snapshot,
             listed_from=high_watermark,
         )
         transaction.publish(1)

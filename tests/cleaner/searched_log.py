@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 
 import kafkalog
+from kafkalog.erasure.occurrences import Occurrences
 from kafkalog.erasure.topic_files import FileKind
-from kafkalog.erasure.traces import Traces
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
@@ -41,7 +41,7 @@ def directory(log: KafkaLog) -> Path:
     return log.partition_directory("t", 0)
 
 
-def kinds(traces: Traces) -> set[FileKind]:
+def kinds(traces: Occurrences) -> set[FileKind]:
     return {file.file.kind for file in traces.files if not file.is_clear}
 
 

@@ -38,8 +38,8 @@ def expected(engine: Engine) -> dict[int, tuple[int, int, int]]:
 
 
 def counted(engine: Engine, budget_bytes: int = 1 << 20) -> dict[int, tuple[int, int, int]]:
-    with engine.view("t", 0, whole=True) as view:
-        found = census(view, budget_bytes=budget_bytes)
+    with engine.snapshot("t", 0, whole=True) as snapshot:
+        found = census(snapshot, budget_bytes=budget_bytes)
     return {one.base_offset: (one.records, one.tombstones, one.dead_records) for one in found}
 
 
@@ -66,8 +66,8 @@ def test_a_batch_is_dead_in_the_share_of_its_dead_records(tmp_path: Path) -> Non
     engine.append("t", [("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")], now_ms=NOW)
     size = (tmp_path / "t-0" / f"{0:020}.log").stat().st_size
     engine.append("t", [("a", "2")], now_ms=NOW)
-    with engine.view("t", 0, whole=True) as view:
-        (found,) = census(view, budget_bytes=1 << 20)
+    with engine.snapshot("t", 0, whole=True) as snapshot:
+        (found,) = census(snapshot, budget_bytes=1 << 20)
     assert (found.records, found.dead_records, found.dead_bytes) == (5, 1, round(size / 4))
 
 

@@ -16,7 +16,7 @@ from kafkalog.errors import StorageError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format.layout import SEGMENT_SUFFIXES
-from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.segment.segments import retire
 from tests.cleaner.naive import dump, offsets
 
@@ -38,8 +38,8 @@ def open_files(directory: Path) -> int:
     return sum(link.startswith(str(directory)) for link in links)
 
 
-def held_view(engine: Engine) -> LogView:
-    return open_view(
+def held_snapshot(engine: Engine) -> PartitionSnapshot:
+    return open_snapshot(
         engine.partition_directory("t", 0),
         "t",
         0,
@@ -60,28 +60,28 @@ def test_a_cleaning_has_one_segment_open_and_one_that_it_writes(engine: Engine) 
 
 
 def test_a_held_view_reads_what_a_whole_one_does(engine: Engine) -> None:
-    with held_view(engine) as held, engine.view("t", 0, whole=True) as whole:
+    with held_snapshot(engine) as held, engine.snapshot("t", 0, whole=True) as whole:
         for start, end in [(0, 60), (17, 43), (59, 60), (60, 60)]:
-            for view in (held, whole):
-                batches = view.read(start, end, schema=changelog_schema())
+            for snapshot in (held, whole):
+                batches = snapshot.read(start, end, schema=changelog_schema())
                 found = [offset for rows in batches for offset in rows["offset"].to_pylist()]
                 assert found == list(range(start, end))
 
 
 def test_a_segment_that_was_deleted_meanwhile_is_passed_over(engine: Engine) -> None:
-    with held_view(engine) as view:
+    with held_snapshot(engine) as snapshot:
         retire(engine.partition_directory("t", 0), [0, 1], suffixes=SEGMENT_SUFFIXES)
         with engine.transaction() as transaction:
             transaction.change_partition("t", 0, log_start_offset=2)
             transaction.publish(1)
-        assert [chunk.segment_base for chunk in view.chunks(0, 60)] == list(range(2, 60))
+        assert [chunk.segment_base for chunk in snapshot.chunks(0, 60)] == list(range(2, 60))
 
 
 def test_a_segment_that_is_lost_is_no_deleted_one(engine: Engine) -> None:
-    with held_view(engine) as view:
+    with held_snapshot(engine) as snapshot:
         retire(engine.partition_directory("t", 0), [30], suffixes=SEGMENT_SUFFIXES)
         with pytest.raises(StorageError, match="segment of offset 30 is missing"):
-            list(view.chunks(0, 60))
+            list(snapshot.chunks(0, 60))
 
 
 def test_the_soft_limit_of_open_files_is_raised_when_it_is_met(engine: Engine) -> None:
@@ -91,8 +91,8 @@ def test_the_soft_limit_of_open_files_is_raised_when_it_is_met(engine: Engine) -
     # So many are free below the limit: enough to begin with, and not for all.
     resource.setrlimit(resource.RLIMIT_NOFILE, (free[SEGMENTS // 2], hard))
     try:
-        with engine.view("t", 0, whole=True) as view:
-            assert len(list(view.chunks(0, 60))) == SEGMENTS
+        with engine.snapshot("t", 0, whole=True) as snapshot:
+            assert len(list(snapshot.chunks(0, 60))) == SEGMENTS
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

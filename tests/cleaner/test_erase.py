@@ -262,13 +262,13 @@ def test_replaced_files_that_are_not_waited_for_are_found(log: KafkaLog) -> None
 
 def test_who_reads_a_file_that_goes_reads_on(log: KafkaLog) -> None:
     fill(log)
-    with log.view("t", 0, whole=True) as view:
-        end = view.state.high_watermark
+    with log.snapshot("t", 0, whole=True) as snapshot:
+        end = snapshot.state.high_watermark
         assert log.erase(
             "t", [f"user-{n}" for n in range(4700, 4760)], now=True, now_ms=NOW
         ).is_erased
         schema = changelog_schema()
-        assert sum(one.num_rows for one in view.read(0, end, schema=schema)) > 0
+        assert sum(one.num_rows for one in snapshot.read(0, end, schema=schema)) > 0
 
 
 # --- what stands in the way -----------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread, clean
 from kafkalog.cleaner.dedup.presence import announced, is_cleaner_running
-from kafkalog.cleaner.report.explain import Explanation, Finding, explain, moment
+from kafkalog.cleaner.report.explain import Explanation, Reason, explain, utc_time
 from kafkalog.cleaner.schedule.pause import abort_and_pause
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import UnknownTopicError
@@ -40,7 +40,7 @@ def told(engine: Engine, now_ms: int = NOW) -> Explanation:
     return explanation
 
 
-def finding(engine: Engine, code: str, now_ms: int = NOW) -> Finding:
+def finding(engine: Engine, code: str, now_ms: int = NOW) -> Reason:
     (found,) = [one for one in told(engine, now_ms).findings if one.code == code]
     return found
 
@@ -102,7 +102,7 @@ def test_the_ratio_says_how_much_is_missing(tmp_path: Path) -> None:
     missing = int(ratio.sentence.split("with ")[1].split(" ")[0])
     assert (second + missing) / (first + second + missing) > 0.8
     assert (second + missing - 2) / (first + second + missing - 2) <= 0.8
-    assert moment(NOW)[:16] in ratio.sentence
+    assert utc_time(NOW)[:16] in ratio.sentence
 
 
 def test_what_lies_in_the_active_segment_waits_for_the_next_one(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_lag_ends_at_a_known_time(tmp_path: Path) -> None:
     append(engine, 3)
     lag = finding(engine, "lag")
     assert lag.until_ms == NOW + HOUR
-    assert moment(NOW + HOUR) in lag.sentence
+    assert utc_time(NOW + HOUR) in lag.sentence
     assert "1 hour" in lag.sentence
     assert codes(engine, NOW + HOUR - 1)[0] == "lag"
     assert codes(engine, NOW + HOUR)[0] == "due"
@@ -216,8 +216,8 @@ def test_an_uncleanable_partition_says_why_since_when_and_until_when(tmp_path: P
     assert not explanation.is_due
     assert [one.code for one in explanation.findings] == ["uncleanable", "due"]
     found = explanation.findings[0]
-    assert f"since {moment(NOW)}, 2 times in a row: a bad batch." in found.sentence
-    assert moment(mark.retry_at_ms) in found.sentence
+    assert f"since {utc_time(NOW)}, 2 times in a row: a bad batch." in found.sentence
+    assert utc_time(mark.retry_at_ms) in found.sentence
     assert found.until_ms == mark.retry_at_ms
     assert "tries again" in finding(engine, "uncleanable", mark.retry_at_ms).sentence
 

@@ -169,20 +169,20 @@ def test_a_segment_as_large_as_the_one_it_replaces_is_told_from_it(tmp_path: Pat
 
 def test_a_view_of_before_reads_the_files_of_before(tmp_path: Path) -> None:
     engine = twins(tmp_path)
-    with engine.view("t", 0) as view:
+    with engine.snapshot("t", 0) as snapshot:
         before = dump(engine)
         clean(engine, now_ms=1)
-        found = [int(b) for chunk in view.chunks(0, 21) for b in chunk.table.base_offsets]
+        found = [int(b) for chunk in snapshot.chunks(0, 21) for b in chunk.table.base_offsets]
         assert found == [item.base for item in before]
     rng = random.Random(2)
     for now_ms in (2, 3, 4):
-        with engine.view("t", 0) as view:
+        with engine.snapshot("t", 0) as snapshot:
             expected = [item.base for item in dump(engine)]
             for _ in range(2):
                 append(engine, rng, now_ms)
                 clean(engine, force=True, now_ms=now_ms)
-            end = view.state.high_watermark
-            found = [int(b) for chunk in view.chunks(0, end) for b in chunk.table.base_offsets]
+            end = snapshot.state.high_watermark
+            found = [int(b) for chunk in snapshot.chunks(0, end) for b in chunk.table.base_offsets]
             assert found == expected
 
 

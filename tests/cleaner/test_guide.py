@@ -104,7 +104,7 @@ def test_explain_says_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_every_code_of_explain_is_in_the_table() -> None:
     told = {code for row in cells("Why is it not compacting?") for code in row[0].split("`, `")}
     source = (Path(kafkalog.__file__).parent / "cleaner" / "report" / "explain.py").read_text()
-    used = set(re.findall(r'Finding\(\s*"([a-z ]+)"', source))
+    used = set(re.findall(r'Reason\(\s*"([a-z ]+)"', source))
     assert told == used
 
 

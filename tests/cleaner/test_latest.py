@@ -25,7 +25,7 @@ from kafkalog.errors import StorageError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.reading.log_view import Chunk, LogView
+from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
 from tests.cleaner.naive import Batch, Record, batch, foreign_log
 from tests.storage_engine.faults import Died
 
@@ -102,14 +102,14 @@ def counted(chunk: Chunk) -> npt.NDArray[np.bool_]:
     return counts
 
 
-def plan(engine: Engine, view: LogView) -> LogToClean:
+def plan(engine: Engine, snapshot: PartitionSnapshot) -> LogToClean:
     return log_to_clean(
         "t",
         0,
-        directory=view.directory,
+        directory=snapshot.directory,
         config=TopicConfig.parse(engine.describe("t").config),
-        state=view.state,
-        segments=view.segments,
+        state=snapshot.state,
+        segments=snapshot.segments,
         now_ms=10_000,
     )
 
@@ -125,10 +125,10 @@ def found(
     chunk_size: int = 2_000,
 ) -> tuple[dict[int, bool], int]:
     """What the first pass says of every record that counts, and where it ended."""
-    with engine.view("t", 0, whole=True) as view:
+    with engine.snapshot("t", 0, whole=True) as snapshot:
         latest, end = find_latest_records(
-            view,
-            plan(engine, view),
+            snapshot,
+            plan(engine, snapshot),
             make_is_mapped=make_is_mapped,
             config=CleanerConfig(
                 dedupe_buffer_size=24 * slots, spill=spill, io_buffer_size=chunk_size
@@ -139,7 +139,7 @@ def found(
         try:
             look(latest)
             said: dict[int, bool] = {}
-            for chunk in view.chunks(0, view.state.high_watermark, chunk_size=700):
+            for chunk in snapshot.chunks(0, snapshot.state.high_watermark, chunk_size=700):
                 for run, records in chunk.runs(counted(chunk)):
                     flags = latest.obsolete(run, records).tolist()
                     said.update(zip(records.offsets.tolist(), flags, strict=True))
@@ -199,8 +199,8 @@ def test_runs_may_be_asked_for_out_of_order_and_twice(tmp_path: Path) -> None:
     expected = naive_obsolete(segments, 0, end)
 
     def look(latest: LatestRecords) -> None:
-        with engine.view("t", 0, whole=True) as view:
-            chunks = list(view.chunks(0, end, chunk_size=500))
+        with engine.snapshot("t", 0, whole=True) as snapshot:
+            chunks = list(snapshot.chunks(0, end, chunk_size=500))
             random.Random(3).shuffle(chunks)
             for chunk in [*chunks, *chunks[:3]]:
                 for run, records in chunk.runs(counted(chunk)):
@@ -216,8 +216,8 @@ def test_nothing_is_said_of_records_whose_batch_was_left_out(tmp_path: Path) -> 
 
     def look(latest: LatestRecords) -> None:
         seen = 0
-        with engine.view("t", 0, whole=True) as view:
-            for chunk in view.chunks(0, end):
+        with engine.snapshot("t", 0, whole=True) as snapshot:
+            for chunk in snapshot.chunks(0, end):
                 for run, records in chunk.runs(~counted(chunk)):
                     assert not latest.obsolete(run, records).any()
                     seen += len(records)
@@ -232,8 +232,8 @@ def test_segments_that_retention_removes_between_the_passes_change_nothing(tmp_p
     expected = naive_obsolete(segments, 0, end)
 
     def look(latest: LatestRecords) -> None:
-        with engine.view("t", 0, whole=True) as view:
-            for chunk in view.chunks(end // 2, end):
+        with engine.snapshot("t", 0, whole=True) as snapshot:
+            for chunk in snapshot.chunks(end // 2, end):
                 for run, records in chunk.runs(counted(chunk)):
                     flags = latest.obsolete(run, records).tolist()
                     assert flags == [expected[offset] for offset in records.offsets.tolist()]

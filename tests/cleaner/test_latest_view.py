@@ -27,9 +27,9 @@ def singles(first: int, *names: str) -> list[Batch]:
 
 def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[int, CleanerStats]:
     stats = CleanerStats("t", 0)
-    with engine.view("t", 0, whole=True) as view:
-        is_mapped = mapped_batches(view)
-        found = build_offset_map(view, start, end, offset_map, is_mapped=is_mapped, stats=stats)
+    with engine.snapshot("t", 0, whole=True) as snapshot:
+        is_mapped = mapped_batches(snapshot)
+        found = build_offset_map(snapshot, start, end, offset_map, is_mapped=is_mapped, stats=stats)
         return found, stats
 
 
@@ -39,11 +39,11 @@ def latest_records(
     budget_bytes: int = 1 << 20,
     keys: Collection[bytes] | None = None,
 ) -> dict[bytes, int]:
-    with engine.view("t", 0, whole=True) as view:
-        end = view.state.high_watermark if end is None else end
+    with engine.snapshot("t", 0, whole=True) as snapshot:
+        end = snapshot.state.high_watermark if end is None else end
         schema = changelog_schema()
         found: dict[bytes, int] = {}
-        for rows in latest(view, end, budget_bytes=budget_bytes, schema=schema, keys=keys):
+        for rows in latest(snapshot, end, budget_bytes=budget_bytes, schema=schema, keys=keys):
             assert rows.schema == schema
             for key, offset in zip(
                 rows["key"].to_pylist(), rows["offset"].to_pylist(), strict=True
@@ -113,9 +113,9 @@ def test_progress_counts_every_offset_twice_in_each_part_and_comes_to_its_end(
     names = [f"k{i}" for i in range(100)]
     engine = foreign_log(tmp_path, {0: singles(0, *names), 100: []})
     told: list[tuple[int, int]] = []
-    with engine.view("t", 0, whole=True) as view:
+    with engine.snapshot("t", 0, whole=True) as snapshot:
         rows = latest(
-            view,
+            snapshot,
             100,
             budget_bytes=24 * slots,
             schema=changelog_schema(),
@@ -163,10 +163,10 @@ def test_few_keys_are_looked_up_and_many_are_not(tmp_path: Path) -> None:
     with kafkalog.open(tmp_path) as log:
         log.create_topic("t", 1, {"segment.bytes": str(1 << 20)})
         log.append("t", [(f"k{n}", bytes(1000)) for n in range(3000)])
-        with log.view("t", 0, whole=True) as view, PartitionLookup(view) as lookup:
+        with log.snapshot("t", 0, whole=True) as snapshot, PartitionLookup(snapshot) as lookup:
             assert not lookup.is_less_work(1)
         log.clean("t", force=True)
-        with log.view("t", 0, whole=True) as view, PartitionLookup(view) as lookup:
+        with log.snapshot("t", 0, whole=True) as snapshot, PartitionLookup(snapshot) as lookup:
             assert lookup.is_less_work(5)
             assert not lookup.is_less_work(50)
 

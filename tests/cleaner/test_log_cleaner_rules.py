@@ -27,8 +27,8 @@ NOW = 10 * DAY
 
 def segments(log: Log) -> list[SegmentFiles]:
     """All live segments, the active one last."""
-    with log.engine.view("t", 0, whole=True) as view:
-        return list(view.segments)
+    with log.engine.snapshot("t", 0, whole=True) as snapshot:
+        return list(snapshot.segments)
 
 
 def closed(log: Log) -> list[SegmentFiles]:

@@ -150,9 +150,9 @@ def test_a_buffer_of_one_key_cleans(tmp_path: Path, load_factor: float) -> None:
 def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[int, int]:
     """Where the build ends, and how many records it read."""
     stats = CleanerStats("t", 0)
-    with engine.view("t", 0, whole=True) as view:
+    with engine.snapshot("t", 0, whole=True) as snapshot:
         stop = build_offset_map(
-            view, start, end, offset_map, is_mapped=mapped_batches(view), stats=stats
+            snapshot, start, end, offset_map, is_mapped=mapped_batches(snapshot), stats=stats
         )
     return stop, stats.map_records_read
 

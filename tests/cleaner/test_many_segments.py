@@ -45,10 +45,10 @@ def distinct(root: Path, count: int) -> Engine:
 
 
 def rows_of(engine: Engine) -> list[tuple[int, bytes, bytes | None]]:
-    with engine.view("t", 0, whole=True) as view:
+    with engine.snapshot("t", 0, whole=True) as snapshot:
         columns = [
             tuple(rows[name].to_pylist() for name in ("offset", "key", "value"))
-            for rows in view.read(0, view.state.high_watermark, schema=changelog_schema())
+            for rows in snapshot.read(0, snapshot.state.high_watermark, schema=changelog_schema())
         ]
     return [row for found in columns for row in zip(*found, strict=True)]
 

@@ -36,9 +36,9 @@ def upgraded(root: Path, place: int, data: bytes) -> Engine:
 
 
 def magics(engine: Engine) -> set[int]:
-    with engine.view("t", 0) as view:
-        end = view.state.high_watermark
-        return {int(m) for chunk in view.chunks(0, end) for m in chunk.table.magics}
+    with engine.snapshot("t", 0) as snapshot:
+        end = snapshot.state.high_watermark
+        return {int(m) for chunk in snapshot.chunks(0, end) for m in chunk.table.magics}
 
 
 @pytest.mark.parametrize("place", [0, 2, 3])
@@ -115,6 +115,6 @@ def test_a_log_that_was_converted_is_not_written_again(tmp_path: Path) -> None:
 
 def test_the_latest_records_are_found_across_formats(tmp_path: Path) -> None:
     engine = upgraded(tmp_path, 4, wrapper(0, GZIP, messages(0, 8, 9)))
-    with engine.view("t", 0) as view:
-        found = list(latest(view, 8, budget_bytes=1 << 20, schema=changelog_schema()))
+    with engine.snapshot("t", 0) as snapshot:
+        found = list(latest(snapshot, 8, budget_bytes=1 << 20, schema=changelog_schema()))
     assert [v for b in found for v in b.column("value").to_pylist()] == [b"3", b"3"]

@@ -67,8 +67,8 @@ def end_of(engine: Engine, pin: Pin) -> int:
 def table(engine: Engine, end: int) -> dict[bytes, bytes]:
     """The latest value of each key as of an offset, each key once."""
     found: dict[bytes, bytes] = {}
-    with engine.view("t", 0, whole=True) as view:
-        for batch in latest(view, end, budget_bytes=1 << 20, schema=changelog_schema()):
+    with engine.snapshot("t", 0, whole=True) as snapshot:
+        for batch in latest(snapshot, end, budget_bytes=1 << 20, schema=changelog_schema()):
             for row in batch.to_pylist():
                 assert row["key"] not in found
                 found[row["key"]] = row["value"]

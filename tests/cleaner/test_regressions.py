@@ -49,10 +49,10 @@ def sizes(engine: Engine) -> list[int]:
 
 
 def latest_records(engine: Engine) -> dict[bytes, int]:
-    with engine.view("t", 0, whole=True) as view:
-        end = view.state.high_watermark
+    with engine.snapshot("t", 0, whole=True) as snapshot:
+        end = snapshot.state.high_watermark
         found: dict[bytes, int] = {}
-        for rows in latest(view, end, budget_bytes=1 << 20, schema=changelog_schema()):
+        for rows in latest(snapshot, end, budget_bytes=1 << 20, schema=changelog_schema()):
             found |= zip(rows["key"].to_pylist(), rows["offset"].to_pylist(), strict=True)
         return found
 

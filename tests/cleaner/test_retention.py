@@ -34,9 +34,9 @@ def filled(root: Path, *topics: str, hours: int = 6, **config: str) -> Engine:
 
 
 def latest_records(engine: Engine, topic: str = "t") -> list[int]:
-    with engine.view(topic, 0, whole=True) as view:
-        end = view.state.high_watermark
-        found = latest(view, end, budget_bytes=1 << 20, schema=changelog_schema())
+    with engine.snapshot(topic, 0, whole=True) as snapshot:
+        end = snapshot.state.high_watermark
+        found = latest(snapshot, end, budget_bytes=1 << 20, schema=changelog_schema())
         return [offset for batch in found for offset in batch["offset"].to_pylist()]
 
 

@@ -84,8 +84,8 @@ def test_the_latest_records_are_the_same_in_runs_of_any_size(
     }
     for run_size in (1, 700, 1 << 20):
         monkeypatch.setattr(open_segment, "RUN_SIZE", run_size)
-        with engine.view("t", 0, whole=True) as view:
-            tables = list(latest(view, end, budget_bytes=1 << 20, schema=SCHEMA))
+        with engine.snapshot("t", 0, whole=True) as snapshot:
+            tables = list(latest(snapshot, end, budget_bytes=1 << 20, schema=SCHEMA))
         assert {o for table in tables for o in table["offset"].to_pylist()} == expected
         assert (len(tables) > 10) == (run_size == 1)
 
@@ -97,9 +97,9 @@ def test_what_is_decompressed_at_once_is_bounded(tmp_path: Path, codec: str) -> 
     engine.append("t", [(f"{i}", "0" * 60_000) for i in range(300)], now_ms=1)
     found: list[int] = []
     bases: list[int] = []
-    with engine.view("t", 0) as view:
-        expected = [b for c in view.chunks(0, 300) for b in c.table.base_offsets.tolist()]
-        for run, records in view.runs(0, 300, everything):
+    with engine.snapshot("t", 0) as snapshot:
+        expected = [b for c in snapshot.chunks(0, 300) for b in c.table.base_offsets.tolist()]
+        for run, records in snapshot.runs(0, 300, everything):
             # A batch may take a mebibyte (max.message.bytes), and one may exceed the size of a run.
             assert records.arena.size < open_segment.RUN_SIZE + (1 << 20)
             assert set(records.batch_index.tolist()) == set(range(len(run.table)))
@@ -117,7 +117,7 @@ def test_batches_that_are_not_looked_into_are_in_a_run_too(
     engine.create_topic("t", 1, {"compression.type": "gzip"})
     for i in range(20):
         engine.append("t", [(f"{i}", "x")], now_ms=1)
-    with engine.view("t", 0) as view:
+    with engine.snapshot("t", 0) as snapshot:
         for wanted in ([], [0, 1, 19], [5, 7, 8], list(range(20))):
 
             def is_wanted(table: BatchTable) -> npt.NDArray[np.bool_]:
@@ -125,7 +125,7 @@ def test_batches_that_are_not_looked_into_are_in_a_run_too(
 
             found = [
                 (run.table.base_offsets.tolist(), records.offsets.tolist())
-                for run, records in view.runs(0, 20, is_wanted)
+                for run, records in snapshot.runs(0, 20, is_wanted)
             ]
             assert [base for bases, _ in found for base in bases] == list(range(20))
             assert [offset for _, inside in found for offset in inside] == wanted

@@ -19,7 +19,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.segments import list_segments
-from tests.cleaner.naive import batch, dump, dump_view, foreign_log, latest_values, records_of
+from tests.cleaner.naive import batch, dump, dump_snapshot, foreign_log, latest_values, records_of
 from tests.storage_engine.faults import Died, each_act
 
 Fault = Callable[[], BaseException]
@@ -37,10 +37,10 @@ def dirty_log(root: Path) -> Engine:
 
 
 def latest_records(engine: Engine) -> dict[bytes, int]:
-    with engine.view("t", 0, whole=True) as view:
+    with engine.snapshot("t", 0, whole=True) as snapshot:
         found: dict[bytes, int] = {}
-        end = view.state.high_watermark
-        for rows in latest(view, end, budget_bytes=1 << 20, schema=changelog_schema()):
+        end = snapshot.state.high_watermark
+        for rows in latest(snapshot, end, budget_bytes=1 << 20, schema=changelog_schema()):
             found |= zip(rows["key"].to_pylist(), rows["offset"].to_pylist(), strict=True)
         return found
 
@@ -144,10 +144,10 @@ def test_several_outputs_cut_short_at_any_rename_are_old_or_new_as_a_whole(tmp_p
 def test_a_reader_that_is_open_during_a_cleaning_sees_its_moment(tmp_path: Path) -> None:
     engine = dirty_log(tmp_path)
     before = dump(engine)
-    with engine.view("t", 0, whole=True) as view:
-        first = next(iter(view.chunks(0, 26)))
+    with engine.snapshot("t", 0, whole=True) as snapshot:
+        first = next(iter(snapshot.chunks(0, 26)))
         assert clean(engine, force=True, now_ms=1)[0].error is None
-        assert dump_view(view) == before
+        assert dump_snapshot(snapshot) == before
         assert first.segment_base == 0
     assert len(records_of(dump(engine))) == len(latest_values(records_of(before)))
 

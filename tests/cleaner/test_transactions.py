@@ -451,9 +451,9 @@ def test_an_index_that_contradicts_the_markers_destroys_nothing(tmp_path: Path, 
 
 def _committed(engine: Engine) -> dict[bytes, bytes]:
     """What a reader of committed records has in its table at the end."""
-    with engine.view("t", 0) as view:
+    with engine.snapshot("t", 0) as snapshot:
         found: dict[bytes, bytes] = {}
-        for rows in view.read(0, view.state.high_watermark, schema=changelog_schema()):
+        for rows in snapshot.read(0, snapshot.state.high_watermark, schema=changelog_schema()):
             found |= zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)
         return found
 

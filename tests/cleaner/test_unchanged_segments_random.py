@@ -221,9 +221,9 @@ class Pair:
         if any(offset >= stable for offset, _ in self.latest_records.values()):
             return  # what is committed behind an open transaction is seen later
         found = {}
-        with log.engine.view("t", 0, whole=True) as view:
-            end, budget = view.state.high_watermark, self.draw.choice([LARGE, LARGE, 24 * 300])
-            for rows in latest(view, end, budget_bytes=budget, schema=changelog_schema()):
+        with log.engine.snapshot("t", 0, whole=True) as snapshot:
+            end, budget = snapshot.state.high_watermark, self.draw.choice([LARGE, LARGE, 24 * 300])
+            for rows in latest(snapshot, end, budget_bytes=budget, schema=changelog_schema()):
                 columns = (rows[name].to_pylist() for name in ("key", "offset", "value"))
                 found.update(
                     {key: (offset, value) for key, offset, value in zip(*columns, strict=True)}

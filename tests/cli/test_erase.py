@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kafkalog as library
-from kafkalog.cleaner.report.explain import moment
+from kafkalog.cleaner.report.explain import utc_time
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.fs import clock
 from tests.cli.conftest import Command
@@ -160,7 +160,7 @@ def test_the_first_run_ends_with_the_two_next_steps(root: Path, kafkalog: Comman
     assert f"kafkalog status {root} --checkpoint DIR" in first
     assert f"(t-{left['partition']}: {left['nextOffset']})" in first
     assert "--now" in second
-    assert moment(left["untilMs"]) in second
+    assert utc_time(left["untilMs"]) in second
 
 
 def test_runs_of_one_second_have_reports_of_their_own(

@@ -36,8 +36,8 @@ def joined(pieces: list[OffsetRange]) -> list[int]:
 
 def size_of(root: Path, piece: OffsetRange) -> int:
     """The bytes of all batches that a piece looks into."""
-    with Engine(root, read_only=True) as engine, engine.view("t", 0) as view:
-        chunks = view.chunks(piece.start, piece.end)
+    with Engine(root, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+        chunks = snapshot.chunks(piece.start, piece.end)
         return sum(int(chunk.table.sizes.sum()) for chunk in chunks)
 
 
@@ -61,8 +61,10 @@ def test_pieces_have_about_equal_bytes_and_hold_every_offset_once(
 
 
 def test_cuts_lie_between_batches(built: Path) -> None:
-    with Engine(built, read_only=True) as engine, engine.view("t", 0) as view:
-        bases = {int(base) for chunk in view.chunks(0, 10_000) for base in chunk.table.base_offsets}
+    with Engine(built, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+        bases = {
+            int(base) for chunk in snapshot.chunks(0, 10_000) for base in chunk.table.base_offsets
+        }
 
     assert {piece.start for piece in split(built, 0, 10_000, 50_000)} <= bases
 

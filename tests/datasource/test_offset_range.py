@@ -119,7 +119,7 @@ def test_pieces_remember_that_they_start_at_the_earliest_offset() -> None:
 def test_cuts_keep_every_offset_once_and_in_order(start: int, size: int, cuts: list[int]) -> None:
     whole = OffsetRange(TopicPartition("t", 0), start, start + size)
 
-    pieces = whole.cut(cuts)
+    pieces = whole.split_at(cuts)
 
     assert [n for p in pieces for n in range(p.start, p.end)] == list(range(start, start + size))
     assert {p.end for p in pieces} == {start + size, *[c for c in cuts if start < c < start + size]}

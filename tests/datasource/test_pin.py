@@ -24,7 +24,7 @@ from kafkalog.errors import DataLossError, InvalidInputError, MomentPassedError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files
-from kafkalog.storage_engine.reading import log_view
+from kafkalog.storage_engine.reading import partition_snapshot
 from kafkalog.storage_engine.reading.pins import LivePins
 from tests.datasource.logs import append, numbered, rows, source
 from tests.datasource.spark_task import task
@@ -156,24 +156,24 @@ def test_the_isolation_level_chooses_the_end_of_the_moment(tmp_path: Path) -> No
 
 def test_a_pinned_view_is_there_while_the_cleaner_runs(tmp_path: Path) -> None:
     compacted(tmp_path, [(b"a", b"old"), (b"b", b"old")])
-    view = planned(tmp_path, **LATEST)
+    snapshot = planned(tmp_path, **LATEST)
     with task("1"):
-        first = rows(*view)
+        first = rows(*snapshot)
     compacted(tmp_path, [(b"a", b"new"), (b"b", b"new")])
     with task("1"):
-        reading = view[0].read(view[1][0])
+        reading = snapshot[0].read(snapshot[1][0])
         next(reading)
         with Engine(tmp_path) as engine:
             clean(engine, "t", force=True, now_ms=clock.now_ms())
-        assert rows(*view) == first
+        assert rows(*snapshot) == first
         reading.close()
 
 
 def test_a_cleaner_that_takes_its_word_back_is_waited_for(tmp_path: Path) -> None:
     compacted(tmp_path, [(b"a", b"old"), (b"b", b"old")])
-    view = planned(tmp_path, **LATEST)
+    snapshot = planned(tmp_path, **LATEST)
     with task("1"):
-        first = rows(*view)
+        first = rows(*snapshot)
     compacted(tmp_path, [(b"a", b"new"), (b"b", b"new")])
 
     def announce(offset: int) -> None:
@@ -185,7 +185,7 @@ def test_a_cleaner_that_takes_its_word_back_is_waited_for(tmp_path: Path) -> Non
     withdrawal = threading.Timer(0.3, announce, [0])
     withdrawal.start()
     with task("1"):
-        assert rows(*view) == first
+        assert rows(*snapshot) == first
     withdrawal.join()
 
 
@@ -262,18 +262,18 @@ def test_a_task_whose_moment_a_forced_cleaning_passed_is_told_both_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compacted(tmp_path, [(b"a", b"old"), (b"b", b"old")])
-    view = planned(tmp_path, **LATEST)
+    snapshot = planned(tmp_path, **LATEST)
     with task("1"):
-        rows(*view)
+        rows(*snapshot)
     compacted(tmp_path, [(b"a", b"new"), (b"b", b"new")])
     with Engine(tmp_path) as engine:
         clean(engine, "t", force=True, now_ms=clock.now_ms())
     monkeypatch.setattr(range_reader, "_CLEANER_WAIT_S", 0.1)
 
     with task("1"), pytest.raises(InvalidInputError, match=r"offset 2, .*cleaned up to offset 4"):
-        rows(*view)
+        rows(*snapshot)
     with task("2"):
-        assert values(rows(*view)) == {b"a": b"new", b"b": b"new"}
+        assert values(rows(*snapshot)) == {b"a": b"new", b"b": b"new"}
 
 
 PAIRS: list[tuple[bytes, bytes | None]] = [(b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", None)]
@@ -319,16 +319,16 @@ def test_a_changelog_is_refused_when_its_cleaned_part_was_cleaned_again(
     monkeypatch.setattr(range_reader, "_CLEANER_WAIT_S", 0.0)
     compacted(tmp_path, PAIRS)
     assert cleaned(tmp_path) == 4
-    changelog, view = planned(tmp_path), planned(tmp_path, **LATEST)
+    changelog, snapshot = planned(tmp_path), planned(tmp_path, **LATEST)
     with task("1"):
         assert [row["offset"] for row in rows(*changelog)] == [1, 2, 3]
-        first = rows(*view)
+        first = rows(*snapshot)
     assert cleaned(tmp_path, 1_700_000_000_000 + 2 * 86_400_000) == 4
 
     with task("1"), pytest.raises(MomentPassedError, match="run the action again"):
         rows(*changelog)
     with task("1"):
-        assert rows(*view) == first
+        assert rows(*snapshot) == first
     with task("2"):
         assert [row["offset"] for row in rows(*changelog)] == [1, 2]
 
@@ -348,7 +348,7 @@ def test_a_changelog_of_more_segments_than_are_open_at_once_is_of_one_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cleaning swaps the segments that a task has not opened yet."""
-    monkeypatch.setattr(log_view, "WINDOW", 2)
+    monkeypatch.setattr(partition_snapshot, "WINDOW", 2)
     compacted(tmp_path, [(b"a", b"%d" % n) for n in range(10)])
     reader, partitions = planned(tmp_path)
     with task("1"):
@@ -482,14 +482,14 @@ def test_a_root_that_cannot_be_written_is_read_without_a_pin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(tmp_path, "t", numbered(2))
-    view = planned(tmp_path, **LATEST)
+    snapshot = planned(tmp_path, **LATEST)
 
     def refuse(path: Path, data: bytes = b"") -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(files, "create", refuse)
     with task("1"):
-        assert len(rows(*view)) == 2
+        assert len(rows(*snapshot)) == 2
     assert pins(tmp_path) == []
 
 

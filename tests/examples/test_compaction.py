@@ -16,8 +16,8 @@ def test_each_step_leaves_what_the_guide_says_and_has_its_picture(tmp_path: Path
     found = {}
     with kafkalog.open(tmp_path) as log:
         for step in compaction.steps(log, NOW_MS):
-            with log.view(compaction.TOPIC, 0, whole=True) as view:
-                counts = census(view, budget_bytes=1 << 20)
+            with log.snapshot(compaction.TOPIC, 0, whole=True) as snapshot:
+                counts = census(snapshot, budget_bytes=1 << 20)
             found[step] = (
                 len([one for one in counts if one.records]),
                 sum(one.records for one in counts),

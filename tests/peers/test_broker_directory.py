@@ -296,10 +296,10 @@ def test_the_broker_wrote_what_is_to_be_read(stage: tuple[KafkaLog, Seen]) -> No
     attributes, horizons = set(), 0
     for topic in traffic.TOPICS:
         for number in range(traffic.PARTITIONS.get(topic, 1)):
-            with log.view(topic, number) as view:
-                start, end = view.state.log_start_offset, view.state.high_watermark
-                assert (topic not in {SHAPES, TRANSACTIONS, TRIMMED}) or len(view.segments) >= 2
-                for chunk in view.chunks(start, end):
+            with log.snapshot(topic, number) as snapshot:
+                start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
+                assert (topic not in {SHAPES, TRANSACTIONS, TRIMMED}) or len(snapshot.segments) >= 2
+                for chunk in snapshot.chunks(start, end):
                     attributes |= {int(a) for a in chunk.table.attributes}
                     horizons += sum(bool(int(a) & 0x40) for a in chunk.table.attributes)
     assert {a & 0x07 for a in attributes} == set(range(5))

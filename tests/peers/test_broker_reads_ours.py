@@ -284,11 +284,11 @@ def test_a_broker_rebuilds_the_indexes_that_kafkalog_wrote(
 def test_offsets_for_times_are_the_same(recovered: KafkaBroker, ours: Path, topic: str) -> None:
     consumer = Consumer({"bootstrap.servers": recovered.bootstrap, "group.id": "tests"})
     try:
-        with kafkalog.open(ours, read_only=True) as log, log.view(topic, 0) as view:
+        with kafkalog.open(ours, read_only=True) as log, log.snapshot(topic, 0) as snapshot:
             for timestamp in range(our_log.NOW_MS - 6000, our_log.NOW_MS + 150_000, 997):
                 (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, timestamp)], 30)
                 offset = None if found.offset < 0 else found.offset
-                assert offset == view.offset_for_time(timestamp), timestamp
+                assert offset == snapshot.offset_for_time(timestamp), timestamp
     finally:
         consumer.close()
 

@@ -458,8 +458,10 @@ def test_every_batch_lies_within_what_the_broker_knows_of_its_leader_epoch(
     by_hand, seen = after_kills.by_hand, set()
     with kafkalog.open(after_kills.root) as log:
         for place in PLACES:
-            with log.view(*place) as view:
-                chunks = list(view.chunks(view.state.log_start_offset, view.state.high_watermark))
+            with log.snapshot(*place) as snapshot:
+                chunks = list(
+                    snapshot.chunks(snapshot.state.log_start_offset, snapshot.state.high_watermark)
+                )
             tables = [chunk.table for chunk in chunks]
             ends = {int(e): 0 for table in tables for e in table.leader_epochs}
             assert list(ends) == sorted(ends)

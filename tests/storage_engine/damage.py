@@ -313,14 +313,14 @@ def check_lookups(engine: Engine, log: Log, damage: Damage) -> str:
     """Times and keys are found where they are; positions too, as long as the log is sound."""
     found = {"whole"}
     try:
-        with engine.view(log.topic, log.partition) as view:
+        with engine.snapshot(log.topic, log.partition) as snapshot:
             for item in (item for segment in log.segments for item in segment.batches):
-                place = view.position_of(item.last)
+                place = snapshot.position_of(item.last)
                 at = None if place is None else (place[0].base_offset, place[1])
                 assert damage.is_in_log or at == log.position_of(item.last), f"{item.last} at {at}"
                 if item.rows:
                     time = item.rows[-1].timestamp
-                    offset = view.offset_for_time(time)
+                    offset = snapshot.offset_for_time(time)
                     is_right = damage.may_be_short or offset in damage.times(log, time)
                     assert is_right, f"time {time} at {offset}"
     except KafkaLogError:
@@ -374,14 +374,14 @@ def read(
     engine: Engine, log: Log, *, committed: bool, start: int = 0, end: int | None = None
 ) -> list[Row]:
     """Everything of one partition, or what lies from `start` on, or below `end`."""
-    with engine.view(log.topic, log.partition) as view:
-        state = view.state
+    with engine.snapshot(log.topic, log.partition) as snapshot:
+        state = snapshot.state
         stop = state.last_stable_offset if committed else state.high_watermark
         stop = stop if end is None else min(end, stop)
         start = max(start, state.log_start_offset)
         if stop < start:
             return []
-        return rows_of(view.read(start, stop, schema=SCHEMA, read_committed=committed))
+        return rows_of(snapshot.read(start, stop, schema=SCHEMA, read_committed=committed))
 
 
 def rows_of(batches: Iterator[pa.RecordBatch]) -> list[Row]:

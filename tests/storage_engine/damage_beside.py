@@ -363,7 +363,7 @@ class StagedJudge(BesideJudge):
         wanted = [row for rows in _STAGED for row in rows]
         found = self._rows(path)
         assert found == wanted, f"{found} instead of {wanted}"
-        with kafkalog.open(path, create=False).view("small", 0) as view:
+        with kafkalog.open(path, create=False).snapshot("small", 0) as view:
             for row in wanted:
                 offset = view.offset_for_time(row.timestamp)
                 assert offset == row.offset, f"time {row.timestamp} at {offset}"

@@ -15,8 +15,8 @@ SCHEMA = changelog_schema(include_headers=True)
 
 
 def read(root: Path, schema: pa.Schema = SCHEMA) -> list[pa.RecordBatch]:
-    with Engine(root, read_only=True) as engine, engine.view("t", 0) as view:
-        return list(view.read(0, view.state.high_watermark, schema=schema))
+    with Engine(root, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+        return list(snapshot.read(0, snapshot.state.high_watermark, schema=schema))
 
 
 def log_of(root: Path, values: list[bytes | None], codec: str = "uncompressed") -> None:
@@ -83,8 +83,8 @@ def test_any_bound_keeps_rows_and_order(tmp_path: Path, max_bytes: int) -> None:
     values: list[bytes | None] = [bytes(n % 40) if n % 7 else None for n in range(200)]
     log_of(tmp_path, values)
     rows = None
-    with Engine(tmp_path, read_only=True) as engine, engine.view("t", 0) as view:
-        for chunk in view.chunks(0, 200):
+    with Engine(tmp_path, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+        for chunk in snapshot.chunks(0, 200):
             for run, records in chunk.runs(chunk.table.attributes & layout.CONTROL_BIT == 0):
                 rows = np.flatnonzero(records.value_sizes >= 0)
                 found = list(
@@ -100,5 +100,5 @@ def test_any_bound_keeps_rows_and_order(tmp_path: Path, max_bytes: int) -> None:
 
 def test_of_no_rows_there_is_no_batch(tmp_path: Path) -> None:
     log_of(tmp_path, [b"x"])
-    with Engine(tmp_path, read_only=True) as engine, engine.view("t", 0) as view:
-        assert list(view.read(0, 1, schema=SCHEMA, keys=ChosenKeys([b"k"]))) == []
+    with Engine(tmp_path, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+        assert list(snapshot.read(0, 1, schema=SCHEMA, keys=ChosenKeys([b"k"]))) == []

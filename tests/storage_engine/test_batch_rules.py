@@ -21,7 +21,7 @@ from kafkalog.schema import HEADERS, changelog_schema
 from kafkalog.storage_engine.format import batch as batches
 from kafkalog.storage_engine.format.control_record import read_control_record
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.log_view import open_view
+from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 from kafkalog.storage_engine.records import records
 from tests.cleaner.rewritten import rewritten
 from tests.storage_engine import naive, naive_messages
@@ -111,8 +111,8 @@ def test_records_of_every_format_and_codec_are_read_in_order(
         data = b"".join(message(magic, o, k, v, timestamp=t) for o, t, k, v in rows)
     (tmp_path / name(first, ".log")).write_bytes(data)
     state = PartitionState(first + 6, first, len(data), log_start_offset=first)
-    with open_view(tmp_path, "t", 0, lambda: state) as view:
-        tables = list(view.read(first, first + 6, schema=changelog_schema()))
+    with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
+        tables = list(snapshot.read(first, first + 6, schema=changelog_schema()))
     found = [row for table in tables for row in table.to_pylist()]
     assert [(r["offset"], r["key"], r["value"]) for r in found] == [
         (offset, key, value) for offset, _, key, value in rows
@@ -219,10 +219,10 @@ def test_zstd_is_no_codec_before_v2(tmp_path: Path, magic: int) -> None:
     (tmp_path / name(0, ".log")).write_bytes(data)
     state = PartitionState(1, 0, len(data))
     with (
-        open_view(tmp_path, "t", 0, lambda: state) as view,
+        open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot,
         pytest.raises(CorruptBatchError, match="zstd"),
     ):
-        list(view.read(0, 1, schema=changelog_schema()))
+        list(snapshot.read(0, 1, schema=changelog_schema()))
 
 
 # --- control batches -----------------------------------------------------------------------------
@@ -260,9 +260,9 @@ def test_a_leader_change_is_a_control_batch_that_no_reader_sees(tmp_path: Path, 
     assert (found.type, found.is_marker, header.is_transactional) == (kind, False, False)
     (tmp_path / name(983, ".log")).write_bytes(data)
     state = PartitionState(984, 983, len(data), log_start_offset=983)
-    with open_view(tmp_path, "t", 0, lambda: state) as view:
+    with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
         for read_committed in (True, False):
-            rows = view.read(983, 984, schema=changelog_schema(), read_committed=read_committed)
+            rows = snapshot.read(983, 984, schema=changelog_schema(), read_committed=read_committed)
             assert list(rows) == []
 
 
@@ -428,9 +428,9 @@ def test_a_segment_of_empty_batches_has_a_time_and_no_records(tmp_path: Path) ->
     items = [Batch(0, 4, max_timestamp=900), Batch(5, 9, max_timestamp=800), batch(10, 1)]
     write_segment(tmp_path, 0, items)
     state = PartitionState(11, 0, (tmp_path / name(0, ".log")).stat().st_size)
-    with open_view(tmp_path, "t", 0, lambda: state) as view:
-        assert view.offset_for_time(1) == 10
-        assert view.offset_for_time(801) == 10
+    with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
+        assert snapshot.offset_for_time(1) == 10
+        assert snapshot.offset_for_time(801) == 10
 
 
 @pytest.mark.parametrize("bits", [0x0100, 0x7F00, -0x8000, 0x0080])

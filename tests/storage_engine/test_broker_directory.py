@@ -305,7 +305,7 @@ def test_a_broker_that_starts_again_takes_nothing_back(tmp_path: Path) -> None:
         assert log.offsets("t") == {0: (0, 100)}
         task = KafkaLog(root.path)
         assert task.offsets("t") == {0: (0, 40)}
-        with task.view("t", 0, known_end=90) as view:
+        with task.snapshot("t", 0, known_end=90) as view:
             assert view.state.high_watermark == 90
 
 

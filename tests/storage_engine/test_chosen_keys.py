@@ -14,8 +14,10 @@ SHORT = st.lists(st.sampled_from([0, 1, 255]), max_size=3).map(bytes)
 
 
 def read(root: Path, keys: ChosenKeys | None, start: int = 0) -> list[dict[str, object]]:
-    with Engine(root, read_only=True) as engine, engine.view("t", 0) as view:
-        batches = view.read(start, view.state.high_watermark, schema=changelog_schema(), keys=keys)
+    with Engine(root, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+        batches = snapshot.read(
+            start, snapshot.state.high_watermark, schema=changelog_schema(), keys=keys
+        )
         return [row for batch in batches for row in batch.to_pylist()]
 
 

@@ -55,8 +55,8 @@ def rows(dice: random.Random, count: int) -> pa.Table:
 
 
 def read(log: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
-    with log.view("t", 0) as view:
-        return list(view.read(0, view.state.high_watermark, schema=schema))
+    with log.snapshot("t", 0) as snapshot:
+        return list(snapshot.read(0, snapshot.state.high_watermark, schema=schema))
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_what_is_damaged_is_found_alike_on_both_ways(seed: int) -> None:
 
 
 def test_a_batch_that_was_handed_out_stays_as_it_is(log: Any) -> None:
-    with log.view("t", 0) as view:
+    with log.snapshot("t", 0) as snapshot:
         batches, copies = [], []
-        for batch in view.read(0, view.state.high_watermark, schema=NARROW):
+        for batch in snapshot.read(0, snapshot.state.high_watermark, schema=NARROW):
             batches.append(batch)
             copies.append(pa.ipc.read_record_batch(batch.serialize(), NARROW))
     for batch, copy in zip(batches, copies, strict=True):

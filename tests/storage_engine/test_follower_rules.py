@@ -144,8 +144,8 @@ def test_a_preallocated_segment_is_read_up_to_what_is_committed(tmp_path: Path) 
     (segment,) = list_segments(directory(engine))
     assert segment.size == 100_000
     assert read(engine) == [50, 51, 60, 61]
-    with engine.view("t", 0) as view:
-        found = view.position_of(55)
+    with engine.snapshot("t", 0) as snapshot:
+        found = snapshot.position_of(55)
         assert found is not None
         assert found[1] == len(batch(50)) * 2
 

@@ -22,7 +22,7 @@ from kafkalog.storage_engine.broker.ownership import adopt, release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.log_view import open_view
+from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 from kafkalog.storage_engine.segment import gaps
 from kafkalog.storage_engine.segment.gaps import GapCollector, GapFile, Section
 from tests.storage_engine.broker_root import BrokerRoot
@@ -166,7 +166,7 @@ def test_raw_gaps_are_added_cut_and_dropped_with_their_segments(
         if rng.random() < 0.5:
             end = rng.choice([end, end - 10, end - 30, first_base])
             end = max(end, first_base)
-            gaps.cut_raw_gaps(tmp_path, end)
+            gaps.truncate_raw_gaps(tmp_path, end)
             known = [pair for pair in known if pair[1] <= end]
             assert [p for _, _, ps in parsed(tmp_path / "kl-raw-gaps") for p in ps] == known
         first_base = rng.choice([first_base, max(first_base, end - 60)])
@@ -215,8 +215,8 @@ class Log:
 
     def read(self, start: int = 0, end: int | None = None, **options: object) -> list[int]:
         end = self.state.high_watermark if end is None else end
-        with open_view(self.directory, "t", 0, lambda: self.state, **options) as view:
-            tables = list(view.read(start, end, schema=changelog_schema()))
+        with open_snapshot(self.directory, "t", 0, lambda: self.state, **options) as snapshot:
+            tables = list(snapshot.read(start, end, schema=changelog_schema()))
         return [offset for table in tables for offset in table["offset"].to_pylist()]
 
     def end_below(self, offset: int) -> int:
@@ -235,7 +235,7 @@ class Log:
 def test_listed_gaps_are_passed_from_anywhere_to_anywhere(
     tmp_path: Path, interval: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalog.storage_engine.reading.log_view.WINDOW", window)
+    monkeypatch.setattr("kafkalog.storage_engine.reading.partition_snapshot.WINDOW", window)
     log = Log(tmp_path, cleaned(), interval=interval)
     for start in range(81):
         for end in {start, start + 1, start + 9, 45, 80}:
@@ -275,10 +275,10 @@ def test_a_time_is_never_looked_up_in_a_batch_whose_base_offset_is_changed(
 
     def looked_up() -> list[int | str | None]:
         found: list[int | str | None] = []
-        with open_view(log.directory, "t", 0, lambda: log.state) as view:
+        with open_snapshot(log.directory, "t", 0, lambda: log.state) as snapshot:
             for at_ms in times:
                 try:
-                    found.append(view.offset_for_time(at_ms))
+                    found.append(snapshot.offset_for_time(at_ms))
                 except CorruptBatchError:
                     found.append("refused")
         return found
@@ -392,11 +392,11 @@ def test_what_a_broker_wrote_need_not_be_listed_and_is_checked_where_it_is(tmp_p
 
 def test_a_view_reads_on_with_the_list_of_its_moment(tmp_path: Path) -> None:
     log = Log(tmp_path, cleaned())
-    with open_view(log.directory, "t", 0, lambda: log.state) as view:
+    with open_snapshot(log.directory, "t", 0, lambda: log.state) as snapshot:
         log.sections.clear()
         (tmp_path / "new").write_bytes(gap_list([]))
         (tmp_path / "new").rename(tmp_path / "kl-gaps")
-        tables = list(view.read(0, 80, schema=changelog_schema()))
+        tables = list(snapshot.read(0, 80, schema=changelog_schema()))
     assert [o for t in tables for o in t["offset"].to_pylist()] == log.expected()
 
 

@@ -19,7 +19,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.recovery import repair_partition
 from kafkalog.storage_engine.metadata import checkpoints
-from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.segment.segments import list_segments, sweep_deleted
 from kafkalog.storage_engine.transactions.producer_snapshot import (
     read_snapshot,
@@ -141,13 +141,13 @@ class Log:
         assert again.producers == loaded.producers
         return again
 
-    def view(self, loaded: LoadedPartition) -> LogView:
-        return open_view(self.directory, "t", 0, lambda: loaded.state)
+    def snapshot(self, loaded: LoadedPartition) -> PartitionSnapshot:
+        return open_snapshot(self.directory, "t", 0, lambda: loaded.state)
 
     def read(self, loaded: LoadedPartition) -> list[int]:
         state = loaded.state
-        with self.view(loaded) as view:
-            rows = view.read(
+        with self.snapshot(loaded) as snapshot:
+            rows = snapshot.read(
                 state.log_start_offset, state.high_watermark, schema=changelog_schema()
             )
             return [offset for table in rows for offset in table["offset"].to_pylist()]
@@ -422,9 +422,9 @@ def test_a_missing_offset_index_is_built_anew_whatever_the_shutdown(
     loaded = log.repair(is_clean=is_clean, recovery_point=24)
     after = contents(tmp_path)
     assert {key: after[key] for key in before} == before
-    with log.view(loaded) as view:
+    with log.snapshot(loaded) as snapshot:
         for offset in range(24):
-            assert view.offset_for_time(NOW_MS + 10 * offset) == offset
+            assert snapshot.offset_for_time(NOW_MS + 10 * offset) == offset
 
 
 def test_a_time_index_that_alone_is_missing_is_made_empty_after_a_clean_shutdown(
@@ -436,8 +436,8 @@ def test_a_time_index_that_alone_is_missing_is_made_empty_after_a_clean_shutdown
         log.path(base, ".timeindex").unlink()
     loaded = log.repair(is_clean=True)
     assert [log.path(base, ".timeindex").read_bytes() for base in log.segments] == [b""] * 3
-    with log.view(loaded) as view:
-        assert view.offset_for_time(NOW_MS + 10 * 13) == 13
+    with log.snapshot(loaded) as snapshot:
+        assert snapshot.offset_for_time(NOW_MS + 10 * 13) == 13
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff" * 5, b"  nonsense  " * 9, bytes(8000)])

@@ -24,7 +24,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.format import compression
 from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.records import records
 from kafkalog.storage_engine.segment import open_segment
 from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, next_offset
@@ -130,8 +130,8 @@ class Log:
     def write(self, base: int, data: bytes) -> None:
         self.path(base).write_bytes(data)
 
-    def view(self) -> LogView:
-        return open_view(self.directory, "t", 0, lambda: self.state)
+    def snapshot(self) -> PartitionSnapshot:
+        return open_snapshot(self.directory, "t", 0, lambda: self.state)
 
     def expected(self, start: int, end: int) -> list[Message]:
         found = [
@@ -151,14 +151,14 @@ def messages_of(batches: list[pa.RecordBatch]) -> list[Message]:
     return [m if m.timestamp != -1 else Message(m.offset, -1, m.key, m.value) for m in found]
 
 
-def read(view: LogView, start: int, end: int) -> list[Message]:
-    return messages_of(list(view.read(start, end, schema=SCHEMA)))
+def read(snapshot: PartitionSnapshot, start: int, end: int) -> list[Message]:
+    return messages_of(list(snapshot.read(start, end, schema=SCHEMA)))
 
 
 def read_all(directory: Path, *entries: Entry, base: int = 0) -> list[Message]:
     log = Log(directory, {base: list(entries)})
-    with log.view() as view:
-        return read(view, base, log.state.high_watermark)
+    with log.snapshot() as snapshot:
+        return read(snapshot, base, log.state.high_watermark)
 
 
 def mixed() -> dict[int, list[Entry]]:
@@ -203,18 +203,18 @@ def test_every_range_of_a_log_of_all_formats_holds_exactly_its_records(
     log = Log(tmp_path, mixed(), indexed)
     end = log.state.high_watermark
     assert end == 87
-    with log.view() as view:
+    with log.snapshot() as snapshot:
         for start in range(end + 1):
             for stop in {start, start + 1, start + 6, end} & set(range(start, end + 1)):
-                assert read(view, start, stop) == log.expected(start, stop)
+                assert read(snapshot, start, stop) == log.expected(start, stop)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 11, 12, 17, 26, 40, 100, 333])
 def test_chunks_of_any_size_hold_each_message_once(log: Log, chunk_size: int) -> None:
-    with log.view() as view:
+    with log.snapshot() as snapshot:
         found = [
             chunk.buffer[position : position + size]
-            for chunk in view.chunks(0, 87, chunk_size=chunk_size)
+            for chunk in snapshot.chunks(0, 87, chunk_size=chunk_size)
             for position, size in zip(chunk.table.positions, chunk.table.sizes, strict=True)
         ]
     assert found == [e.data for base in sorted(log.segments) for e in log.segments[base]]
@@ -225,9 +225,9 @@ def test_chunks_of_any_size_hold_each_message_once(log: Log, chunk_size: int) ->
 def test_reading_from_any_offset_is_right_whatever_the_chunks(
     log: Log, monkeypatch: pytest.MonkeyPatch, chunk_size: int, start: int
 ) -> None:
-    monkeypatch.setattr(LogView.chunks, "__kwdefaults__", {"chunk_size": chunk_size})
-    with log.view() as view:
-        assert read(view, start, 87) == log.expected(start, 87)
+    monkeypatch.setattr(PartitionSnapshot.chunks, "__kwdefaults__", {"chunk_size": chunk_size})
+    with log.snapshot() as snapshot:
+        assert read(snapshot, start, 87) == log.expected(start, 87)
 
 
 @pytest.mark.parametrize("run_size", [1, 40, 100, 300, 1 << 20])
@@ -248,8 +248,8 @@ def test_a_log_of_all_formats_reads_the_same_in_runs_of_any_size(
     log: Log, monkeypatch: pytest.MonkeyPatch, run_size: int, start: int
 ) -> None:
     monkeypatch.setattr(open_segment, "RUN_SIZE", run_size)
-    with log.view() as view:
-        assert read(view, start, 87) == log.expected(start, 87)
+    with log.snapshot() as snapshot:
+        assert read(snapshot, start, 87) == log.expected(start, 87)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -272,9 +272,11 @@ def test_what_wrappers_hold_is_decompressed_in_bounded_runs(
     found: list[int] = []
     bases: list[int] = []
     sizes = []
-    with log.view() as view:
-        (chunk,) = view.chunks(0, offset)
-        for run, table in view.runs(0, offset, lambda table: np.ones(len(table), dtype=np.bool_)):
+    with log.snapshot() as snapshot:
+        (chunk,) = snapshot.chunks(0, offset)
+        for run, table in snapshot.runs(
+            0, offset, lambda table: np.ones(len(table), dtype=np.bool_)
+        ):
             assert set(table.batch_index.tolist()) == set(range(len(run.table)))
             bases += run.table.base_offsets.tolist()
             found += table.offsets.tolist()
@@ -298,8 +300,8 @@ def test_all_batches_of_a_chunk_of_all_formats_are_indexed_without_a_run_size() 
 
 
 def test_the_timestamp_type_says_that_v0_has_none(log: Log) -> None:
-    with log.view() as view:
-        found = pa.Table.from_batches(list(view.read(0, 87, schema=SCHEMA)))
+    with log.snapshot() as snapshot:
+        found = pa.Table.from_batches(list(snapshot.read(0, 87, schema=SCHEMA)))
     types = [
         item.types for base in log.segments for item in log.segments[base] for _ in item.messages
     ]
@@ -308,21 +310,21 @@ def test_the_timestamp_type_says_that_v0_has_none(log: Log) -> None:
 
 
 def test_a_header_walk_finds_ends_and_positions(log: Log) -> None:
-    with log.view() as view:
+    with log.snapshot() as snapshot:
         for base, entries in log.segments.items():
-            files = next(s for s in view.segments if s.base_offset == base)
+            files = next(s for s in snapshot.segments if s.base_offset == base)
             assert isinstance(files, SegmentFiles)
             assert next_offset(files) == entries[-1].last_offset + 1
             position = 0
             lowest = base
             for item in entries:
                 for offset in range(lowest, item.last_offset + 1):
-                    place = view.position_of(offset)
+                    place = snapshot.position_of(offset)
                     assert place is not None
                     assert (place[0].base_offset, place[1]) == (base, position)
                 lowest = item.last_offset + 1
                 position += len(item.data)
-        assert view.position_of(87) is None
+        assert snapshot.position_of(87) is None
 
 
 def test_headers_of_messages_say_what_is_known(log: Log) -> None:
@@ -358,8 +360,8 @@ def test_unknown_attribute_bits_of_messages_mean_nothing(tmp_path: Path) -> None
 @pytest.mark.parametrize("time", range(990, 1900, 7))
 def test_offsets_are_found_by_time(log: Log, time: int) -> None:
     young = [m.offset for m in log.expected(0, 87) if m.timestamp >= time]
-    with log.view() as view:
-        assert view.offset_for_time(time) == (young[0] if young else None)
+    with log.snapshot() as snapshot:
+        assert snapshot.offset_for_time(time) == (young[0] if young else None)
 
 
 # --- the second source ---------------------------------------------------------------------------
@@ -388,9 +390,9 @@ def test_what_aiokafka_builds_is_read(tmp_path: Path, magic: Any, codec: int) ->
 def test_a_wrapper_v1_at_offset_zero_takes_inner_offsets_as_they_stand(tmp_path: Path) -> None:
     item = packed(1, GZIP, 0, 4, offset=0)
     log = Log(tmp_path, {0: [item, packed(1, GZIP, 4, 2), *plain(1, 6)]})
-    with log.view() as view:
+    with log.snapshot() as snapshot:
         for start in range(7):
-            assert read(view, start, 7) == log.expected(start, 7)
+            assert read(snapshot, start, 7) == log.expected(start, 7)
 
 
 def test_a_wrapper_v1_below_its_last_inner_offset_is_refused(tmp_path: Path) -> None:
@@ -406,11 +408,11 @@ def test_inner_offsets_v1_may_begin_anywhere(tmp_path: Path) -> None:
 def test_under_log_append_time_all_messages_read_the_wrappers(tmp_path: Path) -> None:
     inner = some(0, 5)
     log = Log(tmp_path, {0: [Entry(wrapper(1, GZIP, inner, append_time=77), inner, 1, 4)]})
-    with log.view() as view:
-        found = pa.Table.from_batches(list(view.read(0, 5, schema=SCHEMA)))
+    with log.snapshot() as snapshot:
+        found = pa.Table.from_batches(list(snapshot.read(0, 5, schema=SCHEMA)))
         assert found["timestampType"].to_pylist() == [1] * 5
         assert found["timestamp"].cast(pa.int64()).to_pylist() == [77_000] * 5
-        assert (view.offset_for_time(77), view.offset_for_time(78)) == (0, None)
+        assert (snapshot.offset_for_time(77), snapshot.offset_for_time(78)) == (0, None)
 
 
 def test_a_plain_message_of_log_append_time_reads_its_own(tmp_path: Path) -> None:
@@ -544,12 +546,12 @@ def test_a_log_cut_at_any_byte_yields_whole_entries_and_then_an_error(tmp_path: 
             m for e, end in zip(entries, ends[1:], strict=True) if end <= cut for m in e.messages
         ]
         found: list[pa.RecordBatch] = []
-        with log.view() as view:
+        with log.snapshot() as snapshot:
             if cut in ends:
-                found.extend(view.read(0, 16, schema=SCHEMA))
+                found.extend(snapshot.read(0, 16, schema=SCHEMA))
             else:
                 with pytest.raises(CorruptBatchError):
-                    found.extend(view.read(0, 16, schema=SCHEMA))
+                    found.extend(snapshot.read(0, 16, schema=SCHEMA))
         assert messages_of(found) == whole
 
 
@@ -563,9 +565,9 @@ def test_every_flipped_byte_is_an_error_or_changes_nothing(tmp_path: Path) -> No
             damaged = bytearray(sound)
             damaged[place] ^= flip
             log.write(0, bytes(damaged))
-            with log.view() as view:
+            with log.snapshot() as snapshot:
                 try:
-                    found = read(view, 0, 17)
+                    found = read(snapshot, 0, 17)
                 except CorruptBatchError as fault:
                     assert fault.path == str(log.path(0))
                     continue
@@ -583,9 +585,9 @@ def test_every_changed_byte_under_a_right_checksum_is_an_error_or_reads(tmp_path
                 data[place] = byte
                 data[12:16] = struct.pack(">I", zlib.crc32(data[16:]))
                 log = Log(tmp_path, {0: [Entry(bytes(data), [], 0, item.last_offset)]})
-                with log.view() as view:
+                with log.snapshot() as snapshot:
                     try:
-                        found = read(view, 0, log.state.high_watermark)
+                        found = read(snapshot, 0, log.state.high_watermark)
                     except CorruptBatchError:
                         continue
                 offsets = [m.offset for m in found]
@@ -598,12 +600,12 @@ def test_a_hostile_entry_size_is_a_typed_error(tmp_path: Path, size: int) -> Non
     bad = bytearray(plain(1, 1)[0].data)
     bad[8:12] = struct.pack(">i", size)
     log = Log(tmp_path, {0: [good, Entry(bytes(bad), [], 0, 1)]})
-    with log.view() as view:
+    with log.snapshot() as snapshot:
         with pytest.raises(CorruptBatchError) as it:
-            read(view, 0, 2)
+            read(snapshot, 0, 2)
         assert it.value.position == len(good.data)
         with pytest.raises(CorruptBatchError):
-            view.position_of(1)
+            snapshot.position_of(1)
 
 
 # --- never written -------------------------------------------------------------------------------

@@ -406,10 +406,10 @@ def test_an_entry_of_a_commit_that_is_not_recorded_aborts_nothing(tmp_path: Path
     assert txn_entries(engine) == [(5, 0, 2, 3)]
     assert state(engine) == before
     assert offsets(engine, "read_uncommitted") == [0, 1]
-    with Engine(tmp_path).view("t", 0) as view:
+    with Engine(tmp_path).snapshot("t", 0) as snapshot:
         from kafkalog.schema import changelog_schema
 
-        assert sum(b.num_rows for b in view.read(0, 2, schema=changelog_schema())) == 2
+        assert sum(b.num_rows for b in snapshot.read(0, 2, schema=changelog_schema())) == 2
     own(engine)
     assert segment_bytes(engine, ".txnindex") == {}
 
@@ -663,8 +663,8 @@ def test_an_epoch_is_assigned_from_its_first_offset(tmp_path: Path) -> None:
     assert epochs(engine) == [(0, 0), (3, 2), (4, 9)]
     assert state(engine).leader_epoch == 4
     own(engine)
-    with engine.view("t", 0) as view:
-        chunks = list(view.chunks(10, 11))
+    with engine.snapshot("t", 0) as snapshot:
+        chunks = list(snapshot.chunks(10, 11))
     assert chunks[-1].table.leader_epochs.tolist()[-1] == 4
 
 

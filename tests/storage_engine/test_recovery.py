@@ -14,7 +14,7 @@ from kafkalog.errors import StorageError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.recovery import repair_partition
-from kafkalog.storage_engine.reading.log_view import open_view
+from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 from kafkalog.storage_engine.segment.segments import list_segments
 from kafkalog.storage_engine.transactions.producer_snapshot import snapshot_offsets
 from tests.storage_engine import naive
@@ -33,16 +33,16 @@ def load(directory: Path, **changes: object) -> LoadedPartition:
 def read(loaded: LoadedPartition) -> list[int]:
     """The offsets that a reader of committed records gets, without our locks."""
     state, found = loaded.state, []
-    with open_view(
+    with open_snapshot(
         loaded.directory,
         "t",
         0,
         lambda: state,
         locked=False,
         load_aborted=lambda: loaded.aborted,
-    ) as view:
+    ) as snapshot:
         schema = changelog_schema(include_headers=False)
-        for rows in view.read(state.log_start_offset, state.last_stable_offset, schema=schema):
+        for rows in snapshot.read(state.log_start_offset, state.last_stable_offset, schema=schema):
             found += rows.column("offset").to_pylist()
     return found
 

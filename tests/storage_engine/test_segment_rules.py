@@ -14,7 +14,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.segment.segments import (
     largest_timestamp,
     list_segments,
@@ -31,7 +31,7 @@ INT32_MAX = 2**31 - 1
 # --- reading one segment -------------------------------------------------------------------------
 
 
-def open_segment(directory: Path, base: int, batches: Sequence[Batch]) -> LogView:
+def open_segment(directory: Path, base: int, batches: Sequence[Batch]) -> PartitionSnapshot:
     """View a partition of one segment."""
     write_segment(directory, base, batches, interval=100)
     state = PartitionState(
@@ -41,42 +41,42 @@ def open_segment(directory: Path, base: int, batches: Sequence[Batch]) -> LogVie
         log_start_offset=base,
         listed_from=2**63 - 1,
     )
-    return open_view(directory, "t", 0, lambda: state)
+    return open_snapshot(directory, "t", 0, lambda: state)
 
 
-def first_position(view: LogView, offset: int) -> int | None:
-    found = view.position_of(offset)
+def first_position(snapshot: PartitionSnapshot, offset: int) -> int | None:
+    found = snapshot.position_of(offset)
     return None if found is None else found[1]
 
 
-def offsets(view: LogView, start: int, end: int) -> list[int]:
-    tables = view.read(start, end, schema=pa.schema([changelog_schema().field("offset")]))
+def offsets(snapshot: PartitionSnapshot, start: int, end: int) -> list[int]:
+    tables = snapshot.read(start, end, schema=pa.schema([changelog_schema().field("offset")]))
     return [offset for table in tables for offset in table["offset"].to_pylist()]
 
 
 def test_an_empty_segment_has_nothing_at_its_base(tmp_path: Path) -> None:
-    with open_segment(tmp_path, 40, []) as view:
-        assert first_position(view, 40) is None
-        assert offsets(view, 40, 40) == []
+    with open_segment(tmp_path, 40, []) as snapshot:
+        assert first_position(snapshot, 40) is None
+        assert offsets(snapshot, 40, 40) == []
 
 
 def test_reading_before_the_first_offset_begins_with_the_first_batch(tmp_path: Path) -> None:
-    with open_segment(tmp_path, 40, [batch(50, 4)]) as view:
-        assert first_position(view, 41) == 0
-        assert offsets(view, 41, 54) == [50, 51, 52, 53]
+    with open_segment(tmp_path, 40, [batch(50, 4)]) as snapshot:
+        assert first_position(snapshot, 41) == 0
+        assert offsets(snapshot, 41, 54) == [50, 51, 52, 53]
 
 
 def test_reading_after_the_last_offset_finds_nothing(tmp_path: Path) -> None:
-    with open_segment(tmp_path, 40, [batch(50, 2)]) as view:
-        assert first_position(view, 52) is None
-        assert offsets(view, 52, 52) == []
+    with open_segment(tmp_path, 40, [batch(50, 2)]) as snapshot:
+        assert first_position(snapshot, 52) is None
+        assert offsets(snapshot, 52, 52) == []
 
 
 def test_reading_from_a_gap_begins_with_the_batch_after_it(tmp_path: Path) -> None:
     first, second = batch(50, 2), batch(60, 2)
-    with open_segment(tmp_path, 40, [first, second]) as view:
-        assert first_position(view, 55) == len(first.data())
-        assert offsets(view, 55, 62) == [60, 61]
+    with open_segment(tmp_path, 40, [first, second]) as snapshot:
+        assert first_position(snapshot, 55) == len(first.data())
+        assert offsets(snapshot, 55, 62) == [60, 61]
 
 
 @pytest.mark.parametrize("chunk_size", [1, 70, 1 << 20])
@@ -85,10 +85,10 @@ def test_a_read_begins_at_the_batch_of_its_offset_however_little_is_asked_for(
 ) -> None:
     batches = [batch(50, 1), batch(51, 1)]
     size = len(batches[0].data())
-    with open_segment(tmp_path, 40, batches) as view:
+    with open_segment(tmp_path, 40, batches) as snapshot:
         for offset, position in {48: 0, 50: 0, 51: size, 52: None}.items():
-            assert first_position(view, offset) == position
-            chunks = list(view.chunks(offset, 52, chunk_size=chunk_size))
+            assert first_position(snapshot, offset) == position
+            chunks = list(snapshot.chunks(offset, 52, chunk_size=chunk_size))
             places = [c.file_position + int(p) for c in chunks for p in c.table.positions]
             assert places[:1] == ([] if position is None else [position])
 
@@ -96,16 +96,16 @@ def test_a_read_begins_at_the_batch_of_its_offset_however_little_is_asked_for(
 def test_offsets_are_found_by_time_between_on_and_beyond_index_entries(tmp_path: Path) -> None:
     batches = [batch(i, 1, timestamp=i * 10) for i in range(40, 50)]
     expected = {420: 42, 421: 43, 430: 43, 431: 44, 491: None, 401: 41, 399: 40}
-    with open_segment(tmp_path, 40, batches) as view:
-        assert {at: view.offset_for_time(at) for at in expected} == expected
-        assert largest_timestamp(view.segments[0], view.segments[0].size) == 490
+    with open_segment(tmp_path, 40, batches) as snapshot:
+        assert {at: snapshot.offset_for_time(at) for at in expected} == expected
+        assert largest_timestamp(snapshot.segments[0], snapshot.segments[0].size) == 490
 
 
 def test_the_next_offset_passes_the_gap_before_the_last_batch(tmp_path: Path) -> None:
-    with open_segment(tmp_path, 40, []) as view:
-        assert next_offset(view.segments[0]) == 40
-    with open_segment(tmp_path, 40, [batch(50, 3)]) as view:
-        assert next_offset(view.segments[0]) == 53
+    with open_segment(tmp_path, 40, []) as snapshot:
+        assert next_offset(snapshot.segments[0]) == 40
+    with open_segment(tmp_path, 40, [batch(50, 3)]) as snapshot:
+        assert next_offset(snapshot.segments[0]) == 53
 
 
 @pytest.mark.parametrize("garbage", [b"\xfe" * 240, bytes(range(1, 241)), bytes(240)])
@@ -116,10 +116,13 @@ def test_damaged_indexes_hide_no_record(tmp_path: Path, garbage: bytes) -> None:
         path = tmp_path / name(0, suffix)
         path.write_bytes(path.read_bytes()[:5] + garbage)
     state = PartitionState(100, 0, (tmp_path / name(0, ".log")).stat().st_size)
-    with open_view(tmp_path, "t", 0, lambda: state) as view:
+    with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
         for i in range(99):
-            assert offsets(view, i, i + 1) == [i]
-            assert (view.offset_for_time(i * 10), view.offset_for_time(i * 10 + 1)) == (i, i + 1)
+            assert offsets(snapshot, i, i + 1) == [i]
+            assert (snapshot.offset_for_time(i * 10), snapshot.offset_for_time(i * 10 + 1)) == (
+                i,
+                i + 1,
+            )
 
 
 # --- appending and cutting -----------------------------------------------------------------------
@@ -293,10 +296,10 @@ def test_messages_before_v2_have_the_same_rules(tmp_path: Path) -> None:
     data = [message(1, offset, b"k", b"v", timestamp=offset * 10) for offset in (50, 51, 60, 61)]
     (tmp_path / name(40, ".log")).write_bytes(b"".join(data))
     state = PartitionState(62, 40, sum(map(len, data)), log_start_offset=40, listed_from=2**63 - 1)
-    with open_view(tmp_path, "t", 0, lambda: state) as view:
-        assert first_position(view, 41) == 0
-        assert first_position(view, 55) == len(data[0]) * 2
-        assert first_position(view, 62) is None
-        assert offsets(view, 41, 62) == [50, 51, 60, 61]
-        assert (view.offset_for_time(511), view.offset_for_time(611)) == (60, None)
-        assert next_offset(view.segments[0]) == 62
+    with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
+        assert first_position(snapshot, 41) == 0
+        assert first_position(snapshot, 55) == len(data[0]) * 2
+        assert first_position(snapshot, 62) is None
+        assert offsets(snapshot, 41, 62) == [50, 51, 60, 61]
+        assert (snapshot.offset_for_time(511), snapshot.offset_for_time(611)) == (60, None)
+        assert next_offset(snapshot.segments[0]) == 62

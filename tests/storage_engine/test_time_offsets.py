@@ -15,7 +15,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading import time_offsets
-from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.reading.time_offsets import TimeOffset
 from tests.storage_engine import naive_messages
 from tests.storage_engine.log_builder import GZIP, Batch, Record, batch, empty, name, write_segment
@@ -27,7 +27,7 @@ Segments = dict[int, list[Batch]]
 
 def opened(
     directory: Path, segments: Segments, *, log_start: int = 0, is_adopted: bool = True
-) -> LogView:
+) -> PartitionSnapshot:
     """An adopted log may have gaps that nobody has listed."""
     for base, batches in segments.items():
         write_segment(directory, base, batches)
@@ -41,7 +41,7 @@ def opened(
         log_start_offset=log_start,
         listed_from=last if is_adopted else 0,
     )
-    return open_view(directory, "t", 0, lambda: state)
+    return open_snapshot(directory, "t", 0, lambda: state)
 
 
 def records(segments: Segments, log_start: int = 0) -> list[tuple[int, int]]:
@@ -109,9 +109,9 @@ def test_any_time_in_any_log_is_found_as_in_a_plain_list(
     end = segments[active][-1].last_offset + 1 if segments[active] else active
     log_start = min(log_start, end)
     found = records(segments, log_start)
-    with opened(tmp_path_factory.mktemp("log"), segments, log_start=log_start) as view:
-        assert plain(time_offsets.latest(view)) == latest_records(found)
-        assert plain(time_offsets.first_since(view, ms)) == since(found, ms)
+    with opened(tmp_path_factory.mktemp("log"), segments, log_start=log_start) as snapshot:
+        assert plain(time_offsets.latest(snapshot)) == latest_records(found)
+        assert plain(time_offsets.first_since(snapshot, ms)) == since(found, ms)
 
 
 @pytest.mark.parametrize("has_indexes", [True, False])
@@ -126,11 +126,11 @@ def test_the_latest_record_is_found_with_and_without_indexes(
         ]
         for base in range(0, 1000, 200)
     }
-    with opened(tmp_path, segments) as view:
+    with opened(tmp_path, segments) as snapshot:
         if not has_indexes:
             for path in [*tmp_path.glob("*.index"), *tmp_path.glob("*.timeindex")]:
                 path.unlink()
-        assert plain(time_offsets.latest(view)) == latest_records(records(segments))
+        assert plain(time_offsets.latest(snapshot)) == latest_records(records(segments))
 
 
 # --- single cases --------------------------------------------------------------------------------
@@ -149,27 +149,27 @@ def test_a_wrappers_own_timestamp_is_not_trusted(tmp_path: Path) -> None:
         high_watermark=3, last_stable_offset=3, active_base=0, active_size=len(data)
     )
 
-    with open_view(tmp_path, "t", 0, lambda: state) as view:
-        assert plain(time_offsets.first_since(view, 5)) == (0, 7)
-        assert time_offsets.first_since(view, 8) is None
+    with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
+        assert plain(time_offsets.first_since(snapshot, 5)) == (0, 7)
+        assert time_offsets.first_since(snapshot, 8) is None
 
 
 def test_the_first_of_equally_new_records_counts(tmp_path: Path) -> None:
     segments = {0: [at_times(0, [5, 9]), at_times(2, [9])], 3: [at_times(3, [9, 1])]}
-    with opened(tmp_path, segments) as view:
-        assert plain(time_offsets.latest(view)) == (1, 9)
+    with opened(tmp_path, segments) as snapshot:
+        assert plain(time_offsets.latest(snapshot)) == (1, 9)
 
 
 def test_a_time_is_that_of_a_record_not_of_its_batch(tmp_path: Path) -> None:
-    with opened(tmp_path, {0: [at_times(0, [1, 7, 3])]}) as view:
-        assert plain(time_offsets.first_since(view, 2)) == (1, 7)
+    with opened(tmp_path, {0: [at_times(0, [1, 7, 3])]}) as snapshot:
+        assert plain(time_offsets.first_since(snapshot, 2)) == (1, 7)
 
 
 def test_an_emptied_batch_still_carries_a_time_but_no_record(tmp_path: Path) -> None:
     segments = {0: [at_times(0, [5]), empty(1, 9), at_times(10, [7])]}
-    with opened(tmp_path, segments) as view:
-        assert plain(time_offsets.first_since(view, 6)) == (10, 7)
-        assert plain(time_offsets.latest(view)) == (10, 7)
+    with opened(tmp_path, segments) as snapshot:
+        assert plain(time_offsets.first_since(snapshot, 6)) == (10, 7)
+        assert plain(time_offsets.latest(snapshot)) == (10, 7)
 
 
 @pytest.mark.parametrize(
@@ -178,24 +178,24 @@ def test_an_emptied_batch_still_carries_a_time_but_no_record(tmp_path: Path) -> 
 def test_a_header_that_was_damaged_hides_no_record(tmp_path: Path, place: int) -> None:
     """Its batch was passed over once, and a later record was the answer."""
     segments = {0: [at_times(0, [5]), at_times(1, [8])], 2: [at_times(2, [8])]}
-    with opened(tmp_path, segments) as view:
-        assert plain(time_offsets.first_since(view, 7)) == (1, 8)
+    with opened(tmp_path, segments) as snapshot:
+        assert plain(time_offsets.first_since(snapshot, 7)) == (1, 8)
         with (tmp_path / name(0, ".log")).open("r+b") as log:
             log.seek(len(log.read()) // 2 + place)
             log.write(b"\0")
         with pytest.raises(CorruptBatchError, match="checksum"):
-            time_offsets.first_since(view, 7)
+            time_offsets.first_since(snapshot, 7)
 
 
 def test_records_without_timestamps_have_no_latest(tmp_path: Path) -> None:
-    with opened(tmp_path, {0: [at_times(0, [-1, -1])]}) as view:
-        assert time_offsets.latest(view) is None
+    with opened(tmp_path, {0: [at_times(0, [-1, -1])]}) as snapshot:
+        assert time_offsets.latest(snapshot) is None
 
 
 def test_records_below_the_log_start_are_not_found(tmp_path: Path) -> None:
-    with opened(tmp_path, {0: [at_times(0, [9, 8, 3, 8])]}, log_start=2) as view:
-        assert plain(time_offsets.latest(view)) == (3, 8)
-        assert plain(time_offsets.first_since(view, 1)) == (2, 3)
+    with opened(tmp_path, {0: [at_times(0, [9, 8, 3, 8])]}, log_start=2) as snapshot:
+        assert plain(time_offsets.latest(snapshot)) == (3, 8)
+        assert plain(time_offsets.first_since(snapshot, 1)) == (2, 3)
 
 
 # --- the engine ----------------------------------------------------------------------------------

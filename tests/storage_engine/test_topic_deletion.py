@@ -21,7 +21,7 @@ from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import DeletedTopic, State
-from kafkalog.storage_engine.reading import log_view
+from kafkalog.storage_engine.reading import partition_snapshot
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.topic_deletion import finish_deletions
 from kafkalog.storage_engine.writing.writer import Writer
@@ -194,16 +194,16 @@ def test_a_topic_of_the_same_name_can_be_created_at_once(tmp_path: Path) -> None
 
 def test_a_reader_that_is_open_reads_on(tmp_path: Path) -> None:
     engine = filled(tmp_path, partitions=1)
-    with engine.view("t", 0) as view:
+    with engine.snapshot("t", 0) as snapshot:
         engine.delete_topic("t", now_ms=NOW_MS)
         Engine(tmp_path)
-        assert sum(len(chunk.table) for chunk in view.chunks(0, 20)) >= 1
+        assert sum(len(chunk.table) for chunk in snapshot.chunks(0, 20)) >= 1
 
 
 def test_a_reader_never_goes_on_in_a_new_topic_of_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_view, "WINDOW", 2)
+    monkeypatch.setattr(partition_snapshot, "WINDOW", 2)
     engine = Engine(tmp_path)
     for value in ("old", "new"):
         engine.create_topic("t", 1, {"segment.bytes": "100"})

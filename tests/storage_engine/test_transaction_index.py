@@ -59,8 +59,8 @@ def engine(tmp_path: Path) -> Engine:
 
 def offsets(engine: Engine, *, read_committed: bool, start: int = 0) -> list[int]:
     schema = changelog_schema()
-    with engine.view("t", 0) as view:
-        batches = list(view.read(start, 8, schema=schema, read_committed=read_committed))
+    with engine.snapshot("t", 0) as snapshot:
+        batches = list(snapshot.read(start, 8, schema=schema, read_committed=read_committed))
     return [offset for rows in batches for offset in rows["offset"].to_pylist()]
 
 

@@ -19,7 +19,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.format.control_record import read_control_record
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.segment.segments import retire, sweep_deleted
 from kafkalog.storage_engine.transactions.producers import Producers
 from kafkalog.storage_engine.transactions.transaction_index import (
@@ -155,8 +155,10 @@ def written(seed: int) -> Transactions:
     return log
 
 
-def offsets(view: LogView, start: int, end: int, *, read_committed: bool) -> list[int]:
-    rows = view.read(start, end, schema=changelog_schema(), read_committed=read_committed)
+def offsets(
+    snapshot: PartitionSnapshot, start: int, end: int, *, read_committed: bool
+) -> list[int]:
+    rows = snapshot.read(start, end, schema=changelog_schema(), read_committed=read_committed)
     return [offset for table in rows for offset in table["offset"].to_pylist()]
 
 
@@ -174,13 +176,13 @@ def test_a_read_of_any_range_leaves_out_the_aborted_records_in_it_and_no_other(
         for record in item.records
     ]
     assert log.hidden
-    with open_view(tmp_path, "t", 0, lambda: state) as view:
+    with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
         for start in range(0, log.end, 3):
             for end in {start + 1, min(start + 10, log.end), log.end}:
                 inside = [offset for offset in everything if start <= offset < end]
-                assert offsets(view, start, end, read_committed=False) == inside
+                assert offsets(snapshot, start, end, read_committed=False) == inside
                 stays = [offset for offset in inside if offset not in log.hidden]
-                assert offsets(view, start, end, read_committed=True) == stays
+                assert offsets(snapshot, start, end, read_committed=True) == stays
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -204,9 +206,9 @@ def test_a_view_that_is_open_keeps_what_it_read_of_a_renamed_or_deleted_index(
 ) -> None:
     log = written(0)
     state = log.write(tmp_path, 100)
-    with open_view(tmp_path, "t", 0, lambda: state) as view:
+    with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
         (tmp_path / name(0, ".txnindex")).rename(tmp_path / name(0, ".txnindex.deleted"))
-        found = offsets(view, 0, log.end, read_committed=True)
+        found = offsets(snapshot, 0, log.end, read_committed=True)
     assert not log.hidden & set(found)
 
 

@@ -12,10 +12,10 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 from kafkalog.storage_engine.transactions import transaction_markers
 from kafkalog.storage_engine.transactions.transaction_markers import (
-    LogMoment,
+    LogIdentity,
     MarkerCache,
     Markers,
-    log_moment,
+    log_identity,
 )
 
 
@@ -29,8 +29,8 @@ def moment(
     epoch: int = 0,
     high_watermark: int = 10**6,
     segments: Iterable[SegmentFiles] = (),
-) -> LogMoment:
-    return LogMoment((place,), epoch, high_watermark, list(segments))
+) -> LogIdentity:
+    return LogIdentity((place,), epoch, high_watermark, list(segments))
 
 
 def markers(begin: int, end: int, *, producers: int = 1, step: int = 1) -> Markers:
@@ -93,7 +93,7 @@ def test_the_one_that_reaches_furthest_is_taken() -> None:
 
 
 @pytest.mark.parametrize("other", [moment(high_watermark=19), moment(epoch=1)])
-def test_what_another_log_said_is_forgotten_wherever_one_reads(other: LogMoment) -> None:
+def test_what_another_log_said_is_forgotten_wherever_one_reads(other: LogIdentity) -> None:
     cache = MarkerCache()
     cache.give(moment(), markers(10, 20), 10)
     assert cache.take(other, 0) is None
@@ -140,8 +140,8 @@ def test_only_so_many_logs_and_bytes_are_known(monkeypatch: pytest.MonkeyPatch) 
 def test_a_log_that_cannot_be_told_from_another_is_not_known(tmp_path: Path) -> None:
     state = PartitionState(50, active_base=20)
     segments = [segment(0), segment(10), segment(20)]
-    found = log_moment(tmp_path, state, segments)
+    found = log_identity(tmp_path, state, segments)
     assert found is not None and list(found.segments) == segments[:2]
     (tmp_path / "partition.metadata").write_text("version: 0\ntopic_id: ?")
-    assert log_moment(tmp_path, state, segments) is None
-    assert log_moment(tmp_path / "gone", state, segments) is None
+    assert log_identity(tmp_path, state, segments) is None
+    assert log_identity(tmp_path / "gone", state, segments) is None

@@ -15,8 +15,12 @@ import pytest
 from kafkalog.errors import CorruptBatchError, CorruptLogError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading import log_view
-from kafkalog.storage_engine.reading.log_view import Chunk, LogView, open_view
+from kafkalog.storage_engine.reading import partition_snapshot
+from kafkalog.storage_engine.reading.partition_snapshot import (
+    Chunk,
+    PartitionSnapshot,
+    open_snapshot,
+)
 from kafkalog.storage_engine.transactions import transaction_index, transaction_markers
 from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
@@ -58,13 +62,13 @@ class Log:
             end, active[0].base_offset, size, last_stable_offset=end, listed_from=2**63 - 1
         )
 
-    def view(self) -> LogView:
-        return open_view(self.directory, "t", 0, lambda: self.state)
+    def snapshot(self) -> PartitionSnapshot:
+        return open_snapshot(self.directory, "t", 0, lambda: self.state)
 
     def offsets(self, start: int = 0, end: int | None = None) -> list[int]:
         end = self.state.high_watermark if end is None else end
-        with self.view() as view:
-            batches = list(view.read(start, end, schema=changelog_schema()))
+        with self.snapshot() as snapshot:
+            batches = list(snapshot.read(start, end, schema=changelog_schema()))
         return [offset for rows in batches for offset in rows["offset"].to_pylist()]
 
     def expected(self, start: int, end: int) -> list[int]:
@@ -107,12 +111,14 @@ def test_any_range_in_chunks_of_any_size_leaves_out_what_its_markers_abort(
     log = random_log(tmp_path, seed)
     dice = random.Random(seed)
     end = log.state.high_watermark
-    chunks = LogView.chunks
+    chunks = PartitionSnapshot.chunks
     for chunk_size in (100, 700, 1 << 20):
         monkeypatch.setattr(
-            LogView,
+            PartitionSnapshot,
             "chunks",
-            lambda view, *places, size=chunk_size, **_: chunks(view, *places, chunk_size=size),
+            lambda snapshot, *places, size=chunk_size, **_: chunks(
+                snapshot, *places, chunk_size=size
+            ),
         )
         for _ in range(5):
             start = dice.randrange(end)
@@ -121,7 +127,7 @@ def test_any_range_in_chunks_of_any_size_leaves_out_what_its_markers_abort(
 
 
 def test_looking_ahead_passes_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_view, "WINDOW", 2)
+    monkeypatch.setattr(partition_snapshot, "WINDOW", 2)
     segments = [[of(1, batch(10 * i, 2)), of(2, batch(10 * i + 2, 2))] for i in range(9)]
     segments.append([of(1, marker(90, abort=True)), of(2, marker(91))])
     log = Log(tmp_path, segments)
@@ -224,8 +230,11 @@ def test_without_transactions_nothing_is_looked_at_ahead(tmp_path: Path) -> None
     def never(*_: object) -> Any:
         raise AssertionError
 
-    with log.view() as view, TransactionOutcomes(never, IndexedTransactions(never), never) as found:
-        for chunk in view.chunks(0, 6):
+    with (
+        log.snapshot() as snapshot,
+        TransactionOutcomes(never, IndexedTransactions(never), never) as found,
+    ):
+        for chunk in snapshot.chunks(0, 6):
             assert not found.is_aborted(chunk).any()
 
 
@@ -237,10 +246,10 @@ def test_markers_that_are_passed_are_forgotten(
     for i in range(0, 400, 2):
         items += [of(i, batch(i, 1)), of(i, marker(i + 1))]
     log = Log(tmp_path, [items])
-    with log.view() as view:
-        outcomes = TransactionOutcomes(lambda start: view.chunks(start, 400), indexed_nowhere())
+    with log.snapshot() as snapshot:
+        outcomes = TransactionOutcomes(lambda start: snapshot.chunks(start, 400), indexed_nowhere())
         known = []
-        for chunk in view.chunks(0, 400, chunk_size=500):
+        for chunk in snapshot.chunks(0, 400, chunk_size=500):
             outcomes.is_aborted(chunk)
             assert outcomes._markers is not None
             known.append(len(outcomes._markers))
@@ -254,15 +263,15 @@ def test_markers_that_are_passed_are_forgotten(
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The offsets from which chunks were asked for, one batch a chunk."""
-    chunks = LogView.chunks
+    chunks = PartitionSnapshot.chunks
     starts: list[int] = []
 
-    def counted(view: LogView, start: int, end: int, **_: int) -> Iterator[Chunk]:
-        for chunk in chunks(view, start, end, chunk_size=1):
+    def counted(snapshot: PartitionSnapshot, start: int, end: int, **_: int) -> Iterator[Chunk]:
+        for chunk in chunks(snapshot, start, end, chunk_size=1):
             starts.append(int(chunk.table.base_offsets[0]))
             yield chunk
 
-    monkeypatch.setattr(LogView, "chunks", counted)
+    monkeypatch.setattr(PartitionSnapshot, "chunks", counted)
     return starts
 
 
@@ -291,8 +300,8 @@ def test_a_read_that_is_given_up_leaves_what_it_learned(
 ) -> None:
     items = [of(7, batch(0, 1)), batch(1, 1), *(of(7, batch(i, 1)) for i in range(2, 50))]
     log = Log(tmp_path, [[*items, of(7, marker(50, abort=True))]])
-    with log.view() as view:
-        rows = view.read(0, 40, schema=changelog_schema())
+    with log.snapshot() as snapshot:
+        rows = snapshot.read(0, 40, schema=changelog_schema())
         assert next(rows)["offset"].to_pylist() == [1]
         rows.close()
     looked_at.clear()

@@ -188,13 +188,13 @@ def _use(path: Path) -> None:
             log.lookup(topic, b"k1")
             log.explain(topic, now_ms=NOW_MS)
         for schema, is_committed in ((_SCHEMA, True), (_PLAIN, False)):
-            with refusing(), log.view(topic, 0) as view:
-                start, end = view.state.log_start_offset, view.state.high_watermark
-                exhaust(view.read(start, end, schema=schema, read_committed=is_committed))
+            with refusing(), log.snapshot(topic, 0) as snapshot:
+                start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
+                exhaust(snapshot.read(start, end, schema=schema, read_committed=is_committed))
                 for wanted in (0, 45, 61, 72):
                     with refusing():
-                        view.position_of(wanted)
-                        view.offset_for_time(1000 + wanted)
+                        snapshot.position_of(wanted)
+                        snapshot.offset_for_time(1000 + wanted)
 
 
 def _clean(path: Path) -> None:

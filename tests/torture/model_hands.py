@@ -114,9 +114,9 @@ class Hands:
 
     def latest(self, topic: str, partition: int, budget: int) -> list[Row]:
         """Return the latest record of every key."""
-        with self.log.view(topic, partition, whole=True) as view:
-            end = view.state.high_watermark
-            found = latest(view, end, budget_bytes=budget, schema=changelog_schema())
+        with self.log.snapshot(topic, partition, whole=True) as snapshot:
+            end = snapshot.state.high_watermark
+            found = latest(snapshot, end, budget_bytes=budget, schema=changelog_schema())
             return [row for rows in found for row in _rows(rows)]
 
     def lookup(self, topic: str, key: bytes, partition: int) -> Row | None:

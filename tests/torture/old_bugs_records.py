@@ -13,7 +13,7 @@ import pytest
 from kafkalog.cleaner.dedup import kernels, log_to_clean, transactions
 from kafkalog.cleaner.rewrite import active_producers, retention_rules
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.reading import log_view
+from kafkalog.storage_engine.reading import partition_snapshot
 from tests.torture.old_bug import OldBug, replace
 
 __all__ = ["RECORDS"]
@@ -65,7 +65,7 @@ def _kafka_quiet(patch: Patch) -> None:
 def _kafka_17076(patch: Patch) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def decide(self: Any, run: Any, records: Any, seen: Any, place: Any, stays: Any) -> Any:
-            is_end = run.table.last_offsets + 1 == self.view.state.high_watermark
+            is_end = run.table.last_offsets + 1 == self.snapshot.state.high_watermark
             return original(self, run, records, seen, place, stays & ~is_end)
 
         return decide
@@ -94,7 +94,7 @@ def _kafka_8335(patch: Patch) -> None:
 def _kafka_8351(patch: Patch) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def write(self: Any, *arguments: Any) -> Any:
-            self.rules.transactions = transactions.CleanedTransactions(self.rules.view)
+            self.rules.transactions = transactions.CleanedTransactions(self.rules.snapshot)
             return original(changed(self), *arguments)
 
         return write
@@ -125,8 +125,8 @@ def _kafka_13727(patch: Patch) -> None:
 
 
 def _kafka_14055(patch: Patch) -> None:
-    def mapped(view: Any) -> Callable[[Any], Any]:
-        outcomes = view.transaction_outcomes()
+    def mapped(snapshot: Any) -> Callable[[Any], Any]:
+        outcomes = snapshot.transaction_outcomes()
         return lambda chunk: ~outcomes.is_aborted(chunk)
 
     patch.setattr(clean, "mapped_batches", mapped)
@@ -169,7 +169,7 @@ def _kafka_5490_readers(patch: Patch) -> None:
 
         return read
 
-    replace(patch, log_view.LogView, "_read", make)
+    replace(patch, partition_snapshot.PartitionSnapshot, "_read", make)
 
 
 def _kafka_7467(patch: Patch) -> None:

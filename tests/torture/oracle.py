@@ -27,7 +27,7 @@ from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.metadata.state import State
-from kafkalog.storage_engine.reading.log_view import LogView
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from kafkalog.storage_engine.records.murmur2 import partition_of
 from kafkalog.storage_engine.writing.writer import Writer
 
@@ -295,16 +295,16 @@ class Model:
             directory = log.partition_directory(*partition)
             if (mark := read_uncleanable(directory)) is not None:
                 raise Wrong(f"{partition} was marked uncleanable: {mark}")
-            with log.view(*partition, whole=True) as view:
-                self.check_view(view)
+            with log.snapshot(*partition, whole=True) as snapshot:
+                self.check_snapshot(snapshot)
 
-    def check_view(self, view: LogView) -> None:
+    def check_snapshot(self, snapshot: PartitionSnapshot) -> None:
         """The same of one partition at one moment."""
-        partition, state = (view.topic, view.partition), view.state
+        partition, state = (snapshot.topic, snapshot.partition), snapshot.state
         start, end = state.log_start_offset, state.high_watermark
         self.extend_to(partition, end)
         records = self.records[partition]
-        found = rows_of(view.read(start, end, schema=changelog_schema()))
+        found = rows_of(snapshot.read(start, end, schema=changelog_schema()))
         offsets = [offset for offset, _ in found]
         if offsets != sorted(set(offsets)) or (
             offsets and not start <= offsets[0] <= offsets[-1] < end
@@ -315,19 +315,19 @@ class Model:
                 expected = records[offset]
                 raise Wrong(f"{partition}: expected {expected} at offset {offset}, found {record}")
         whole_from = max(start, state.first_dirty_offset, state.cleaning_offset)
-        if view.topic == EVENTS:
+        if snapshot.topic == EVENTS:
             whole_from = start
         missing = set(range(whole_from, end)) - set(offsets)
         if missing:
             raise Wrong(f"{partition}: lost of [{whole_from}, {end}): {sorted(missing)}")
         if start:
-            _check_start(view)
-        if view.topic == TABLE:
-            self._check_latest(view, dict(found))
+            _check_start(snapshot)
+        if snapshot.topic == TABLE:
+            self._check_latest(snapshot, dict(found))
 
-    def _check_latest(self, view: LogView, found: Mapping[int, Record]) -> None:
+    def _check_latest(self, snapshot: PartitionSnapshot, found: Mapping[int, Record]) -> None:
         """Nothing that is the latest of its key is gone, and a cleaned part has keys once."""
-        partition, end = (view.topic, view.partition), view.state.high_watermark
+        partition, end = (snapshot.topic, snapshot.partition), snapshot.state.high_watermark
         records = self.records[partition]
         latest_records = self.latest_records(partition, end)
         values = {o: records[o] for o in latest_records.values() if records[o][1] is not None}
@@ -335,21 +335,23 @@ class Model:
         if lost:
             raise Wrong(f"{partition}: the latest of their keys are lost: {sorted(lost)} of {end}")
         budget = 1 << 20
-        seen = dict(rows_of(latest(view, end, budget_bytes=budget, schema=changelog_schema())))
+        seen = dict(rows_of(latest(snapshot, end, budget_bytes=budget, schema=changelog_schema())))
         if seen != values:
             raise Wrong(f"{partition}: expected as latest {sorted(values)}, found {sorted(seen)}")
-        clean = [records[o][0] for o in found if o < view.state.first_dirty_offset]
+        clean = [records[o][0] for o in found if o < snapshot.state.first_dirty_offset]
         if len(clean) != len(set(clean)):
-            raise Wrong(f"{partition}: keys twice below {view.state.first_dirty_offset}: {clean}")
+            raise Wrong(
+                f"{partition}: keys twice below {snapshot.state.first_dirty_offset}: {clean}"
+            )
 
 
-def _check_start(view: LogView) -> None:
+def _check_start(snapshot: PartitionSnapshot) -> None:
     """Only retention moves a log's start, by whole segments, and it leaves what it has to."""
-    start, partition = view.state.log_start_offset, (view.topic, view.partition)
-    if view.topic != EVENTS:
+    start, partition = snapshot.state.log_start_offset, (snapshot.topic, snapshot.partition)
+    if snapshot.topic != EVENTS:
         raise Wrong(f"{partition}: begins at {start}, and nothing may take away what was before")
-    active = view.state.active_base, view.state.active_size
-    sizes = {segment.base_offset: segment.size for segment in view.segments} | dict([active])
+    active = snapshot.state.active_base, snapshot.state.active_size
+    sizes = {segment.base_offset: segment.size for segment in snapshot.segments} | dict([active])
     left = sum(size for base, size in sizes.items() if base >= start)
     if start not in sizes or left < RETAINED:
         raise Wrong(

@@ -364,9 +364,9 @@ def read(root: Path, seed: str) -> None:
         while True:
             steps = model.steps_like(log.state(), steps)
             for partition in draw.sample(list(model.records), 2):
-                with log.view(*partition, whole=True) as view:
-                    model.check_view(view)
-                    state = view.state
+                with log.snapshot(*partition, whole=True) as snapshot:
+                    model.check_snapshot(snapshot)
+                    state = snapshot.state
                 now = (state.high_watermark, state.log_start_offset, state.cleaned_to)
                 before = seen.get(partition, (0, 0, 0))
                 if not all(map(int.__le__, before, now)):

@@ -251,7 +251,7 @@ def test_what_a_second_crash_brings_back_of_the_first_attempt_is_found(
 ) -> None:
     """An index entry that was cut, but not durably, where another time is by now."""
     assert stale_entry(directory, first) is None
-    monkeypatch.setattr(active_segment, "_cut_durably", files.truncate)
+    monkeypatch.setattr(active_segment, "_truncate_durably", files.truncate)
     found = stale_entry(directory, first)
     assert found is not None
     assert "expected timestamp" in found

@@ -63,7 +63,7 @@ def log(root: Path, config: dict[str, str], *data: bytes) -> Chain:
 
 def plant(monkeypatch: pytest.MonkeyPatch, planted: bool) -> None:
     if planted:
-        monkeypatch.setattr(partition_directory, "sync_cut", lambda *_: None)
+        monkeypatch.setattr(partition_directory, "sync_truncation", lambda *_: None)
 
 
 def plain(base: int, epoch: int = 0) -> bytes:
@@ -365,10 +365,10 @@ def test_the_topic_of_a_partition_whose_disk_fails_can_be_deleted(
         with monkeypatch.context() as patch:
             refuse = OSError(5, "Input/output error")
 
-            def sync_cut(*_: object) -> None:
+            def sync_truncation(*_: object) -> None:
                 raise refuse
 
-            patch.setattr(partition_directory, "sync_cut", sync_cut)
+            patch.setattr(partition_directory, "sync_truncation", sync_truncation)
             engine.delete_topic("bad", now_ms=NOW_MS)
     assert not Engine(root, create=False).state().topics
 

@@ -21,7 +21,7 @@ from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
 __all__ = ["SegmentCensus", "census"]
@@ -43,7 +43,7 @@ class SegmentCensus:
 
 
 def census(
-    view: LogView, *, budget_bytes: int, check_abort: Callable[[], None] | None = None
+    snapshot: PartitionSnapshot, *, budget_bytes: int, check_abort: Callable[[], None] | None = None
 ) -> list[SegmentCensus]:
     """Count the dead records of a partition, by segment, from the log start up to the stable end.
 
@@ -51,15 +51,15 @@ def census(
     it, the log is read once per part of them. `check_abort` is called now and then, and raises to
     stop. Raises CorruptBatchError and StorageError.
     """
-    start, end = view.state.log_start_offset, view.state.last_stable_offset
-    bases = np.array([segment.base_offset for segment in view.segments], dtype=np.int64)
+    start, end = snapshot.state.log_start_offset, snapshot.state.last_stable_offset
+    bases = np.array([segment.base_offset for segment in snapshot.segments], dtype=np.int64)
     offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
     found, parts = _Sums(bases), [WHOLE]
     while parts:
         tombstones = np.zeros(len(bases), dtype=np.int64)
         on_records = _counting(tombstones, bases, start, end)
         reached = build_offset_map(
-            view, start, end, offset_map, is_mapped=mapped_batches(view), part=parts[0],
+            snapshot, start, end, offset_map, is_mapped=mapped_batches(snapshot), part=parts[0],
             check_abort=check_abort, on_records=on_records,
         )  # fmt: skip
         if reached < end:
@@ -67,7 +67,7 @@ def census(
             parts = [half for whole in parts for half in whole.halves()]
         else:
             parts.pop(0)
-            found.add_latest(view, start, end, offset_map.take_offsets())
+            found.add_latest(snapshot, start, end, offset_map.take_offsets())
         offset_map.clear()
     return found.told(tombstones)
 
@@ -98,9 +98,9 @@ class _Sums:
         self._live_bytes = np.zeros(len(bases), dtype=np.float64)
         self._is_counted = False
 
-    def add_latest(self, view: LogView, start: int, end: int, latest: Int64s) -> None:
+    def add_latest(self, snapshot: PartitionSnapshot, start: int, end: int, latest: Int64s) -> None:
         """Take the latest offsets (n, rising) of the keys of a part; the first time all records."""
-        for chunk in view.chunks(start, end):
+        for chunk in snapshot.chunks(start, end):
             table = chunk.table
             is_data = (table.attributes & layout.CONTROL_BIT) == 0
             table = table.select(is_data & (table.counts != 0) & (table.base_offsets < end))

@@ -30,12 +30,12 @@ from kafkalog.cleaner.dedup.spill.spilled import Spill
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.reading.log_view import CHUNK_SIZE
+from kafkalog.storage_engine.reading.partition_snapshot import CHUNK_SIZE
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.log_to_clean import LogToClean
     from kafkalog.cleaner.state.stats import CleanerStats
-    from kafkalog.storage_engine.reading.log_view import Chunk, LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.records.records import RecordTable
     from kafkalog.storage_engine.records.tables import BatchTable
@@ -78,7 +78,7 @@ class LatestRecords(Protocol):
 
 
 def find_latest_records(
-    view: LogView,
+    snapshot: PartitionSnapshot,
     log: LogToClean,
     *,
     make_is_mapped: Callable[[int], IsMapped],
@@ -110,7 +110,7 @@ def find_latest_records(
     can_spill = config.spill and deaths < _DEATHS_MAX
     with _Overflow(log, offset_map, deaths, stats, check_abort) as overflow:
         end = build_offset_map(
-            view,
+            snapshot,
             log.first_dirty_offset,
             log.end,
             offset_map,
@@ -129,7 +129,7 @@ def find_latest_records(
             return offset_map, end
         spill.take_map()
         _take_clean_section(
-            view,
+            snapshot,
             log,
             spill,
             offset_map=offset_map,
@@ -211,7 +211,7 @@ class _Overflow:
 
 
 def build_offset_map(
-    view: LogView,
+    snapshot: PartitionSnapshot,
     start: int,
     end: int,
     offset_map: OffsetMap,
@@ -236,7 +236,7 @@ def build_offset_map(
     `on_records` is shown the records of the others. `check_abort` is called between runs and raises
     to stop. Raises CorruptBatchError.
     """
-    for chunk in view.chunks(start, end, chunk_size=chunk_size):
+    for chunk in snapshot.chunks(start, end, chunk_size=chunk_size):
         wanted = is_mapped(chunk)
         if on_uncounted is not None and not wanted.all():
             on_uncounted(chunk.table.last_offsets[~wanted & _has_data(chunk)])
@@ -294,7 +294,7 @@ def _has_data(chunk: Chunk) -> npt.NDArray[np.bool_]:
 
 
 def _take_clean_section(
-    view: LogView,
+    snapshot: PartitionSnapshot,
     log: LogToClean,
     spill: Spill,
     *,
@@ -307,7 +307,7 @@ def _take_clean_section(
     """Spill the keys below the first dirty offset, from where the second pass will begin."""
     start = log.segments[0].base_offset if log.segments else log.first_dirty_offset
     is_mapped = make_is_mapped(start)
-    for chunk in view.chunks(start, log.first_dirty_offset, chunk_size=config.io_buffer_size):
+    for chunk in snapshot.chunks(start, log.first_dirty_offset, chunk_size=config.io_buffer_size):
         for run, records in chunk.runs(is_mapped(chunk)):
             check_abort()
             hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)

@@ -33,7 +33,7 @@ from kafkalog.storage_engine.transactions.transaction_outcomes import control_ty
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kafkalog.storage_engine.reading.log_view import Chunk, LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
 
 __all__ = ["CleanedTransactions", "Seen", "mapped_batches"]
@@ -54,8 +54,8 @@ class Seen:
 class CleanedTransactions:
     """Follows the transactions of a log from its first segment on; `see` each chunk once."""
 
-    def __init__(self, view: LogView) -> None:
-        self._outcomes = view.transaction_outcomes()
+    def __init__(self, snapshot: PartitionSnapshot) -> None:
+        self._outcomes = snapshot.transaction_outcomes()
         self._committed: set[int] = set()
         """Producers of which committed data was met since their last marker."""
         self._aborted: set[int] = set()
@@ -118,13 +118,13 @@ class CleanedTransactions:
             self._kept += transaction_entry(entry)
 
 
-def mapped_batches(view: LogView) -> Callable[[Chunk], npt.NDArray[np.bool_]]:
+def mapped_batches(snapshot: PartitionSnapshot) -> Callable[[Chunk], npt.NDArray[np.bool_]]:
     """Return what says of each chunk, in the order of the log, which batches' keys count (b).
 
     Not those of control batches and of aborted data (C17, C18). Data above the last stable offset,
     whose transaction is open, counts. What is returned raises as `CleanedTransactions.see` does.
     """
-    outcomes = view.transaction_outcomes()
+    outcomes = snapshot.transaction_outcomes()
 
     def is_mapped(chunk: Chunk) -> npt.NDArray[np.bool_]:
         is_control = (chunk.table.attributes & layout.CONTROL_BIT) != 0

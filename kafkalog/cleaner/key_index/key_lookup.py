@@ -24,7 +24,7 @@ from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import SegmentsLock
-from kafkalog.storage_engine.reading.log_view import CHUNK_SIZE
+from kafkalog.storage_engine.reading.partition_snapshot import CHUNK_SIZE
 from kafkalog.storage_engine.records.murmur2 import partition_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import TopicState
-    from kafkalog.storage_engine.reading.log_view import Chunk, LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.tables import Integers, RecordTable
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
     from kafkalog.storage_engine.transactions.transaction_index import IndexedTransactions
@@ -128,17 +128,17 @@ class KeyLookup:
         """Return the partition as it is now."""
         if number in self._open:
             topic_id, held = self._open[number]
-            if 0 <= number < len(topic.partitions) and (topic_id, held.view.state) == (
+            if 0 <= number < len(topic.partitions) and (topic_id, held.snapshot.state) == (
                 topic.topic_id,
                 topic.partitions[number],
             ):
                 return held
             self._close(number)
-        view = self._engine.view(topic.name, number, whole=True)
+        snapshot = self._engine.snapshot(topic.name, number, whole=True)
         try:
-            held = PartitionLookup(view)
+            held = PartitionLookup(snapshot)
         except BaseException:
-            view.close()
+            snapshot.close()
             raise
         self._open[number] = topic.topic_id, held
         return held
@@ -146,7 +146,7 @@ class KeyLookup:
     def _close(self, number: int) -> None:
         _, held = self._open.pop(number)
         held.close()
-        held.view.close()
+        held.snapshot.close()
 
 
 def key_bytes(key: bytes | str) -> bytes:
@@ -176,18 +176,18 @@ class PartitionLookup:
     The view was opened whole.
     """
 
-    def __init__(self, view: LogView) -> None:
-        self.view = view
+    def __init__(self, snapshot: PartitionSnapshot) -> None:
+        self.snapshot = snapshot
         self._indexes: dict[int, KeyIndex] = {}
         self._aborted: IndexedTransactions | None = None
         """What the transaction indexes say, as far as it was asked for at this moment."""
         self._scanned_bytes = 0
         try:
-            if view.state.listed_from == layout.INT64_MAX:
+            if snapshot.state.listed_from == layout.INT64_MAX:
                 return  # a broker's: it writes no index, and takes no lock of ours
-            with SegmentsLock(view.directory).shared():
-                for segment in view.whole_segments():
-                    index = KeyIndex.open(view.directory, segment)
+            with SegmentsLock(snapshot.directory).shared():
+                for segment in snapshot.whole_segments():
+                    index = KeyIndex.open(snapshot.directory, segment)
                     if index is not None:
                         self._indexes[segment.files.base_offset] = index
         except BaseException:
@@ -217,7 +217,7 @@ class PartitionLookup:
 
     def is_less_work(self, key_count: int) -> bool:
         """Tell whether to look so many keys up reads less than the whole partition."""
-        segments = self.view.whole_segments()
+        segments = self.snapshot.whole_segments()
         size = sum(segment.limit for segment in segments)
         scanned = sum(s.limit for s in segments if s.files.base_offset not in self._indexes)
         return key_count * (scanned + len(self._indexes) * _INDEXED_SIZE) < size
@@ -225,14 +225,14 @@ class PartitionLookup:
     def latest(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
         """Return the latest record of a key below `end`, None for none or a tombstone."""
         try:
-            return self._latest(key, min(end, self.view.state.last_stable_offset))
+            return self._latest(key, min(end, self.snapshot.state.last_stable_offset))
         except KafkaLogError:
             self._aborted = None  # they may be what is wrong, and be mended
             raise
 
     def _latest(self, key: bytes, end: int) -> Record | None:
-        start = self.view.state.log_start_offset
-        for segment in reversed(self.view.whole_segments()):
+        start = self.snapshot.state.log_start_offset
+        for segment in reversed(self.snapshot.whole_segments()):
             if segment.files.base_offset >= end or segment.end_offset <= start:
                 continue
             found = self._of_segment(segment, key, start, end)
@@ -272,8 +272,8 @@ class PartitionLookup:
 
     def _outcomes(self) -> TransactionOutcomes:
         if self._aborted is None:
-            self._aborted = self.view.indexed_transactions(kept_max=_ABORTED_MAX)
-        return self.view.transaction_outcomes(self._aborted)
+            self._aborted = self.snapshot.indexed_transactions(kept_max=_ABORTED_MAX)
+        return self.snapshot.transaction_outcomes(self._aborted)
 
     def _of_chunk(
         self, chunk: Chunk, outcomes: TransactionOutcomes, key: bytes, start: int, end: int
@@ -304,8 +304,8 @@ class PartitionLookup:
 
         is_tombstone = int(records.value_sizes[row]) < 0
         return Record(
-            self.view.topic,
-            self.view.partition,
+            self.snapshot.topic,
+            self.snapshot.partition,
             int(records.offsets[row]),
             int(records.timestamps[row]),
             field(records.key_positions, records.key_sizes),
@@ -327,8 +327,8 @@ class PartitionLookup:
             run.table,
             np.array([row], dtype=np.int64),
             schema=chosen_columns(["headers"]),
-            topic=self.view.topic,
-            partition=self.view.partition,
+            topic=self.snapshot.topic,
+            partition=self.snapshot.partition,
         )
         (headers,) = batch["headers"].to_pylist()
         return tuple((header["key"], header["value"]) for header in headers or ())

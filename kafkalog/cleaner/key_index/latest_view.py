@@ -27,14 +27,14 @@ from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.tables import RecordTable
 
 __all__ = ["latest"]
 
 
 def latest(
-    view: LogView,
+    snapshot: PartitionSnapshot,
     end: int,
     *,
     budget_bytes: int,
@@ -55,30 +55,33 @@ def latest(
     records below it are gone in favour of newer ones above. `progress` is told how many offsets are
     done, and of how many: a part passes each of them twice.
     """
-    state = view.state
+    state = snapshot.state
     start = state.log_start_offset
     if not start <= end <= state.high_watermark:
-        raise OffsetOutOfRangeError(view.topic, view.partition, end, start, state.high_watermark)
+        raise OffsetOutOfRangeError(
+            snapshot.topic, snapshot.partition, end, start, state.high_watermark
+        )
     if state.cleaned_to > end and not may_be_passed:
         raise InvalidInputError(
-            f"{view.topic}-{view.partition}: the latest records as of offset {end} are gone, the "
-            f"log is cleaned up to offset {state.cleaned_to}; ask for that offset or a later one"
+            f"{snapshot.topic}-{snapshot.partition}: the latest records as of offset {end} "
+            f"are gone, the log is cleaned up to offset {state.cleaned_to}; ask for that "
+            "offset or a later one"
         )
     span = start, min(end, state.last_stable_offset)
     passes = _Passes(span, progress)
     if keys is None:
-        return _latest(view, span, budget_bytes, schema, None, passes=passes)
-    with PartitionLookup(view) as lookup:
+        return _latest(snapshot, span, budget_bytes, schema, None, passes=passes)
+    with PartitionLookup(snapshot) as lookup:
         if lookup.is_less_work(len(keys)):
             found = [lookup.latest(key, span[1]) for key in set(keys)]
             offsets = sorted(record.offset for record in found if record is not None)
             places = np.array(offsets, dtype=np.int64).reshape(-1, 1)
-            return (batch for place in places for batch in _at(view, place, schema, passes))
-    return _latest(view, span, budget_bytes, schema, ChosenKeys(keys), passes=passes)
+            return (batch for place in places for batch in _at(snapshot, place, schema, passes))
+    return _latest(snapshot, span, budget_bytes, schema, ChosenKeys(keys), passes=passes)
 
 
 def _latest(
-    view: LogView,
+    snapshot: PartitionSnapshot,
     span: tuple[int, int],
     budget_bytes: int,
     schema: pa.Schema,
@@ -92,11 +95,11 @@ def _latest(
     while parts:
         passes.left = 2 * len(parts)
         known_to = build_offset_map(
-            view,
+            snapshot,
             start,
             end,
             offset_map,
-            is_mapped=mapped_batches(view),
+            is_mapped=mapped_batches(snapshot),
             part=parts[0],
             keys=keys,
             on_records=passes.tell,
@@ -107,7 +110,7 @@ def _latest(
         else:
             parts.pop(0)
             passes.end_one()
-            yield from _at(view, offset_map.take_offsets(), schema, passes)
+            yield from _at(snapshot, offset_map.take_offsets(), schema, passes)
             passes.end_one()
         if parts:
             offset_map.clear()
@@ -142,7 +145,7 @@ class _Passes:
 
 
 def _at(
-    view: LogView, offsets: Int64s, schema: pa.Schema, passes: _Passes
+    snapshot: PartitionSnapshot, offsets: Int64s, schema: pa.Schema, passes: _Passes
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records at these offsets (n, rising) that are no tombstones.
 
@@ -153,8 +156,8 @@ def _at(
 
     if not len(offsets):
         return
-    place = view.topic, view.partition
-    for chunk in view.chunks(int(offsets[0]), int(offsets[-1]) + 1):
+    place = snapshot.topic, snapshot.partition
+    for chunk in snapshot.chunks(int(offsets[0]), int(offsets[-1]) + 1):
         table = chunk.table
         first = offsets.searchsorted(table.base_offsets)
         is_wanted = first < offsets.searchsorted(table.last_offsets, side="right")

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
-__all__ = ["Explanation", "Finding", "duration", "explain", "moment"]
+__all__ = ["Explanation", "Reason", "duration", "explain", "utc_time"]
 
 _CLEAN = "kafkalog clean {path} {topic} --force"
 _ALTER = "kafkalog topics alter {path} {topic} --config "
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Reason:
     """One thing that is true of a partition, and what would change it."""
 
     code: str
@@ -56,7 +56,7 @@ class Explanation:
     partition: int
     is_due: bool
     """Whether the next background cleaner that looks will clean it."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Reason, ...]
 
     @property
     def answer(self) -> str:
@@ -81,7 +81,7 @@ def explain(
     ]
 
 
-def moment(time_ms: int) -> str:
+def utc_time(time_ms: int) -> str:
     """Return a time (epoch ms) for people: `2026-11-21 14:02:07 UTC`."""
     try:
         return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -98,7 +98,7 @@ def _explained(
     except (OSError, KafkaLogError) as fault:
         text = f"It cannot be read: {fault_reason(fault)}."
         remedy = "kafkalog verify {path} {topic} tells what is damaged"
-        unreadable = Finding("unreadable", text, _told(remedy, engine, topic))
+        unreadable = Reason("unreadable", text, _told(remedy, engine, topic))
         return Explanation(topic, partition, False, (unreadable,))
     found = [*_refusals(engine, log, now_ms)]
     is_refused = bool(found)
@@ -112,7 +112,7 @@ def _explained(
             found += _cleaners(log, state, is_running, first=found[0].code if found else "")
         found += _tombstones(log, now_ms)
     findings = tuple(
-        Finding(one.code, one.sentence, _told(one.remedy, engine, topic), one.until_ms)
+        Reason(one.code, one.sentence, _told(one.remedy, engine, topic), one.until_ms)
         for one in found
     )
     return Explanation(topic, partition, log.is_eligible and not is_refused, findings)
@@ -131,9 +131,9 @@ def _is_owned(engine: Engine) -> bool:
 # --- what keeps every cleaner away ---------------------------------------------------------------
 
 
-def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Finding]:
+def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Reason]:
     if not _is_owned(engine):
-        yield Finding(
+        yield Reason(
             "broker",
             "It lies in a Kafka broker's directory, which is only read here: the broker cleans it.",
             "stop the broker, then kafkalog adopt {path}",
@@ -144,16 +144,16 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Finding]
             text = f"Its cleanup.policy is {','.join(sorted(log.config.cleanup_policy))}"
         else:
             text = "Its cleanup.policy is empty, which means no cleanup at all"
-        yield Finding(
+        yield Reason(
             "policy",
             f"{text}, and only topics with compact are compacted.",
             _ALTER + "cleanup.policy=compact",
         )
         return
     if is_being_cleaned(log.directory):
-        yield Finding("cleaning", "Some process cleans it, or deletes from it, at this moment.")
+        yield Reason("cleaning", "Some process cleans it, or deletes from it, at this moment.")
     if is_paused(log.directory):
-        yield Finding(
+        yield Reason(
             "paused",
             "Some process keeps cleaners away from it (abort_and_pause).",
             "it ends with that process, at the latest",
@@ -161,15 +161,15 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Finding]
     mark = read_uncleanable(log.directory)
     if mark is not None:
         known = dict(engine.describe(log.topic).config)
-        since = f" since {moment(mark.since_ms)}" if mark.since_ms else ""
+        since = f" since {utc_time(mark.since_ms)}" if mark.since_ms else ""
         times = f", {mark.failures} times in a row" if mark.failures > 1 else ""
         retry = ""
         is_retried = mark.retry_at_ms < layout.INT64_MAX
         if is_retried and mark.is_due(known, now_ms):
             retry = " The next cleaner tries again."
         elif is_retried:
-            retry = f" It is tried again at {moment(mark.retry_at_ms)}."
-        yield Finding(
+            retry = f" It is tried again at {utc_time(mark.retry_at_ms)}."
+        yield Reason(
             "uncleanable",
             f"It is uncleanable{since}{times}: {mark.reason.rstrip('.')}.{retry}",
             f"when the reason is gone, {_CLEAN} tries at once; so does a change of its configs",
@@ -180,38 +180,38 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Finding]
 # --- what brings a cleaner -----------------------------------------------------------------------
 
 
-def _reasons_to_clean(log: LogToClean) -> Iterator[Finding]:
+def _reasons_to_clean(log: LogToClean) -> Iterator[Reason]:
     config = log.config
     if log.dirty_ratio > config.min_cleanable_dirty_ratio:
-        yield Finding(
+        yield Reason(
             "due",
             f"It is due: its dirty ratio is {log.dirty_ratio:.2f} "
             f"({_size(log.cleanable_bytes)} of {_size(log.cleanable_bytes + log.clean_bytes)}), "
             f"above min.cleanable.dirty.ratio {config.min_cleanable_dirty_ratio:g}.",
         )
     if log.cleanable_bytes > 0 and log.compaction_delay_ms > 0:
-        yield Finding(
+        yield Reason(
             "due",
             f"It is due: max.compaction.lag.ms ({duration(config.max_compaction_lag_ms)}) passed "
             f"{duration(log.compaction_delay_ms)} ago.",
         )
     if log.is_horizon_due and log.earliest_delete_horizon_ms is not None:
-        yield Finding(
+        yield Reason(
             "due",
             "It is due: the delete horizon of a tombstone passed at "
-            f"{moment(log.earliest_delete_horizon_ms)}.",
+            f"{utc_time(log.earliest_delete_horizon_ms)}.",
         )
 
 
 def _cleaners(
     log: LogToClean, state: PartitionState, is_running: bool | None, *, first: str
-) -> Iterator[Finding]:
+) -> Iterator[Reason]:
     """Tell whether a cleaner runs; `first` is what was found to stand in its way first."""
     if not log.has_work and log.first_dirty_offset >= state.high_watermark:
         return
     if is_running:
         if log.is_eligible:
-            yield Finding(
+            yield Reason(
                 "cleaner", "A background cleaner runs; it takes the filthiest partition first."
             )
     elif is_running is not None:
@@ -225,7 +225,7 @@ def _cleaners(
         if not may_clean(log.directory):
             text += ", and this one may not write the directory"
             remedy = f"run one where, and as who, may write {log.directory}"
-        yield Finding("no cleaner", f"{text}.", remedy)
+        yield Reason("no cleaner", f"{text}.", remedy)
 
 
 # --- what lets it wait ---------------------------------------------------------------------------
@@ -233,12 +233,12 @@ def _cleaners(
 
 def _waits(
     engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
-) -> Iterator[Finding]:
+) -> Iterator[Reason]:
     if state.high_watermark <= state.log_start_offset:
-        yield Finding("empty", "It is empty.")
+        yield Reason("empty", "It is empty.")
         return
     if log.first_dirty_offset >= state.high_watermark:
-        yield Finding(
+        yield Reason(
             "all clean", f"All of it is clean, up to offset {state.high_watermark}.{_last(log)}"
         )
         return
@@ -253,15 +253,15 @@ def _waits(
 
 def _barriers(
     engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
-) -> Iterator[tuple[int, Finding]]:
+) -> Iterator[tuple[int, Reason]]:
     """Yield what holds records back that are not in the active segment, each with its offset."""
     yield from _transaction(engine, log, state)
     yield from _lag(log, state, plans.now_ms)
     yield from _pin(engine, log, state, plans)
 
 
-def _awaited() -> Finding:
-    return Finding(
+def _awaited() -> Reason:
+    return Reason(
         "pin",
         "It is due, and tasks read the changelog of a moment in this log: no cleaning begins "
         "until they have ended.",
@@ -270,7 +270,7 @@ def _awaited() -> Finding:
     )
 
 
-def _ratio(log: LogToClean) -> Finding:
+def _ratio(log: LogToClean) -> Reason:
     wanted = log.config.min_cleanable_dirty_ratio
     text = (
         f"Its dirty ratio is {log.dirty_ratio:.2f} ({_size(log.cleanable_bytes)} of "
@@ -280,14 +280,14 @@ def _ratio(log: LogToClean) -> Finding:
     if wanted < 1.0:
         missing = int(log.clean_bytes * wanted / (1.0 - wanted)) + 1 - log.cleanable_bytes
         text += f": with {_size(max(missing, 1))} more in closed segments it does"
-    return Finding(
+    return Reason(
         "ratio",
         f"{text}.{_last(log)}",
         f"{_ALTER}min.cleanable.dirty.ratio={max(0.0, log.dirty_ratio * 0.9):.2g}, or {_CLEAN}",
     )
 
 
-def _active_segment(log: LogToClean, state: PartitionState) -> Iterator[tuple[int, Finding]]:
+def _active_segment(log: LogToClean, state: PartitionState) -> Iterator[tuple[int, Reason]]:
     base = max(state.active_base, log.first_dirty_offset)
     if base >= state.high_watermark:
         return
@@ -304,7 +304,7 @@ def _active_segment(log: LogToClean, state: PartitionState) -> Iterator[tuple[in
         )
     yield (
         base,
-        Finding(
+        Reason(
             "active segment",
             f"{all_of_it} in the active segment, from offset {base} on, which is not cleaned; "
             f"{what_ends_it} another one.",
@@ -315,14 +315,14 @@ def _active_segment(log: LogToClean, state: PartitionState) -> Iterator[tuple[in
 
 def _transaction(
     engine: Engine, log: LogToClean, state: PartitionState
-) -> Iterator[tuple[int, Finding]]:
+) -> Iterator[tuple[int, Reason]]:
     stable = state.last_stable_offset
     if stable >= state.high_watermark:
         return
     whose, since = "A transaction", ""
     try:
-        with engine.view(log.topic, log.partition, start=stable) as view:
-            place = view.position_of(stable)
+        with engine.snapshot(log.topic, log.partition, start=stable) as snapshot:
+            place = snapshot.position_of(stable)
             if place is not None:
                 segment, position = place
                 with segment.log.open("rb") as file:
@@ -330,12 +330,12 @@ def _transaction(
                 if header is not None and header.producer_id >= 0:
                     whose = f"The transaction of producer {header.producer_id}"
                 if header is not None and header.max_timestamp >= 0:
-                    since = f", since {moment(header.max_timestamp)}"
+                    since = f", since {utc_time(header.max_timestamp)}"
     except (OSError, KafkaLogError):
         pass  # what cannot be read is told without its producer
     yield (
         stable,
-        Finding(
+        Reason(
             "transaction",
             f"{whose} is open from offset {stable} on{since}, and no cleaning goes past it.",
             "it ends with its producer's marker: append what followed in the log it came from, "
@@ -344,7 +344,7 @@ def _transaction(
     )
 
 
-def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[int, Finding]]:
+def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[int, Reason]]:
     lag = log.config.min_compaction_lag_ms
     if lag <= 0:
         return
@@ -358,10 +358,10 @@ def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[
             base = max(segment.base_offset, log.first_dirty_offset)
             yield (
                 base,
-                Finding(
+                Reason(
                     "lag",
                     f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
-                    f"follows from being cleaned until {moment(latest + lag)}.",
+                    f"follows from being cleaned until {utc_time(latest + lag)}.",
                     f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - latest)}",
                     latest + lag,
                 ),
@@ -371,16 +371,16 @@ def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[
 
 def _pin(
     engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
-) -> Iterator[tuple[int, Finding]]:
+) -> Iterator[tuple[int, Reason]]:
     topic_id = engine.describe(log.topic).topic_id
     offset, until_ms = plans.pins.holder(log.topic, topic_id, log.partition)
     if offset < min(state.active_base, state.last_stable_offset):
         # Beyond its lease a pin holds where somebody reads by it.
         is_leased = until_ms > plans.now_ms
-        until = f"until {moment(until_ms)}, or later if the reader goes on"
+        until = f"until {utc_time(until_ms)}, or later if the reader goes on"
         yield (
             max(offset, log.first_dirty_offset),
-            Finding(
+            Reason(
                 "pin",
                 f"A reader has pinned its moment at offset {offset}, and no cleaning goes past "
                 f"that {until if is_leased else 'as long as somebody reads by it'}.",
@@ -394,17 +394,17 @@ def _pin(
 # --- what else is true ---------------------------------------------------------------------------
 
 
-def _tombstones(log: LogToClean, now_ms: int) -> Iterator[Finding]:
+def _tombstones(log: LogToClean, now_ms: int) -> Iterator[Reason]:
     horizon = log.earliest_delete_horizon_ms
     if horizon is None or horizon <= now_ms:
         return
     last = read_last_cleaning(log.directory)
     count = last.tombstones if last and last.end_offset == log.first_dirty_offset else 0
     what = f"{count} tombstone{'s' * (count != 1)}" if count else "Tombstones"
-    yield Finding(
+    yield Reason(
         "tombstones",
         f"{what} wait{'s' * (count == 1)} for delete.retention.ms "
-        f"({duration(log.config.delete_retention_ms)}); the first may go at {moment(horizon)}.",
+        f"({duration(log.config.delete_retention_ms)}); the first may go at {utc_time(horizon)}.",
         None,
         horizon,
     )
@@ -412,7 +412,7 @@ def _tombstones(log: LogToClean, now_ms: int) -> Iterator[Finding]:
 
 def _last(log: LogToClean) -> str:
     last = read_last_cleaning(log.directory)
-    return "" if last is None else f" It was cleaned last at {moment(last.ended_ms)}."
+    return "" if last is None else f" It was cleaned last at {utc_time(last.ended_ms)}."
 
 
 def _size(size: int) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.merge.plan import Plan
     from kafkalog.cleaner.rewrite.retention_rules import Retained
     from kafkalog.cleaner.state.stats import CleanerStats
-    from kafkalog.storage_engine.reading.log_view import Chunk
+    from kafkalog.storage_engine.reading.partition_snapshot import Chunk
     from kafkalog.storage_engine.records.tables import Integers, RecordTable
 
 __all__ = ["BatchWriter"]
@@ -232,7 +232,7 @@ class BatchWriter:
                     base_offset = int(bases[0])
                 self._outputs.append(self._begin(base_offset))
                 continue
-            head, pieces = _cut(pieces, int(sizes[:count].sum()))
+            head, pieces = _split(pieces, int(sizes[:count].sum()))
             keys = self._keys.take(int(lasts[count - 1]))
             output.append(
                 head, sizes[:count], bases[:count], lasts[:count], tops[:count], keys=keys
@@ -341,7 +341,7 @@ def _with_records(plan: Plan, first: int, end: int) -> Integers:
     return found
 
 
-def _cut(pieces: Sequence[Buffer], size: int) -> tuple[list[Buffer], list[Buffer]]:
+def _split(pieces: Sequence[Buffer], size: int) -> tuple[list[Buffer], list[Buffer]]:
     """Divide pieces after `size` bytes."""
     head: list[Buffer] = []
     for place, piece in enumerate(pieces):

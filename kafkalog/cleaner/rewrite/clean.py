@@ -50,7 +50,7 @@ from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import write_cleaner_checkpoint
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.reading.pins import LivePins
 from kafkalog.storage_engine.segment.gaps import SourceGaps
 from kafkalog.storage_engine.segment.segments import SegmentFiles
@@ -109,25 +109,25 @@ def clean_round(
         check_abort()
         load_state()  # whoever deletes the topic waits for this round to end
 
-    with open_view(directory, topic, partition, load_state, held=True) as view:
+    with open_snapshot(directory, topic, partition, load_state, held=True) as snapshot:
         log = log_to_clean(
             topic,
             partition,
             directory=directory,
             config=topic_config,
-            state=view.state,
-            segments=view.segments,
+            state=snapshot.state,
+            segments=snapshot.segments,
             now_ms=now_ms,
             pinned_offset=load_pins().limit(topic, topic_id, partition),
         )
         if not log.has_work and erased is None:
             return None
         started = time.perf_counter()
-        unchanged = UnchangedSegments(view, log, check)
+        unchanged = UnchangedSegments(snapshot, log, check)
         latest, end = find_latest_records(
-            view,
+            snapshot,
             log,
-            make_is_mapped=lambda start: mapped_batches(view),
+            make_is_mapped=lambda start: mapped_batches(snapshot),
             config=config,
             stats=stats,
             check_abort=check,
@@ -141,16 +141,16 @@ def clean_round(
                 engine,
                 load_state,
                 load_pins,
-                view,
+                snapshot,
                 topic_id=topic_id,
                 end=end,
                 now_ms=now_ms,
                 stats=stats,
             )
             rules = RetentionRules(
-                view=view,
+                snapshot=snapshot,
                 latest=latest,
-                transactions=CleanedTransactions(view),
+                transactions=CleanedTransactions(snapshot),
                 now_ms=now_ms,
                 new_delete_horizon_ms=_delete_horizon_ms(topic_config, now_ms),
                 chunk_size=config.io_buffer_size,
@@ -216,7 +216,7 @@ class _SecondPass:
 
     def _rewrite(self, end: int) -> None:
         log, stats = self.log, self.rules.stats
-        active_base = self.rules.view.state.active_base
+        active_base = self.rules.snapshot.state.active_base
         closed = [s for s in log.segments if s.base_offset < active_base]
         sources = [s for s in closed if s.base_offset < end]
         groups = group_segments_by_size(
@@ -321,7 +321,7 @@ class _Publisher:
         engine: Engine,
         load_state: Callable[[], PartitionState],
         load_pins: Callable[[], LivePins],
-        view: LogView,
+        snapshot: PartitionSnapshot,
         *,
         topic_id: str,
         end: int,
@@ -331,24 +331,24 @@ class _Publisher:
         self._engine = engine
         self._load_state = load_state
         self._load_pins = load_pins
-        self._view = view
+        self._snapshot = snapshot
         self._topic_id = topic_id
         self._end = end
         self._now_ms = now_ms
         self._stats = stats
         self._active = ActiveProducers()
         self._active_at = -1
-        self._live = {(segment.base_offset, segment.size) for segment in view.segments}
+        self._live = {(segment.base_offset, segment.size) for segment in snapshot.segments}
         self._finished: list[RewrittenGroup] = []
         self._waiting_size = self._waiting_gaps = self._swapped_size = 0
 
     def active_producers(self) -> ActiveProducers:
         """Return the producers that are active by now, as the journal knows them (C50)."""
-        snapshot = self._load_state().producer_snapshot
-        if snapshot != self._active_at:  # the same snapshot says the same
+        producer_snapshot = self._load_state().producer_snapshot
+        if producer_snapshot != self._active_at:  # the same snapshot says the same
             with self._engine.transaction():  # else an append may replace it meanwhile
                 state = self._load_state()
-                self._active = active_producers(self._view.directory, state, self._now_ms)
+                self._active = active_producers(self._snapshot.directory, state, self._now_ms)
                 self._active_at = state.producer_snapshot
         return self._active
 
@@ -370,7 +370,7 @@ class _Publisher:
         """
         if not self._finished:
             return
-        directory, groups, self._finished = self._view.directory, self._finished, []
+        directory, groups, self._finished = self._snapshot.directory, self._finished, []
         swaps = list(adjacent_groups(groups))
         try:
             files.all_at_once(
@@ -401,15 +401,15 @@ class _Publisher:
 
     def _swap(self, groups: Sequence[RewrittenGroup]) -> None:
         """Put the outputs of groups that lie side by side in the place of their sources."""
-        view = self._view
+        snapshot = self._snapshot
         with self._changing() as transaction:
             # Under the lock: who pins this record finds the segments as they are after the swap.
             transaction.change_partition(
-                view.topic, view.partition, swapped_at=transaction.state.number + 1
+                snapshot.topic, snapshot.partition, swapped_at=transaction.state.number + 1
             )
             transaction.publish(self._now_ms)
-            snapshot = self._load_state().producer_snapshot
-            replace_segments(view.directory, groups, producer_snapshot=snapshot)
+            producer_snapshot = self._load_state().producer_snapshot
+            replace_segments(snapshot.directory, groups, producer_snapshot=producer_snapshot)
         for group in groups:
             self._live.difference_update(section.key for section in group.source_sections)
             self._live.update(section.key for section in group.sections)
@@ -425,7 +425,7 @@ class _Publisher:
                 transaction.sync_on_publish()
                 transaction.publish(self._now_ms)
             transaction.check_lock()  # which nothing else does where nothing is published
-            with locks.SegmentsLock(self._view.directory).exclusive():
+            with locks.SegmentsLock(self._snapshot.directory).exclusive():
                 yield transaction
 
     def _announce(self) -> None:
@@ -433,44 +433,46 @@ class _Publisher:
 
         A reader pins, then looks at the journal. So one of the two sees the other.
         """
-        view = self._view
+        snapshot = self._snapshot
         with self._engine.transaction() as transaction:
             before = self._load_state()
             if before.cleaned_to >= self._end:
                 return
             self._check_pins()
-            transaction.change_partition(view.topic, view.partition, cleaning_offset=self._end)
+            transaction.change_partition(
+                snapshot.topic, snapshot.partition, cleaning_offset=self._end
+            )
             transaction.publish(self._now_ms)
             try:
                 self._check_pins()
             except CleaningAborted:
                 transaction.change_partition(
-                    view.topic, view.partition, cleaning_offset=before.cleaning_offset
+                    snapshot.topic, snapshot.partition, cleaning_offset=before.cleaning_offset
                 )
                 transaction.publish(self._now_ms)
                 raise
 
     def _check_pins(self) -> None:
-        view = self._view
-        pinned = self._load_pins().limit(view.topic, self._topic_id, view.partition)
+        snapshot = self._snapshot
+        pinned = self._load_pins().limit(snapshot.topic, self._topic_id, snapshot.partition)
         if pinned < self._end:
             raise CleaningAborted(
-                f"{view.topic}-{view.partition}: a reader needs the log as of offset {pinned}, "
-                f"this round would have gone to {self._end}"
+                f"{snapshot.topic}-{snapshot.partition}: a reader needs the log as of offset "
+                f"{pinned}, this round would have gone to {self._end}"
             )
 
     def finish(self, earliest_delete_horizon_ms: int | None) -> None:
         """Say that everything below the round's end is clean."""
-        view = self._view
+        snapshot = self._snapshot
         with self._engine.transaction() as transaction:
             state = self._load_state()
             # Records that were deleted while the round went on may lie beyond its end.
             clean_to = max(self._end, state.log_start_offset)
             # Before the offset it belongs to: a crash between the two repeats the round.
-            write_delete_horizon(view.directory, clean_to, earliest_delete_horizon_ms)
+            write_delete_horizon(snapshot.directory, clean_to, earliest_delete_horizon_ms)
             if state.first_dirty_offset != clean_to:
                 transaction.change_partition(
-                    view.topic, view.partition, first_dirty_offset=clean_to
+                    snapshot.topic, snapshot.partition, first_dirty_offset=clean_to
                 )
                 transaction.publish(self._now_ms)
             write_cleaner_checkpoint(self._engine.root, self._engine.state())

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.active_producers import ActiveProducers
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.cleaner.state.stats import CleanerStats
-    from kafkalog.storage_engine.reading.log_view import Chunk, LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
 __all__ = ["Retained", "RetentionRules"]
@@ -69,7 +69,7 @@ class Retained:
 class RetentionRules:
     """Decides for one round, group after group."""
 
-    view: LogView
+    snapshot: PartitionSnapshot
     latest: LatestRecords
     transactions: CleanedTransactions
     now_ms: int
@@ -92,11 +92,11 @@ class RetentionRules:
         Ranges follow each other in the order of the log, and begin and end with segments. Raises
         CorruptBatchError and CorruptLogError, StorageError, and what `check_abort` raises.
         """
-        for chunk in self.view.chunks(start, end, chunk_size=self.chunk_size):
+        for chunk in self.snapshot.chunks(start, end, chunk_size=self.chunk_size):
             seen = self.transactions.see(chunk)
             discards = seen.can_discard & (~seen.is_control | _is_expired(chunk.table, self.now_ms))
             stays_empty = active.are_last(chunk.table)
-            stays_empty |= chunk.table.last_offsets + 1 == self.view.state.high_watermark
+            stays_empty |= chunk.table.last_offsets + 1 == self.snapshot.state.high_watermark
             # What has gone before it is looked into need not be decoded.
             is_gone = self.latest.obsolete_batches(chunk.table) & ~discards
             self.stats.records_read += int(chunk.table.counts[is_gone].sum())

@@ -30,7 +30,7 @@ from kafkalog.storage_engine.fs import locks
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.latest_records import LatestRecords
     from kafkalog.cleaner.dedup.log_to_clean import LogToClean
-    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.tables import RecordTable
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
 
@@ -49,13 +49,15 @@ class UnchangedSegments:
     `check_abort` is called with every segment, and raises to stop.
     """
 
-    def __init__(self, view: LogView, log: LogToClean, check_abort: Callable[[], None]) -> None:
+    def __init__(
+        self, snapshot: PartitionSnapshot, log: LogToClean, check_abort: Callable[[], None]
+    ) -> None:
         self.secret = secrets.token_bytes(16)
         """What keys are to be hashed under, so that new indexes can be asked along with old ones.
 
         Segments whose index is under another are read, and get an index under this one.
         """
-        self._view = view
+        self._snapshot = snapshot
         self._check_abort = check_abort
         self._first_dirty_offset = log.first_dirty_offset
         self._hashes: dict[bytes, list[Uint64s]] = {}
@@ -64,7 +66,7 @@ class UnchangedSegments:
             return
         met = Counter[bytes]()
         for segment in self._clean_segments():
-            with _opened_index(view, segment) as index:
+            with _opened_index(snapshot, segment) as index:
                 if index is not None and index.is_unchanged:
                     met[index.secret] += 1
         self._hashes = {secret: [] for secret, _ in met.most_common(SECRETS_MAX)}
@@ -102,7 +104,7 @@ class UnchangedSegments:
         self._compact()
         found: set[int] = set()
         for segment in self._clean_segments():
-            with _opened_index(self._view, segment) as index:
+            with _opened_index(self._snapshot, segment) as index:
                 if index is None or not index.is_unchanged:
                     continue
                 held = self._hashes.get(index.secret)
@@ -112,19 +114,19 @@ class UnchangedSegments:
 
     def _clean_segments(self) -> Iterator[OpenSegment]:
         """Yield the segments that lie wholly in the clean part, open one by one."""
-        segments, end = self._view.segments, self._first_dirty_offset
+        segments, end = self._snapshot.segments, self._first_dirty_offset
         if not segments:
             return
-        for segment in self._view.open_segments(segments[0].base_offset, end):
+        for segment in self._snapshot.open_segments(segments[0].base_offset, end):
             self._check_abort()
             if segment.end_offset <= end:
                 yield segment
 
 
 @contextlib.contextmanager
-def _opened_index(view: LogView, segment: OpenSegment) -> Iterator[KeyIndex | None]:
-    with locks.SegmentsLock(view.directory).shared():
-        index = KeyIndex.open(view.directory, segment)
+def _opened_index(snapshot: PartitionSnapshot, segment: OpenSegment) -> Iterator[KeyIndex | None]:
+    with locks.SegmentsLock(snapshot.directory).shared():
+        index = KeyIndex.open(snapshot.directory, segment)
     try:
         yield index
     finally:

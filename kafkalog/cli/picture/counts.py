@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kafkalog.cleaner.dedup.census import SegmentCensus
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 __all__ = ["Counts", "count_partition"]
 
@@ -26,7 +26,7 @@ _REST: Final = 10
 
 @dataclass(slots=True)
 class _Counted:
-    moment: tuple[tuple[int, int], ...]
+    identity: tuple[tuple[int, int], ...]
     """Base offset and size of each segment when it was counted, and where it ended."""
     segments: dict[int, SegmentCensus]
     due: float
@@ -81,30 +81,32 @@ class Counts:
         started = time.monotonic()
         if known is not None and started < known.due:
             return
-        with log.view(*place, whole=True) as view:
-            moment = _moment(view)
-            if known is not None and known.moment == moment:
+        with log.snapshot(*place, whole=True) as snapshot:
+            identity = _identity(snapshot)
+            if known is not None and known.identity == identity:
                 return
-            segments = count_partition(view, check_abort)
+            segments = count_partition(snapshot, check_abort)
         now = time.monotonic()
         due = now + _REST * (now - started)
         with self._lock:
-            self._counted[place] = _Counted(moment, segments, due)
+            self._counted[place] = _Counted(identity, segments, due)
 
 
 def count_partition(
-    view: LogView, check_abort: Callable[[], None] = lambda: None
+    snapshot: PartitionSnapshot, check_abort: Callable[[], None] = lambda: None
 ) -> dict[int, SegmentCensus]:
     """Return what is dead in each segment of a view, by base offset."""
     from kafkalog.cleaner.dedup.census import census
 
-    found = census(view, budget_bytes=_BUDGET_BYTES, check_abort=check_abort)
+    found = census(snapshot, budget_bytes=_BUDGET_BYTES, check_abort=check_abort)
     return {one.base_offset: one for one in found}
 
 
-def _moment(view: LogView) -> tuple[tuple[int, int], ...]:
-    state = view.state
-    sizes = [(s.base_offset, s.size) for s in view.segments if s.base_offset < state.active_base]
+def _identity(snapshot: PartitionSnapshot) -> tuple[tuple[int, int], ...]:
+    state = snapshot.state
+    sizes = [
+        (s.base_offset, s.size) for s in snapshot.segments if s.base_offset < state.active_base
+    ]
     ends = (
         (state.active_base, state.active_size),
         (state.log_start_offset, state.last_stable_offset),

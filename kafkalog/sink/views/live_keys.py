@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from kafkalog.schema import chosen_columns
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.reading.log_view import LogView
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 __all__ = ["has_live_keys"]
 
@@ -30,22 +30,22 @@ def has_live_keys(
     """
     for number, _ in engine.describe(topic).present():
         end = ends.get(str(number), 0)
-        with engine.view(topic, number, whole=True) as view:
-            state = view.state
+        with engine.snapshot(topic, number, whole=True) as snapshot:
+            state = snapshot.state
             limit = state.last_stable_offset if read_committed else state.high_watermark
-            if _has_live_keys(view, min(end, limit), read_committed):
+            if _has_live_keys(snapshot, min(end, limit), read_committed):
                 return True
     return False
 
 
-def _has_live_keys(view: LogView, end: int, read_committed: bool) -> bool:
+def _has_live_keys(snapshot: PartitionSnapshot, end: int, read_committed: bool) -> bool:
     schema = chosen_columns(["key", "value"])
     deleted: set[bytes] = set()
     span = _SPAN
-    while end > view.state.log_start_offset:
-        start = max(view.state.log_start_offset, end - span)
+    while end > snapshot.state.log_start_offset:
+        start = max(snapshot.state.log_start_offset, end - span)
         latest: dict[bytes, bool] = {}
-        for batch in view.read(start, end, schema=schema, read_committed=read_committed):
+        for batch in snapshot.read(start, end, schema=schema, read_committed=read_committed):
             keys = batch.column(0).to_pylist()
             latest.update(zip(keys, batch.column(1).is_valid().to_pylist(), strict=True))
             if len(latest) + len(deleted) > _KEYS_MAX:

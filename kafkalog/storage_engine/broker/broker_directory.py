@@ -41,7 +41,7 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 __all__ = ["BrokerDirectories"]
 
@@ -125,7 +125,7 @@ class BrokerDirectories:
             _logger.warning("%s", damage)
         return loaded
 
-    def view(
+    def snapshot(
         self,
         topic: str,
         partition: int,
@@ -133,9 +133,9 @@ class BrokerDirectories:
         whole: bool = False,
         start: int | None = None,
         known_end: int = 0,
-    ) -> LogView:
+    ) -> PartitionSnapshot:
         """Open a partition at this moment, as `Engine.view` does; raises StorageError."""
-        from kafkalog.storage_engine.reading.log_view import open_view
+        from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 
         with self._guard:
             key = topic, partition
@@ -146,7 +146,7 @@ class BrokerDirectories:
             seen[:] = [self.loaded(topic, partition)]
             return seen[0].state
 
-        return open_view(
+        return open_snapshot(
             self.directory(topic, partition),
             topic,
             partition,

@@ -157,7 +157,7 @@ class _Loading:
         elif not is_checked:
             self._load_producers(is_clean=is_clean)
         self._gather_aborted(found)
-        self._cut_epochs()
+        self._truncate_epochs()
 
     def load_live(self, end: int, first_dirty: int, earlier: LoadedPartition | None) -> None:
         """Load what a running broker has checkpointed."""
@@ -175,7 +175,7 @@ class _Loading:
             self.history.extend(self.producers, self.end_offset)
         else:
             self._load_producers(is_clean=False)
-        self._cut_epochs()
+        self._truncate_epochs()
 
     def _look_at_tail(self, place: int = -1, end: int | None = None) -> None:
         """Find where the whole batches end that begin below `end`, in one segment."""
@@ -283,9 +283,9 @@ class _Loading:
                 latest = epoch
                 self.epochs = leader_epochs.assigned(self.epochs, epoch, base_offset)
 
-    def _cut_epochs(self) -> None:
+    def _truncate_epochs(self) -> None:
         self.epochs = leader_epochs.trimmed(
-            leader_epochs.cut(self.epochs, self.end_offset), self.log_start
+            leader_epochs.truncated(self.epochs, self.end_offset), self.log_start
         )
 
     def state(self, first_dirty: int) -> PartitionState:

@@ -144,7 +144,7 @@ def _values_of(
         found = layout.CODEC_NAMES.get(header.codec, header.codec)
         raise CorruptBatchError(path, position, "uncompressed metadata", found)
     section = memoryview(buffer)[place + layout.BATCH_OVERHEAD : place + header.size]
-    fields = _Fields(bytes(section))
+    fields = _RecordFields(bytes(section))
     try:
         for _ in range(header.records_count):
             end = fields.signed() + fields.position
@@ -161,7 +161,7 @@ def _values_of(
         raise CorruptBatchError(path, position, "whole records", fault) from None
 
 
-class _Fields:
+class _RecordFields:
     """Reads a message's fields one after the other; ValueError at anything that does not fit."""
 
     def __init__(self, data: bytes) -> None:
@@ -223,7 +223,7 @@ class _Topics:
 
     def replay(self, path: Path, position: int, value: bytes) -> None:
         """Take in one record; `path` and `position` are for messages alone."""
-        fields = _Fields(value)
+        fields = _RecordFields(value)
         try:
             version, api_key, _ = fields.unsigned(), fields.unsigned(), fields.unsigned()
             if version != layout.METADATA_FRAME_VERSION:
@@ -245,7 +245,7 @@ class _Topics:
         except ValueError as fault:
             raise CorruptLogError(path, position, "a metadata record", fault) from None
 
-    def _replay(self, api_key: int, fields: _Fields) -> None:
+    def _replay(self, api_key: int, fields: _RecordFields) -> None:
         # What is read here are the first fields of every version that there is of these records.
         if api_key == layout.TOPIC_RECORD:
             name, topic_id = fields.text(), fields.topic_id()
@@ -265,7 +265,7 @@ class _Topics:
             if name is not None:
                 self._configs.pop(name, None)
 
-    def _configure(self, fields: _Fields) -> None:
+    def _configure(self, fields: _RecordFields) -> None:
         resource_type = fields.bytes_of(1)[0]
         resource, name, value = fields.text(), fields.text(), fields.text()
         if resource_type != layout.CONFIG_OF_TOPIC or resource is None or name is None:

@@ -70,7 +70,7 @@ class _Repair:
         files.sync_directory(self.directory)
         live = self._drop_later(segments.list_segments(self.directory))
         if live:
-            self._cut(live[-1])
+            self._truncate(live[-1])
             live = self._split_overflowed(live)
             self._rebuild_indexes(live)
         else:
@@ -104,7 +104,7 @@ class _Repair:
             segments.retire(self.directory, [segment.base_offset])
         return live
 
-    def _cut(self, active: SegmentFiles) -> None:
+    def _truncate(self, active: SegmentFiles) -> None:
         """Cut the log where it ends."""
         size = self.state.active_size
         if active.size == size:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Epochs", "assigned", "committed", "cut", "settled", "trimmed"]
+__all__ = ["Epochs", "assigned", "committed", "in_order", "trimmed", "truncated"]
 
 Epochs = list[tuple[int, int]]
 
@@ -29,7 +29,7 @@ def assigned(epochs: Epochs, epoch: int, start_offset: int) -> Epochs:
     return [*epochs[:kept], (epoch, start_offset)]
 
 
-def settled(entries: Iterable[tuple[int, int]]) -> Epochs:
+def in_order(entries: Iterable[tuple[int, int]]) -> Epochs:
     """Return the epochs that stay when these are assigned one after the other."""
     epochs: Epochs = []
     for epoch, start_offset in entries:
@@ -37,7 +37,7 @@ def settled(entries: Iterable[tuple[int, int]]) -> Epochs:
     return epochs
 
 
-def cut(epochs: Epochs, end_offset: int) -> Epochs:
+def truncated(epochs: Epochs, end_offset: int) -> Epochs:
     """Return the epochs that begin below the end of the log.
 
     Kafka: LeaderEpochFileCache.truncateFromEndAsyncFlush.
@@ -51,7 +51,7 @@ def committed(entries: Epochs, high_watermark: int) -> Epochs:
     Without those that a commit in flight, or a dead one, has added; the ones that these replace are
     still in the list.
     """
-    return settled(cut(entries, high_watermark))
+    return in_order(truncated(entries, high_watermark))
 
 
 def trimmed(epochs: Epochs, log_start_offset: int) -> Epochs:

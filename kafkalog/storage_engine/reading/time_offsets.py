@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.format.batch import BatchHeader
     from kafkalog.storage_engine.metadata.state import PartitionState
-    from kafkalog.storage_engine.reading.log_view import LogView
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
     from kafkalog.storage_engine.store import Store
 
@@ -99,9 +99,9 @@ def offset_for_time(
             f"timestamp: expected epoch milliseconds, or {LATEST} (latest), {EARLIEST} (earliest) "
             f"or {MAX_TIMESTAMP} (the largest timestamp), found {timestamp}"
         )
-    with store.view(topic, partition) as view:
-        found = latest(view) if timestamp == MAX_TIMESTAMP else first_since(view, timestamp)
-        end = end_offset(view.state, isolation_level)
+    with store.snapshot(topic, partition) as snapshot:
+        found = latest(snapshot) if timestamp == MAX_TIMESTAMP else first_since(snapshot, timestamp)
+        end = end_offset(snapshot.state, isolation_level)
         return found if found is not None and found.offset < end else None
 
 
@@ -112,13 +112,13 @@ def _epoch_at(directory: Path, state: PartitionState, offset: int) -> int:
     return max((epoch for epoch, start in epochs if start <= offset), default=-1)
 
 
-def first_since(view: LogView, timestamp: int) -> TimeOffset | None:
+def first_since(snapshot: PartitionSnapshot, timestamp: int) -> TimeOffset | None:
     """Return the first record that is as young as `timestamp` (epoch ms), or younger.
 
     None when there is none in [log start, high watermark).
     """
-    start, end = view.state.log_start_offset, view.state.high_watermark
-    for segment in view.open_segments(start, end):
+    start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
+    for segment in snapshot.open_segments(start, end):
         for position, header in segment.batches_since(timestamp):
             if header.base_offset >= end:
                 return None
@@ -130,14 +130,14 @@ def first_since(view: LogView, timestamp: int) -> TimeOffset | None:
     return None
 
 
-def latest(view: LogView) -> TimeOffset | None:
+def latest(snapshot: PartitionSnapshot) -> TimeOffset | None:
     """Return the first of the records with the largest timestamp.
 
     None when no record of [log start, high watermark) has a timestamp.
     """
-    start, end = view.state.log_start_offset, view.state.high_watermark
+    start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
     best: TimeOffset | None = None
-    for segment in view.open_segments(start, end):
+    for segment in snapshot.open_segments(start, end):
         best = _latest_of(segment, start, end, best)
     return best
 

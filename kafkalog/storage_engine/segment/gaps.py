@@ -59,8 +59,8 @@ __all__ = [
     "Section",
     "SourceGaps",
     "add_raw_gaps",
-    "cut_raw_gaps",
     "list_sections",
+    "truncate_raw_gaps",
 ]
 
 
@@ -375,7 +375,7 @@ def add_raw_gaps(directory: Path, gaps: Gaps, *, first_base: int) -> None:
         before.close()
 
 
-def cut_raw_gaps(directory: Path, end: int) -> None:
+def truncate_raw_gaps(directory: Path, end: int) -> None:
     """Drop from `kl-raw-gaps` what a commit that died has listed above the log's end, durably.
 
     The caller holds the commit lock. Raises CorruptLogError for a damaged file, and OSError.

@@ -32,7 +32,7 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-_Moment = TypeVar("_Moment", bound=_Closable)
+_Opened = TypeVar("_Opened", bound=_Closable)
 
 
 class Listing:
@@ -48,11 +48,11 @@ class Listing:
         self._rested: list[SegmentFiles] | None = None
         """What was listed once the directory had rested."""
 
-    def open_moment(
+    def open_listed(
         self,
         load_state: Callable[[], PartitionState],
-        opened: Callable[[PartitionState, list[SegmentFiles]], _Moment],
-    ) -> _Moment:
+        opened: Callable[[PartitionState, list[SegmentFiles]], _Opened],
+    ) -> _Opened:
         """Call `opened` with a state and a listing that belong together.
 
         Our own processes wait for the lock; a broker does not know it, so the listing counts only

@@ -39,7 +39,7 @@ def sync_segments(directory: Path, start: Place) -> None:
         files.sync_directory(directory)
 
 
-def sync_cut(directory: Path, active_base: int) -> None:
+def sync_truncation(directory: Path, active_base: int) -> None:
     """Make durable what somebody may have cut: the indexes of the active segment, and all names.
 
     Of a `.log` what is cut off comes back no further than to be cut again.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.segment.segments import SegmentFiles
 
-__all__ = ["LogMoment", "MarkerCache", "Markers", "known_markers", "log_moment"]
+__all__ = ["LogIdentity", "MarkerCache", "Markers", "known_markers", "log_identity"]
 
 _SLACK: Final = 1 << 20
 """Bytes that markers may take before it is worth looking for those that are passed."""
@@ -124,7 +124,7 @@ class Markers:
 
 
 @dataclass(frozen=True, slots=True)
-class LogMoment:
+class LogIdentity:
     """Which log a read is of, and what tells whether it is still the one of an earlier read."""
 
     place: tuple[object, ...]
@@ -140,9 +140,9 @@ class LogMoment:
         return tuple((s.base_offset, s.size) for s in self.segments[max(0, first) : stop])
 
 
-def log_moment(
+def log_identity(
     directory: Path, state: PartitionState, segments: Sequence[SegmentFiles]
-) -> LogMoment | None:
+) -> LogIdentity | None:
     """Describe a log; None where it cannot be told from another one."""
     try:
         found = directory.stat()
@@ -153,7 +153,7 @@ def log_moment(
     while closed and segments[closed - 1].base_offset >= state.active_base:
         closed -= 1
     place = (str(directory), found.st_dev, found.st_ino, topic_id)
-    return LogMoment(place, state.leader_epoch, state.high_watermark, segments[:closed])
+    return LogIdentity(place, state.leader_epoch, state.high_watermark, segments[:closed])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,12 +167,12 @@ class _Kept:
     def size(self) -> int:
         return self.markers.size + len(self.sizes) * _SEGMENT_SIZE
 
-    def is_true_of(self, log: LogMoment) -> bool:
+    def is_true_of(self, log: LogIdentity) -> bool:
         """Whether the log may be the one it was."""
         epoch, frontier = self.leader_epoch, self.markers.frontier
         return epoch == log.leader_epoch and frontier <= log.high_watermark
 
-    def has_segments_of(self, log: LogMoment, offset: int) -> bool:
+    def has_segments_of(self, log: LogIdentity, offset: int) -> bool:
         """Whether its closed segments have the sizes they had, from that of `offset` on."""
         if not self.sizes:
             return True
@@ -202,7 +202,7 @@ class MarkerCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def take(self, log: LogMoment, offset: int) -> Markers | None:
+    def take(self, log: LogIdentity, offset: int) -> Markers | None:
         """Take out what is known of a log from `offset` on; None for nothing."""
         with self._guard:
             gone: set[_Kept] = set()
@@ -227,7 +227,7 @@ class MarkerCache:
         best.markers.begin = offset  # the same range again finds it; the sizes of less are kept
         return best.markers
 
-    def give(self, log: LogMoment, markers: Markers, offset: int) -> None:
+    def give(self, log: LogIdentity, markers: Markers, offset: int) -> None:
         """Keep what was learned of a log by a read that got to `offset`; it is the cache's now."""
         new = _kept(log, markers)
         if new.size > self._size_max // 4:
@@ -241,7 +241,7 @@ class MarkerCache:
             self._kept = tuple(kept)
 
 
-def _kept(log: LogMoment, markers: Markers) -> _Kept:
+def _kept(log: LogIdentity, markers: Markers) -> _Kept:
     sizes = log.sizes(markers.begin, markers.frontier)
     return _Kept(log.place, log.leader_epoch, sizes, markers)
 

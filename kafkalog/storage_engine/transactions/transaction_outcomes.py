@@ -33,7 +33,7 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     IndexedTransactions,
 )
 from kafkalog.storage_engine.transactions.transaction_markers import (
-    LogMoment,
+    LogIdentity,
     Markers,
     known_markers,
 )
@@ -60,17 +60,17 @@ class TransactionOutcomes:
         self,
         chunks_from: Callable[[int], Iterator[Chunk]],
         index: IndexedTransactions,
-        moment: Callable[[], LogMoment | None] = lambda: None,
+        identity: Callable[[], LogIdentity | None] = lambda: None,
     ) -> None:
         """Prepare a read; nothing is done before it meets a transaction.
 
         `chunks_from` yields the chunks of the log from an offset on, up to the high watermark;
-        `index` is what the `.txnindex` files say; `moment` tells which log it is, None: not known.
+        `index` is what the `.txnindex` files say; `identity` names the log; None: not known.
         """
         self._chunks_from = chunks_from
         self._index = index
-        self._load_moment = moment
-        self._moment: LogMoment | None = None
+        self._load_identity = identity
+        self._identity: LogIdentity | None = None
         self._markers: Markers | None = None
         """From the first batch that needs one on."""
         self._offset = 0
@@ -93,8 +93,8 @@ class TransactionOutcomes:
     ) -> None:
         markers, self._markers = self._markers, None
         is_sound = kind is None or issubclass(kind, GeneratorExit)
-        if is_sound and markers is not None and self._moment is not None:
-            known_markers.give(self._moment, markers, self._offset)
+        if is_sound and markers is not None and self._identity is not None:
+            known_markers.give(self._identity, markers, self._offset)
 
     def is_aborted(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
         """Say which batches (b) of a chunk belong to an aborted transaction.
@@ -160,9 +160,9 @@ class TransactionOutcomes:
         """Return the markers that are known, all from `offset` up to their frontier."""
         self._offset = offset
         if self._markers is None or offset > self._markers.frontier:
-            if self._moment is None:
-                self._moment = self._load_moment()
-            found = None if self._moment is None else known_markers.take(self._moment, offset)
+            if self._identity is None:
+                self._identity = self._load_identity()
+            found = None if self._identity is None else known_markers.take(self._identity, offset)
             self._markers = Markers(offset) if found is None else found
             self._is_at_end = self._is_damaged = False
         self._markers.pass_by(offset)

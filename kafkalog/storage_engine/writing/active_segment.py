@@ -98,15 +98,15 @@ class ActiveSegment:
                 raise StorageError(f"{log}: {what}") from None
             self._index_fd = os.open(self._stem + layout.INDEX, flags, 0o644)
             self._time_index_fd = os.open(self._stem + layout.TIME_INDEX, flags, 0o644)
-            self._cut_log()
-            self._cut_indexes(end_offset - self.base_offset)
+            self._truncate_log()
+            self._truncate_indexes(end_offset - self.base_offset)
             if has_transactions:
-                self._cut_transactions(end_offset)
+                self._truncate_transactions(end_offset)
         except BaseException:
             self.close()
             raise
 
-    def _cut_log(self) -> None:
+    def _truncate_log(self) -> None:
         found = os.fstat(self._log_fd).st_size
         if found < self.size:
             raise StorageError(
@@ -124,9 +124,9 @@ class ActiveSegment:
         if found < self._config.segment_bytes:
             files.preallocate(self._log_fd, self._config.segment_bytes)
 
-    def _cut_indexes(self, end: int) -> None:
+    def _truncate_indexes(self, end: int) -> None:
         """Drop index entries at or above the cut, and torn ones; remember the last that stay."""
-        self._index_count, last = _cut_entries(
+        self._index_count, last = _truncate_entries(
             self._index_fd,
             layout.OFFSET_INDEX_ENTRY.size,
             layout.OFFSET_INDEX_ENTRY.iter_unpack,
@@ -134,7 +134,7 @@ class ActiveSegment:
         )
         self._indexed_position = last[1] if last else 0
         """Where the batch of the last offset index entry starts; 0 without one."""
-        self._time_index_count, last = _cut_entries(
+        self._time_index_count, last = _truncate_entries(
             self._time_index_fd,
             layout.TIME_INDEX_ENTRY.size,
             layout.TIME_INDEX_ENTRY.iter_unpack,
@@ -144,7 +144,7 @@ class ActiveSegment:
         if last:
             self._last_time_entry = last[0], self.base_offset + last[1]
 
-    def _cut_transactions(self, end_offset: int) -> None:
+    def _truncate_transactions(self, end_offset: int) -> None:
         """Drop entries without their marker: of a commit that died, in whatever form they came."""
         path = self._path(layout.TRANSACTION_INDEX)
         self._transactions_size, found = size_kept(
@@ -157,7 +157,7 @@ class ActiveSegment:
                 return
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                _cut_durably(fd, self._transactions_size)
+                _truncate_durably(fd, self._transactions_size)
             finally:
                 os.close(fd)
 
@@ -356,7 +356,7 @@ class ActiveSegment:
         self._is_dirty = False
         self.close()
 
-    def finish_cut(self) -> None:
+    def finish_truncation(self) -> None:
         """Do `finish` after a cut; where that fails, it is to be cut again by the next holder.
 
         Its sync is not to be repeated alone, and what is cut already nobody would cut.
@@ -399,7 +399,7 @@ def _write_up_to(fd: int, pending: bytearray, end: int) -> None:
         pending.clear()
 
 
-def _cut_entries(
+def _truncate_entries(
     fd: int,
     entry_size: int,
     unpack: Callable[[bytes], Iterable[tuple[Any, ...]]],
@@ -420,11 +420,11 @@ def _cut_entries(
             count -= 1
         block = _BLOCK
     if count * entry_size != size:
-        _cut_durably(fd, count * entry_size)
+        _truncate_durably(fd, count * entry_size)
     return count, last
 
 
-def _cut_durably(fd: int, size: int) -> None:
+def _truncate_durably(fd: int, size: int) -> None:
     """Cut an index, and sync it; where that fails it is as it was, so that the next holder cuts."""
     tail = files.read_at(fd, os.fstat(fd).st_size - size, size)
     files.truncate(fd, size)

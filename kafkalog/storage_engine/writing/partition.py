@@ -94,14 +94,14 @@ class Appender:
         # Every commit comes here for each of its partitions: one listing says what to look into.
         names = check_canary(directory)
         partition_directory.check_topic_id(directory, topic_id)
-        self._epochs = self._cut_epochs() if layout.LEADER_EPOCH_CHECKPOINT in names else []
+        self._epochs = self._truncate_epochs() if layout.LEADER_EPOCH_CHECKPOINT in names else []
         if layout.RAW_GAPS in names:
-            gaps.cut_raw_gaps(directory, state.high_watermark)
-        self._active = self._cut(names)
+            gaps.truncate_raw_gaps(directory, state.high_watermark)
+        self._active = self._truncate(names)
 
     # --- the cut ---------------------------------------------------------------------------------
 
-    def _cut(self, names: Collection[str]) -> ActiveSegment:
+    def _truncate(self, names: Collection[str]) -> ActiveSegment:
         """Bring the files, of these names, to the recorded state and open the active segment."""
         later = self._later_segments(names)
         if later:
@@ -113,7 +113,7 @@ class Appender:
             # It alone may carry the log end, where the tail before it was cleaned away
             # (KAFKA-17076): so it is emptied, and appended to. The one before it is cut, indexed
             # and synced, since nobody cuts it later.
-            self._open_active(names).finish_cut()
+            self._open_active(names).finish_truncation()
             self._take_snapshot(high_watermark)
             self.state = replace(self.state, active_base=high_watermark, active_size=0)
         return self._open_active(names)
@@ -319,7 +319,7 @@ class Appender:
 
     # --- leader epochs ---------------------------------------------------------------------------
 
-    def _cut_epochs(self) -> list[tuple[int, int]]:
+    def _truncate_epochs(self) -> list[tuple[int, int]]:
         """Drop the epochs that a commit that died has assigned; those it replaced come back."""
         found = checkpoints.read_leader_epochs(self.directory)
         kept = leader_epochs.committed(found, self.state.high_watermark)
@@ -331,7 +331,7 @@ class Appender:
         """Let `leader-epoch-checkpoint` know epochs from the first offset that carries each.
 
         Those that they replace (Kafka's rule for an epoch below the last one) stay in the file
-        until `settle_epochs`: the commit may still die.
+        until `write_epochs`: the commit may still die.
         """
         if not epochs:
             return
@@ -339,18 +339,18 @@ class Appender:
         checkpoints.write_leader_epochs(self.directory, self._epochs)
         self.state = replace(self.state, leader_epoch=epochs[-1][0])
 
-    def settle_epochs(self) -> None:
+    def write_epochs(self) -> None:
         """Once the commit is recorded: drop the epochs that it has replaced."""
-        settled = leader_epochs.settled(self._epochs)
-        if settled != self._epochs:
+        epochs = leader_epochs.in_order(self._epochs)
+        if epochs != self._epochs:
             _logger.warning(
                 "%s: a batch of leader epoch %d came after one of a later epoch; the epochs are %s",
                 self.directory,
                 self.state.leader_epoch,
-                settled,
+                epochs,
             )
-            self._epochs = settled
-            checkpoints.write_leader_epochs(self.directory, settled)
+            self._epochs = epochs
+            checkpoints.write_leader_epochs(self.directory, epochs)
 
     @property
     def last_epoch(self) -> int:

@@ -77,7 +77,7 @@ def append_raw(
 def _tidy(appender: Appender, state: PartitionState) -> None:
     """Drop what the commit has replaced; it is made, so it must not look like one that failed."""
     try:
-        appender.settle_epochs()
+        appender.write_epochs()
         with locks.SegmentsLock(appender.directory).exclusive():
             if appender.lost_snapshot not in (-1, state.producer_snapshot):
                 retire(appender.directory, [appender.lost_snapshot], suffixes=(layout.SNAPSHOT,))
@@ -90,7 +90,7 @@ def _tidy(appender: Appender, state: PartitionState) -> None:
 # --- the source ----------------------------------------------------------------------------------
 
 
-class _Reader:
+class _RequestReader:
     """A source of `remaining` bytes more, in pieces; `name` is for messages."""
 
     def __init__(self, name: str, size: int, stream: IO[bytes]) -> None:
@@ -109,7 +109,7 @@ class _Reader:
 
 
 @contextlib.contextmanager
-def _opened(root: Path, source: Source) -> Iterator[_Reader]:
+def _opened(root: Path, source: Source) -> Iterator[_RequestReader]:
     """Open a source before any lock is taken.
 
     A stream is code of the caller, so it is copied into the root first; whoever sweeps staged files
@@ -117,10 +117,10 @@ def _opened(root: Path, source: Source) -> Iterator[_Reader]:
     """
     if isinstance(source, bytes | bytearray | memoryview):
         data = bytes(source)
-        yield _Reader("the given bytes", len(data), io.BytesIO(data))
+        yield _RequestReader("the given bytes", len(data), io.BytesIO(data))
     elif isinstance(source, str | Path):
         with _open_file(Path(source)) as stream:
-            yield _Reader(str(source), os.fstat(stream.fileno()).st_size, stream)
+            yield _RequestReader(str(source), os.fstat(stream.fileno()).st_size, stream)
     else:
         name = getattr(source, "name", None)
         copy = root / (layout.staged_file(f"raw_{uuid.uuid4().hex}", 0, 0, 0, 0) + layout.STAGED)
@@ -128,7 +128,9 @@ def _opened(root: Path, source: Source) -> Iterator[_Reader]:
             _copy(source, copy)
             with copy.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
-                yield _Reader(name if isinstance(name, str) else "the given stream", size, stream)
+                yield _RequestReader(
+                    name if isinstance(name, str) else "the given stream", size, stream
+                )
         finally:
             files.remove(copy)
 
@@ -161,7 +163,9 @@ def _copy(source: IO[bytes], target: Path) -> None:
 class _Follower:
     """Takes the batches of one source into a partition's appender."""
 
-    def __init__(self, appender: Appender, reader: _Reader, now_ms: int, partition: str) -> None:
+    def __init__(
+        self, appender: Appender, reader: _RequestReader, now_ms: int, partition: str
+    ) -> None:
         self._appender = appender
         self._reader = reader
         self._now_ms = now_ms

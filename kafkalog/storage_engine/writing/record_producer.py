@@ -33,7 +33,7 @@ from kafkalog.storage_engine.records.record_fields import Headers
 from kafkalog.storage_engine.writing import writers
 from kafkalog.storage_engine.writing.sent_records import UNKNOWN, SentRecord, SentRecords
 from kafkalog.storage_engine.writing.single_record import (
-    Record,
+    SingleRecord,
     TopicRules,
     record_batch,
     with_any_time,
@@ -133,7 +133,7 @@ class Producer:
         self._check_process()
         now_ms = self._clock()
         time_ms = now_ms if timestamp is None else timestamp
-        record = Record.of(key, value, headers, time_ms, partition)
+        record = SingleRecord.of(key, value, headers, time_ms, partition)
         size = record.size()
         if not self._rules.surely_takes(record, size, now_ms):
             self._check(record, now_ms)
@@ -206,14 +206,14 @@ class Producer:
 
     # --- what is sent ----------------------------------------------------------------------------
 
-    def _check(self, record: Record, now_ms: int) -> None:
+    def _check(self, record: SingleRecord, now_ms: int) -> None:
         """Stage a record alone; raises what `append` would."""
         state = self._engine.state()
         rows = self._rows([record], state)
         for run in self._staged(rows, state, now_ms).runs:
             state.topic(self.topic).check_is_here(run.partition)
 
-    def _rows(self, records: list[Record], state: State, number: int = 0) -> pa.RecordBatch:
+    def _rows(self, records: list[SingleRecord], state: State, number: int = 0) -> pa.RecordBatch:
         return record_batch(records, state.topic(self.topic), self._id.int + number)
 
     def _staged(self, rows: pa.RecordBatch, state: State, now_ms: int) -> StagedMessage:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.storage_engine.writing.single_record import Record
-
 if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import Integers
+    from kafkalog.storage_engine.writing.single_record import SingleRecord
 
 __all__ = ["UNKNOWN", "RecordMetadata", "SentRecord", "SentRecords"]
 
@@ -47,7 +46,7 @@ class SentRecords:
         """The most bytes that the records take, before compression."""
         self.since_s = 0.0
         """When the first of them came: seconds of a clock that nobody sets."""
-        self.records: list[Record] = []
+        self.records: list[SingleRecord] = []
         self.is_committed = False
         self._topic = topic
         self._wait = wait
@@ -58,7 +57,7 @@ class SentRecords:
     def __len__(self) -> int:
         return len(self.records)
 
-    def add(self, record: Record, size: int) -> int:
+    def add(self, record: SingleRecord, size: int) -> int:
         """Add a record, and return its place."""
         self.records.append(record)
         self.size += size

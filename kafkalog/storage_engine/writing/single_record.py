@@ -19,7 +19,7 @@ from kafkalog.storage_engine.records.record_fields import Headers, to_bytes, to_
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Record", "TopicRules", "record_batch", "with_any_time"]
+__all__ = ["SingleRecord", "TopicRules", "record_batch", "with_any_time"]
 
 _OVERHEAD: Final = 36
 _HEADER_OVERHEAD: Final = 10
@@ -28,7 +28,7 @@ Kafka: DefaultRecord.recordSizeUpperBound."""
 _TIME_LIMITS: Final = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
 
 
-class Record(NamedTuple):
+class SingleRecord(NamedTuple):
     """What becomes a row: the time in epoch ms, the partition None where the key decides."""
 
     key: bytes | None
@@ -70,7 +70,9 @@ class Record(NamedTuple):
         return size
 
 
-def record_batch(records: Sequence[Record], topic: TopicState, keyless: int) -> pa.RecordBatch:
+def record_batch(
+    records: Sequence[SingleRecord], topic: TopicState, keyless: int
+) -> pa.RecordBatch:
     """Return records (at least one) as columns, with the partition that each of them goes to.
 
     Those without a key and a partition all go to one, which `keyless` decides: a commit syncs every
@@ -133,7 +135,7 @@ class TopicRules:
         )
         return cls(topic, config.is_compacted, size_max, before, after)
 
-    def surely_takes(self, record: Record, size: int, now_ms: int) -> bool:
+    def surely_takes(self, record: SingleRecord, size: int, now_ms: int) -> bool:
         """Tell whether staging would take the record; False where it has to be asked."""
         earliest, latest = max(0, now_ms - self.before_max_ms), now_ms + self.after_max_ms
         return (

@@ -96,7 +96,7 @@ class Transaction:
                 f"found {partitions}"
             )
         TopicConfig.parse(config)
-        self._refuse_remains(name, partitions)
+        self._refuse_residuals(name, partitions)
         topic_id = new_topic_id()
         for number in range(partitions):
             directory = self._root / layout.partition_directory(name, number)
@@ -107,7 +107,7 @@ class Transaction:
         self._created[name] = state
         return state
 
-    def _refuse_remains(self, name: str, partitions: int) -> None:
+    def _refuse_residuals(self, name: str, partitions: int) -> None:
         for deleted in self.state.deleting.values():
             for number in range(min(partitions, deleted.partitions) if deleted.name == name else 0):
                 directory = self._root / layout.partition_directory(name, number)
@@ -314,17 +314,17 @@ class Transaction:
         if not self._journal.begin_work():
             files.all_at_once(
                 [
-                    functools.partial(self._sync_cut, topic.name, number, state.active_base)
+                    functools.partial(self._sync_truncation, topic.name, number, state.active_base)
                     for topic in self.state.topics.values()
                     for number, state in topic.present()
                 ]
             )
         self._may_work = True
 
-    def _sync_cut(self, topic: str, number: int, active_base: int) -> None:
+    def _sync_truncation(self, topic: str, number: int, active_base: int) -> None:
         try:
             directory = self._root / layout.partition_directory(topic, number)
-            partition_directory.sync_cut(directory, active_base)
+            partition_directory.sync_truncation(directory, active_base)
         except OSError as fault:
             if fault.errno == errno.EMFILE:  # no fault of this partition: see `appender`
                 raise

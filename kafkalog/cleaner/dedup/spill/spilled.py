@@ -27,7 +27,7 @@ from kafkalog.cleaner.dedup.spill.offset_list import OffsetList
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.obsolete_offsets import ObsoleteOffsets
-    from kafkalog.storage_engine.reading.log_view import Chunk
+    from kafkalog.storage_engine.reading.partition_snapshot import Chunk
     from kafkalog.storage_engine.records.records import RecordTable
     from kafkalog.storage_engine.records.tables import BatchTable
 

@@ -28,7 +28,7 @@ from kafkalog.storage_engine.format import layout
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.retention_rules import Retained
     from kafkalog.storage_engine.metadata.config import TopicConfig
-    from kafkalog.storage_engine.reading.log_view import Chunk
+    from kafkalog.storage_engine.reading.partition_snapshot import Chunk
     from kafkalog.storage_engine.records.tables import BatchTable, Integers, RecordTable
 
 __all__ = ["MERGE_SIZE", "Plan", "merge_size", "plan_run"]

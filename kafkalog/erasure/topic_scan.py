@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.erasure.file_traces import FileTraces, scan_file
+from kafkalog.erasure.file_occurrences import FileOccurrences, scan_file
 from kafkalog.erasure.topic_files import FileKind, TopicFile, topic_files
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["Look"]
+__all__ = ["TopicScan"]
 
 _ROUNDS: Final = 100
 _FREE_ROUNDS: Final = 8
@@ -42,13 +42,13 @@ class _Known:
     """What is known of a file, as it was when it was listed."""
 
     file: TopicFile
-    settled: FileTraces
+    settled: FileOccurrences
     """Of its first bytes, which stay as they are as long as it is there."""
-    rest: FileTraces
+    rest: FileOccurrences
     """Of all that follows."""
 
 
-class Look:
+class TopicScan:
     """Looks through all files; `names` are no traces, `progress` is told bytes: done, and of all.
 
     Once it has ended, `state` is the one that it holds of, and `files` what was found, by path.
@@ -63,7 +63,7 @@ class Look:
         progress: Callable[[int, int], None],
     ) -> None:
         self.state: State = engine.state()
-        self.files: tuple[FileTraces, ...] = ()
+        self.files: tuple[FileOccurrences, ...] = ()
         self._engine, self._topic, self._keys, self._names = engine, topic, keys, names
         self._progress = progress
         self._is_held = False
@@ -132,7 +132,7 @@ class Look:
     def _look_at(self, file: TopicFile, state: State) -> _Known:
         """Read a file; of one that was read already what follows its settled bytes."""
         start = self._settled_size(file)
-        settled = self._seen[file.path].settled if start else FileTraces(file)
+        settled = self._seen[file.path].settled if start else FileOccurrences(file)
         end = self._committed_size(file, state)
         if end > start:
             settled = settled.add(self._scan(file, start, end))
@@ -153,7 +153,7 @@ class Look:
         active = directory / layout.segment_file(partition.active_base, layout.LOG)
         return partition.active_size if file.path == active else 0
 
-    def _scan(self, file: TopicFile, start: int, end: int | None) -> FileTraces:
+    def _scan(self, file: TopicFile, start: int, end: int | None) -> FileOccurrences:
         def advance(count: int) -> None:
             self._done += count
             if not self._is_held:

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from kafkalog.inspection.file_scan import ScannedChunk
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
-__all__ = ["FileTraces", "scan_file"]
+__all__ = ["FileOccurrences", "scan_file"]
 
 _PIECE_SIZE: Final = 4 << 20
 
 
 @dataclass(slots=True)
-class FileTraces:
+class FileOccurrences:
     """What was looked at in one file, and what was found."""
 
     file: TopicFile
@@ -61,10 +61,10 @@ class FileTraces:
         """How many records bear a key."""
         return sum(self.found.values())
 
-    def add(self, more: FileTraces) -> FileTraces:
+    def add(self, more: FileOccurrences) -> FileOccurrences:
         """Return these and those of what follows in the file."""
         horizons = [one for one in (self.horizon_ms, more.horizon_ms) if one is not None]
-        return FileTraces(
+        return FileOccurrences(
             more.file,
             self.size + more.size,
             self.records + more.records,
@@ -92,7 +92,7 @@ def scan_file(
     end: int | None = None,
     names: Iterable[bytes] = (),
     progress: Callable[[int], None] = lambda _: None,
-) -> FileTraces:
+) -> FileOccurrences:
     """Look for keys in bytes [start, end) of a file; raises FileNotFoundError where it is gone.
 
     Both stand between two batches, where it holds some; without `end` it is looked at to its end.
@@ -100,7 +100,7 @@ def scan_file(
     What is written in texts of ours, but for `names`, is looked through; `progress` is told how
     many bytes were read. What the system refuses to read is a fault of the file.
     """
-    traces = FileTraces(file)
+    traces = FileOccurrences(file)
     if file.fault:
         traces.faults.append(file.fault)
         return traces
@@ -129,7 +129,7 @@ def scan_file(
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    traces: FileTraces
+    traces: FileOccurrences
     keys: ErasedKeys
     fd: int
     names: tuple[bytes, ...]

@@ -52,7 +52,7 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     IndexedTransactions,
 )
-from kafkalog.storage_engine.transactions.transaction_markers import log_moment
+from kafkalog.storage_engine.transactions.transaction_markers import log_identity
 from kafkalog.storage_engine.transactions.transaction_outcomes import TransactionOutcomes
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
-__all__ = ["Chunk", "LogView", "open_view"]
+__all__ = ["Chunk", "PartitionSnapshot", "open_snapshot"]
 
 CHUNK_SIZE = 1 << 20
 READ_SIZE = 2 << 20
@@ -152,7 +152,7 @@ def _missing(directory: Path, offset: int) -> StorageError:
     )
 
 
-class LogView:
+class PartitionSnapshot:
     """A partition at one moment; see the module. Close it, or use it as a context manager.
 
     `state` is the partition's, `segments` are all segments it had, open or not. Any number of
@@ -268,7 +268,7 @@ class LogView:
         return TransactionOutcomes(
             lambda offset: self.chunks(offset, self.state.high_watermark),
             index or self.indexed_transactions(),
-            lambda: log_moment(self.directory, self.state, self.segments),
+            lambda: log_identity(self.directory, self.state, self.segments),
         )
 
     def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions:
@@ -401,7 +401,7 @@ class LogView:
             _check_present(self.directory, committed, state, offset, state.high_watermark)
             return _Window(self.directory, state, committed, offset, WINDOW)
 
-        window = self._listing.open_moment(load_state, reopen)
+        window = self._listing.open_listed(load_state, reopen)
         try:
             yield window
         finally:
@@ -416,7 +416,7 @@ class LogView:
 # --- opening -------------------------------------------------------------------------------------
 
 
-def open_view(
+def open_snapshot(
     directory: Path,
     topic: str,
     partition: int,
@@ -427,7 +427,7 @@ def open_view(
     start: int | None = None,
     locked: bool = True,
     load_aborted: Callable[[], Sequence[AbortedTransaction] | None] | None = None,
-) -> LogView:
+) -> PartitionSnapshot:
     """Open a partition as it is now: state, listing and files of one moment.
 
     `load_state` is called under the shared segments lock, and again when a view of more than
@@ -439,9 +439,9 @@ def open_view(
     that belong to the state loaded last (None: read the `.txnindex` files).
     """
 
-    def opened(state: PartitionState, listed: list[SegmentFiles]) -> LogView:
+    def opened(state: PartitionState, listed: list[SegmentFiles]) -> PartitionSnapshot:
         later = load_state if held or (len(listed) > WINDOW and not whole) else None
-        return LogView(
+        return PartitionSnapshot(
             directory,
             topic,
             partition,
@@ -455,4 +455,4 @@ def open_view(
         )
 
     listing = Listing(directory, locked=locked)
-    return listing.open_moment(load_state, opened)
+    return listing.open_listed(load_state, opened)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kafkalog.erasure import look
-from kafkalog.erasure.file_traces import FileTraces
+from kafkalog.erasure import topic_scan
+from kafkalog.erasure.file_occurrences import FileOccurrences
 from kafkalog.erasure.topic_files import FileKind, TopicFile, topic_files
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.format import layout
@@ -60,9 +60,9 @@ def test_what_was_committed_of_a_segment_is_read_once(
     log: KafkaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans: list[tuple[int, int | None]] = []
-    real = look.scan_file
+    real = topic_scan.scan_file
 
-    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileTraces:
+    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileOccurrences:
         if file.path == active:
             spans.append((options["start"], options["end"]))
             if len(spans) == 2:
@@ -73,7 +73,7 @@ def test_what_was_committed_of_a_segment_is_read_once(
     log.append("t", [("another", "1")], now_ms=NOW)
     partition = log.state().topics["t"].partitions[0]
     active = directory(log) / layout.segment_file(partition.active_base, ".log")
-    monkeypatch.setattr(look, "scan_file", scan)
+    monkeypatch.setattr(topic_scan, "scan_file", scan)
     found = log.traces("t", [KEY], now_ms=NOW)
     size, grown = partition.active_size, active.stat().st_size
     assert grown > size > 0
@@ -87,11 +87,11 @@ def test_what_is_committed_during_the_search_is_looked_at_too(
     log: KafkaLog, monkeypatch: pytest.MonkeyPatch, is_vanished: bool
 ) -> None:
     """A staged file that was read and goes, and one that goes just before it would be read."""
-    real = look.scan_file
+    real = topic_scan.scan_file
     staged: list[StagedMessage] = []
     committed: list[object] = []
 
-    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileTraces:
+    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileOccurrences:
         if not staged:  # it is in the second listing, when the segments have been read
             staged.append(stage(log, "t"))
         if file.path.name != staged[0].files[0].name or committed:
@@ -104,9 +104,9 @@ def test_what_is_committed_during_the_search_is_looked_at_too(
         return found
 
     # The partition's files are read before those of the root.
-    monkeypatch.setattr(look, "topic_files", lambda *of: topic_files(*of)[::-1])
+    monkeypatch.setattr(topic_scan, "topic_files", lambda *of: topic_files(*of)[::-1])
     log.append("t", [("another", "1")], now_ms=NOW)
-    monkeypatch.setattr(look, "scan_file", scan)
+    monkeypatch.setattr(topic_scan, "scan_file", scan)
     found = log.traces("t", [KEY], now_ms=NOW)
     assert committed
     assert kinds(found) == {FileKind.LOG}
@@ -119,10 +119,10 @@ def test_a_file_that_is_renamed_before_it_is_read_is_read_under_its_new_name(
     """Also where it was read before, and has changed since."""
     path = directory(log) / f"{BASE}.log"
     path.write_bytes(batch(KEY))
-    real = look.scan_file
+    real = topic_scan.scan_file
     steps: list[str] = []
 
-    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileTraces:
+    def scan(file: TopicFile, *rest: Any, **options: Any) -> FileOccurrences:
         if file.path == path and steps:
             steps.append("renamed")
             path.rename(f"{path}.deleted")
@@ -132,7 +132,7 @@ def test_a_file_that_is_renamed_before_it_is_read_is_read_under_its_new_name(
             os.utime(path, ns=(0, 0))
         return found
 
-    monkeypatch.setattr(look, "scan_file", scan)
+    monkeypatch.setattr(topic_scan, "scan_file", scan)
     found = log.traces("t", [KEY], now_ms=NOW)
     assert steps == ["changed", "renamed"]
     assert [one.path.name for one in found.remains] == [f"{BASE}.log.deleted"]
@@ -150,7 +150,7 @@ def test_a_file_that_a_listing_misses_is_not_passed_over(
         listings.append(of)
         return [file for file in topic_files(*of) if file.path != path or len(listings) != 2]
 
-    monkeypatch.setattr(look, "topic_files", listed)
+    monkeypatch.setattr(topic_scan, "topic_files", listed)
     assert [one.path for one in log.traces("t", [KEY], now_ms=NOW).remains] == [path]
 
 

@@ -14,11 +14,11 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.report.explain import Finding
-    from kafkalog.erasure.file_traces import FileTraces
+    from kafkalog.cleaner.report.explain import Reason
+    from kafkalog.erasure.file_occurrences import FileOccurrences
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["ERASE", "Remainder", "remains"]
+__all__ = ["ERASE", "Residual", "residuals"]
 
 _OBSTACLES: Final = {
     *("policy", "broker", "unreadable", "cleaning", "paused", "uncleanable"),
@@ -31,7 +31,7 @@ _AGAIN: Final = "erase again"
 
 
 @dataclass(frozen=True, slots=True)
-class Remainder:
+class Residual:
     """Something of the keys that is left in one file."""
 
     path: Path
@@ -43,15 +43,15 @@ class Remainder:
     remedy: str = ERASE
 
 
-def remains(
+def residuals(
     engine: Engine,
     topic: str,
-    files: Sequence[FileTraces],
+    files: Sequence[FileOccurrences],
     *,
     is_strict: bool,
     was_erased: bool,
     now_ms: int,
-) -> list[Remainder]:
+) -> list[Residual]:
     """Say what is left, file by file; nothing where no file has a trace.
 
     Where `is_strict`, other records that mention a key are traces too. `was_erased` says that what
@@ -79,18 +79,18 @@ def remains(
 
 
 def _of_file(
-    traces: FileTraces,
+    traces: FileOccurrences,
     config: TopicConfig,
-    obstacles: list[Finding],
+    obstacles: list[Reason],
     *,
     is_strict: bool,
     was_erased: bool,
-) -> Iterator[Remainder]:
+) -> Iterator[Residual]:
     file = traces.file
     again = _AGAIN if was_erased else ERASE
 
-    def remainder(sentence: str, until_ms: int | None = None, remedy: str = again) -> Remainder:
-        return Remainder(file.path, file.partition, sentence, until_ms, remedy)
+    def remainder(sentence: str, until_ms: int | None = None, remedy: str = again) -> Residual:
+        return Residual(file.path, file.partition, sentence, until_ms, remedy)
 
     for fault in [file.fault] if file.fault else []:
         yield remainder(
@@ -172,7 +172,7 @@ def _of_file(
         )
 
 
-def _found(traces: FileTraces) -> str:
+def _found(traces: FileOccurrences) -> str:
     """Return `3 records of 2 keys (1 deletion), offsets 4 to 18`."""
     deletions = f" ({_count(traces.deletions, 'deletion')})" if traces.deletions else ""
     text = f"{_records(traces.record_count)} of {_keys(len(traces.found))}{deletions}"

@@ -24,8 +24,8 @@ from kafkalog.errors import (
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading import log_view
-from kafkalog.storage_engine.reading.log_view import LogView, open_view
+from kafkalog.storage_engine.reading import partition_snapshot
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.segment import listing, open_segment
 from kafkalog.storage_engine.segment.segments import retire
 from tests.storage_engine.log_builder import (
@@ -72,8 +72,8 @@ class Partition:
         self.loads += 1
         return self.state
 
-    def view(self, **options: object) -> LogView:
-        return open_view(self.directory, "t", 3, self.load_state, **options)
+    def snapshot(self, **options: object) -> PartitionSnapshot:
+        return open_snapshot(self.directory, "t", 3, self.load_state, **options)
 
     def expected(self, start: int, end: int) -> list[Record]:
         batches = [b for base in sorted(self.segments) for b in self.segments[base]]
@@ -91,8 +91,8 @@ def records_of(batches: Iterator[pa.RecordBatch]) -> list[Record]:
     return found
 
 
-def read(view: LogView, start: int, end: int) -> list[Record]:
-    return records_of(view.read(start, end, schema=SCHEMA))
+def read(snapshot: PartitionSnapshot, start: int, end: int) -> list[Record]:
+    return records_of(snapshot.read(start, end, schema=SCHEMA))
 
 
 def varied() -> Segments:
@@ -119,18 +119,18 @@ def partition(tmp_path: Path) -> Partition:
 def test_every_range_holds_exactly_its_records(partition: Partition) -> None:
     edges = [0, 1, 9, 10, 11, 15, 20, 25, 30, 31, 39, 40, 50, 51, 54, 55, 56, 79, 80, 85, 95, 96]
     edges += [97, 98, 105, 111, 120, 140, 141, 149, 150, 151, 152, 153, 159, 160, 161]
-    with partition.view() as view:
+    with partition.snapshot() as snapshot:
         for start in edges:
             for end in {start, start + 1, start + 7, start + 45, 161}:
                 if end <= 161:
-                    assert read(view, start, end) == partition.expected(start, end)
+                    assert read(snapshot, start, end) == partition.expected(start, end)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 11, 12, 60, 61, 62, 100, 1000, 4096, 1 << 20])
 def test_chunks_of_any_size_hold_each_batch_once(partition: Partition, chunk_size: int) -> None:
-    with partition.view() as view:
+    with partition.snapshot() as snapshot:
         found = []
-        for chunk in view.chunks(0, 161, chunk_size=chunk_size):
+        for chunk in snapshot.chunks(0, 161, chunk_size=chunk_size):
             stored = chunk.path.read_bytes()[chunk.file_position :][: len(chunk.buffer)]
             assert chunk.buffer == stored
             assert chunk.path == partition.log(chunk.segment_base)
@@ -143,50 +143,53 @@ def test_chunks_of_any_size_hold_each_batch_once(partition: Partition, chunk_siz
 def test_chunks_are_bounded_unless_a_batch_is_larger(tmp_path: Path) -> None:
     sizes = [100] * 50 + [30_000] + [100] * 1000
     partition = Partition(tmp_path, {0: [batch(i, 1, size=s) for i, s in enumerate(sizes)]})
-    with partition.view() as view:
-        lengths = [len(chunk.buffer) for chunk in view.chunks(0, 1051, chunk_size=1000)]
+    with partition.snapshot() as snapshot:
+        lengths = [len(chunk.buffer) for chunk in snapshot.chunks(0, 1051, chunk_size=1000)]
     assert max(lengths) <= 61_000
     assert max(lengths[-2:]) <= 1000
 
 
 def test_only_batches_that_reach_into_the_range_are_returned(partition: Partition) -> None:
-    with partition.view() as view:
-        bases = [b for chunk in view.chunks(14, 52) for b in chunk.table.base_offsets.tolist()]
+    with partition.snapshot() as snapshot:
+        bases = [b for chunk in snapshot.chunks(14, 52) for b in chunk.table.base_offsets.tolist()]
     assert bases == [10, 20, 30, 50, 51]
 
 
 def test_control_batches_and_empty_batches_have_no_records(tmp_path: Path) -> None:
     partition = Partition(tmp_path, {0: [marker(0), empty(1, 5), marker(6)], 7: []})
-    with partition.view() as view:
-        assert read(view, 0, 7) == []
-        assert len(next(view.chunks(0, 7)).table) == 3
+    with partition.snapshot() as snapshot:
+        assert read(snapshot, 0, 7) == []
+        assert len(next(snapshot.chunks(0, 7)).table) == 3
 
 
 @pytest.mark.parametrize("segments", [{0: []}, {7: []}])
 def test_an_empty_partition_is_read_as_empty(tmp_path: Path, segments: Segments) -> None:
     partition = Partition(tmp_path, segments)
-    with partition.view() as view:
+    with partition.snapshot() as snapshot:
         end = partition.state.high_watermark
-        assert read(view, end, end) == []
-        assert (view.position_of(end), view.offset_for_time(0)) == (None, None)
+        assert read(snapshot, end, end) == []
+        assert (snapshot.position_of(end), snapshot.offset_for_time(0)) == (None, None)
 
 
 @pytest.mark.parametrize(("start", "end"), [(19, 30), (20, 162), (-2, 161), (162, 162)])
 def test_offsets_outside_the_log_are_refused(partition: Partition, start: int, end: int) -> None:
     partition.state = replace(partition.state, log_start_offset=20)
-    with partition.view() as view, pytest.raises(OffsetOutOfRangeError, match=r"\[20, 161\]"):
-        view.read(start, end, schema=SCHEMA)
+    with (
+        partition.snapshot() as snapshot,
+        pytest.raises(OffsetOutOfRangeError, match=r"\[20, 161\]"),
+    ):
+        snapshot.read(start, end, schema=SCHEMA)
 
 
 def test_a_range_that_ends_before_it_starts_is_refused(partition: Partition) -> None:
-    with partition.view() as view, pytest.raises(InvalidInputError, match="ends before"):
-        view.read(5, 4, schema=SCHEMA)
+    with partition.snapshot() as snapshot, pytest.raises(InvalidInputError, match="ends before"):
+        snapshot.read(5, 4, schema=SCHEMA)
 
 
 def test_only_the_columns_of_the_schema_are_built(partition: Partition) -> None:
     schema = pa.schema([SCHEMA.field("offset"), SCHEMA.field("partition")])
-    with partition.view() as view:
-        table = pa.Table.from_batches(view.read(0, 161, schema=schema), schema)
+    with partition.snapshot() as snapshot:
+        table = pa.Table.from_batches(snapshot.read(0, 161, schema=schema), schema)
     assert table.column("offset").to_pylist() == [r.offset for r in partition.expected(0, 161)]
     assert set(table.column("partition").to_pylist()) == {3}
 
@@ -206,8 +209,8 @@ def test_compressed_batches_become_several_arrow_batches(
         for i in range(20)
     ]
     partition = Partition(tmp_path, {0: batches})
-    with partition.view() as view:
-        found = list(view.read(0, 200, schema=SCHEMA))
+    with partition.snapshot() as snapshot:
+        found = list(snapshot.read(0, 200, schema=SCHEMA))
         assert 3 < len(found) < 20
         assert records_of(iter(found)) == partition.expected(0, 200)
 
@@ -216,10 +219,10 @@ def test_compressed_batches_become_several_arrow_batches(
 def test_values_of_100_mb_are_read(tmp_path: Path) -> None:
     huge = Batch(3, 3, [Record(3, b"k", bytes(100_000_000), 5)])
     partition = Partition(tmp_path, {0: [batch(0, 3), huge, batch(4, 3)]})
-    with partition.view() as view:
+    with partition.snapshot() as snapshot:
         rows = [
             (o, len(v))
-            for b in view.read(0, 7, schema=SCHEMA)
+            for b in snapshot.read(0, 7, schema=SCHEMA)
             for o, v in zip(b.column("offset").to_pylist(), b.column("value"), strict=True)
             for v in [v.as_buffer()]
         ]
@@ -234,10 +237,10 @@ def test_bytes_past_the_committed_size_do_not_exist(partition: Partition) -> Non
     with partition.log(150).open("ab") as log:
         log.write(batch(161, 5).data() + b"\xff" * 100)
     write_segment(partition.directory, 170, [batch(170, 5)])
-    with partition.view() as view:
-        assert read(view, 140, 161) == partition.expected(140, 161)
-        assert [s.base_offset for s in view.segments] == [0, 40, 50, 80, 90, 150]
-        assert (view.position_of(161), view.offset_for_time(1000 + 1610)) == (None, None)
+    with partition.snapshot() as snapshot:
+        assert read(snapshot, 140, 161) == partition.expected(140, 161)
+        assert [s.base_offset for s in snapshot.segments] == [0, 40, 50, 80, 90, 150]
+        assert (snapshot.position_of(161), snapshot.offset_for_time(1000 + 1610)) == (None, None)
 
 
 def test_what_lies_above_the_high_watermark_is_not_returned(partition: Partition) -> None:
@@ -245,11 +248,11 @@ def test_what_lies_above_the_high_watermark_is_not_returned(partition: Partition
     with partition.log(150).open("r+b") as log:
         log.truncate(partition.state.active_size - 10)
     partition.state = replace(partition.state, active_size=partition.state.active_size - 10)
-    with partition.view() as view:
-        assert read(view, 0, 153) == partition.expected(0, 153)
-        assert view.position_of(153) is None
+    with partition.snapshot() as snapshot:
+        assert read(snapshot, 0, 153) == partition.expected(0, 153)
+        assert snapshot.position_of(153) is None
         with pytest.raises(OffsetOutOfRangeError):
-            next(view.chunks(0, 154))
+            next(snapshot.chunks(0, 154))
 
 
 @pytest.mark.parametrize("cut", [1, 200])
@@ -259,12 +262,12 @@ def test_a_file_shorter_than_what_was_committed_is_read_as_far_as_it_goes(
     with partition.log(150).open("r+b") as log:
         log.truncate(partition.state.active_size - cut)
     end = 160 if cut == 1 else 153
-    with partition.view() as view:
-        assert read(view, 0, end) == partition.expected(0, end)
+    with partition.snapshot() as snapshot:
+        assert read(snapshot, 0, end) == partition.expected(0, end)
         with pytest.raises(StorageError, match="bytes are committed, but the file has"):
-            read(view, 0, 161)
+            read(snapshot, 0, 161)
         with pytest.raises(StorageError, match="bytes are committed, but the file has"):
-            view.position_of(160)
+            snapshot.position_of(160)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -272,35 +275,35 @@ def test_a_missing_first_segment_is_a_storage_error_where_it_is_needed(
     partition: Partition, whole: bool
 ) -> None:
     partition.log(0).unlink()
-    with partition.view(whole=whole) as view:
-        assert read(view, 40, 161) == partition.expected(40, 161)
+    with partition.snapshot(whole=whole) as snapshot:
+        assert read(snapshot, 40, 161) == partition.expected(40, 161)
         with pytest.raises(StorageError, match="segment of offset 39 is missing"):
-            read(view, 39, 161)
+            read(snapshot, 39, 161)
 
 
 def test_a_missing_active_segment_is_a_storage_error_where_it_is_needed(
     partition: Partition,
 ) -> None:
     partition.log(150).unlink()
-    with partition.view() as view:
-        assert read(view, 0, 150) == partition.expected(0, 150)
+    with partition.snapshot() as snapshot:
+        assert read(snapshot, 0, 150) == partition.expected(0, 150)
         with pytest.raises(StorageError, match="segment of offset 150 is missing"):
-            read(view, 0, 151)
+            read(snapshot, 0, 151)
 
 
 def test_a_batch_moved_in_the_gaps_hides_nothing_before_it(partition: Partition) -> None:
     data = bytearray(partition.log(0).read_bytes())
     data[:8] = struct.pack(">q", 15)  # behind the batch that follows it
     partition.log(0).write_bytes(data)
-    with partition.view() as view:
+    with partition.snapshot() as snapshot:
         with pytest.raises(CorruptBatchError, match="offsets above"):
-            read(view, 0, 10)
-        assert read(view, 40, 161) == partition.expected(40, 161)
+            read(snapshot, 0, 10)
+        assert read(snapshot, 40, 161) == partition.expected(40, 161)
 
 
 def test_a_missing_directory_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="missing"):
-        open_view(tmp_path / "t-0", "t", 0, PartitionState)
+        open_snapshot(tmp_path / "t-0", "t", 0, PartitionState)
 
 
 # --- damage --------------------------------------------------------------------------------------
@@ -319,9 +322,9 @@ def test_every_flipped_bit_is_an_error_or_changes_nothing(tmp_path: Path) -> Non
         damaged = bytearray(sound)
         damaged[place] ^= 1 << (place % 8)
         partition.log(0).write_bytes(damaged)
-        with partition.view() as view:
+        with partition.snapshot() as snapshot:
             try:
-                found = read(view, 0, 7)
+                found = read(snapshot, 0, 7)
             except CorruptBatchError as fault:
                 assert fault.path == str(partition.log(0))
                 assert 0 <= fault.position <= len(sound)
@@ -340,9 +343,9 @@ def test_a_log_cut_at_any_byte_yields_whole_batches_and_then_an_error(tmp_path: 
         partition.log(0).write_bytes(sound[:size])
         kept = sum(end <= size for end in whole) - 1
         found: list[Record] = []
-        with partition.view() as view:
+        with partition.snapshot() as snapshot:
             try:
-                for table in view.read(0, 9, schema=SCHEMA):
+                for table in snapshot.read(0, 9, schema=SCHEMA):
                     found += records_of(iter([table]))
                 assert size in whole
             except CorruptBatchError as fault:
@@ -356,10 +359,10 @@ def test_damage_outside_the_range_is_not_met(partition: Partition) -> None:
     data = bytearray(partition.log(150).read_bytes())
     data[-1] ^= 1
     partition.log(150).write_bytes(data)
-    with partition.view() as view:
-        assert read(view, 0, 160) == partition.expected(0, 160)
+    with partition.snapshot() as snapshot:
+        assert read(snapshot, 0, 160) == partition.expected(0, 160)
         with pytest.raises(CorruptBatchError, match="checksum"):
-            read(view, 0, 161)
+            read(snapshot, 0, 161)
 
 
 @pytest.mark.parametrize(
@@ -376,8 +379,11 @@ def test_offsets_that_do_not_rise_within_their_segment_are_corrupt(
     tmp_path: Path, batches: list[Batch], place: int
 ) -> None:
     partition = Partition(tmp_path, {0: batches, 6: [batch(6, 1)]})
-    with partition.view() as view, pytest.raises(CorruptBatchError, match="offsets above") as it:
-        read(view, 0, 7)
+    with (
+        partition.snapshot() as snapshot,
+        pytest.raises(CorruptBatchError, match="offsets above") as it,
+    ):
+        read(snapshot, 0, 7)
     assert it.value.position == (len(batches[0].data()) if place else 0)
 
 
@@ -385,11 +391,11 @@ def test_offsets_that_do_not_rise_within_their_segment_are_corrupt(
 def test_another_format_is_refused_where_it_begins(tmp_path: Path, magic: int) -> None:
     good = batch(0, 3)
     partition = Partition(tmp_path, {0: [good, replace(batch(3, 3), magic=magic)]})
-    with partition.view() as view, pytest.raises(CorruptBatchError, match="magic") as it:
-        read(view, 0, 6)
+    with partition.snapshot() as snapshot, pytest.raises(CorruptBatchError, match="magic") as it:
+        read(snapshot, 0, 6)
     assert it.value.position == len(good.data())
-    with partition.view() as view, pytest.raises(CorruptBatchError):
-        view.position_of(4)
+    with partition.snapshot() as snapshot, pytest.raises(CorruptBatchError):
+        snapshot.position_of(4)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -399,8 +405,8 @@ def test_a_batch_that_claims_an_older_format_is_a_typed_error(
 ) -> None:
     good = batch(0, 3)
     partition = Partition(tmp_path, {0: [good, replace(batch(3, 3), magic=magic), batch(6, 3)]})
-    with partition.view() as view, pytest.raises(CorruptBatchError) as it:
-        read(view, start, 9)
+    with partition.snapshot() as snapshot, pytest.raises(CorruptBatchError) as it:
+        read(snapshot, start, 9)
     assert it.value.position == len(good.data())
 
 
@@ -415,10 +421,13 @@ def test_a_batch_that_claims_to_end_earlier_does_not_hide_its_records(
     start = len(batches[0].data())
     damaged[start + 23 : start + 27] = bytes(4)  # its last offset delta
     partition.log(0).write_bytes(damaged)
-    monkeypatch.setattr(LogView.chunks, "__kwdefaults__", {"chunk_size": chunk_size})
+    monkeypatch.setattr(PartitionSnapshot.chunks, "__kwdefaults__", {"chunk_size": chunk_size})
     for first in range(3, 6):
-        with partition.view() as view, pytest.raises(CorruptBatchError, match="checksum") as it:
-            read(view, first, 9)
+        with (
+            partition.snapshot() as snapshot,
+            pytest.raises(CorruptBatchError, match="checksum") as it,
+        ):
+            read(snapshot, first, 9)
         assert it.value.position == start
 
 
@@ -473,11 +482,11 @@ def test_no_index_file_can_make_a_record_wrong_or_missing(
         path.unlink(missing_ok=True)
         if data is not None:
             path.write_bytes(data)
-    with partition.view() as view:
-        assert read(view, start, 301) == partition.expected(start, 301)
+    with partition.snapshot() as snapshot:
+        assert read(snapshot, start, 301) == partition.expected(start, 301)
         young = [r.offset for r in partition.expected(100, 301) if r.timestamp >= timestamp]
-        assert view.offset_for_time(timestamp) == (young[0] if young else None)
-        place = view.position_of(start)
+        assert snapshot.offset_for_time(timestamp) == (young[0] if young else None)
+        place = snapshot.position_of(start)
         ends = {b.last_offset: at for b, at in zip(LOG[100], POSITIONS, strict=True)}
         if start < 300:
             assert place is not None
@@ -485,13 +494,13 @@ def test_no_index_file_can_make_a_record_wrong_or_missing(
 
 
 def test_an_index_of_another_generation_costs_only_a_scan(partition: Partition) -> None:
-    with partition.view() as view:
+    with partition.snapshot() as snapshot:
         write_segment(partition.directory, 150, [batch(150, 1)] * 9, stage=".other")
         for suffix in (".index", ".timeindex"):
             (partition.directory / name(150, suffix + ".other")).rename(
                 partition.directory / name(150, suffix)
             )
-        assert read(view, 159, 161) == partition.expected(159, 161)
+        assert read(snapshot, 159, 161) == partition.expected(159, 161)
 
 
 # --- times ---------------------------------------------------------------------------------------
@@ -501,29 +510,29 @@ def test_offset_for_time_is_the_first_record_that_is_young_enough(partition: Par
     batches = [b for base in sorted(partition.segments) for b in partition.segments[base]]
     records = [r for b in batches for r in b.records]  # markers count, as in Kafka
     partition.state = replace(partition.state, log_start_offset=5, high_watermark=160)
-    with partition.view() as view:
+    with partition.snapshot() as snapshot:
         for timestamp in range(900, 2700, 5):
             young = [r.offset for r in records if r.timestamp >= timestamp and 5 <= r.offset < 160]
-            assert view.offset_for_time(timestamp) == (young[0] if young else None)
+            assert snapshot.offset_for_time(timestamp) == (young[0] if young else None)
 
 
 def test_an_empty_batch_keeps_its_timestamp_and_has_no_record(tmp_path: Path) -> None:
     partition = Partition(tmp_path, {0: [empty(0, 9), batch(10, 1, timestamp=50)]})
-    with partition.view() as view:
-        assert view.offset_for_time(60) is None
-        assert view.offset_for_time(50) == 10
+    with partition.snapshot() as snapshot:
+        assert snapshot.offset_for_time(60) is None
+        assert snapshot.offset_for_time(50) == 10
 
 
 # --- one moment ----------------------------------------------------------------------------------
 
 
 def test_a_view_keeps_its_moment_when_segments_are_retired(partition: Partition) -> None:
-    with partition.view() as view:
+    with partition.snapshot() as snapshot:
         expected = partition.expected(0, 161)
         retire(partition.directory, [0, 50, 90])
         for path in partition.directory.glob("*.deleted"):
             path.unlink()
-        assert read(view, 0, 161) == expected
+        assert read(snapshot, 0, 161) == expected
 
 
 def test_a_half_finished_swap_is_read_as_finished(partition: Partition) -> None:
@@ -532,8 +541,8 @@ def test_a_half_finished_swap_is_read_as_finished(partition: Partition) -> None:
     partition.segments = {
         base: batches for base, batches in partition.segments.items() if base >= 80
     } | {0: cleaned}
-    with partition.view() as view:
-        assert read(view, 0, 161) == partition.expected(0, 161)
+    with partition.snapshot() as snapshot:
+        assert read(snapshot, 0, 161) == partition.expected(0, 161)
 
 
 def test_the_state_is_loaded_under_the_shared_lock(partition: Partition) -> None:
@@ -545,7 +554,7 @@ def test_the_state_is_loaded_under_the_shared_lock(partition: Partition) -> None
             taken.append(got)
         return partition.state
 
-    with open_view(partition.directory, "t", 3, load_state):
+    with open_snapshot(partition.directory, "t", 3, load_state):
         pass
     with locks.FileLock(partition.directory / "kl-segments.lock").exclusive(wait=False) as got:
         taken.append(got)
@@ -575,8 +584,8 @@ def test_a_file_that_vanishes_before_it_is_opened_is_listed_again(
         lambda: retire(partition.directory, [80]),
     ]
     vanishing(partition, monkeypatch, acts)
-    with partition.view() as view:
-        assert [s.base_offset for s in view.segments] == [0, 40, 90, 150]
+    with partition.snapshot() as snapshot:
+        assert [s.base_offset for s in snapshot.segments] == [0, 40, 90, 150]
 
 
 def test_a_directory_that_changes_while_it_is_opened_is_listed_again(
@@ -587,8 +596,8 @@ def test_a_directory_that_changes_while_it_is_opened_is_listed_again(
         partition.state = replace(partition.state, active_base=161, active_size=0)
 
     vanishing(partition, monkeypatch, [roll])
-    with partition.view() as view:
-        assert view.segments[-1].base_offset == 161
+    with partition.snapshot() as snapshot:
+        assert snapshot.segments[-1].base_offset == 161
     assert partition.loads == 2
 
 
@@ -605,7 +614,7 @@ def test_a_directory_that_never_rests_is_a_storage_error(
 
     vanishing(partition, monkeypatch, [flip] * 1000)
     with pytest.raises(StorageError, match="changed during"):
-        partition.view()
+        partition.snapshot()
 
 
 # --- windows -------------------------------------------------------------------------------------
@@ -613,7 +622,7 @@ def test_a_directory_that_never_rests_is_a_storage_error(
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(log_view, "WINDOW", 2)
+    monkeypatch.setattr(partition_snapshot, "WINDOW", 2)
     return 2
 
 
@@ -625,10 +634,10 @@ def open_logs(directory: Path) -> int:
 def test_a_partition_of_many_segments_is_opened_window_by_window(
     partition: Partition, narrow: int
 ) -> None:
-    with partition.view() as view:
-        assert len(view.segments) == 6
+    with partition.snapshot() as snapshot:
+        assert len(snapshot.segments) == 6
         assert open_logs(partition.directory) == narrow
-        reader = view.read(0, 161, schema=SCHEMA)
+        reader = snapshot.read(0, 161, schema=SCHEMA)
         found = []
         for table in reader:
             assert open_logs(partition.directory) <= 2 * narrow
@@ -636,24 +645,24 @@ def test_a_partition_of_many_segments_is_opened_window_by_window(
         assert found == partition.expected(0, 161)
         assert partition.loads == 3
         for start in range(0, 161, 10):
-            assert read(view, start, 161) == partition.expected(start, 161)
-        assert view.offset_for_time(1000 + 1600) == 160
-        assert view.position_of(155) is not None
+            assert read(snapshot, start, 161) == partition.expected(start, 161)
+        assert snapshot.offset_for_time(1000 + 1600) == 160
+        assert snapshot.position_of(155) is not None
     assert open_logs(partition.directory) == 0
 
 
 def test_a_window_begins_where_reading_will(partition: Partition, narrow: int) -> None:
-    with partition.view(start=100) as view:
-        assert read(view, 100, 161) == partition.expected(100, 161)
+    with partition.snapshot(start=100) as snapshot:
+        assert read(snapshot, 100, 161) == partition.expected(100, 161)
         assert partition.loads == 1
-        assert read(view, 0, 161) == partition.expected(0, 161)
+        assert read(snapshot, 0, 161) == partition.expected(0, 161)
 
 
 def test_a_whole_view_opens_all_and_never_lists_again(partition: Partition, narrow: int) -> None:
-    with partition.view(whole=True) as view:
+    with partition.snapshot(whole=True) as snapshot:
         assert open_logs(partition.directory) == 6
         retire(partition.directory, [50, 80, 90])
-        assert read(view, 0, 161) == partition.expected(0, 161)
+        assert read(snapshot, 0, 161) == partition.expected(0, 161)
         assert partition.loads == 1
     assert open_logs(partition.directory) == 0
 
@@ -675,8 +684,8 @@ def test_windows_of_a_directory_that_rests_share_one_listing(
 ) -> None:
     listings = counted_listings(monkeypatch)
     monkeypatch.setattr(listing, "REST_S", 0.0)
-    with partition.view() as view:
-        assert read(view, 0, 161) == partition.expected(0, 161)
+    with partition.snapshot() as snapshot:
+        assert read(snapshot, 0, 161) == partition.expected(0, 161)
     assert partition.loads == 3  # the state is that of each window's own moment
     assert len(listings) == 1
 
@@ -687,8 +696,8 @@ def test_a_listing_soon_after_a_change_is_not_shared(
     """The next change might bear the same time."""
     listings = counted_listings(monkeypatch)
     monkeypatch.setattr(listing, "REST_S", 3600.0)
-    with partition.view() as view:
-        assert read(view, 0, 161) == partition.expected(0, 161)
+    with partition.snapshot() as snapshot:
+        assert read(snapshot, 0, 161) == partition.expected(0, 161)
     assert len(listings) == 3
 
 
@@ -697,8 +706,8 @@ def test_later_windows_see_what_was_cleaned_and_rolled_meanwhile(
     partition: Partition, narrow: int, monkeypatch: pytest.MonkeyPatch, rest_s: float
 ) -> None:
     monkeypatch.setattr(listing, "REST_S", rest_s)
-    with partition.view() as view:
-        reader = view.read(0, 161, schema=SCHEMA)
+    with partition.snapshot() as snapshot:
+        reader = snapshot.read(0, 161, schema=SCHEMA)
         first = next(reader)
         time.sleep(0.05)  # longer than a tick of the file system's clock
         # Meanwhile: all but the first segment merged, batches too; two commits and a roll.
@@ -718,8 +727,8 @@ def test_later_windows_see_what_was_cleaned_and_rolled_meanwhile(
 def test_what_retention_took_before_a_later_window_is_an_error_and_no_gap(
     partition: Partition, narrow: int
 ) -> None:
-    with partition.view() as view:
-        reader = view.read(0, 161, schema=SCHEMA)
+    with partition.snapshot() as snapshot:
+        reader = snapshot.read(0, 161, schema=SCHEMA)
         next(reader)
         retire(partition.directory, [0, 40, 50, 80])
         partition.state = replace(partition.state, log_start_offset=92)
@@ -728,8 +737,8 @@ def test_what_retention_took_before_a_later_window_is_an_error_and_no_gap(
 
 
 def test_an_iterator_left_behind_meets_a_closed_file(partition: Partition) -> None:
-    with partition.view() as view:
-        chunks = view.chunks(0, 161, chunk_size=100)
+    with partition.snapshot() as snapshot:
+        chunks = snapshot.chunks(0, 161, chunk_size=100)
         next(chunks)
     with pytest.raises(OSError, match="Bad file descriptor"):
         list(chunks)

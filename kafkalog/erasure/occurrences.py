@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafkalog.erasure.look import Look
-from kafkalog.erasure.remains import Remainder, remains
+from kafkalog.erasure.residuals import Residual, residuals
 from kafkalog.erasure.topic_files import FileKind
+from kafkalog.erasure.topic_scan import TopicScan
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-    from kafkalog.erasure.file_traces import FileTraces
+    from kafkalog.erasure.file_occurrences import FileOccurrences
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["KindTotal", "Traces", "find_traces"]
+__all__ = ["KindTotal", "Occurrences", "find_occurrences"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class KindTotal:
 
 
 @dataclass(frozen=True, slots=True)
-class Traces:
+class Occurrences:
     """What a look at all files has found."""
 
     began_ms: int
@@ -43,9 +43,9 @@ class Traces:
     at. None of a broker's directory, which has no journal."""
     high_watermarks: Mapping[int, int]
     """Of each partition, as of then."""
-    files: tuple[FileTraces, ...]
+    files: tuple[FileOccurrences, ...]
     """Every file that was looked at, by path."""
-    remains: tuple[Remainder, ...]
+    remains: tuple[Residual, ...]
     """What was found, in sentences; empty where there is no trace of any key."""
     ended_ms: int
 
@@ -93,7 +93,7 @@ class Traces:
                 )
 
 
-def find_traces(
+def find_occurrences(
     engine: Engine,
     topic: str,
     keys: ErasedKeys,
@@ -102,7 +102,7 @@ def find_traces(
     is_strict: bool = False,
     was_erased: bool = False,
     progress: Callable[[int, int], None] = lambda _, __: None,
-) -> Traces:
+) -> Occurrences:
     """Look for keys in every file of a topic, and in those of the root.
 
     Where `is_strict`, other records that mention a key are traces too; `was_erased` says that the
@@ -111,14 +111,14 @@ def find_traces(
     and StorageError where files are replaced faster than they are read.
     """
     began_ms = clock()
-    look = Look(engine, topic, keys, _names(engine.state(), keys), progress)
+    look = TopicScan(engine, topic, keys, _names(engine.state(), keys), progress)
     look.run()
     now_ms = clock()
-    left = remains(
+    left = residuals(
         engine, topic, look.files, is_strict=is_strict, was_erased=was_erased, now_ms=now_ms
     )
     present = look.state.topic(topic).present()
-    return Traces(
+    return Occurrences(
         began_ms,
         None if engine.is_brokers else look.state.number,
         {number: partition.high_watermark for number, partition in present},

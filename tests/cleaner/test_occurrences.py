@@ -12,8 +12,8 @@ import pytest
 
 import kafkalog
 from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-from kafkalog.erasure import file_traces
-from kafkalog.erasure.file_traces import scan_file
+from kafkalog.erasure import file_occurrences
+from kafkalog.erasure.file_occurrences import scan_file
 from kafkalog.erasure.topic_files import FileKind, topic_files
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.format import layout
@@ -117,7 +117,7 @@ def test_bytes_are_seen_where_pieces_of_a_file_meet(
         path.write_bytes(b"x" * start + KEY + b"x" * 30)
         (file,) = [one for one in topic_files(log, "t") if one.path == path]
         for size in (1, 7, 16):
-            monkeypatch.setattr(file_traces, "_PIECE_SIZE", size)
+            monkeypatch.setattr(file_occurrences, "_PIECE_SIZE", size)
             assert scan_file(file, keys).positions == {0: start}
 
 
@@ -197,14 +197,14 @@ def test_a_file_that_cannot_be_read_is_no_proof(
 ) -> None:
     path = directory(log) / "notes.txt"
     path.write_bytes(b"x")
-    opened = file_traces.os.open
+    opened = file_occurrences.os.open
 
     def refuse(name: Path, *rest: int) -> int:
         if name == path:
             raise PermissionError(13, "Permission denied", str(path))
         return opened(name, *rest)
 
-    monkeypatch.setattr(file_traces.os, "open", refuse)
+    monkeypatch.setattr(file_occurrences.os, "open", refuse)
     (left,) = log.traces("t", [KEY], now_ms=NOW).remains
     assert left.path == path
     assert "Permission denied" in left.sentence

@@ -11,8 +11,8 @@ WORKER_KILLS ?= 100
 TORTURE ?= 300
 JOBS ?= 2
 KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -name '*.pxd')
-KERNEL_TESTS := tests/storage_engine/test_kernels.py tests/storage_engine/test_lz4_kernels.py \
-    tests/cleaner/test_kernels.py tests/cleaner/test_merge_kernels.py
+KERNEL_TESTS := tests/unit/storage_engine/test_kernels.py tests/unit/storage_engine/test_lz4_kernels.py \
+    tests/unit/cleaner/test_kernels.py tests/unit/cleaner/test_merge_kernels.py
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
@@ -42,14 +42,14 @@ test-kernels: $(READY) ## the kernels' tests with bounds checks, with sanitizers
 	$(BIN)/python -m tests.mutated_sheets
 
 damage-test: $(READY) ## every file of a log cut and flipped at every byte, counted; takes a while
-	KAFKALOG_DAMAGE=full $(BIN)/python -m pytest -s tests/storage_engine/test_damage*.py $(ARGS)
+	KAFKALOG_DAMAGE=full $(BIN)/python -m pytest -s tests/unit/storage_engine/test_damage*.py $(ARGS)
 
 twin-test: $(READY) $(PEERS) ## 300 logs, and 300 topics, cleaned by Kafka and by us; jobs of Spark with both formats
-	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/peers/test_cleaner_twin.py tests/peers/test_spark_twin.py \
-	    tests/peers/test_sink_twin.py $(ARGS)
+	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/conformance/test_cleaner_twin.py tests/conformance/test_spark_twin.py \
+	    tests/conformance/test_sink_twin.py $(ARGS)
 
 test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a real Kafka makes of our files, and we of its files
-	$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
+	$(BIN)/python -m pytest -m peers tests/conformance $(ARGS)
 
 kill-test: $(READY) ## a query killed KILLS times (20), upserts UPSERT_KILLS (40) and their workers WORKER_KILLS (100)
 	KAFKALOG_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/acceptance/test_killed_query.py $(ARGS)
@@ -105,6 +105,6 @@ $(READY): pyproject.toml $(KERNELS)
 $(FUZZ): $(READY)
 	@$(BIN)/python -m pip install --quiet -e '.[fuzz]' && touch $@ || echo "atheris cannot be installed here"
 
-$(PEERS): tests/peers/pom.xml .ci/peers
+$(PEERS): tests/conformance/pom.xml .ci/peers
 	@sh ./.ci/peers
 	@touch $@

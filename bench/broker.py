@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.peers import kafka
-from tests.peers.installation import Installation, Program
-from tests.peers.jars import Jars
+from tests.conformance import kafka
+from tests.conformance.installation import Installation, Program
+from tests.conformance.jars import Jars
 
 __all__ = ["Server", "full_size", "installation"]
 

@@ -27,7 +27,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from bench.broker import full_size
 from bench.memory import peak_mib, reset_peak
 from kafkalog.storage_engine.format import layout
-from tests.peers import kafka
+from tests.conformance import kafka
 
 __all__ = ["NAME", "KafkasCleaner", "KafkasCleaning", "fault"]
 

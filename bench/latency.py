@@ -39,7 +39,7 @@ from bench import LESS, Claim, compare_figures, leave_out, report
 from bench.broker import full_size
 from bench.floor import FORMAT, Floor
 from bench.spark import connector_fault, session, watched
-from tests.peers import kafka
+from tests.conformance import kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,7 +20,7 @@ from bench.memory import peak_mib
 from kafkalog.storage_engine.broker.ownership import release
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.clock import now_ms
-from tests.peers import kafka
+from tests.conformance import kafka
 
 __all__ = ["KilledBroker", "broker_of"]
 

@@ -52,7 +52,7 @@ from bench import MORE, compare_figures, leave_out, report
 from bench.mounted import KilledBroker
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from tests.peers import kafka
+from tests.conformance import kafka
 
 SIZE: Final = 10 << 30
 PARTITIONS: Final = 1_000

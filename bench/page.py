@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import psutil
 
-from tests.peers.jars import PEERS
+from tests.conformance.jars import PEERS
 
 PROGRAMS: Final = (
     "clean",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from bench.memory import Peak, peak_of_tree
-from tests.peers.jars import PEERS
+from tests.conformance.jars import PEERS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

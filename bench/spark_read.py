@@ -45,7 +45,7 @@ from bench import MORE, compare_figures, leave_out, report
 from bench.mounted import broker_of
 from bench.ready_batches import ReadyBatches, write_ready
 from bench.spark import connector_fault, driver_pid, session, watched
-from tests.peers import kafka
+from tests.conformance import kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

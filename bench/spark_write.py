@@ -42,7 +42,7 @@ from bench.broker import full_size
 from bench.floor import FORMAT, Floor, counted_rows
 from bench.spark import connector_fault, session, watched
 from bench.spark_read import FETCHES
-from tests.peers import kafka
+from tests.conformance import kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -50,7 +50,7 @@ from bench.memory import peak_mib, reset_peak
 from bench.mounted import broker_of
 from bench.spark import connector_fault, session, watched
 from bench.spark_read import FETCHES, digits, fixed
-from tests.peers import kafka
+from tests.conformance import kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

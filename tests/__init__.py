@@ -1,0 +1,6 @@
+"""The tests of kafkalog."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The checkout."""

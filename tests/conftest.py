@@ -20,7 +20,7 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 import pytest  # noqa: E402 - the environment comes first
 
-from tests.peers.installation import decided  # noqa: E402
+from tests.conformance.installation import decided  # noqa: E402
 from tests.postgres_server import postgres, postgres_server  # noqa: E402, F401 - fixtures
 
 
@@ -94,4 +94,4 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which Kafka it was, and why it was no other."""
     for kafka in sorted(_kafkas or filter(None, [str(decided() or "")])):
-        terminalreporter.write_line(f"tests/peers: {kafka}")
+        terminalreporter.write_line(f"tests/conformance: {kafka}")

@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+from tests import ROOT
+
 KINDS: Final = ("python", "checked", "sanitized")
 _COPIED: Final = ("kafkalog", "pyspark_kafkalog", "tests", "bench", "examples", "docs")
 _PREPARED: Final = """\

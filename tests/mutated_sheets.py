@@ -44,7 +44,9 @@ def is_caught(tree: Path, mutant: str) -> bool:
     sheet.write_text(narrowed(text, name))
     try:
         kernel_builds.compile_kernels(tree, "")
-        tests = sorted(map(str, (tree / "tests" / room.split("/")[0]).glob("test_*kernels.py")))
+        tests = sorted(
+            map(str, (tree / "tests" / "unit" / room.split("/")[0]).glob("test_*kernels.py"))
+        )
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
             cwd=tree,

@@ -28,7 +28,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
-from tests.storage_engine.faults import ACTS
+from tests.unit.storage_engine.faults import ACTS
 
 NOBODY = 65534
 WHOLE = 64

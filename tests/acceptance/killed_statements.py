@@ -33,7 +33,7 @@ from kafkalog.sink.upsert.postgres.staging import remove_orphans
 from kafkalog.sink.upsert.postgres.table import PostgresTable
 from tests.acceptance.killed_steps import in_child
 from tests.postgres_server import query
-from tests.sink.postgres_rows import apply_small, apply_staged, batch, driver_batch
+from tests.unit.sink.postgres_rows import apply_small, apply_staged, batch, driver_batch
 
 TABLE, POSITIONS = "stock", "kafkalog_positions"
 ROWS_OF: LiteralString = "SELECT key, value FROM stock"

@@ -3,7 +3,7 @@
 `python -m tests.acceptance.killed_steps DIR MODE [--adopted] [--every]`. A moment is before or
 after a durable act (`fs.files`). At each one in turn a process kills itself with
 SIGKILL, and others do at once what Spark does after such a loss. Tasks, commit and abort are called
-as Spark calls them (`tests.sink.spark_write`). MODE says what is lost:
+as Spark calls them (`tests.unit.sink.spark_write`). MODE says what is lost:
 
 - `driver`: all of the query; a new driver runs the micro-batch again;
 - `task`: one attempt of a task; its next attempt follows, then the commit of the same driver;
@@ -32,8 +32,8 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.writing import staging
-from tests.sink.spark_write import Row, SparkWrite, staged_names, values
-from tests.storage_engine.faults import ACTS
+from tests.unit.sink.spark_write import Row, SparkWrite, staged_names, values
+from tests.unit.storage_engine.faults import ACTS
 
 STEPS = (
     "staging synced",

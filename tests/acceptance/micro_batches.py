@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.storage_engine import naive
+from tests.unit.storage_engine import naive
 
 Row = tuple[str, str | None]
 """A key and a value."""

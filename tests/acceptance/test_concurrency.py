@@ -24,7 +24,7 @@ from kafkalog.storage_engine.writing.retention import retain_partition
 from tests.acceptance.log_contents import damage, latest_records, records
 from tests.acceptance.turn_processes import TOPIC, Onlooker, readers
 from tests.acceptance.two_processes import CLEANER, ZOMBIE, two
-from tests.storage_engine.faults import ACTS
+from tests.unit.storage_engine.faults import ACTS
 
 TURNS_MAX = 400
 """That many turns of 8 readers a writer may have to wait for: 50 of each. One of each is to be

@@ -240,7 +240,7 @@ from kafkalog.errors import StorageError
 from kafkalog.sink.upsert import SQLiteUpsert
 from tests.acceptance.mounts import Disk
 from tests.acceptance.test_full_disk import noise
-from tests.sink.sqlite_rows import KINDS, NAMES, batch, driver_batch, query, row
+from tests.unit.sink.sqlite_rows import KINDS, NAMES, batch, driver_batch, query, row
 
 directory, blocks = Path(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]
 disk = Disk("self", directory)

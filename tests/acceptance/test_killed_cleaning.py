@@ -20,9 +20,9 @@ import pytest
 from kafkalog.cleaner import CleanerConfig, clean
 from kafkalog.storage_engine.engine import Engine
 from tests.acceptance.killed_cleaning import Row, Zygote, expected_rows, rows_of
-from tests.cleaner.naive import batch, foreign_log
-from tests.cleaner.transactional_log import Log
 from tests.torture.scratch import memory_disk
+from tests.unit.cleaner.naive import batch, foreign_log
+from tests.unit.cleaner.transactional_log import Log
 
 pytestmark = pytest.mark.slow
 NOW = 1_000

@@ -28,9 +28,9 @@ from kafkalog.datasource import range_reader
 from kafkalog.errors import MomentPassedError
 from kafkalog.storage_engine.engine import Engine
 from tests.acceptance.moment_writer import CONFIG, KEYS_PER_PARTITION, PARTITIONS, TOPIC, rows
-from tests.datasource.logs import rows as rows_of
-from tests.datasource.logs import source
-from tests.datasource.spark_task import task
+from tests.unit.datasource.logs import rows as rows_of
+from tests.unit.datasource.logs import source
+from tests.unit.datasource.spark_task import task
 
 IS_FULL = os.environ.get("KAFKALOG_MOMENTS") == "full"
 READS, JOINS = (100, 20) if IS_FULL else (10, 3)

@@ -29,7 +29,7 @@ from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWr
 from tests.acceptance.log_contents import damage, latest_records, records
 from tests.acceptance.mounts import disk
 from tests.acceptance.users import as_nobody, umask
-from tests.storage_engine.log_builder import Batch, Record
+from tests.unit.storage_engine.log_builder import Batch, Record
 
 SOURCES = Path(kafkalog.__file__).parent
 CONFIG = {"segment.bytes": "2000", "cleanup.policy": "compact,delete"}

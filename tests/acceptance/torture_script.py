@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from aiokafka.partitioner import murmur2
 
-from tests.cleaner.naive import Batch
-from tests.cleaner.naive import Record as BatchRecord
+from tests.unit.cleaner.naive import Batch
+from tests.unit.cleaner.naive import Record as BatchRecord
 
 TOPIC = "torture"
 PARTITIONS = 3

@@ -5,11 +5,11 @@
 Two roots hold every kind of file that a log has: one of ours, and one of a broker that was killed.
 After each damage everything is read in every way there is, keys and times are looked up, and of
 some a copy is cleaned and appended to, or adopted; the judge is that of
-tests/storage_engine/damage.py, which says what its words mean: *whole*, *refused*, and of a
+tests/unit/storage_engine/damage.py, which says what its words mean: *whole*, *refused*, and of a
 broker's log *short* and *shifted*. Four more roots have what lies beside the logs: key indexes,
 pins, staged files, the old journal of a log that was released, a controller's metadata, and what
 waits for the broker's return. What such a file is there for is done, and what is harmless there is
-told in tests/storage_engine/damage_beside.py.
+told in tests/unit/storage_engine/damage_beside.py.
 
 A wrong record or answer, a record lost below the damage, an error without a type and a hang are
 violations. Two bits of each byte are flipped; with --all-bits all eight.
@@ -29,7 +29,10 @@ from pathlib import Path
 from typing import Final
 
 from kafkalog.storage_engine.metadata import journal
-from tests.storage_engine.damage import (
+from tests.torture import Tally, parser
+from tests.torture.scratch import scratch
+from tests.torture.workers import Workers
+from tests.unit.storage_engine.damage import (
     BITS,
     BrokerJudge,
     Judge,
@@ -37,11 +40,8 @@ from tests.storage_engine.damage import (
     outcome_lines,
     places,
 )
-from tests.storage_engine.damage_beside import JUDGES
-from tests.storage_engine.sample_root import Root
-from tests.torture import Tally, parser
-from tests.torture.scratch import scratch
-from tests.torture.workers import Workers
+from tests.unit.storage_engine.damage_beside import JUDGES
+from tests.unit.storage_engine.sample_root import Root
 
 _OURS: Final = "ours"
 _ROOTS: Final = (_OURS, "brokers", *JUDGES)

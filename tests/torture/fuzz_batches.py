@@ -17,9 +17,9 @@ from kafkalog.storage_engine.records.lz4_frames.frames import decompress_frames
 from kafkalog.storage_engine.segment.log_walk import LogWalk
 from kafkalog.storage_engine.segment.open_segment import OpenSegment
 from kafkalog.storage_engine.segment.segments import SegmentFiles
-from tests.storage_engine import sample_root, test_metadata_log
 from tests.torture import fuzz_checksums
 from tests.torture.fuzz_target import Case, Target, exhaust, file_target, refusing
+from tests.unit.storage_engine import sample_root, test_metadata_log
 
 _LOG_NAME = layout.segment_file(0, layout.LOG)
 _LIMIT = 1 << 20

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests import kernel_builds
+from tests import ROOT, kernel_builds
 from tests.torture.fuzz_run import InFlight
 
 KEPT: Final = Path(__file__).with_name("findings")
 """Inputs that were findings once; a directory for each decoder."""
-_ROOT: Final = Path(__file__).parents[2]
+_ROOT: Final = ROOT
 _STUCK_SECONDS: Final = 120.0
 """Above what was ordered."""
 _BUSY: Final = 10

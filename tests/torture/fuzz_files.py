@@ -44,9 +44,9 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     aborted_transactions,
     size_kept,
 )
-from tests.storage_engine import sample_root
 from tests.torture import fuzz_checksums
 from tests.torture.fuzz_target import Case, Target, file_target
+from tests.unit.storage_engine import sample_root
 
 _ID: Final = "AAAAAAAAAAAAAAAAAAAAAQ"
 

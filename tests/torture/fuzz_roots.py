@@ -27,10 +27,10 @@ from kafkalog.storage_engine.metadata import journal
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.writing.staged_file import StagedFile
 from kafkalog.storage_engine.writing.staging import Run, StagedMessage
-from tests.storage_engine import sample_root
-from tests.storage_engine.sample_root import NOW_MS, Log, Root, Segment
 from tests.torture import fuzz_checksums
 from tests.torture.fuzz_target import Case, Target, exhaust, file_target, refusing
+from tests.unit.storage_engine import sample_root
+from tests.unit.storage_engine.sample_root import NOW_MS, Log, Root, Segment
 
 _SCHEMA = changelog_schema(include_headers=True)
 _PLAIN = changelog_schema()

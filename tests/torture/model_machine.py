@@ -13,8 +13,6 @@ from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.errors import CommitConflictError
 from kafkalog.storage_engine.writing.writer import Writer
-from tests.cleaner.naive import Batch, Record
-from tests.cleaner.transactional_log import CONTROL, TRANSACTIONAL
 from tests.torture.model_draws import (
     BUDGET,
     BY,
@@ -32,6 +30,8 @@ from tests.torture.model_draws import (
 from tests.torture.model_hands import Wanted
 from tests.torture.model_log import Part, Row, Topic
 from tests.torture.model_state import LogAndModel, key_of
+from tests.unit.cleaner.naive import Batch, Record
+from tests.unit.cleaner.transactional_log import CONTROL, TRANSACTIONAL
 
 __all__ = ["LogMachine"]
 

@@ -19,12 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.inspection.verify import verify
-from tests.cleaner.naive import Batch
-from tests.storage_engine.faults import Died, each_act
 from tests.torture.model_draws import MATRIX, Death, Rows
 from tests.torture.model_hands import Hands, OtherProcess, Wanted
 from tests.torture.model_log import Row, Topic
 from tests.torture.scratch import memory_disk
+from tests.unit.cleaner.naive import Batch
+from tests.unit.storage_engine.faults import Died, each_act
 
 __all__ = ["LogAndModel", "key_of"]
 

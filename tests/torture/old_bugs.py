@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -24,6 +23,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from kafkalog.cleaner import CleanerConfig
+from tests import ROOT
 from tests.torture import Tally, parser
 from tests.torture.old_bug import OldBug
 from tests.torture.old_bugs_cleaning import CLEANING
@@ -32,7 +32,6 @@ from tests.torture.old_bugs_running import RUNNING
 
 __all__ = ["BUGS", "bring_back"]
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 BUGS: Final = (*CLEANING, *RECORDS, *RUNNING)
 _QUICK: Final = "cleaner/test_regressions.py::test_missing_offsets_are_passed_once[0]"
 PROOFS: Final = tuple(
@@ -154,7 +153,7 @@ class _Eventually:
 
     def pytest_collection_finish(self) -> None:
         """Change what `eventually` waits unless it is told."""
-        from tests.cleaner import test_manager
+        from tests.unit.cleaner import test_manager
 
         test_manager.eventually.__defaults__ = (EVENTUALLY_S,)
 

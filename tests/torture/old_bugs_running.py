@@ -30,7 +30,7 @@ clean: Any = import_module(
     "kafkalog.cleaner.rewrite.clean"
 )  # the package has a function of that name
 _FILE: Final = "cleaner/test_regressions_running.py::"
-_MODULES: Final = ("tests.cleaner.test_pause", "tests.cleaner.test_regressions_running")
+_MODULES: Final = ("tests.unit.cleaner.test_pause", "tests.unit.cleaner.test_regressions_running")
 
 
 class _Fatal(BaseException):

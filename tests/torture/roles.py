@@ -27,7 +27,6 @@ from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import writer_slug
-from tests.storage_engine.faults import ACTS
 from tests.torture.oracle import (
     ACKNOWLEDGED,
     ALTER,
@@ -46,6 +45,7 @@ from tests.torture.oracle import (
     step_of,
 )
 from tests.torture.workers import die_with_parent
+from tests.unit.storage_engine.faults import ACTS
 
 SEGMENT_RUN_SIZE: Final = 12 << 10
 """A task's run of so many bytes becomes a segment here, so that it happens to small ones."""

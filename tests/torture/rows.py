@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from tests.storage_engine import naive
+from tests.unit.storage_engine import naive
 
 __all__ = ["KEYS", "Rows", "abort", "batch", "commit", "rows", "transactions"]
 

@@ -22,9 +22,9 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
+from tests import ROOT
 from tests.torture import Tally, parser
 from tests.torture.scratch import ending
 
@@ -35,7 +35,7 @@ SUITES: Final[Mapping[str, Mapping[str, str]]] = {
     "upserts": {"KAFKALOG_KILLS": "40", "KAFKALOG_WORKER_KILLS": "100"},
 }
 """What is done, and how often; a sample is what the suite does."""
-_ROOT: Final = Path(__file__).resolve().parents[2]
+
 _PATIENCE_S: Final = 60
 _TOLD: Final = 40
 """Last lines of a test that failed."""
@@ -47,7 +47,7 @@ def kill(name: str, more: Mapping[str, str]) -> tuple[int, list[str]]:
     command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", path]
     lines = []
     with subprocess.Popen(
-        command, cwd=_ROOT, env={**os.environ, **more}, stdout=subprocess.PIPE, text=True
+        command, cwd=ROOT, env={**os.environ, **more}, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         try:

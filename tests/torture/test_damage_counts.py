@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kafkalog.storage_engine.records import records
-from tests.storage_engine.damage import places
-from tests.storage_engine.damage_beside import JUDGES
 from tests.torture import damage
+from tests.unit.storage_engine.damage import places
+from tests.unit.storage_engine.damage_beside import JUDGES
 
 
 @pytest.fixture(autouse=True)

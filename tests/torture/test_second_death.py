@@ -23,11 +23,11 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import new_log
 from kafkalog.storage_engine.segment import partition_directory
-from tests.storage_engine import naive
-from tests.storage_engine.broker_root import RECOVERY_POINT, BrokerRoot
 from tests.torture.chain import Chain
 from tests.torture.recording import booted
 from tests.torture.rows import abort, commit
+from tests.unit.storage_engine import naive
+from tests.unit.storage_engine.broker_root import RECOVERY_POINT, BrokerRoot
 
 NOW_MS = 1_700_000_000_000
 COMPACT = {"*": {"cleanup.policy": "compact"}}

@@ -1,0 +1,201 @@
+"""Upserts in Spark: how records become rows, and what the position says."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.sink.upsert import SQLiteUpsert
+from kafkalog.sink.upsert.rows import RowShape, UpsertRows
+from kafkalog.storage_engine.engine import Engine
+from tests.spark.sink.test_spark_writes import error_of, finish
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+Change = tuple[str | None, str | None, int]
+
+
+def frame_of(spark: Any, *changes: Change) -> Any:
+    """Return records as the source gives them: (key, value, offset)."""
+
+    def text(value: str | None) -> str:
+        return "null" if value is None else f"'{value}'"
+
+    rows = ", ".join(f"({text(key)}, {text(value)}, {at}L)" for key, value, at in changes)
+    return spark.sql(
+        "select binary(key) key, binary(value) value, 't' topic, 0 partition, offset, "
+        "timestamp_seconds(offset) timestamp, 0 timestampType "
+        f"from values {rows} as t(key, value, offset)"
+    )
+
+
+def collected(rows: UpsertRows) -> list[tuple[Any, ...]]:
+    """Return (is deletion, offset, *the table's columns) of rows, sorted by offset."""
+    found = rows.frame.drop("kl_topic", "kl_partition", "kl_timestamp").collect()
+    plain = [tuple(bytes(v) if isinstance(v, bytearray) else v for v in row) for row in found]
+    return sorted(plain, key=lambda row: row[1])
+
+
+DOCUMENTS: list[Change] = [
+    ("a", '{"n": 1, "name": "x"}', 1),
+    ("b", '{"n": 2, "more": [1]}', 2),
+    ("c", None, 3),
+    (None, '{"n": 9}', 4),
+    ("a", '{"n": 5, "name": null}', 5),
+]
+
+
+def test_a_schema_takes_the_columns_from_json_values(spark: Any) -> None:
+    shape = RowShape(schema="n int, name string", key_type="string")
+    rows = shape.rows(frame_of(spark, *DOCUMENTS), latest=True, parts=1)
+    assert rows.names == ["key", "n", "name"]
+    assert [kind.simpleString() for kind in rows.types] == ["string", "int", "string"]
+    expected = [(False, 2, "b", 2, None), (True, 3, "c", None, None), (False, 5, "a", 5, None)]
+    assert collected(rows) == expected
+    every = shape.rows(frame_of(spark, *DOCUMENTS), latest=False)
+    assert collected(every) == [(False, 1, "a", 1, "x"), *expected]
+
+
+@pytest.mark.parametrize(
+    "value", ['{"n": "text"}', '{"n": 3000000000}', '{"n": 1', "", "[1]", '{"n": 1.5}']
+)
+def test_a_value_that_is_no_such_document_fails_and_names_the_record(
+    spark: Any, value: str
+) -> None:
+    frame = frame_of(spark, ("a", '{"n": 1}', 6), ("b", value, 7))
+    message = error_of(RowShape(schema="n int").rows(frame, latest=False).frame.collect)
+    words = f"t-0 offset 7: the value is no JSON document of struct<n:int>; found '{value}'"
+    assert words in message
+
+
+def test_a_list_may_make_other_keys_than_the_records_have_and_the_latest_of_those_counts(
+    spark: Any,
+) -> None:
+    first = frame_of(spark, ("a", "1", 1), ("b", "2", 2), ("c", "3", 3))
+    other = frame_of(spark, ("a", "4", 4)).selectExpr(
+        "key", "value", "'u' topic", "partition", "offset", "timestamp", "timestampType"
+    )
+    records = first.union(other)
+
+    apart = RowShape(select=["concat(topic, '/', string(key)) as key", "string(value) as n"])
+    rows = apart.rows(records, latest=True)
+    assert [row[2:] for row in collected(rows)] == [
+        ("t/a", "1"),
+        ("t/b", "2"),
+        ("t/c", "3"),
+        ("u/a", "4"),
+    ]
+    together = RowShape(select=["if(string(key) < 'c', 'low', 'high') as key", "string(value) n"])
+    rows = together.rows(records, latest=True)
+    assert [row[2:] for row in collected(rows)] == [("high", "3"), ("low", "4")]
+
+
+def test_a_list_of_expressions_is_worked_out_record_by_record(spark: Any) -> None:
+    from pyspark.sql import functions as F
+
+    shape = RowShape(
+        select=[
+            "cast(key as string) as key",
+            F.get_json_object(F.col("value").cast("string"), "$.n").cast("int").alias("n"),
+            "offset",
+        ]
+    )
+    rows = shape.rows(frame_of(spark, *DOCUMENTS), latest=True)
+    assert rows.names == ["key", "n", "offset"]
+    expected = [(False, 2, "b", 2, 2), (True, 3, "c", None, 3), (False, 5, "a", 5, 5)]
+    assert collected(rows) == expected
+    marked = RowShape(select=["key", "value", "offset = 2 as deleted"])
+    found = marked.rows(frame_of(spark, *DOCUMENTS), latest=False)
+    assert found.names == ["key", "value"]
+    assert [row[0] for row in collected(found)] == [False, True, False, False]
+
+
+def test_a_function_is_given_the_latest_rows(spark: Any) -> None:
+    shape = RowShape(select=lambda df: df.selectExpr("key", "value", "offset", "'x' topic"))
+    rows = shape.rows(frame_of(spark, *DOCUMENTS), latest=True)
+    assert rows.names == ["key", "value", "offset", "topic"]
+    assert [row[0:2] for row in collected(rows)] == [(False, 2), (True, 3), (False, 5)]
+    assert {row.kl_partition for row in rows.frame.collect()} == {None}
+    with pytest.raises(InvalidInputError, match="a select function"):
+        shape.rows(frame_of(spark, *DOCUMENTS), latest=False)
+
+
+def test_the_keys_that_select_makes_are_not_null(spark: Any) -> None:
+    rows = RowShape(select=["nullif(key, binary('b')) as key", "value"]).rows(
+        frame_of(spark, *DOCUMENTS), latest=True
+    )
+    assert "t-0 offset 2: select makes the key null" in error_of(rows.frame.collect)
+
+
+@pytest.mark.parametrize(
+    ("select", "words"),
+    [
+        (["value"], "select gives no column 'key'"),
+        (["key", "1 as deleted"], "a column 'deleted' of type int"),
+        (["key", "1 as n", "2 as N"], "need different names: n"),
+        (["key", "1 as kl_offset"], "begin with kl_ are taken: kl_offset"),
+        (lambda df: df.select("key"), "select gives neither 'deleted' nor 'value'"),
+    ],
+)
+def test_rows_that_no_table_can_take_are_refused(spark: Any, select: Any, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        RowShape(select=select).rows(frame_of(spark, ("a", "1", 0)), latest=True)
+
+
+def append(log: Path, keys: list[str], values: list[str | None], partitions: list[int]) -> None:
+    columns = {
+        "key": pa.array([key.encode() for key in keys]),
+        "value": pa.array([v and v.encode() for v in values], pa.binary()),
+        "partition": pa.array(partitions, pa.int32()),
+    }
+    with Engine(log) as engine:
+        engine.append("t", pa.table(columns))
+
+
+def table(database: Path) -> list[Any]:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute("SELECT * FROM stock ORDER BY key").fetchall()
+
+
+def test_the_position_is_what_the_offset_log_says(spark: Any, tmp_path: Path) -> None:
+    log, database = tmp_path / "log", tmp_path / "stock.db"
+    with Engine(log) as engine:
+        engine.create_topic("t", partitions=3, config={"cleanup.policy": "compact"})
+    upserts = [
+        SQLiteUpsert(database, "stock", schema="n int", key_type="string"),
+        SQLiteUpsert(database, "second", select=lambda df: df.select("key", "value")),
+    ]
+
+    def both(frame: Any, batch_id: int) -> None:
+        for upsert in upserts:
+            upsert(frame, batch_id)
+
+    def run() -> None:
+        reader = spark.readStream.format("kafkalog").option("path", str(log))
+        reader = reader.option("subscribe", "t").option("startingOffsets", "earliest")
+        writer = reader.load().writeStream.foreachBatch(both)
+        finish(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
+
+    run()
+    (position,) = upserts[0].positions().values()
+    assert (position.batch_id, position.end_offsets) == (0, {"t": {"0": 0, "1": 0, "2": 0}})
+    append(log, ["a", "b", "a"], ['{"n":1}', '{"n":2}', '{"n":3}'], [0, 2, 0])
+    run()
+    assert table(database) == [("a", 3), ("b", 2)]
+    append(log, ["b", "c"], [None, '{"n":4}'], [2, 1])
+    run()
+    assert table(database) == [("a", 3), ("c", 4)]
+    for upsert in upserts:
+        (position,) = upsert.positions().values()
+        assert (position.batch_id, position.end_offsets) == (2, {"t": {"0": 2, "1": 1, "2": 2}})
+
+    append(log, ["d", "e"], ['{"n":5}', '{"n":"?"}'], [1, 1])
+    assert "t-1 offset 2: the value is no JSON document" in error_of(run)
+    assert table(database) == [("a", 3), ("c", 4)]
+    assert [next(iter(upsert.positions().values())).batch_id for upsert in upserts] == [2, 2]

@@ -1,0 +1,175 @@
+"""Who is active, and what stays of a batch beyond its records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kafkalog.cleaner.rewrite.active_producers import ActiveProducers, active_producers
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.records.records import scan_batches
+from kafkalog.storage_engine.records.tables import BatchTable
+from kafkalog.storage_engine.transactions.producers import ProducerEntry
+from tests.unit.cleaner.naive import Batch, Record, batch, dump
+from tests.unit.cleaner.transactional_log import CONTROL, DAY, TRANSACTIONAL, Log, kafkas
+
+
+def table(*batches: Batch) -> BatchTable:
+    return scan_batches(b"".join(item.data() for item in batches))[0]
+
+
+# --- active producers ----------------------------------------------------------------------------
+
+
+def test_the_last_batch_of_a_producer_is_the_one_with_its_last_offset() -> None:
+    producers = ActiveProducers(
+        [ProducerEntry(9, 0, 5, last_offset=4), ProducerEntry(3, 0, 5, last_offset=1)]
+    )
+    found = producers.are_last(
+        table(
+            batch(0, [("a", "1"), ("b", "1")], producer=3, sequence=4),
+            batch(2, [("a", "1")], producer=3, sequence=6),
+            batch(3, [("a", "1"), ("b", "1")], producer=9, sequence=4),
+            batch(5, [("a", "1")]),
+            batch(6, [("a", "1")], producer=5, sequence=0),
+            batch(7, [("a", "1")], producer=99, sequence=0),
+        )
+    )
+    assert found.tolist() == [True, False, True, False, False, False]
+
+
+def test_without_data_the_markers_of_a_producers_epoch_are_its_last() -> None:
+    marker = TRANSACTIONAL | CONTROL
+    batches = (
+        batch(0, [("a", "1")], producer=3, attributes=marker),
+        batch(1, [("a", "1")], producer=3, attributes=TRANSACTIONAL, sequence=0),
+    )
+    for epoch, expected in [(0, [True, False]), (1, [False, False])]:
+        producers = ActiveProducers([ProducerEntry(3, epoch)])
+        assert producers.are_last(table(*batches)).tolist() == expected
+
+
+def test_nobody_is_active_where_nobody_has_an_id() -> None:
+    found = ActiveProducers().are_last(table(batch(0, [("a", "1")])))
+    assert found.dtype == np.bool_
+    assert found.tolist() == [False]
+
+
+def test_a_producer_is_active_for_a_day_and_as_long_as_its_transaction(tmp_path: Path) -> None:
+    log = Log.create(tmp_path)
+    log.data(1, producer=1, time=1_000)
+    log.transact(2, 1, time=1_000)
+    state = log.engine.describe("t").partitions[0]
+    probe = table(
+        batch(0, [("1", "")], producer=1, sequence=0), batch(1, [("1", "")], producer=2, sequence=0)
+    )
+    for now, expected in [(999 + DAY, [True, True]), (1_000 + DAY, [False, True])]:
+        assert active_producers(log.directory, state, now).are_last(probe).tolist() == expected
+
+
+def test_a_lost_snapshot_is_made_up_for_from_the_log(tmp_path: Path) -> None:
+    log = Log.create(tmp_path)
+    log.data(1, producer=1)
+    log.data(1)
+    log.roll()
+    for path in log.directory.glob("*.snapshot"):
+        path.unlink()
+    log.clean()
+    assert log.last_offsets() == [0, 1]
+
+
+def test_what_an_active_producer_appends_meanwhile_counts_for_the_next_group(
+    tmp_path: Path,
+) -> None:
+    log = Log.create(tmp_path, segment_bytes="75")
+    log.data(9)
+    log.roll()
+    log.data(1, producer=1)
+    log.roll()
+    log.data(1)
+    log.roll()
+    is_done = False
+
+    def append() -> None:
+        nonlocal is_done
+        if not is_done and list(log.directory.glob("*.cleaned")):
+            is_done = True
+            log.data(2, producer=1)
+
+    log.clean(check_abort=append)
+    assert is_done
+    assert log.last_offsets() == [0, 2, 3]
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_ends_below_the_high_watermark_goes_without_its_records(
+    tmp_path: Path,
+) -> None:
+    log = Log.create(tmp_path)
+    log.data(1)
+    log.data(1, 2)
+    log.roll()
+    log.clean()
+    assert [(b.base, b.last) for b in log.batches()] == [(1, 2)]
+
+
+def test_a_marker_past_the_range_of_horizons_stays(tmp_path: Path) -> None:
+    log = Log.create(tmp_path)
+    log.transact(1, 1)
+    log.commit(1)
+    log.data(1)
+    log.roll()
+    for _ in range(3):
+        log.clean(layout.INT64_MAX - DAY + 1, from_offset=0)
+    assert [(b.base, b.horizon) for b in log.batches()] == [(1, None), (2, None)]
+
+
+def test_the_earliest_horizon_is_that_of_a_marker_too(tmp_path: Path) -> None:
+    from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
+
+    log = Log.create(tmp_path)
+    log.transact(1, 1)
+    log.commit(1)
+    log.data(1)
+    log.roll()
+    log.clean(2 * DAY)
+    assert read_delete_horizon(log.directory, 3) is None  # its data was met in this round
+    log.clean(2 * DAY + 1)
+    assert read_delete_horizon(log.directory, 3) == 3 * DAY + 1
+    log.clean(2 * DAY + 7)
+    assert read_delete_horizon(log.directory, 3) == 3 * DAY + 1
+    log.clean(3 * DAY + 1)
+    assert read_delete_horizon(log.directory, 3) is None
+    assert log.offsets() == [2]
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "zstd"])
+def test_a_record_in_a_transaction_is_obsolete_and_supersedes_like_any_other(
+    tmp_path: Path, compression: str
+) -> None:
+    log = Log.create(tmp_path, compression_type=compression)
+    log.data(1, 2)
+    log.transact(1, 1, 3)
+    log.commit(1)
+    log.data(3)
+    log.roll()
+    log.clean()
+    assert log.keys() == [2, 1, 3]
+
+
+def test_a_tombstone_in_a_transaction_goes_in_two_stages(tmp_path: Path) -> None:
+    log = Log.create(tmp_path)
+    log.data(1, 2)
+    log._append(
+        Batch(2, 2, (Record(2, b"1", None, 0),), producer=1, sequence=0, attributes=TRANSACTIONAL)
+    )
+    log.commit(1)
+    log.roll()
+    log.clean()
+    assert [(b.base, b.horizon) for b in dump(log.engine)] == [(0, None), (2, DAY), (3, None)]
+    log.clean(DAY, config=kafkas())
+    assert log.keys() == [2]

@@ -1,0 +1,508 @@
+"""Lookups of single keys, against a dictionary that has read the whole log."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import kafkalog
+from kafkalog.cleaner.key_index.key_index import KeyIndexWriter
+from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
+from kafkalog.errors import CorruptLogError, InvalidInputError, UnknownTopicError
+from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.transactions.transaction_index import (
+    AbortedTransaction,
+    transaction_entry,
+)
+from tests.unit.cleaner.transactional_log import Log
+from tests.unit.storage_engine.broker_root import BrokerRoot
+from tests.unit.storage_engine.faults import Died, each_act
+
+NOW_MS = 1_700_000_000_000
+CONFIG = {"cleanup.policy": "compact", "segment.bytes": "4096", "compression.type": "lz4"}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[KafkaLog]:
+    """Yield a log of topic `t` with one partition and small segments."""
+    with kafkalog.open(tmp_path / "log") as opened:
+        opened.create_topic("t", 1, CONFIG)
+        yield opened
+
+
+def put(log: KafkaLog, *pairs: tuple[str, str | None], partition: int = 0) -> None:
+    import pyarrow as pa
+
+    keys, values = zip(*pairs, strict=True)
+    rows = pa.table(
+        {
+            "key": pa.array(keys, pa.string()),
+            "value": pa.array(values, pa.string()),
+            "partition": pa.array([partition] * len(keys), pa.int32()),
+        }
+    )
+    log.append("t", rows, now_ms=NOW_MS, batch_size=600)
+
+
+def clean(log: KafkaLog, now_ms: int = NOW_MS) -> None:
+    (stats,) = log.clean("t", force=True, now_ms=now_ms)
+    assert stats.error is None
+
+
+def indexes(log: KafkaLog) -> list[Path]:
+    return sorted((log.root / "t-0").glob(f"*{layout.KEYS}"))
+
+
+def value(record: Record | None) -> str | None:
+    return None if record is None or record.value is None else record.value.decode()
+
+
+def test_a_lookup_finds_the_latest_value_wherever_it_is(log: KafkaLog) -> None:
+    put(log, ("a", "1"), ("b", "1"), ("c", "1"))
+    clean(log)
+    put(log, ("b", "2"))
+    put(log, ("c", None))
+
+    assert value(log.lookup("t", "a")) == "1"
+    assert value(log.lookup("t", b"b")) == "2"
+    assert log.lookup("t", "c") is None
+    assert log.lookup("t", "d") is None
+    assert log.lookup("t", "") is None
+
+
+def test_a_record_tells_where_it_stands(log: KafkaLog) -> None:
+    log.append("t", [("a", "1")], now_ms=NOW_MS)
+    assert log.lookup("t", "a") == Record("t", 0, 0, NOW_MS, b"a", b"1")
+    clean(log)
+    assert log.lookup("t", "a") == Record("t", 0, 0, NOW_MS, b"a", b"1")
+
+
+def test_headers_come_along(log: KafkaLog) -> None:
+    import pyarrow as pa
+
+    from kafkalog.schema import HEADERS
+
+    headers = pa.array([[{"key": "h", "value": b"1"}, {"key": "h", "value": None}]], HEADERS)
+    log.append("t", pa.table({"key": ["a"], "value": ["1"], "headers": headers}))
+    clean(log)
+
+    found = log.lookup("t", "a")
+    assert found is not None
+    assert found.headers == (("h", b"1"), ("h", None))
+
+
+def test_drawn_logs_give_what_a_dictionary_gives(log: KafkaLog) -> None:
+    dice = random.Random(1)
+    table: dict[str, str | None] = {}
+    with KeyLookup(log, "t") as lookup:
+        for step in range(12):
+            for _ in range(3):
+                pairs = [
+                    (f"key-{dice.randrange(300)}", None if dice.random() < 0.2 else f"{step}-{i}")
+                    for i in range(60)
+                ]
+                put(log, *pairs)
+                table.update(pairs)
+            if dice.random() < 0.6:
+                clean(log)
+            for key in [f"key-{i}" for i in range(0, 310, 3)]:
+                assert value(lookup.get(key)) == table.get(key), (step, key)
+                assert value(log.lookup("t", key)) == table.get(key), (step, key)
+    assert indexes(log)
+
+
+def test_a_cleaned_segment_is_not_scanned(log: KafkaLog) -> None:
+    put(log, *((f"key-{i}", "v" * 50) for i in range(500)))
+    clean(log)
+    with KeyLookup(log, "t") as lookup:
+        assert value(lookup.get("key-7")) == "v" * 50
+        assert lookup.get("nobody") is None
+        assert lookup.scanned_bytes == 0
+        put(log, ("key-8", "new"))
+        assert value(lookup.get("key-7")) == "v" * 50
+        assert 0 < lookup.scanned_bytes < 200
+        assert len(indexes(log)) > 1
+
+
+def test_a_lost_index_costs_a_scan_and_the_next_cleaning_writes_it_anew(log: KafkaLog) -> None:
+    put(log, *((f"key-{i}", "v" * 50) for i in range(100)))
+    clean(log)
+    for path in indexes(log):
+        path.unlink()
+    with KeyLookup(log, "t") as lookup:
+        assert value(lookup.get("key-7")) == "v" * 50
+        assert lookup.scanned_bytes > 0
+    put(log, ("key-8", "new"))
+    clean(log)
+    assert indexes(log)
+    with KeyLookup(log, "t") as lookup:
+        assert value(lookup.get("key-8")) == "new"
+        assert lookup.scanned_bytes == 0
+
+
+@pytest.mark.parametrize("place", [0, 8, 16, 30, 60, 120, 4090, 4096, 5000, 8188])
+def test_a_damaged_index_is_passed_over(log: KafkaLog, place: int) -> None:
+    put(log, *((f"key-{i}", "v") for i in range(30)))
+    clean(log)
+    (path,) = indexes(log)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with KeyLookup(log, "t") as lookup:
+        for number in range(30):
+            assert value(lookup.get(f"key-{number}")) == "v"
+        assert lookup.scanned_bytes > 0
+
+
+@pytest.mark.parametrize("size", [0, 100, 4096, 5000])
+def test_an_index_that_was_cut_is_passed_over(log: KafkaLog, size: int) -> None:
+    put(log, *((f"key-{i}", "v") for i in range(30)))
+    clean(log)
+    (path,) = indexes(log)
+    path.write_bytes(path.read_bytes()[:size])
+    assert value(log.lookup("t", "key-3")) == "v"
+
+
+def test_another_segments_index_is_passed_over(log: KafkaLog, tmp_path: Path) -> None:
+    """As after files were copied by hand: the same base offset and size, other batches."""
+    put(log, ("a", "1"), ("b", "1"))
+    clean(log)
+    with kafkalog.open(tmp_path / "other") as other:
+        other.create_topic("t", 1, CONFIG)
+        put(other, ("c", "1"), ("d", "1"))
+        clean(other)
+        (foreign,) = indexes(other)
+        shutil.copy(foreign, indexes(log)[0])
+    assert value(log.lookup("t", "a")) == "1"
+    assert log.lookup("t", "c") is None
+
+
+def test_an_old_index_goes_before_its_segment(log: KafkaLog) -> None:
+    put(log, ("secret-key", "1"), ("b", "1"))
+    clean(log)
+    before = indexes(log)[0].read_bytes()
+    put(log, ("secret-key", None))
+    clean(log)
+    clean(log, NOW_MS + 2 * 86_400_000)
+
+    assert indexes(log)[0].read_bytes() != before
+    assert log.lookup("t", "secret-key") is None
+    assert not list((log.root / "t-0").glob(f"{layout.SPILL}*"))
+
+
+def test_retention_takes_the_index_with_its_segment(log: KafkaLog) -> None:
+    for step in range(6):
+        put(log, *((f"key-{step}-{i}", "v" * 80) for i in range(60)))
+    clean(log)
+    before = indexes(log)
+    assert len(before) > 2
+    log.alter_topic("t", {"cleanup.policy": "compact,delete"})
+    log.delete_records("t", 0, 200)
+    log.apply_retention("t", now_ms=NOW_MS)
+
+    assert len(indexes(log)) < len(before)
+    assert log.lookup("t", "key-0-0") is None
+    assert value(log.lookup("t", "key-5-59")) == "v" * 80
+
+
+def test_records_below_the_log_start_are_not_found(log: KafkaLog) -> None:
+    put(log, ("a", "1"), ("b", "1"))
+    clean(log)
+    log.alter_topic("t", {"cleanup.policy": "compact,delete"})
+    log.delete_records("t", 0, 1)
+    assert log.lookup("t", "a") is None
+    assert value(log.lookup("t", "b")) == "1"
+
+
+def test_the_key_is_looked_for_where_the_default_partitioner_sends_it(tmp_path: Path) -> None:
+    with kafkalog.open(tmp_path) as log:
+        log.create_topic("t", 5, CONFIG)
+        log.append("t", [(f"key-{i}", f"{i}") for i in range(200)])
+        log.clean("t", force=True)
+        with KeyLookup(log, "t") as lookup:
+            for number in range(200):
+                assert value(lookup.get(f"key-{number}")) == str(number)
+
+
+def test_a_record_sent_elsewhere_is_found_in_its_partition(tmp_path: Path) -> None:
+    with kafkalog.open(tmp_path) as log:
+        log.create_topic("t", 3, CONFIG)
+        put(log, ("a", "1"), partition=1)
+        put(log, ("a", "2"), partition=2)
+        assert value(log.lookup("t", "a", partition=1)) == "1"
+        assert value(log.lookup("t", "a", partition=2)) == "2"
+        with pytest.raises(InvalidInputError, match="there is no 3"):
+            log.lookup("t", "a", partition=3)
+
+
+def test_what_is_no_key_or_no_topic_is_refused(log: KafkaLog) -> None:
+    with pytest.raises(InvalidInputError, match="a key is bytes or text, found int"):
+        log.lookup("t", 7)
+    with pytest.raises(InvalidInputError, match="no text that UTF-8 can write"):
+        log.lookup("t", "\ud800")
+    for partition in ("0", 1.5, True, b"0"):
+        with pytest.raises(InvalidInputError, match="a partition is a whole number, found"):
+            log.lookup("t", "a", partition=partition)
+    with pytest.raises(UnknownTopicError, match="'u' does not exist"):
+        log.lookup("u", "a")
+
+
+def test_who_has_closed_it_looks_nothing_up(log: KafkaLog) -> None:
+    put(log, ("a", "1"))
+    lookup = KeyLookup(log, "t")
+    assert value(lookup.get("a")) == "1"
+    lookup.close()
+    with pytest.raises(InvalidInputError, match="is closed: make a new one"):
+        lookup.get("a")
+
+
+def test_a_topic_made_anew_is_another_one(log: KafkaLog) -> None:
+    put(log, ("a", "1"))
+    with KeyLookup(log, "t") as lookup:
+        assert value(lookup.get("a")) == "1"
+        log.delete_topic("t")
+        log.create_topic("t", 1, CONFIG)
+        assert lookup.get("a") is None
+
+
+def test_aborted_and_open_transactions_do_not_count(tmp_path: Path) -> None:
+    log = Log.create(tmp_path / "log", cleanup_policy="compact")
+    log.data(1, 2, 3, 4)
+    log.transact(7, 1)
+    log.commit(7)
+    log.transact(7, 2)
+    log.abort(7)
+    log.roll()
+    log.data(9)
+
+    def found(*keys: int) -> list[int | None]:
+        with KeyLookup(log.engine, "t") as lookup:
+            records = [lookup.get(b"%d" % key) for key in keys]
+        return [None if record is None else record.offset for record in records]
+
+    assert found(1, 2, 3, 9) == [4, 1, 2, 8]
+    log.clean()
+    assert found(1, 2, 3, 9) == [4, 1, 2, 8]
+    assert list(log.directory.glob(f"*{layout.KEYS}"))
+    log.transact(7, 3)  # open: the last stable offset stays before it
+    log.data(4)
+    assert found(3, 4) == [2, 3]
+    log.commit(7)
+    assert found(3, 4) == [9, 10]
+
+
+def test_the_transaction_index_is_read_once_for_many_lookups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log.create(tmp_path / "log", cleanup_policy="compact")
+    for segment in range(3):
+        log.transact(7, segment, 10 + segment)
+        log.commit(7)
+        log.transact(7, segment)
+        log.abort(7)
+        log.roll()
+    log.data(99)
+    read: list[str] = []
+    read_bytes = Path.read_bytes
+
+    def counted(path: Path) -> bytes:
+        if path.suffix == layout.TRANSACTION_INDEX:
+            read.append(path.name)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    with KeyLookup(log.engine, "t") as lookup:
+        for _ in range(4):
+            offsets = {
+                key: record.offset
+                for key in (0, 1, 2, 10, 11, 12)
+                if (record := lookup.get(b"%d" % key)) is not None
+            }
+            assert offsets == {0: 0, 1: 5, 2: 10, 10: 1, 11: 6, 12: 11}
+        assert sorted(read) == sorted(set(read))
+        assert len(read) == 3
+
+
+def test_a_transaction_index_that_was_mended_is_read_again(tmp_path: Path) -> None:
+    log = Log.create(tmp_path / "log", cleanup_policy="compact")
+    log.transact(7, 1)
+    log.commit(7)
+    log.roll()
+    log.data(2)
+    path = log.directory / layout.segment_file(0, layout.TRANSACTION_INDEX)
+    path.write_bytes(transaction_entry(AbortedTransaction(7, 0, 1)))
+    with KeyLookup(log.engine, "t") as lookup:
+        for _ in range(2):
+            with pytest.raises(CorruptLogError, match="remove these"):
+                lookup.get(b"1")
+        path.unlink()
+        found = lookup.get(b"1")
+        assert found is not None
+        assert found.offset == 0
+
+
+def test_a_brokers_directory_is_scanned(tmp_path: Path) -> None:
+    broker = BrokerRoot(tmp_path)
+    broker.partition("t-0", bases=(0, 50), end=100)
+    broker.checkpoint("replication-offset-checkpoint", {"t-0": 100})
+    broker.shut_down()
+    before = broker.contents()
+    with kafkalog.open(tmp_path) as log:
+        for number in range(7):
+            record = log.lookup("t", f"key-{number}")
+            assert record is not None
+            assert record.offset == max(o for o in range(100) if o % 7 == number)
+        assert log.lookup("t", "key-7") is None
+    assert broker.contents() == before
+
+
+# --- a full disk ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["runs", ".keys"])
+def test_a_disk_without_room_for_the_index_has_a_cleaned_log(
+    log: KafkaLog, place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(log, *((f"key-{i}", "v" * 50) for i in range(100)))
+    put(log, *((f"key-{i}", "new") for i in range(50)))
+    monkeypatch.setattr("kafkalog.cleaner.key_index.key_index.RUN_ENTRIES", 16)
+    monkeypatch.setattr(KeyIndexWriter.__init__, "__kwdefaults__", {"run_entries": 16})
+    limit_disk(monkeypatch, lambda name: name.endswith(place))
+    clean(log)
+
+    assert indexes(log) == []
+    assert not list((log.root / "t-0").glob(f"{layout.SPILL}*"))
+    with KeyLookup(log, "t") as lookup:
+        assert value(lookup.get("key-7")) == "new"
+        assert lookup.scanned_bytes > 0
+    told = [record for record in caplog.records if "no key index" in record.message]
+    assert len(told) == len(list((log.root / "t-0").glob("*.log"))) - 1
+    monkeypatch.undo()
+    put(log, ("a", "1"))
+    clean(log)
+    assert indexes(log)
+
+
+def test_the_index_makes_room_for_its_segment(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is derived goes first where the disk has no room for both."""
+    put(log, *((f"key-{i}", "v" * 50) for i in range(30)))
+    put(log, *((f"key-{i}", "new") for i in range(10)))
+    monkeypatch.setattr(KeyIndexWriter.__init__, "__kwdefaults__", {"run_entries": 4})
+    runs = log.root / "t-0"
+    limit_disk(
+        monkeypatch,
+        lambda name: (
+            name.endswith(".timeindex.cleaned") and any(runs.glob(f"{layout.SPILL}*-runs"))
+        ),
+    )
+    clean(log)
+    assert indexes(log) == []
+    assert value(log.lookup("t", "key-7")) == "new"
+
+
+def limit_disk(monkeypatch: pytest.MonkeyPatch, is_full_for: Callable[[str], bool]) -> None:
+    """Let nothing be written to files of these names."""
+    write_at, create = files.write_at, files.create
+
+    def fail_for(name: str) -> None:
+        if is_full_for(name):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def written(fd: int, data: files.Buffer, position: int) -> None:
+        fail_for(os.readlink(f"/proc/self/fd/{fd}"))
+        write_at(fd, data, position)
+
+    def created(path: Path, data: files.Buffer = b"") -> None:
+        if data:
+            fail_for(path.name)
+        create(path, data)
+
+    monkeypatch.setattr(files, "write_at", written)
+    monkeypatch.setattr(files, "create", created)
+
+
+# --- crashes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_cleaning_that_dies_anywhere_leaves_lookups_right(tmp_path: Path) -> None:
+    """No index is ever found beside a segment that it is not of, and the next cleaning has all."""
+    source = tmp_path / "source"
+    table: dict[str, str | None] = {}
+    with kafkalog.open(source) as log:
+        log.create_topic("t", 1, CONFIG)
+        for step, keys in enumerate((range(20), range(0, 20, 3))):
+            pairs = [(f"key-{i}", None if i % 7 == 0 else f"{step}" * 60) for i in keys]
+            put(log, *pairs)
+            table.update(pairs)
+            if step == 0:
+                clean(log)
+        assert indexes(log)
+    for n in range(1, 200):
+        root = tmp_path / f"root-{n}"
+        shutil.copytree(source, root)
+
+        def work(root: Path = root) -> None:
+            with kafkalog.open(root) as log:
+                log.clean("t", force=True, now_ms=NOW_MS)
+
+        fired = each_act(work, n, Died())
+        with kafkalog.open(root) as log:
+            check(log, table)
+            assert not any(stats.error for stats in log.clean("t", force=True, now_ms=NOW_MS))
+            assert check(log, table) == 0
+            assert not list((root / "t-0").glob(f"{layout.SPILL}*"))
+        shutil.rmtree(root)
+        if not fired:
+            break
+    assert n > 20
+
+
+def check(log: KafkaLog, table: dict[str, str | None]) -> int:
+    """Look every key up; returns how many bytes were scanned for that."""
+    with KeyLookup(log, "t") as lookup:
+        for key, expected in table.items():
+            assert value(lookup.get(key)) == expected
+        assert lookup.get("nobody") is None
+        return lookup.scanned_bytes
+
+
+def test_lookups_go_on_while_the_log_is_written_and_cleaned(log: KafkaLog) -> None:
+    """A key that is there all the time is always found, and its value never goes back."""
+    put(log, *((f"key-{i}", "0") for i in range(200)))
+    faults: list[object] = []
+    done = threading.Event()
+
+    def look() -> None:
+        last = 0
+        try:
+            with KeyLookup(log, "t") as lookup:
+                while not done.is_set():
+                    found = value(lookup.get("key-100"))
+                    assert found is not None
+                    assert int(found) >= last
+                    last = int(found)
+        except BaseException as fault:
+            faults.append(fault)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for step in range(1, 16):
+        put(log, *((f"key-{i}", str(step)) for i in range(step % 3, 200, 2 + step % 4)))
+        put(log, ("key-100", str(step)))
+        if step % 2:
+            clean(log)
+    done.set()
+    thread.join()
+    assert faults == []

@@ -1,0 +1,481 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status
+from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
+from kafkalog.cleaner.rewrite import swap
+from kafkalog.cleaner.rewrite.clean import CleaningAborted
+from kafkalog.cleaner.schedule.manager import retain
+from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
+from kafkalog.storage_engine.broker.ownership import adopt, release
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
+from tests.unit.cleaner.naive import batch, dump, latest_values, offsets, records_of
+from tests.unit.storage_engine.faults import LyingPages
+
+MINUTE = 60_000
+
+
+def filled(root: Path, *topics: str, partitions: int = 1, **config: str) -> Engine:
+    """Topics of several closed segments in which one key is written again and again."""
+    engine = Engine(root)
+    for topic in topics:
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        engine.create_topic(topic, partitions, {"segment.bytes": "100", **settings})
+        for i in range(5):
+            engine.append(topic, [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+    return engine
+
+
+def corrupt(engine: Engine, topic: str) -> Callable[[], None]:
+    """Flip a byte of a record's value; returns what flips it back."""
+    path = sorted(engine.partition_directory(topic, 0).glob("*.log"))[1]
+
+    def flip() -> None:
+        data = bytearray(path.read_bytes())
+        data[-2] ^= 1
+        path.write_bytes(data)
+
+    flip()
+    return flip
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- choosing ------------------------------------------------------------------------------------
+
+
+def test_cleaning_what_is_due_leaves_the_active_segment_alone(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    (stats,) = clean(engine, now_ms=1)
+    assert (stats.start_offset, stats.end_offset, stats.records_kept) == (0, 8, 2)
+    assert offsets(dump(engine)) == [6, 7, 8, 9]
+    assert clean(engine, now_ms=1) == []
+
+
+def test_a_forced_cleaning_takes_the_active_segment_too(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    (stats,) = clean(engine, force=True, now_ms=1)
+    assert stats.end_offset == 10
+    assert offsets(dump(engine)) == [8, 9]
+    assert clean(engine, force=True, now_ms=1) == []
+    engine.append("t", [("c", "1")], now_ms=1)
+    assert offsets(dump(engine)) == [8, 9, 10]
+
+
+def test_a_forced_cleaning_respects_the_shortest_lag(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t", min_compaction_lag_ms="500")
+    assert clean(engine, force=True, now_ms=1_499) == []
+    assert len(clean(engine, force=True, now_ms=1_500)) == 1
+
+
+def test_the_filthiest_partition_comes_first(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "a", "b", "c", min_cleanable_dirty_ratio="0.1")
+    clean(engine, "a", force=True, now_ms=1)
+    clean(engine, "b", force=True, now_ms=1)
+    for topic, count in (("a", 3), ("b", 6)):
+        for i in range(count):
+            engine.append(topic, [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+    assert [stats.topic for stats in clean(engine, now_ms=1)] == ["c", "b", "a"]
+
+
+def test_a_topic_that_is_not_compacted_is_not_cleaned(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t", cleanup_policy="delete")
+    assert clean(engine, force=True, now_ms=1) == []
+    with pytest.raises(InvalidInputError, match=r"cleanup\.policy"):
+        clean(engine, "t", force=True, now_ms=1)
+    with pytest.raises(UnknownTopicError):
+        clean(engine, "u", now_ms=1)
+    assert [s.state for s in status(engine, 1)] == ["not compacted"]
+
+
+def test_all_partitions_of_a_topic_are_cleaned(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 4)
+    for i in range(3):
+        engine.append("t", [(f"k{j}", f"{i}") for j in range(40)], now_ms=1)
+    assert [s.partition for s in clean(engine, "t", force=True, now_ms=1)] == [0, 1, 2, 3]
+    found = [record for p in range(4) for record in records_of(dump(engine, "t", p))]
+    assert len(found) == len(latest_values(found)) == 40
+
+
+def test_a_tombstone_that_is_due_brings_the_cleaner_to_a_quiet_partition(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t", delete_retention_ms="500")
+    engine.append("t", [("a", None)], now_ms=1)
+    clean(engine, force=True, now_ms=1_000)
+    assert offsets(dump(engine)) == [9, 10]
+    assert clean(engine, now_ms=1_499) == []
+    assert [s.state for s in status(engine, 1_500)] == ["dirty"]
+    assert [s.rounds for s in clean(engine, now_ms=1_500)] == [1]
+    assert offsets(dump(engine)) == [9]
+    assert clean(engine, now_ms=10**9) == []
+
+
+def test_the_status_gives_sections_in_offsets_and_bytes(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    (found,) = status(engine, 1)
+    size = sum(p.stat().st_size for p in (tmp_path / "t-0").glob("*.log"))
+    assert (found.first_dirty_offset, found.first_uncleanable_offset) == (0, 8)
+    assert (found.clean_bytes, found.dirty_bytes) == (0, size * 4 // 5)
+    assert (found.uncleanable_bytes, found.dirty_ratio) == (size // 5, 1.0)
+    assert (found.state, found.reason) == ("dirty", None)
+    clean(engine, now_ms=1)
+    (found,) = status(engine, 1)
+    assert (found.first_dirty_offset, found.dirty_ratio, found.state) == (8, 0.0, "clean")
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def test_a_corrupt_partition_becomes_uncleanable_and_the_others_are_cleaned(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "bad", "good")
+    repair = corrupt(engine, "bad")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "bad-0").glob("*.log")}
+    first, second = sorted(clean(engine, now_ms=1_000), key=lambda stats: stats.topic)
+    assert first.error is not None and "checksum" in first.error and ".log" in first.error
+    assert second.error is None and second.rounds == 1
+    # Not a byte of it has changed, least of all a checksum.
+    assert {p.name: p.read_bytes() for p in (tmp_path / "bad-0").glob("*.log*")} == before
+    bad, good = status(engine, 1_000)
+    assert (bad.state, bad.reason, good.state) == ("uncleanable", first.error, "clean")
+    # A minute later, then two: the pause doubles.
+    assert clean(engine, now_ms=1_000 + MINUTE - 1) == []
+    assert len(clean(engine, now_ms=1_000 + MINUTE)) == 1
+    assert clean(engine, now_ms=1_000 + 3 * MINUTE - 1) == []
+    mark = json.loads((tmp_path / "bad-0" / layout.UNCLEANABLE).read_bytes())
+    assert (mark["version"], mark["failures"], mark["since_ms"]) == (1, 2, 1_000)
+    repair()
+    assert [s.error for s in clean(engine, now_ms=1_000 + 3 * MINUTE)] == [None]
+    assert [s.state for s in status(engine, 1)] == ["clean", "clean"]
+    assert not (tmp_path / "bad-0" / layout.UNCLEANABLE).exists()
+
+
+def test_a_changed_config_or_force_tries_an_uncleanable_partition_again(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    repair = corrupt(engine, "t")
+    assert clean(engine, now_ms=1_000)[0].error
+    engine.alter_topic("t", {"segment.bytes": "200"})
+    assert clean(engine, now_ms=1_001)[0].error
+    assert clean(engine, now_ms=1_002) == []
+    repair()
+    assert clean(engine, force=True, now_ms=1_003)[0].error is None
+
+
+def test_a_mark_of_a_newer_release_is_respected(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    (tmp_path / "t-0" / layout.UNCLEANABLE).write_text('{"version": 2, "why": []}')
+    assert clean(engine, now_ms=10**12) == []
+    assert "newer release" in str(status(engine, 1)[0].reason)
+
+
+@pytest.mark.parametrize("act", ["write_at", "create", "sync_path"])
+def test_an_error_while_writing_leaves_the_log_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    engine = filled(tmp_path, "t")
+    engine.alter_topic("t", {"segment.bytes": "10000"})  # one group: groups are swapped singly
+    before = dump(engine)
+    original = getattr(files, act)
+
+    def failing(target: object, *arguments: object) -> None:
+        # The descriptor of a `.cleaned` file, or its path.
+        name = (
+            str(target)
+            if isinstance(target, Path)
+            else str(Path(f"/proc/self/fd/{target}").readlink())
+        )
+        if name.endswith(".cleaned"):
+            raise OSError(28, "No space left on device")
+        original(target, *arguments)
+
+    monkeypatch.setattr(files, act, failing)
+    (stats,) = clean(engine, now_ms=1_000)
+    assert stats.error is not None and "No space left" in stats.error
+    assert not list((tmp_path / "t-0").glob("*.cleaned"))
+    assert dump(engine) == before
+    assert engine.describe("t").partitions[0].cleaned_to == 0
+    assert [s.state for s in status(engine, 1)] == ["uncleanable"]
+    monkeypatch.undo()
+    assert clean(engine, now_ms=1_000 + MINUTE)[0].error is None
+
+
+def test_files_of_a_dead_cleaner_are_removed_first(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    left = tmp_path / "t-0" / layout.segment_file(4, layout.LOG, layout.CLEANED)
+    left.write_bytes(batch(4, [("a", "half")]).data()[:70])
+    assert clean(engine, now_ms=1)[0].error is None
+    assert not left.exists()
+
+
+def test_staged_files_that_nobody_can_name_any_more_are_removed(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+
+    def stage(days_ago: int) -> Path:
+        path = tmp_path / f"{layout.OURS}left-{days_ago}{layout.STAGED}"
+        path.write_bytes(b"x")
+        time_ns = (100 - days_ago) * 86_400 * 10**9
+        os.utime(path, ns=(time_ns, time_ns))
+        return path
+
+    now_ms = 100 * 86_400_000
+    old, young = stage(8), stage(6)
+    clean(engine, now_ms=now_ms)
+    assert (old.exists(), young.exists()) == (False, True)
+    old = stage(8)
+    thread = CleanerThread(engine, CleanerConfig(backoff_ms=10), clock=lambda: now_ms)
+    thread.start()
+    eventually(lambda: not old.exists())
+    thread.stop()
+    assert young.exists()
+
+
+def test_a_broker_that_comes_between_two_swaps_ends_the_cleaning(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    directory = tmp_path / "t-0"
+    lock = tmp_path / layout.ROOT_LOCK
+    brokers: list[BinaryIO] = []
+    before: list[Path] = []
+
+    def come() -> None:
+        if not brokers and list(directory.glob("*.deleted")):
+            lock.unlink()  # as a broker that shuts down does; then another one starts
+            brokers.append(lock.open("wb"))
+            whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            fcntl.fcntl(brokers[0], fcntl.F_OFD_SETLK, whole_file)
+            before.extend(sorted(directory.glob("*.log")))
+
+    with pytest.raises(LockedByBrokerError):
+        clean(engine, now_ms=1, check_abort=come)
+    assert sorted(directory.glob("*.log")) == before != []
+    brokers[0].close()
+    assert clean(engine, now_ms=1)[0].error is None
+    assert offsets(dump(engine)) == [6, 7, 8, 9]
+
+
+def test_a_cleaning_that_is_asked_to_stop_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    before = dump(engine)
+
+    def stop() -> None:
+        raise CleaningAborted("asked to")
+
+    assert clean(engine, now_ms=1, check_abort=stop) == []
+    assert dump(engine) == before
+    assert [s.state for s in status(engine, 1)] == ["dirty"]
+
+
+# --- several cleaners ----------------------------------------------------------------------------
+
+
+def test_a_partition_that_another_cleaner_works_on_is_passed_over(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "a", "b")
+    with locks.FileLock(tmp_path / "a-0" / layout.CLEANER_LOCK).exclusive():
+        assert [stats.topic for stats in clean(Engine(tmp_path), now_ms=1)] == ["b"]
+    assert [stats.topic for stats in clean(engine, now_ms=1)] == ["a"]
+
+
+def test_cleaners_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="0")
+    stop = threading.Event()
+    faults: list[BaseException] = []
+
+    def run(work: Callable[[Engine], object]) -> None:
+        try:
+            with Engine(tmp_path) as other:
+                while not stop.is_set():
+                    work(other)
+        except BaseException as fault:
+            faults.append(fault)
+
+    def force(other: Engine) -> None:
+        for stats in clean(other, force=True, now_ms=5):
+            if stats.error is not None:
+                raise AssertionError(stats.error)
+
+    def look(other: Engine) -> None:
+        found = latest_values(records_of(dump(other)))
+        assert set(found) >= {b"a", b"b"}
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in (force, force, look)]
+    for thread in threads:
+        thread.start()
+    for i in range(40):
+        engine.append("t", [("a", f"new {i}"), (f"k{i}", "x")], now_ms=1)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    clean(engine, force=True, now_ms=5)
+    found = records_of(dump(engine))
+    assert len(found) == 42
+    assert latest_values(found)[b"a"] == (88, b"new 39")
+
+
+# --- the thread ----------------------------------------------------------------------------------
+
+
+def test_the_thread_cleans_what_is_due_and_goes_on_after_faults(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "bad", "good")
+    corrupt(engine, "bad")
+    thread = CleanerThread(engine, CleanerConfig(backoff_ms=10), clock=lambda: 1_000)
+    thread.start()
+    try:
+        eventually(lambda: thread.cleanings == 1 and thread.failures == 1)
+        for i in range(4):
+            engine.append("good", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+        eventually(lambda: [s.state for s in status(engine, 1_000)] == ["uncleanable", "clean"])
+    finally:
+        thread.stop()
+    assert not thread.is_alive
+    assert thread.failures == 1
+
+
+def test_the_thread_stops_at_once_and_can_start_again(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"segment.bytes": "100"})
+    thread = CleanerThread(engine, CleanerConfig(backoff_ms=10**7), clock=lambda: 1_000)
+    for expected in (1, 2):
+        for i in range(4):
+            engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+        thread.start()
+        thread.start()
+        eventually(lambda: thread.cleanings == expected)  # noqa: B023
+        started = time.monotonic()
+        thread.stop()
+        assert time.monotonic() - started < 5
+    thread.stop()
+
+
+def test_an_error_of_the_clock_does_not_end_the_thread(tmp_path: Path) -> None:
+    calls = []
+
+    def clock() -> int:
+        calls.append(1)
+        if len(calls) < 3:
+            raise OSError("no time")
+        return 1_000
+
+    engine = filled(tmp_path, "t")
+    thread = CleanerThread(engine, CleanerConfig(backoff_ms=1), clock=clock)
+    thread.start()
+    eventually(lambda: thread.cleanings == 1)
+    thread.stop()
+    assert thread.failures == 2
+
+
+def test_the_settings_are_checked(tmp_path: Path) -> None:
+    for wrong in ({"dedupe_buffer_size": 1}, {"io_buffer_load_factor": 0.0}, {"backoff_ms": -1}):
+        with pytest.raises(InvalidInputError):
+            CleanerConfig(**wrong)
+
+
+def test_each_partitions_round_begins_at_its_own_time(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    for name in ("a", "b"):
+        engine.create_topic(name, 1, {"delete.retention.ms": "3000"})
+        engine.append(name, [("k", None), ("x", "y")], now_ms=1)
+    times = iter(range(10_000, 10_000_000, 10_000))
+    results = clean(engine, force=True, now_ms=10_000, clock=lambda: next(times))
+    assert [stats.error for stats in results] == [None, None]
+    first, second = (
+        read_delete_horizon(
+            engine.partition_directory(name, 0),
+            engine.describe(name).partitions[0].first_dirty_offset,
+        )
+        for name in ("a", "b")
+    )
+    assert first is not None
+    assert second is not None
+    assert second - first >= 10_000
+
+
+def test_deletions_of_a_log_that_somebody_else_has_cleaned_go(tmp_path: Path) -> None:
+    config = {"delete.retention.ms": "1000", "min.cleanable.dirty.ratio": "0"}
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, config)
+    engine.append("t", [("a", "1"), ("b", "1"), ("a", None)], now_ms=1)
+    clean(engine, force=True, now_ms=1)
+    assert clean(engine, now_ms=500) == []
+    engine.close()
+    release(tmp_path, now_ms=500)
+    adopt(tmp_path, config={"t": {"cleanup.policy": "compact", **config}}, now_ms=500)
+    engine = Engine(tmp_path)
+    assert status(engine, 500)[0].state == "dirty"
+    assert [stats.error for stats in clean(engine, now_ms=500)] == [None]
+    assert clean(engine, now_ms=600) == []
+    assert [stats.error for stats in clean(engine, now_ms=5000)] == [None]
+    assert [record.key for record in records_of(dump(engine))] == [b"b"]
+
+
+def test_a_full_disk_is_emptied_by_retention_though_cleaning_fails(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    config = {"cleanup.policy": "compact,delete", "retention.ms": "1000", "segment.bytes": "200"}
+    engine.create_topic("t", 1, config)
+    for i in range(10):
+        engine.append("t", [("k", f"{i}")], now_ms=1)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        (stats,) = clean(engine, force=False, now_ms=2)
+    # The key index was given up, and the journal is the next file that is written.
+    assert re.match(rf"{tmp_path}/[^ ]+: .*No space left on device", str(stats.error))
+    assert not list(engine.partition_directory("t", 0).glob("*.cleaned"))
+    assert sum(found.segments for found in retain(engine, now_ms=10_000)) > 0
+
+
+def test_outputs_that_could_not_be_swapped_in_make_room_at_once(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"segment.bytes": "200", "min.cleanable.dirty.ratio": "0"})
+    for i in range(10):
+        engine.append("t", [("k", f"{i}")], now_ms=1)
+    before = dump(engine)
+    with pytest.MonkeyPatch.context() as patch:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        patch.setattr(swap, "list_sections", lambda *_, **__: (_ for _ in ()).throw(full))
+        (stats,) = clean(engine, now_ms=2)
+    assert stats.error is not None
+    assert not list(engine.partition_directory("t", 0).glob("*.cleaned"))
+    assert dump(engine) == before
+    assert [stats.error for stats in clean(engine, force=True, now_ms=3)] == [None]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("suffix", [layout.LOG, layout.INDEX])
+def test_after_a_failed_sync_a_cleaning_writes_its_segments_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, suffix: str
+) -> None:
+    """Were it the sync alone that is done again, it would succeed, with nothing on the disk."""
+    refused = suffix + layout.CLEANED
+    disk = LyingPages(monkeypatch, code, lambda name: name.endswith(refused))
+    engine = filled(tmp_path, "t")
+    engine.alter_topic("t", {"index.interval.bytes": "0"})
+    (stats,) = clean(engine, now_ms=1_000)
+    assert len(disk.failures) == 1
+    assert stats.error is not None and os.strerror(code) in stats.error
+    assert disk.failures[0] in stats.error
+    (stats,) = clean(engine, force=True, now_ms=2_000)
+    assert stats.error is None and stats.records_removed
+    for path in (tmp_path / "t-0").glob(f"*{suffix}"):
+        assert disk.kept(path) == path.read_bytes()

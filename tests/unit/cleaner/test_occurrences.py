@@ -1,0 +1,370 @@
+"""The search for traces of keys: it sees them in every kind of file, and where there are none it
+says so."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kafkalog
+from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+from kafkalog.erasure import file_occurrences
+from kafkalog.erasure.file_occurrences import scan_file
+from kafkalog.erasure.topic_files import FileKind, topic_files
+from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.reading.pins import Action
+from kafkalog.storage_engine.writing.writer import Writer
+from tests.acceptance.users import as_nobody
+from tests.unit.cleaner.searched_log import (
+    BASE,
+    KEY,
+    NOW,
+    batch,
+    directory,
+    kinds,
+    searched_log,
+    stage,
+)
+from tests.unit.storage_engine import naive, naive_messages
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[KafkaLog]:
+    with searched_log(tmp_path / "log") as opened:
+        yield opened
+
+
+# --- it is seen -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [layout.CODEC_NONE, layout.CODEC_GZIP])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (f"{BASE}.log", FileKind.LOG),
+        (f"{BASE}.log.deleted", FileKind.RETIRED),
+        (f"{BASE}.log.cleaned", FileKind.UNFINISHED),
+        (f"{BASE}.log.swap", FileKind.UNFINISHED),
+        (f"kl-{'ab' * 16}-7-0-0.staged", FileKind.STAGED),
+        (f"../kl-{'ab' * 16}-7-0-0.staged", FileKind.STAGED_FOR_ANY),
+        (f"../t-1.{'ab' * 16}-delete/{BASE}.log", FileKind.LOG),
+        (f"../t-0.{'ab' * 16}-stray/{BASE}.log", FileKind.LOG),
+        (f"below/{BASE}.log", FileKind.LOG),
+        (f"../t-1/{BASE}.log", FileKind.LOG),
+    ],
+)
+def test_a_record_is_seen_in_every_file_of_batches(
+    log: KafkaLog, name: str, kind: FileKind, codec: int
+) -> None:
+    assert kinds(log.traces("t", [KEY], now_ms=NOW)) == set()
+    path = directory(log) / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(batch(b"another", KEY, codec=codec))
+    found = log.traces("t", [KEY], now_ms=NOW)
+    (file,) = [file for file in found.files if not file.is_clear]
+    assert (file.file.kind, file.found, file.first_offset) == (kind, {0: 1}, 1)
+    assert [one.path.resolve() for one in found.remains] == [path.resolve()]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (f"{BASE}.index", FileKind.INDEX),
+        (f"{BASE}.timeindex", FileKind.INDEX),
+        (f"{BASE}.txnindex.deleted", FileKind.INDEX),
+        (f"kl-{'ab' * 16}-7-0-0.staged-offsets", FileKind.INDEX),
+        (f"kl-{'ab' * 16}-7-0-0.staged-times", FileKind.INDEX),
+        ("kl-gaps", FileKind.INDEX),
+        ("kl-raw-gaps", FileKind.INDEX),
+        (f"kl-{BASE}.keys", FileKind.KEY_INDEX),
+        (f"{BASE}.snapshot", FileKind.SNAPSHOT),
+        (f"{BASE}.snapshot.deleted", FileKind.SNAPSHOT),
+        ("kl-snapshot.tmp", FileKind.SNAPSHOT),
+        ("kl-spill-0", FileKind.TEMPORARY),
+        ("kl-spilling", FileKind.MARK),
+        ("kl-uncleanable", FileKind.MARK),
+        ("kl-delete-horizon", FileKind.MARK),
+        ("kl-last-cleaning", FileKind.MARK),
+        ("partition.metadata", FileKind.MARK),
+        ("leader-epoch-checkpoint", FileKind.MARK),
+        ("leader-epoch-checkpoint.tmp", FileKind.MARK),
+        ("../commit", FileKind.JOURNAL),
+        ("../kl-commit.tmp", FileKind.JOURNAL),
+        ("../kl-commit.released", FileKind.JOURNAL),
+        ("../kl-pin-0123456789abcdef-x-0123456789abcdef", FileKind.PIN),
+        ("../cleaner-offset-checkpoint", FileKind.MARK),
+        ("../meta.properties", FileKind.MARK),
+        ("../.lock", FileKind.MARK),
+        ("notes.txt", FileKind.OTHER),
+        ("below/notes.txt", FileKind.OTHER),
+        ("../notes.txt", FileKind.OTHER),
+        ("../lost+found/notes.txt", FileKind.OTHER),
+    ],
+)
+def test_bytes_are_seen_in_every_other_file(log: KafkaLog, name: str, kind: FileKind) -> None:
+    path = directory(log) / name
+    path.parent.mkdir(exist_ok=True)
+    before = path.read_bytes() if path.exists() else b""
+    path.write_bytes(before + b"\0\1" + KEY + b"\2")
+    found = log.traces("t", [b"user-9999", KEY], now_ms=NOW)
+    (file,) = [file for file in found.files if not file.is_clear]
+    assert (file.file.kind, file.positions) == (kind, {1: len(before) + 2})
+    assert f"at byte {len(before) + 2}" in found.remains[0].sentence
+
+
+def test_bytes_are_seen_where_pieces_of_a_file_meet(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, keys = directory(log) / "notes.txt", ErasedKeys([KEY])
+    for start in range(20):
+        path.write_bytes(b"x" * start + KEY + b"x" * 30)
+        (file,) = [one for one in topic_files(log, "t") if one.path == path]
+        for size in (1, 7, 16):
+            monkeypatch.setattr(file_occurrences, "_PIECE_SIZE", size)
+            assert scan_file(file, keys).positions == {0: start}
+
+
+@pytest.mark.parametrize("others", [0, 15, 16, 500])
+def test_one_of_many_keys_is_seen(log: KafkaLog, others: int) -> None:
+    keys = [*(b"user-%06d" % n for n in range(others)), KEY, b"\xff" * 20, b"short"]
+    for content in (KEY, b"u" + KEY + b"us", b"user-47" + KEY, KEY[:-1], b"", b"\0" * 50 + KEY):
+        (directory(log) / "notes.txt").write_bytes(content)
+        found = log.traces("t", keys, now_ms=NOW)
+        assert found.by_key == ({others: 1} if KEY in content else {})
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_many_keys_are_found_as_bytes_where_each_alone_is(seed: int) -> None:
+    """Also where they begin alike, and one begins another."""
+    draw = random.Random(seed)
+    heads = (b"customer", b"abc" + bytes(5))  # what is short but for zeros is not looked for
+    given = [heads[n % 2] + bytes(draw.choices(b"ab\0\xff", k=n % 7)) for n in range(60)]
+    keys = ErasedKeys(given)
+    assert len(keys.searched) > 20
+    pieces = [key[: draw.randrange(8, 16)] + draw.randbytes(draw.randrange(3)) for key in given[:9]]
+    data = b"".join(pieces)
+    places = {number: data.find(keys.keys[number]) for number in keys.searched}
+    assert dict(keys.find_bytes(data, is_text=False)) == {
+        number: place for number, place in places.items() if place >= 0
+    }
+
+
+def test_a_record_has_a_key_if_its_key_is_the_same_bytes(log: KafkaLog) -> None:
+    """Of keys of all sizes; the others differ in one byte, or are a byte shorter or longer."""
+    keys = [random.Random(size).randbytes(size) for size in range(40)]
+    others = [key[:-1] + bytes([key[-1] ^ 1]) for key in keys[1:]]
+    others += [key + b"x" for key in keys] + [key[:-1] for key in keys[2:]]
+    (directory(log) / f"{BASE}.log").write_bytes(batch(*others, *keys, *keys[:5]))
+    found = log.traces("t", keys, now_ms=NOW)
+    assert found.by_key == {number: 1 + (number < 5) for number in range(40)}
+
+
+def test_bytes_that_are_no_batch_are_seen_and_named(log: KafkaLog) -> None:
+    path = directory(log) / f"{BASE}.log.deleted"
+    sound, cut = batch(b"another"), batch(KEY)[:-3]
+    path.write_bytes(sound + cut)
+    (file,) = [one for one in log.traces("t", [KEY], now_ms=NOW).files if not one.is_clear]
+    assert (file.records, file.positions) == (1, {0: (sound + cut).index(KEY)})
+    assert file.faults[0].startswith(f"at byte {len(sound)}: expected a batch")
+
+
+def test_a_batch_that_does_not_decode_is_named_and_the_others_are_looked_at(log: KafkaLog) -> None:
+    """Damaged bytes, a payload that is no gzip under a right checksum, then a sound batch."""
+    record = naive.Record(0, NOW, b"another", b"v")
+    parts = [
+        batch(KEY),
+        batch(b"another")[:-1] + b"\xff",
+        naive.batch([record], payload=b"no gzip", attributes=layout.CODEC_GZIP),
+        batch(b"another", codec=layout.CODEC_GZIP),
+        batch(b"another", KEY),
+    ]
+    path = directory(log) / f"{BASE}.log.deleted"
+    path.write_bytes(b"".join(parts))
+    (file,) = [one for one in log.traces("t", [KEY], now_ms=NOW).files if not one.is_clear]
+    assert (file.found, file.records) == ({0: 2}, 4)
+    places = [sum(map(len, parts[:number])) for number in (1, 2)]
+    assert [fault.split(":")[0] for fault in file.faults] == [f"at byte {at}" for at in places]
+
+
+def test_messages_of_old_formats_are_looked_at(log: KafkaLog) -> None:
+    path = directory(log) / f"{BASE}.log.deleted"
+    path.write_bytes(
+        naive_messages.message(0, 0, b"another", b"v") + naive_messages.message(1, 1, KEY, b"v")
+    )
+    (file,) = [one for one in log.traces("t", [KEY], now_ms=NOW).files if not one.is_clear]
+    assert (file.found, file.faults, file.first_offset) == ({0: 1}, [], 1)
+
+
+def test_a_file_that_cannot_be_read_is_no_proof(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = directory(log) / "notes.txt"
+    path.write_bytes(b"x")
+    opened = file_occurrences.os.open
+
+    def refuse(name: Path, *rest: int) -> int:
+        if name == path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(name, *rest)
+
+    monkeypatch.setattr(file_occurrences.os, "open", refuse)
+    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    assert left.path == path
+    assert "Permission denied" in left.sentence
+
+
+# --- what cannot be looked at ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+def test_a_directory_that_cannot_be_listed_or_entered_is_no_proof(log: KafkaLog, mode: int) -> None:
+    if not can_enter_as_nobody(log.root):
+        pytest.skip("others have no right to the directories above")
+    below = directory(log) / "below"
+    below.mkdir()
+    (below / f"{BASE}.log").write_bytes(batch(b"another"))
+    below.chmod(mode)
+    with as_nobody(), kafkalog.open(log.root, read_only=True) as reader:
+        (left,) = reader.traces("t", [KEY], now_ms=NOW).remains
+    assert left.path == (below / f"{BASE}.log" if mode else below)
+    assert "cannot be read: Permission denied" in left.sentence
+
+
+def can_enter_as_nobody(root: Path) -> bool:
+    """Give everybody the right to list and to enter, from the root of the tests on."""
+    for path in (root.parent, *root.parent.parents):
+        if path.stat().st_mode & 0o005 != 0o005:
+            if not path.name.startswith(("test_", "pytest-")):
+                return False
+            path.chmod(0o755)
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o777)
+    return True
+
+
+def test_a_link_to_a_directory_elsewhere_is_told(log: KafkaLog, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / f"{BASE}.log").write_bytes(batch(KEY))
+    (directory(log) / "link").symlink_to(tmp_path / "elsewhere")
+    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    assert left.path == directory(log) / "link"
+    assert "not looked into" in left.sentence
+
+
+# --- and only that --------------------------------------------------------------------------------
+
+
+def test_other_topics_are_none_of_it(log: KafkaLog) -> None:
+    (log.root / f"t-t-0.{'ab' * 16}-delete").mkdir()
+    (log.root / f"t-t-0.{'ab' * 16}-delete" / f"{BASE}.log").write_bytes(batch(KEY))
+    assert log.traces("t", [KEY], now_ms=NOW).remains == ()
+
+
+def test_a_staged_file_may_be_another_topics_until_the_journal_knows_its_writer(
+    log: KafkaLog,
+) -> None:
+    def commit(target: str, batch_id: int) -> None:
+        log.commit(
+            [stage(log, "others", "app", target, batch_id)],
+            writer=Writer("app", target, batch_id),
+            now_ms=NOW,
+        )
+
+    stage(log, "others", "app", "others", 5)
+    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    assert "it may be of another topic" in left.sentence
+    assert "remove" not in left.remedy
+    commit("others", 1)
+    assert log.traces("t", [KEY], now_ms=NOW).remains == ()
+    (theirs,) = (
+        one for one in log.traces("others", [KEY], now_ms=NOW).files
+        if one.file.kind is FileKind.STAGED
+    )  # fmt: skip
+    assert theirs.found == {0: 1}
+    stage(log, "others", "app", "*", 5)
+    commit("*", 1)
+    assert kinds(log.traces("t", [KEY], now_ms=NOW)) == {FileKind.STAGED_FOR_ANY}
+
+
+def test_the_directories_of_a_deleted_topic_of_that_name_are_searched(log: KafkaLog) -> None:
+    log.append("t", [(KEY, "1")], now_ms=NOW)
+    log.alter_topic("t", {"file.delete.delay.ms": "60000"}, now_ms=NOW)
+    log.delete_topic("t", now_ms=NOW)
+    log.create_topic("t", now_ms=NOW)
+    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    assert left.until_ms == NOW + 60_000
+    assert "deleted" in left.sentence
+
+
+def test_numbers_and_names_are_no_traces(log: KafkaLog) -> None:
+    """Keys as programs have them, which are also what the log's own files are full of."""
+    log.create_topic("customers", config={"retention.ms": "1234567890"})
+    log.append("customers", [(f"k{n}", "v" * 100) for n in range(50)], now_ms=NOW)
+    log.clean("customers", force=True, now_ms=NOW)
+    pins.pin(log.root, Action("app", "one"), log.state, NOW)
+    keys = [
+        *(struct.pack(">q", number) for number in (0, 42, 50, NOW, -1)),
+        *(b"customers", b"retention.ms", b"1234567890", str(NOW).encode(), b"0", b"t", b"2"),
+    ]
+    assert log.traces("customers", keys, now_ms=NOW).remains == ()
+
+
+def test_a_short_key_is_looked_for_among_keys_alone(log: KafkaLog) -> None:
+    (directory(log) / "notes.txt").write_bytes(b"user-1")
+    assert kinds(log.traces("t", [b"user-1"], now_ms=NOW)) == {FileKind.LOG, FileKind.RETIRED}
+    assert log.traces("t", [b"ser-1"], now_ms=NOW).remains == ()
+
+
+def test_preallocated_room_is_no_fault(log: KafkaLog) -> None:
+    path = directory(log) / f"{BASE}.log.deleted"
+    path.write_bytes(batch(b"another") + bytes(5000))
+    assert log.traces("t", [KEY], now_ms=NOW).remains == ()
+
+
+@pytest.mark.parametrize("where", ["key", "value", "header", "header name"])
+def test_what_other_records_mention_is_told_and_is_a_trace_only_where_that_is_wanted(
+    log: KafkaLog, where: str
+) -> None:
+    text = b"about " + KEY
+    headers = {"header": [(b"h", text)], "header name": [(text, None)]}.get(where, [])
+    record = naive.Record(
+        0,
+        NOW,
+        text if where == "key" else b"another",
+        text if where == "value" else None,
+        headers,
+    )
+    (directory(log) / f"{BASE}.log").write_bytes(naive.batch([record]))
+    found = log.traces("t", [KEY], now_ms=NOW)
+    assert (found.mentions, found.remains) == (1, ())
+    (left,) = log.traces("t", [KEY], strict=True, now_ms=NOW).remains
+    assert "1 record with another key" in left.sentence
+
+
+def test_a_record_of_the_key_itself_mentions_nothing(log: KafkaLog) -> None:
+    (directory(log) / f"{BASE}.log").write_bytes(batch(KEY, value=KEY))
+    assert log.traces("t", [KEY], now_ms=NOW).mentions == 0
+
+
+def test_every_byte_is_counted(log: KafkaLog) -> None:
+    shown: list[tuple[int, int]] = []
+    found = log.traces("t", [KEY], now_ms=NOW, progress=lambda done, of: shown.append((done, of)))
+    files = [*log.root.iterdir(), *directory(log).iterdir()]
+    files = [path for path in files if path.is_file()]
+    sizes = sum(path.stat().st_size for path in files)
+    assert (len(found.files), found.bytes) == (len(files), sizes)
+    assert shown[-1] == (sizes, sizes)
+    assert sum(total.files for total in found.by_kind) == len(files)
+
+
+def test_a_search_changes_nothing(log: KafkaLog) -> None:
+    before = {path: path.read_bytes() for path in log.root.rglob("*") if path.is_file()}
+    with kafkalog.open(log.root, read_only=True) as reader:
+        assert reader.traces("t", [b"user-3"], now_ms=NOW).found > 0
+    assert {path: path.read_bytes() for path in log.root.rglob("*") if path.is_file()} == before

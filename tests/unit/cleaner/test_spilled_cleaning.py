@@ -1,0 +1,258 @@
+"""Whole cleanings whose keys do not fit the memory: one rewrite, any death, any full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner.schedule.manager import clean_filthiest
+from kafkalog.cleaner.state.stats import CleanerStats
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs import files
+from tests.unit.cleaner.naive import (
+    Batch,
+    batch,
+    dump,
+    foreign_log,
+    latest_values,
+    naive_clean,
+    offsets,
+    records_of,
+)
+from tests.unit.storage_engine.faults import Died, each_act
+
+SMALL = CleanerConfig(dedupe_buffer_size=24 * 30, merge_batches=False)
+"""27 keys."""
+
+
+def written(root: Path, seed: int, *, keys: int = 300, commits: int = 30) -> Engine:
+    rng = random.Random(seed)
+    engine = Engine(root)
+    config = {"segment.bytes": "2500", "delete.retention.ms": "500", "file.delete.delay.ms": "0"}
+    engine.create_topic("t", 1, config)
+    append(engine, rng, keys, commits)
+    return engine
+
+
+def append(engine: Engine, rng: random.Random, keys: int, commits: int, now_ms: int = 1) -> None:
+    for commit in range(commits):
+        rows = [
+            (f"k{rng.randrange(keys)}", None if rng.random() < 0.2 else f"{commit}-{row}")
+            for row in range(rng.randrange(1, 25))
+        ]
+        engine.append("t", rows, now_ms=now_ms)
+
+
+def cleaned(engine: Engine, now_ms: int, config: CleanerConfig = SMALL) -> CleanerStats:
+    (stats,) = clean(engine, "t", force=True, now_ms=now_ms, config=config)
+    return stats
+
+
+def spill_files(engine: Engine) -> list[str]:
+    directory = engine.partition_directory("t", 0)
+    return sorted(path.name for path in directory.glob("kl-spill*"))
+
+
+def log_bytes(engine: Engine) -> dict[str, bytes]:
+    directory = engine.partition_directory("t", 0)
+    return {path.name: path.read_bytes() for path in directory.glob("*.log")}
+
+
+@pytest.mark.parametrize("slots", [3, 30, 200])
+@pytest.mark.parametrize("seed", range(3))
+def test_round_after_round_leaves_what_the_naive_cleaner_leaves_in_any_memory(
+    tmp_path: Path, seed: int, slots: int
+) -> None:
+    rng = random.Random(seed)
+    engine = written(tmp_path, seed, commits=1)
+    config = CleanerConfig(dedupe_buffer_size=24 * slots, merge_batches=False)
+    expected: list[Batch] = []
+    first_dirty = end = 0
+    for now in (1_000, 1_400, 1_600, 5_000):
+        append(engine, rng, 300, rng.randrange(20), now)
+        expected += [b for b in dump(engine) if b.base >= end]
+        end = engine.offsets("t")[0][1]
+        for stats in clean(engine, "t", force=True, now_ms=now, config=config):
+            assert (stats.error, stats.rounds) == (None, 1)
+        expected = naive_clean(
+            expected, first_dirty, end, now=now, retention=500, high_watermark=end
+        )
+        assert dump(engine) == expected
+        assert spill_files(engine) == []
+        first_dirty = end
+
+
+def test_without_spilling_there_are_kafkas_rounds_with_the_same_end(tmp_path: Path) -> None:
+    engine = written(tmp_path, 1)
+    before = records_of(dump(engine))
+    config = CleanerConfig(dedupe_buffer_size=24 * 30, spill=False)
+    stats = cleaned(engine, 1_000, config)
+    assert (stats.rounds > 5, stats.spilled_bytes) == (True, 0)
+    assert latest_values(records_of(dump(engine))) == latest_values(before)
+    assert len(records_of(dump(engine))) == len(latest_values(before))
+
+
+def test_spilling_is_told_in_the_statistics(tmp_path: Path) -> None:
+    stats = cleaned(written(tmp_path, 1), 1_000)
+    assert stats.rounds == 1
+    assert 24 * 27 < stats.spilled_bytes <= 24 * stats.map_records_read
+
+
+# --- deaths --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_cleaner_may_die_at_any_act_and_the_next_one_ends_the_work(tmp_path: Path) -> None:
+    n, stride = 1, 1
+    while True:
+        engine = written(tmp_path / str(n), 2, commits=20)
+        before = latest_values(records_of(dump(engine)))
+
+        def work(engine: Engine = engine) -> None:
+            cleaned(engine, 1_000)
+
+        if not each_act(work, n, Died()):
+            break
+        assert latest_values(records_of(dump(engine))) == before, n
+        for stats in clean(engine, "t", force=True, now_ms=1_000, config=SMALL):
+            assert (stats.error, stats.rounds) == (None, 1), n
+        after = records_of(dump(engine))
+        assert (len(after), latest_values(after)) == (len(before), before), n
+        assert spill_files(engine) == [], n
+        n += stride
+        stride = 1 + n // 8
+    assert n > 40
+
+
+@pytest.mark.slow
+def test_a_cleaner_killed_twice_while_it_spills_is_followed_by_progress(tmp_path: Path) -> None:
+    engine = written(tmp_path, 3, keys=10_000, commits=100)
+    before = latest_values(records_of(dump(engine)))
+    for _ in range(2):
+        kill_while_it_spills(tmp_path, engine)
+    config = CleanerConfig(dedupe_buffer_size=24 * 200, merge_batches=False)
+    stats = cleaned(engine, 1_000, config)
+    # The first round was a bounded one; the rest then spills again, and comes to its end.
+    assert (stats.error, stats.rounds) == (None, 2)
+    after = records_of(dump(engine))
+    assert (len(after), latest_values(after)) == (len(before), before)
+    assert spill_files(engine) == []
+
+
+CLEANER = """
+import os, sys, time
+from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner.dedup.spill.spilled import Spill
+from kafkalog.storage_engine.engine import Engine
+
+def stuck(self, *_):
+    print("spilled", flush=True)
+    time.sleep(60)
+
+Spill.resolve = stuck
+config = CleanerConfig(dedupe_buffer_size=24 * 200, merge_batches=False)
+clean(Engine(sys.argv[1]), "t", force=True, now_ms=1_000, config=config)
+"""
+
+
+def kill_while_it_spills(root: Path, engine: Engine) -> None:
+    command = [sys.executable, "-c", CLEANER, str(root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "spilled\n"
+        assert "kl-spill-dirty" in spill_files(engine)
+        os.kill(process.pid, signal.SIGKILL)
+
+
+# --- a full disk ---------------------------------------------------------------------------------
+
+
+def test_a_disk_that_is_full_of_keys_leaves_the_log_as_it_is_and_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = written(tmp_path, 4)
+    engine_bytes = log_bytes(engine)
+    written_to_spill = 0
+    write_at = files.write_at
+
+    def full(fd: int, data: files.Buffer, position: int) -> None:
+        nonlocal written_to_spill
+        if "kl-spill-" in os.readlink(f"/proc/self/fd/{fd}"):
+            written_to_spill += len(data)
+            if written_to_spill > 3_000:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        write_at(fd, data, position)
+
+    monkeypatch.setattr(files, "write_at", full)
+    stats = cleaned(engine, 1_000)
+    assert stats.error is not None
+    assert "the disk is full" in stats.error
+    assert "log.cleaner.dedupe.buffer.size" in stats.error
+    assert "\n" not in stats.error
+    found = log_bytes(engine)
+    assert {name: found[name] for name in engine_bytes} == engine_bytes
+    assert [name for name in spill_files(engine) if name != "kl-spilling"] == []
+    monkeypatch.setattr(files, "write_at", write_at)
+    assert cleaned(engine, 2_000).error is None
+    assert spill_files(engine) == []
+
+
+# --- more keys than the map, as in the faults that Kafka had -------------------------------------
+
+
+@pytest.mark.parametrize("is_spilling", [False, True])
+def test_a_segment_with_more_keys_than_the_map_is_cleaned(
+    tmp_path: Path, is_spilling: bool
+) -> None:
+    """KAFKA-3587, KAFKA-3894: the cleaner gave up on such a segment, or died."""
+    engine = foreign_log(
+        tmp_path, {0: [batch(3 * i, [(f"k{i % 40}", "v")] * 3) for i in range(80)], 240: []}
+    )
+    config = CleanerConfig(dedupe_buffer_size=24 * 12, spill=is_spilling, merge_batches=False)
+    stats = cleaned(engine, 1_000, config)
+    assert (stats.error, stats.end_offset) == (None, 240)
+    assert (stats.rounds == 1) == is_spilling
+    assert offsets(dump(engine)) == [3 * i + 2 for i in range(40, 80)]
+
+
+@pytest.mark.parametrize("slots", [2, 3, 10])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_bounded_round_gets_on_whatever_offsets_are_missing(
+    tmp_path: Path, seed: int, slots: int
+) -> None:
+    """KAFKA-8764: a round that ended at a gap was done again, for ever."""
+    rng = random.Random(seed)
+    segments: dict[int, list[Batch]] = {}
+    offset = 0
+    for _ in range(8):
+        segments[offset] = []
+        for _ in range(rng.randrange(6)):
+            offset += rng.choice([0, 0, 1, 40])
+            segments[max(segments)].append(
+                batch(offset, [(f"k{rng.randrange(9)}", "v")] * rng.randrange(1, 4))
+            )
+            offset = segments[max(segments)][-1].last + 1
+        offset += rng.choice([1, 7])
+    engine = foreign_log(
+        tmp_path, {**segments, offset: []}, first_dirty=rng.randrange(offset // 2),
+        config={"min.cleanable.dirty.ratio": "0"},
+    )  # fmt: skip
+    before = latest_values(records_of(dump(engine)))
+    config = CleanerConfig(dedupe_buffer_size=24 * slots, spill=False, merge_batches=False)
+    start = engine.describe("t").partitions[0].first_dirty_offset
+    while start < offset:
+        stats = clean_filthiest(engine, now_ms=1_000, config=config)
+        assert stats is not None
+        assert (stats.error, stats.start_offset) == (None, start)
+        assert stats.end_offset > start
+        start = stats.end_offset
+    assert clean_filthiest(engine, now_ms=1_000, config=config) is None
+    assert latest_values(records_of(dump(engine))) == before

@@ -1,0 +1,366 @@
+"""Several threads, their death, and other settings while they run."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import kafkalog
+from kafkalog.cleaner import CleanerConfig, CleanerThread, status
+from kafkalog.cleaner.schedule import thread as thread_module
+from kafkalog.cleaner.schedule.manager import clean_filthiest
+from kafkalog.errors import InvalidInputError
+from kafkalog.inspection.verify import log_size
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from tests.unit.cleaner.naive import dump, latest_values, offsets, records_of
+from tests.unit.cleaner.test_manager import corrupt, eventually, filled
+
+QUICK = CleanerConfig(backoff_ms=5)
+
+
+@contextmanager
+def running(
+    engine: Engine, config: CleanerConfig = QUICK, *, wait_s: float = 0.0
+) -> Iterator[CleanerThread]:
+    thread = CleanerThread(engine, config, clock=lambda: 1_000)
+    time.sleep(wait_s)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.stop()
+
+
+# --- several threads -----------------------------------------------------------------------------
+
+
+def test_several_threads_clean_several_partitions_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = filled(tmp_path, "a", "b", "c")
+    met = threading.Barrier(3, timeout=20)
+    at_work: list[str] = []
+
+    def meeting(*args: object, **kwargs: object) -> object:
+        check = kwargs["check_abort"]
+
+        def wait_for_the_others() -> None:
+            check()
+            name = threading.current_thread().name + str(threading.get_ident())
+            if name not in at_work:
+                at_work.append(name)
+                met.wait()
+
+        kwargs["check_abort"] = wait_for_the_others
+        return clean_filthiest(*args, **kwargs)
+
+    monkeypatch.setattr(thread_module, "clean_filthiest", meeting)
+    with running(engine, CleanerConfig(threads=3, backoff_ms=5)) as thread:
+        eventually(lambda: thread.cleanings == 3)
+        assert len(at_work) == 3
+    assert thread.failures == 0
+    for topic in ("a", "b", "c"):
+        assert offsets(dump(engine, topic)) == [6, 7, 8, 9]
+
+
+def test_threads_share_the_buffers() -> None:
+    config = CleanerConfig(threads=4, dedupe_buffer_size=4096, io_buffer_size=1001)
+    share = config.of_one_thread()
+    assert (share.dedupe_buffer_size, share.io_buffer_size, share.threads) == (1024, 250, 1)
+    assert CleanerConfig().of_one_thread() == CleanerConfig()
+    with pytest.raises(InvalidInputError, match="so 192"):
+        CleanerConfig(threads=4, dedupe_buffer_size=191)
+
+
+def test_threads_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "a", "b", min_cleanable_dirty_ratio="0")
+    with running(engine, CleanerConfig(threads=4, backoff_ms=1)) as thread:
+        for i in range(60):
+            engine.append("a" if i % 2 else "b", [("a", f"new {i}"), (f"k{i}", "x")], now_ms=1)
+        eventually(lambda: all(s.state == "clean" for s in status(engine, 1_000)))
+    assert (thread.failures, thread.deaths) == (0, 0)
+    for topic, last in (("a", 59), ("b", 58)):
+        found = latest_values(records_of(dump(engine, topic)))
+        assert found[b"a"] == (68, f"new {last}".encode())
+        assert len(found) == 2 + 30
+
+
+def test_a_partition_that_another_one_cleaned_meanwhile_is_not_cleaned_again(
+    tmp_path: Path,
+) -> None:
+    engine = filled(tmp_path, "t")
+
+    def be_quicker(_: object) -> None:
+        assert clean_filthiest(engine, now_ms=1_000) is not None
+        engine.append("t", [("a", "x"), ("b", "x")], now_ms=1_000)  # work, but not enough to be due
+
+    assert clean_filthiest(engine, now_ms=1_000, watch=be_quicker) is None
+    assert engine.describe("t").partitions[0].first_dirty_offset == 8
+
+
+# --- death ---------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Nothing that a thread handles."""
+
+
+def test_a_thread_that_dies_is_counted_and_replaced(tmp_path: Path) -> None:
+    """LogCleanerIntegrationTest.testIsThreadFailed"""
+    engine = filled(tmp_path, "t")
+    calls = 0
+
+    def clock() -> int:
+        nonlocal calls
+        calls += 1
+        if calls <= 3:
+            raise Killed
+        return 1_000
+
+    thread = CleanerThread(engine, QUICK, clock=clock)
+    assert (thread.deaths, thread.dead_threads) == (0, 0)
+    thread.start()
+    eventually(lambda: thread.cleanings == 1)
+    assert (thread.deaths, thread.dead_threads, thread.is_alive) == (3, 0, True)
+    thread.stop()
+    assert (thread.deaths, thread.dead_threads, thread.is_alive) == (3, 0, False)
+
+
+def test_the_death_of_one_thread_leaves_the_others_at_work(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    doomed: list[int] = []
+
+    def clock() -> int:
+        if not doomed:
+            doomed.append(threading.get_ident())
+            raise Killed
+        return 1_000
+
+    thread = CleanerThread(engine, CleanerConfig(threads=2, backoff_ms=10**6), clock=clock)
+    thread.start()
+    eventually(lambda: thread.cleanings == 1 and thread.deaths == 1)
+    started = time.monotonic()
+    thread.stop()  # at once, though the new thread still pauses
+    assert time.monotonic() - started < 5
+
+
+def test_where_no_thread_can_be_had_the_dead_are_told_until_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = filled(tmp_path, "t")
+    killed = threading.Event()
+
+    def clock() -> int:
+        if not killed.is_set():
+            killed.set()
+            raise Killed
+        return 1_000
+
+    thread = CleanerThread(engine, QUICK, clock=clock)
+    original = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if killed.is_set():
+            raise RuntimeError("can't start new thread")
+        original(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    thread.start()
+    eventually(lambda: thread.deaths == 1 and not thread.is_alive)
+    assert thread.dead_threads == 1
+    monkeypatch.undo()
+    thread.start()
+    eventually(lambda: thread.cleanings == 1)
+    assert thread.dead_threads == 0
+    thread.stop()
+
+
+# --- other settings ------------------------------------------------------------------------------
+
+
+def test_other_settings_take_hold_while_it_runs_and_counters_stay(tmp_path: Path) -> None:
+    """LogCleanerTest.testMetricsActiveAfterReconfiguration, ...ParameterizedIntegrationTest
+    .cleanerConfigUpdateTest
+    """
+    engine = filled(tmp_path, "t")
+    with running(engine) as thread:
+        eventually(lambda: thread.cleanings == 1)
+        before = {t for t in threading.enumerate() if t.name == "kafkalog-cleaner"}
+        thread.reconfigure(CleanerConfig(threads=2, backoff_ms=5))
+        after = {t for t in threading.enumerate() if t.name == "kafkalog-cleaner"}
+        assert thread.is_alive and len(after) == 2 and not before & after
+        assert (thread.cleanings, thread.config.threads) == (1, 2)
+        for i in range(4):
+            engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+        eventually(lambda: thread.cleanings == 2)
+        assert thread.dead_threads == thread.deaths == 0
+
+
+@pytest.mark.parametrize(("now", "then", "allowed"), [
+    (1, 0, False), (1, 2, True), (1, 3, False), (4, 1, False), (4, 2, True), (5, 2, True),
+    (4, 8, True), (4, 9, False),
+])  # fmt: skip
+def test_a_number_of_threads_is_at_most_doubled_or_halved(
+    tmp_path: Path, now: int, then: int, allowed: bool
+) -> None:
+    thread = CleanerThread(Engine(tmp_path), CleanerConfig(threads=now))
+    if allowed:
+        thread.reconfigure(CleanerConfig(threads=then))
+        assert thread.config.threads == then
+    else:
+        with pytest.raises(InvalidInputError, match="threads"):
+            thread.reconfigure(CleanerConfig(threads=then))
+        assert thread.config.threads == now
+    assert not thread.is_alive
+
+
+def test_a_changed_rate_frees_a_round_that_waits(tmp_path: Path) -> None:
+    """LogCleanerTest.testReconfigureLogCleanerIoMaxBytesPerSecond"""
+    engine = filled(tmp_path, "t")
+    for i in range(12):
+        engine.append("t", [("a", f"{i}"), ("b", "x" * 400_000)], now_ms=1000)
+    slow = CleanerConfig(backoff_ms=5, io_buffer_size=1000, io_max_bytes_per_second=1)
+    with running(engine, slow, wait_s=0.4) as thread:  # the rate is looked at every 300 ms
+        time.sleep(1.5)
+        assert thread.cleanings == 0
+        started = time.monotonic()
+        thread.reconfigure(CleanerConfig(backoff_ms=5, io_max_bytes_per_second=10**12))
+        assert time.monotonic() - started < 5
+        eventually(lambda: thread.cleanings == 1)
+    assert thread.failures == 0
+
+
+# --- without compaction --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config", [CleanerConfig(enable=False, backoff_ms=5), CleanerConfig(threads=0, backoff_ms=5)]
+)
+def test_without_the_cleaner_nothing_is_compacted_and_retention_goes_on(
+    tmp_path: Path, config: CleanerConfig
+) -> None:
+    engine = filled(tmp_path, "compacted")
+    engine.create_topic("old", 1, {"cleanup.policy": "delete", "retention.ms": "1"})
+    engine.append("old", [("a", "1")], now_ms=1)
+    with running(engine, config) as thread:
+        eventually(lambda: thread.segments_deleted == 1)
+    assert thread.cleanings == 0
+    assert len(offsets(dump(engine, "compacted"))) == 10
+
+
+def test_without_the_cleaner_compacted_topics_are_not_retained_either(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t", cleanup_policy="compact,delete", retention_ms="1")
+    engine.create_topic("old", 1, {"cleanup.policy": "delete", "retention.ms": "1"})
+    engine.append("old", [("a", "1")], now_ms=1)
+    engine.append("t", [("a", "1")], now_ms=1)
+    with running(engine, CleanerConfig(enable=False, backoff_ms=5)) as thread:
+        eventually(lambda: thread.segments_deleted == 1)
+    assert engine.describe("t").partitions[0].log_start_offset == 0
+
+
+# --- what is counted -----------------------------------------------------------------------------
+
+
+def test_what_a_broken_off_round_removed_is_counted_and_the_round_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = filled(tmp_path, "t")
+    clean_module = importlib.import_module("kafkalog.cleaner.rewrite.clean")
+    before = len(offsets(dump(engine, "t")))
+    swapped = threading.Event()
+    stopped = threading.Event()
+    swap = clean_module.replace_segments
+
+    def slow_swap(*args: object, **kwargs: object) -> None:
+        swap(*args, **kwargs)
+        swapped.set()
+        assert stopped.wait(20)
+
+    monkeypatch.setattr(clean_module, "replace_segments", slow_swap)
+    monkeypatch.setattr(clean_module, "GAPS_MAX", 0)  # no swap waits for the rest
+    cleaner = CleanerThread(engine, CleanerConfig(backoff_ms=5))
+    cleaner.start()
+    assert swapped.wait(20)
+    cleaner._stop.set()
+    stopped.set()
+    cleaner.stop()
+    removed = before - len(offsets(dump(engine, "t")))
+    assert removed > 0
+    assert (cleaner.cleanings, cleaner.aborts, cleaner.failures) == (0, 1, 0)
+    assert cleaner.records_removed == removed
+    assert cleaner.bytes_removed > 0
+
+
+def test_what_rounds_removed_is_what_the_log_lost(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "t")
+    count, size = len(offsets(dump(engine, "t"))), log_size(tmp_path)
+    with running(engine, CleanerConfig(backoff_ms=5)) as cleaner:
+        eventually(lambda: cleaner.cleanings == 1)
+    assert cleaner.records_removed == count - len(offsets(dump(engine, "t")))
+    assert cleaner.bytes_removed == size - log_size(tmp_path)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_closed_log_answers_no_more(tmp_path: Path, read_only: bool) -> None:
+    filled(tmp_path, "t").close()
+    log = kafkalog.open(tmp_path, read_only=read_only)
+    assert log.status() and log.explain("t")
+    log.close()
+    for ask in (log.status, lambda: log.explain("t")):
+        with pytest.raises(InvalidInputError, match="the log is closed"):
+            ask()
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def test_a_partition_whose_disk_takes_no_mark_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = filled(tmp_path, "bad", "good")
+    corrupt(engine, "bad")
+    original = files.write_atomically
+
+    def full(path: Path, *args: object, **kwargs: object) -> None:
+        if path.name == layout.UNCLEANABLE:
+            raise OSError(28, "No space left on device")
+        original(path, *args, **kwargs)
+
+    monkeypatch.setattr(files, "write_atomically", full)
+    with running(engine) as thread:
+        eventually(lambda: thread.cleanings == 1 and thread.failures == 1)
+        for _ in range(3):
+            for i in range(4):
+                engine.append("good", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+            eventually(lambda: status(engine, 1_000)[1].state == "clean")
+        assert thread.failures == 1  # remembered by this process
+    bad, good = status(engine, 1_000)
+    assert (bad.state, good.state) == ("uncleanable", "clean")
+    assert "checksum" in str(bad.reason)
+    monkeypatch.undo()
+    engine.delete_topic("bad", now_ms=1)  # a mark is of the directory, not of the name
+    filled_again = filled(tmp_path, "bad")
+    assert [s.state for s in status(filled_again, 1_000)] == ["dirty", "clean"]
+
+
+def test_what_was_found_due_is_told(tmp_path: Path) -> None:
+    """C39"""
+    engine = filled(tmp_path, "t", max_compaction_lag_ms="300", min_cleanable_dirty_ratio="1")
+    engine.create_topic("empty")
+    with running(engine, CleanerConfig(backoff_ms=10**6)) as thread:
+        eventually(lambda: thread.last_look_ms == 1_000)
+        assert (thread.max_dirty_ratio, thread.max_compaction_delay_ms) == (1.0, 0)
+    late = CleanerThread(engine, CleanerConfig(backoff_ms=10**6), clock=lambda: 1_400)
+    late.start()
+    eventually(lambda: late.cleanings == 1)
+    late.stop()
+    assert late.last_look_ms == 1_400

@@ -1,0 +1,563 @@
+"""Transactions and producers under the cleaner; the examples and their numbers are Kafka's."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kafkalog.cleaner import clean
+from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.errors import CorruptLogError
+from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine.engine import Engine
+from tests.unit.cleaner.naive import Batch, Record, crc32c, records_of
+from tests.unit.cleaner.transactional_log import (
+    CONTROL,
+    DAY,
+    TRANSACTIONAL,
+    Log,
+    active,
+    kafkas,
+    naive_round,
+)
+from tests.unit.storage_engine.faults import Died, each_act
+
+# --- whose data goes -----------------------------------------------------------------------------
+
+
+def test_aborted_data_goes_and_older_committed_records_of_its_keys_stay(tmp_path: Path) -> None:
+    """Kafka: testBasicTransactionAwareCleaning."""
+    log = Log.create(tmp_path)
+    log.transact(1, 1, 2)
+    log.transact(2, 2, 3)
+    log.transact(1, 3, 4)
+    log.abort(1)
+    log.commit(2)
+    log.transact(1, 2)
+    log.commit(1)
+    log.roll()
+    log.clean()
+    assert (log.keys(), log.offsets()) == ([3, 2], [3, 6, 7, 8, 9])
+    assert log.indexed() == [(1, 0, 6)]
+
+
+def test_transactions_that_span_segments_are_told_apart(tmp_path: Path) -> None:
+    """Kafka: testCleanWithTransactionsSpanningSegments."""
+    log = Log.create(tmp_path)
+    log.transact(1, 1, 2)
+    log.transact(3, 2, 3)
+    log.transact(2, 3, 4)
+    log.roll()
+    log.transact(2, 5, 6)
+    log.transact(3, 6, 7)
+    log.transact(1, 7, 8)
+    log.abort(2)
+    log.transact(3, 8, 9)
+    log.commit(3)
+    log.transact(1, 9, 10)
+    log.abort(1)
+    log.clean()  # the first segment alone
+    assert log.keys() == [2, 3, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10]
+    log.roll()
+    log.transact(2, 11)
+    log.transact(1, 12)
+    log.clean()
+    assert log.keys() == [2, 3, 6, 7, 8, 9, 11, 12]
+
+
+def test_keys_that_look_like_a_markers_do_not_meet_it(tmp_path: Path) -> None:
+    """Kafka: testCleaningWithKeysConflictingWithTxnMarkerKeys."""
+    log = Log.create(tmp_path)
+    log.transact(1, 1)
+    log.commit(1)
+    marker = log.batches()[1].records[0].key
+    log.data(2)
+    log.engine.append("t", [(marker, "x")], now_ms=0)
+    log.roll()
+    log.clean()
+    assert (log.offsets(), log.last_offsets()) == ([0, 1, 2, 3], [0, 1, 2, 3])
+
+
+def test_nothing_at_or_above_the_last_stable_offset_is_touched(tmp_path: Path) -> None:
+    log = Log.create(tmp_path)
+    log.data(1)
+    log.roll()
+    log.transact(1, 1)
+    log.roll()
+    log.data(1)
+    log.roll()
+    log.data(1)
+    log.clean()
+    assert log.first_dirty_offset == 1
+    assert log.keys() == [1, 1, 1, 1]
+    log.commit(1)
+    log.clean()
+    assert (log.first_dirty_offset, log.offsets()) == (3, [2, 3, 4])
+
+
+# --- markers -------------------------------------------------------------------------------------
+
+
+def test_a_commit_marker_goes_in_two_stages_once_its_data_is_gone(tmp_path: Path) -> None:
+    """Kafka: testCommitMarkerRemoval."""
+    log = Log.create(tmp_path)
+    log.transact(1, 1)
+    log.transact(1, 2, 3)
+    log.commit(1)
+    log.transact(1, 2)
+    log.commit(1)
+    log.roll()
+    log.clean()
+    assert (log.keys(), log.offsets()) == ([1, 3, 2], [0, 2, 3, 4, 5])
+    log.transact(1, 1, 3)
+    log.commit(1)
+    log.roll()
+    log.clean()  # its data was still there
+    assert [batch.horizon for batch in log.batches()] == [None] * 5
+    assert (log.keys(), log.offsets()) == ([2, 1, 3], [3, 4, 5, 6, 7, 8])
+    for _ in range(2):
+        log.clean()
+        assert [batch.horizon for batch in log.batches()] == [DAY, None, None, None, None]
+        assert log.offsets() == [3, 4, 5, 6, 7, 8]
+    log.clean(DAY - 1)
+    assert log.offsets() == [3, 4, 5, 6, 7, 8]
+    log.clean(DAY)
+    assert (log.keys(), log.offsets()) == ([2, 1, 3], [4, 5, 6, 7, 8])
+
+
+def test_an_abort_marker_goes_in_two_stages_after_its_data(tmp_path: Path) -> None:
+    """Kafka: testAbortMarkerRemoval."""
+    log = Log.create(tmp_path)
+    log.transact(1, 1)
+    log.transact(1, 2, 3)
+    log.abort(1)
+    log.transact(1, 3)
+    log.commit(1)
+    log.roll()
+    log.clean()
+    assert (log.keys(), log.offsets()) == ([3], [3, 4, 5])
+    assert log.indexed() == [(1, 0, 3)]
+    log.clean()
+    assert [batch.horizon for batch in log.batches()] == [DAY, None, None]
+    assert log.indexed() == []
+    log.clean(DAY)
+    assert (log.keys(), log.offsets()) == ([3], [4, 5])
+
+
+def test_batches_that_go_whole_are_not_looked_into(tmp_path: Path) -> None:
+    """Kafka: testDeletedBatchesWithNoMessagesRead."""
+    log = Log.create(tmp_path, max_message_bytes="100")
+    log.transact(1, 1)
+    log.abort(1)
+    log.transact(1, 2)
+    log.transact(1, 2)
+    log.commit(1)
+    log.roll()
+    size = (log.directory / f"{0:020}.log").stat().st_size
+    stats = log.clean()
+    assert (log.keys(), log.offsets()) == ([2], [1, 3, 4])
+    assert (stats.records_read, stats.records_kept) == (4, 3)
+    assert stats.bytes_read == size  # with those of the batch whose records were not
+    log.clean_twice(from_offset=0)
+    assert (log.keys(), log.offsets()) == ([2], [3, 4])
+
+
+def test_batches_that_go_whole_are_not_decoded(tmp_path: Path) -> None:
+    """What does not decode, but has the right checksum, tells whether anybody has tried."""
+    log = Log.create(tmp_path)
+    batch = Batch(0, 2, (Record(0, b"1", b"0", 0),), producer=1, attributes=TRANSACTIONAL)
+    header = bytearray(batch.data())
+    struct.pack_into(">i", header, 57, 3)  # three records, of which there is one
+    struct.pack_into(">I", header, 17, crc32c(bytes(header[21:])))
+    log.engine.append_raw("t", 0, bytes(header), now_ms=0)
+    log.end, log.running[1] = 3, 0
+    log.abort(1)
+    log.data(1)
+    log.roll()
+    stats = log.clean()
+    assert (stats.records_read, stats.records_kept) == (2, 2)  # the marker and the last one
+    assert log.offsets() == [3, 4]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_a_marker_stays_while_data_of_an_earlier_segment_does(tmp_path: Path, end: str) -> None:
+    """Kafka: testCommittedTransactionSpanningSegments, testAbortedTransactionSpanningSegments."""
+    log = Log.create(tmp_path, segment_bytes="75")
+    log.transact(1, 1, time=2 * DAY)
+    log.roll()
+    getattr(log, end)(1, time=2 * DAY)
+    log.roll()
+    for _ in range(2):
+        log.clean_twice()
+        assert log.offsets() == ([0, 1] if end == "commit" else [1])
+        assert log.last_offsets() == [0, 1]  # the producer's last batch stays, if need be empty
+
+
+def test_a_marker_without_any_data_leaves_an_empty_batch_of_its_producer(tmp_path: Path) -> None:
+    """Kafka: testCleanEmptyControlBatch."""
+    log = Log.create(tmp_path)
+    log.commit(1, time=DAY)
+    log.data(2)
+    log.data(3)
+    log.roll()
+    log.clean_twice()
+    for _ in range(2):
+        assert (log.keys(), log.offsets(), log.last_offsets()) == ([2, 3], [1, 2], [0, 1, 2])
+        (empty, *_) = log.batches()
+        assert (empty.attributes, empty.horizon) == (TRANSACTIONAL | CONTROL, None)
+        log.clean(DAY + 5)
+
+
+def test_an_empty_batch_keeps_the_commit_marker(tmp_path: Path) -> None:
+    """Kafka: testCommitMarkerRetentionWithEmptyBatch."""
+    log = Log.create(tmp_path)
+    log.transact(1, 2, 3, time=DAY)
+    log.roll()
+    log.transact(2, 2, 3, time=DAY)
+    log.commit(2, time=DAY)
+    log.roll()
+    log.data(2)
+    log.data(3)
+    log.commit(1, time=DAY)
+    log.roll()
+    for _ in range(3):
+        log.clean()
+        assert (log.keys(), log.offsets()) == ([2, 3], [4, 5, 6, 7])
+        assert log.last_offsets() == [1, 3, 4, 5, 6, 7]
+    log.transact(2, 1, time=DAY)
+    log.commit(2, time=DAY)
+    log.roll()
+    log.clean()
+    assert (log.keys(), log.offsets()) == ([2, 3, 1], [4, 5, 6, 7, 8, 9])
+    assert log.last_offsets() == [1, 4, 5, 6, 7, 8, 9]
+    log.clean_twice()
+    assert (log.keys(), log.offsets()) == ([2, 3, 1], [5, 6, 7, 8, 9])
+    assert log.last_offsets() == [1, 5, 6, 7, 8, 9]
+
+
+def test_an_empty_batch_keeps_the_abort_marker_and_its_index_entry(tmp_path: Path) -> None:
+    """Kafka: testAbortMarkerRetentionWithEmptyBatch."""
+    log = Log.create(tmp_path)
+    log.transact(1, 2, 3, time=DAY)
+    log.abort(1, time=DAY)
+    log.roll()
+    assert log.indexed() == [(1, 0, 2)]
+    for _ in range(3):
+        log.clean_twice()
+        assert (log.keys(), log.offsets(), log.last_offsets()) == ([], [2], [1, 2])
+        assert log.indexed() == [(1, 0, 2)]
+    log.transact(1, 1, time=DAY)
+    log.commit(1, time=DAY)
+    log.roll()
+    log.clean()
+    assert (log.keys(), log.offsets(), log.last_offsets()) == ([1], [2, 3, 4], [2, 3, 4])
+    assert log.indexed() == [(1, 0, 2)]  # the empty batch was met in this round
+    log.clean_twice()
+    assert (log.keys(), log.offsets(), log.last_offsets()) == ([1], [3, 4], [3, 4])
+    assert log.indexed() == []
+
+
+def test_rounds_that_end_within_transactions_keep_what_the_next_ones_need(tmp_path: Path) -> None:
+    """Kafka: testMultiPassSegmentCleaningWithAbortedTransactions."""
+    log = Log.create(tmp_path)
+    log.transact(1, 1, 2)
+    log.transact(2, 2, 3)
+    log.transact(1, 3, 4)
+    log.commit(1)
+    log.commit(2)
+    log.transact(1, 2, 3)
+    log.abort(1)
+    log.transact(2, 4, 5)
+    log.transact(1, 5, 6)
+    log.commit(1)
+    log.abort(2)
+    log.transact(2, 6, 7)
+    log.commit(2)
+    log.roll()
+    entries = [(1, 8, 10), (2, 11, 16)]
+    assert log.indexed() == entries
+    config = kafkas(4)  # three keys
+    assert log.clean(config=config).end_offset == 4
+    assert [batch.base for batch in log.batches()] == [0, 2, 4, 6, 7, 10, 13, 15, 16, 17, 19]
+    assert log.offsets() == [0, 2, 3, 4, 5, 6, 7, 10, 13, 14, 15, 16, 17, 18, 19]
+    assert log.indexed() == entries
+    assert log.clean(config=config).end_offset == 14
+    assert [batch.base for batch in log.batches()] == [0, 2, 4, 6, 7, 10, 13, 15, 16, 17, 19]
+    assert log.offsets() == [0, 2, 4, 5, 6, 7, 10, 13, 14, 15, 16, 17, 18, 19]
+    assert log.indexed() == []
+    assert log.clean(DAY, config=config).end_offset == 20
+    assert [batch.base for batch in log.batches()] == [0, 2, 4, 6, 7, 13, 15, 17, 19]
+    assert log.offsets() == [0, 2, 4, 5, 6, 7, 13, 15, 17, 18, 19]
+    assert log.indexed() == []
+
+
+def test_markers_of_the_quorum_and_of_a_later_kafka_stay(tmp_path: Path) -> None:
+    log = Log.create(tmp_path)
+    log.data(1)
+    for kind in (2, 3, 77):
+        leader_change = Batch(
+            log.end, log.end, (replace(_marker(kind), offset=log.end),), attributes=CONTROL
+        )
+        log._append(leader_change)
+    log.roll()
+    log.clean_twice(from_offset=0)
+    assert [(b.base, b.horizon) for b in log.batches()] == [(i, None) for i in range(4)]
+
+
+def _marker(kind: int) -> Record:
+    return Record(0, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0), 0)
+
+
+# --- the last batches of producers ---------------------------------------------------------------
+
+
+def test_a_producers_last_batch_keeps_its_sequence(tmp_path: Path) -> None:
+    """Kafka: testLogCleanerRetainsProducerLastSequence."""
+    log = Log.create(tmp_path)
+    log.data(0)
+    log.data(0, producer=1)
+    log.data(0, producer=2)
+    log.data(0, producer=3)
+    log.data(1, producer=2)
+    log.roll()
+    log.clean()
+    assert (log.offsets(), log.last_offsets()) == ([3, 4], [1, 3, 4])
+    assert {b.producer: b.sequence for b in log.batches()} == {1: 0, 2: 1, 3: 0}
+
+
+def test_a_producers_last_batch_stays_empty_also_if_it_was_aborted(tmp_path: Path) -> None:
+    """Kafka: testLogCleanerRetainsLastSequenceEvenIfTransactionAborted."""
+    log = Log.create(tmp_path)
+    for _ in range(3):
+        log.transact(1, 1, time=DAY)
+    log.abort(1, time=DAY)
+    log.roll()
+    log.clean()
+    assert (log.offsets(), log.last_offsets()) == ([3], [2, 3])
+    assert log.batches()[0].sequence == 2
+    log.transact(1, 2, time=DAY)
+    log.commit(1, time=DAY)
+    log.roll()
+    log.clean()
+    log.clean_twice()
+    assert (log.keys(), log.last_offsets()) == ([2], [4, 5])
+
+
+def test_what_tells_duplicates_survives_rounds(tmp_path: Path) -> None:
+    """Kafka: testDuplicateCheckAfterCleaning."""
+    log = Log.create(tmp_path)
+    log.data(1, 2, 3, producer=1)
+    log.data(3, 1, 4, producer=2)
+    log.data(1, 4, producer=3)
+    log.roll()
+    log.clean()
+    assert (log.keys(), log.offsets()) == ([2, 3, 1, 4], [1, 3, 6, 7])
+    assert log.last_offsets() == [2, 5, 7]
+    log.data(2, producer=4)
+    log.roll()
+    log.clean()
+    assert (log.keys(), log.offsets()) == ([3, 1, 4, 2], [3, 6, 7, 8])
+    # Producer 1's batch is empty, and says its last sequence number still.
+    assert [(b.producer, b.sequence + b.last - b.base) for b in log.batches()] == [
+        (1, 2),
+        (2, 2),
+        (3, 1),
+        (4, 0),
+    ]
+
+
+def test_the_last_batch_below_an_empty_active_segment_stays_empty(tmp_path: Path) -> None:
+    """Kafka: testCleanSegmentsRetainingLastEmptyBatch, testCleanSegmentsNotRetainingLastEmptyBatch.
+
+    The newer rule: only where the batch ends at the high watermark, not at the end of the round.
+    """
+    log = Log.create(tmp_path)
+    for _ in range(4):
+        log.transact(1, 1)
+        log.roll()
+    log.abort(1, time=-DAY)  # and the producer has expired
+    log.roll()
+    log.clean_twice()
+    log.clean(2 * DAY + 2)
+    (left,) = log.batches()
+    assert (left.base, left.last, left.records) == (4, 4, ())
+    log.data(2)
+    log.clean(2 * DAY + 3)
+    assert log.last_offsets() == [5]
+
+
+def test_old_empty_batches_go_though_sequences_begin_anew(tmp_path: Path) -> None:
+    """Kafka: testEmptyBatchRemovalWithSequenceReuse."""
+    log = Log.create(tmp_path)
+    for key in (1, 2):
+        log.sequences.clear()
+        log.transact(1, key, time=DAY)
+        log.commit(1, time=DAY)
+    log.data(1)
+    log.data(2)
+    log.roll()
+    log.clean()
+    assert (log.offsets(), log.last_offsets()) == ([1, 3, 4, 5], [1, 2, 3, 4, 5])
+    log.clean_twice(from_offset=0)
+    assert (log.offsets(), log.last_offsets()) == ([3, 4, 5], [2, 3, 4, 5])
+
+
+def test_an_expired_producer_keeps_no_batch(tmp_path: Path) -> None:
+    log = Log.create(tmp_path)
+    log.data(1, producer=1, time=1_000)
+    log.data(1)
+    log.roll()
+    log.clean(1_000 + DAY - 1)
+    assert log.last_offsets() == [0, 1]
+    log.clean(1_000 + DAY)
+    assert log.last_offsets() == [1]
+
+
+# --- the index and the markers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["lost", "invented"])
+def test_an_index_that_contradicts_the_markers_destroys_nothing(tmp_path: Path, place: str) -> None:
+    log = Log.create(tmp_path)
+    log.transact(1, 1)
+    log.commit(1)
+    log.transact(2, 2)
+    log.abort(2)
+    log.data(3)
+    log.roll()
+    (index,) = log.directory.glob("*.txnindex")
+    data = bytearray(index.read_bytes())
+    if place == "lost":
+        index.unlink()
+        log.clean()
+        assert log.keys() == [1, 3]  # the marker says enough
+        return
+    data[9:10] = b"\1"  # the producer, whose transaction was committed
+    data[17:18], data[25:26] = b"\0", b"\1"
+    index.write_bytes(data)
+    before = log.batches()
+    with pytest.raises(CorruptLogError):
+        log.clean()
+    assert log.batches() == before
+
+
+# --- a cleaner that dies -------------------------------------------------------------------------
+
+
+def _committed(engine: Engine) -> dict[bytes, bytes]:
+    """What a reader of committed records has in its table at the end."""
+    with engine.snapshot("t", 0) as snapshot:
+        found: dict[bytes, bytes] = {}
+        for rows in snapshot.read(0, snapshot.state.high_watermark, schema=changelog_schema()):
+            found |= zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)
+        return found
+
+
+@pytest.mark.slow
+def test_a_round_cut_short_at_any_durable_act_shows_no_aborted_record(tmp_path: Path) -> None:
+    log = Log.create(tmp_path / "log", segment_bytes="150")
+    for i in range(2):
+        log.transact(1, 1, i)
+        log.transact(2, 2, i)
+        log.roll()
+        log.mark(1, i % 2)
+        log.roll()
+    log.abort(2)
+    log.roll()
+    expected = _committed(log.engine)
+    assert sorted(expected) == [b"1"]
+    n, is_cut_short = 0, True
+    while is_cut_short:
+        n += 1
+        root = tmp_path / str(n)
+        shutil.copytree(tmp_path / "log", root)
+        engine = Engine(root)
+        is_cut_short = each_act(lambda: clean(engine, now_ms=1), n, Died())  # noqa: B023
+        assert _committed(Engine(root, read_only=True)) == expected, n
+        other = Engine(root)
+        for now in (2 + DAY, 3 + DAY):
+            other.append("t", [("new", "1")], now_ms=1)
+            assert [s.error for s in clean(other, force=True, now_ms=now)] == [None], n
+            assert _committed(other) == expected | {b"new": b"1"}, n
+        aborted = [path for path in (root / "t-0").glob("*.txnindex") if path.stat().st_size]
+        assert aborted == [], n
+        shutil.rmtree(root)
+    assert n > 20
+
+
+# --- against the slow cleaner --------------------------------------------------------------------
+
+
+def _grow(log: Log, rng: random.Random, now: int) -> None:
+    for _ in range(rng.randrange(4, 30)):
+        producer = rng.randrange(1, 5)
+        keys = [rng.randrange(12) for _ in range(rng.randrange(1, 5))]
+        kind = rng.randrange(9)
+        if kind == 0:
+            log.data(*keys, time=now)
+        elif kind == 1:
+            log.data(*keys, tombstones=True, time=now)
+        elif kind == 2:
+            log.data(*keys, producer=rng.randrange(5, 8), time=now)
+        elif kind < 6:
+            log.transact(producer, *keys, time=now)
+        elif kind == 6:
+            log.roll()
+        elif producer in log.running or rng.random() < 0.1:
+            log.mark(producer, rng.randrange(2), time=now)
+
+
+@pytest.mark.parametrize("kind", ["plain", "merged", "spilled"])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_logs_are_cleaned_as_the_slow_rules_say(
+    tmp_path: Path, seed: int, kind: str
+) -> None:
+    rng = random.Random(f"{kind} {seed}")
+    log = Log.create(tmp_path, segment_bytes=rng.choice(["200", "600", "100000"]))
+    config = CleanerConfig(
+        merge_batches=kind == "merged",
+        io_buffer_size=rng.choice([1, 300, 1 << 20]),
+        dedupe_buffer_size=24 * 5 if kind == "spilled" else 1 << 20,
+    )
+    now = 10 * DAY
+    expected: list[Batch] = []
+    done = 0
+    for _ in range(rng.randrange(2, 7)):
+        if rng.random() < 0.8:
+            _grow(log, rng, now)
+        if rng.random() < 0.8:
+            log.roll()
+        if rng.random() < 0.5:
+            for producer in sorted(log.running):
+                log.mark(producer, rng.randrange(2), time=now)
+            log.roll()
+        expected += [batch for batch in log.batches() if batch.base >= done]
+        done = log.end
+        first_dirty = log.first_dirty_offset
+        stats = log.clean(now, config=config)
+        assert stats.rounds == 1
+        rest = [batch for batch in expected if batch.base >= stats.end_offset]
+        cleaned, entries = naive_round(
+            [batch for batch in expected if batch.base < stats.end_offset],
+            first_dirty,
+            stats.end_offset,
+            now=now,
+            high_watermark=log.end,
+            active=active(log, now),
+            aborted=log.aborted,
+        )
+        expected = cleaned + rest
+        if kind == "merged":
+            assert records_of(log.batches()) == records_of(expected)
+        else:
+            assert log.batches() == expected
+        assert [e for e in log.indexed() if e[2] < stats.end_offset] == entries
+        assert log.engine.describe("t").partitions[0].last_stable_offset == min(
+            log.running.values(), default=log.end
+        )
+        now += rng.choice([0, 1, DAY // 2, DAY, DAY + 1])

@@ -1,0 +1,37 @@
+"""What docs/compaction.md tells of its pictures is what is in the log at each step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kafkalog
+from examples import compaction
+from kafkalog.cleaner.dedup.census import census
+from tests import ROOT
+
+NOW_MS = 1_700_000_000_000
+PICTURES = ROOT / "docs" / "pictures"
+
+
+def test_each_step_leaves_what_the_guide_says_and_has_its_picture(tmp_path: Path) -> None:
+    found = {}
+    with kafkalog.open(tmp_path) as log:
+        for step in compaction.steps(log, NOW_MS):
+            with log.snapshot(compaction.TOPIC, 0, whole=True) as snapshot:
+                counts = census(snapshot, budget_bytes=1 << 20)
+            found[step] = (
+                len([one for one in counts if one.records]),
+                sum(one.records for one in counts),
+                sum(one.dead_records for one in counts),
+                sum(one.tombstones for one in counts),
+            )
+        offsets = log.offsets(compaction.TOPIC)
+    assert found == {
+        "written": (5, 900, 860, 0),
+        "cleaned": (2, 60, 20, 0),
+        "dirty-again": (2, 220, 180, 0),
+        "deleted": (1, 40, 0, 10),
+        "forgotten": (1, 30, 0, 0),
+    }
+    assert offsets == {0: (0, 1070)}
+    assert found.keys() == {path.stem for path in PICTURES.glob("*.png")}

@@ -1,0 +1,343 @@
+"""The log directories of a broker, read as they are: it runs, was stopped, or was killed."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kafkalog
+from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
+from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
+from kafkalog.storage_engine.engine import Engine
+from tests.unit.storage_engine import broker_root
+from tests.unit.storage_engine.broker_root import TOPIC_ID, BrokerRoot
+from tests.unit.storage_engine.log_builder import name
+
+
+def offsets(log: Engine, topic: str = "t", partition: int = 0) -> list[int]:
+    return [
+        offset
+        for rows in log.read(topic, partition, columns=["offset"])
+        for offset in rows.column("offset").to_pylist()
+    ]
+
+
+def stopped(path: Path) -> BrokerRoot:
+    root = BrokerRoot(path)
+    root.partition("t-0")
+    root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 40})
+    root.shut_down()
+    return root
+
+
+# --- what there is -------------------------------------------------------------------------------
+
+
+def test_every_partition_of_a_stopped_broker_is_read_to_its_log_end(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    root.partition("t-2", (0,), 30)
+    root.partition("a.b-c-0", (10, 20), 40)
+    log = kafkalog.open(root.path)
+    assert log.read_only
+    assert log.topics() == ["a.b-c", "t"]
+    topic = log.describe("t")
+    assert (topic.topic_id, len(topic.partitions), topic.absent) == (TOPIC_ID, 3, {1})
+    assert dict(topic.config) == {"cleanup.policy": ""}
+    assert log.offsets("t") == {0: (0, 100), 2: (0, 30)}
+    assert log.offsets("a.b-c") == {0: (10, 40)}
+    assert offsets(log) == list(range(100))
+    assert offsets(log, "a.b-c") == list(range(10, 40))
+    with pytest.raises(InvalidInputError, match="partition 1 of topic 't' is not in"):
+        next(log.read("t", 1))
+    with pytest.raises(UnknownTopicError, match=r"a\.b-c, t"):
+        log.describe("u")
+
+
+def test_directories_that_are_no_partitions_are_passed_over(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    digits = "0123456789abcdef0123456789abcdef"
+    for other in (
+        f"t-1.{digits}-delete",
+        f"t-2.{digits}-stray",
+        f"t-3.{digits}-future",
+        "__cluster_metadata-0",
+        "nodash",
+        "t-x",
+        "t-01",
+    ):
+        root.partition(other)
+    (root.path / "t-5").write_text("a file")
+    assert kafkalog.open(root.path).offsets("t") == {0: (0, 100)}
+
+
+def test_internal_topics_are_readable(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    root.partition("__consumer_offsets-7", (0,), 20)
+    log = kafkalog.open(root.path)
+    assert log.describe("__consumer_offsets").absent == frozenset(range(7))
+    assert offsets(log, "__consumer_offsets", 7) == list(range(20))
+
+
+def test_several_directories_of_a_broker_are_one_log(tmp_path: Path) -> None:
+    first, second = stopped(tmp_path / "a"), BrokerRoot(tmp_path / "b")
+    second.partition("t-1", (0,), 20)
+    second.partition("u-0", (0,), 10)
+    for address in (
+        [first.path, str(second.path)],
+        f"{first.path},{second.path}",
+        f"{first.path} , {second.path}",
+    ):
+        log = kafkalog.open(address)
+        assert log.offsets("t") == {0: (0, 100), 1: (0, 20)}
+        assert offsets(log, "u") == list(range(10))
+        assert log.partition_directory("t", 1) == second.path / "t-1"
+
+
+def test_a_directory_with_a_comma_in_its_name_is_one_directory(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "a,b")
+    assert kafkalog.open(str(root.path)).topics() == ["t"]
+
+
+def test_a_partition_in_two_directories_names_both(tmp_path: Path) -> None:
+    first, second = stopped(tmp_path / "a"), stopped(tmp_path / "b")
+    with pytest.raises(StorageError) as fault:
+        kafkalog.open([first.path, second.path]).topics()
+    assert str(first.path / "t-0") in str(fault.value)
+    assert str(second.path / "t-0") in str(fault.value)
+
+
+def test_several_directories_are_those_of_a_broker(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "a")
+    ours = tmp_path / "ours"
+    Engine(ours).close()
+    for other in (ours, tmp_path / "none"):
+        with pytest.raises(InvalidInputError, match=f"{other}: no Kafka broker's log directory"):
+            kafkalog.open([root.path, other])
+    other = BrokerRoot(tmp_path / "b").path
+    (other / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=2\n")
+    with pytest.raises(InvalidInputError, match=f"{other}: its node.id is 2, that of .* is 1"):
+        kafkalog.open([root.path, other])
+    with pytest.raises(InvalidInputError, match="given twice"):
+        kafkalog.open([root.path, tmp_path / "x" / ".." / "a"])
+    with pytest.raises(InvalidInputError, match="at least one"):
+        kafkalog.open([])
+
+
+def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "a")
+    log = kafkalog.open(root.path)
+    (root.path / "replication-offset-checkpoint").unlink()
+    (root.path / "replication-offset-checkpoint").mkdir()
+    with pytest.raises(StorageError, match="replication-offset-checkpoint: cannot be read"):
+        log.topics()
+
+
+def test_a_topic_without_an_id_gets_the_same_one_everywhere(tmp_path: Path) -> None:
+    ids = set()
+    for place in ("a", "b"):
+        root = BrokerRoot(tmp_path / place)
+        root.partition("t-0", topic_id=None)
+        directory = root.partition("t-1", topic_id=None)
+        (directory / "partition.metadata").write_bytes(b"\xff\x00garbage")
+        ids.add(kafkalog.open(root.path).describe("t").topic_id)
+    (topic_id,) = ids
+    assert len(topic_id) == 22
+    root.partition("t-2")
+    assert kafkalog.open(root.path).describe("t").topic_id == TOPIC_ID
+
+
+# --- nothing is written --------------------------------------------------------------------------
+
+
+def test_nothing_is_ever_written_there(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    (root.path / broker_root.CLEAN_SHUTDOWN).unlink()
+    log_file = root.path / "t-0" / name(50, ".log")
+    log_file.write_bytes(log_file.read_bytes() + bytes(100))
+    (root.path / "t-0" / name(0, ".index")).unlink()
+    before = root.contents()
+    with kafkalog.open(root.path) as log:
+        assert offsets(log) == list(range(100))
+        assert len(log.status()) == 1
+        assert sum(len(rows) for rows in log.latest("t")) == 7
+        writes = [
+            lambda: log.append("t", [(b"k", b"v")]),
+            lambda: log.create_topic("u"),
+            lambda: log.alter_topic("t", {"cleanup.policy": "compact"}),
+            lambda: log.delete_topic("t"),
+            lambda: log.delete_records("t", 0, 10),
+            log.apply_retention,
+            lambda: kafkalog.open(root.path, cleaner=True),
+        ]
+        for write in writes:
+            with pytest.raises(InvalidInputError, match=f"kafkalog adopt {root.path}"):
+                write()
+    with root.alive(), kafkalog.open(root.path) as log:
+        offsets(log)
+        log.status()
+    assert root.contents() == before
+
+
+def test_opening_and_planning_load_nothing_heavy(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    (root.path / broker_root.CLEAN_SHUTDOWN).unlink()  # so its log is read and checked
+    program = (
+        "import sys, kafkalog\n"
+        "log = kafkalog.open(sys.argv[1])\n"
+        "assert log.offsets('t') == {0: (0, 100)}\n"
+        "assert 'pyarrow' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(root.path)], check=True)
+
+
+def test_a_partition_is_looked_at_when_it_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = stopped(tmp_path / "log")
+    (root.path / broker_root.CLEAN_SHUTDOWN).unlink()
+    damaged = root.partition("u-0") / name(50, ".log")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING):
+        log = kafkalog.open(root.path)
+        assert log.topics() == ["t", "u"]
+        assert log.offsets("t") == {0: (0, 100)}
+        assert caplog.text == ""
+        assert log.offsets("u") == {0: (0, 90)}
+    assert str(damaged) in caplog.text
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+def test_the_log_starts_where_its_checkpoint_says(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    root.checkpoint(broker_root.LOG_START, {"t-0": 33})
+    log = kafkalog.open(root.path)
+    assert log.offsets("t") == {0: (33, 100)}
+    assert offsets(log) == list(range(33, 100))
+
+
+@pytest.mark.parametrize("start", [2**63 - 1, 2**63 - 2**31])
+def test_a_log_start_without_room_for_a_batch_says_nothing(
+    tmp_path: Path, start: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = stopped(tmp_path / "log")
+    root.checkpoint(broker_root.LOG_START, {"t-0": start})
+    assert kafkalog.open(root.path).offsets("t") == {0: (0, 100)}
+    assert f"found {start}" in caplog.text
+
+
+@pytest.mark.parametrize("content", ["", "garbage", "0\n2\nt 0 1\n", "1\n0\n", "0\n1\nt 0\n"])
+def test_a_damaged_checkpoint_says_nothing(tmp_path: Path, content: str) -> None:
+    root = BrokerRoot(tmp_path / "log")
+    root.partition("t-0")
+    (root.path / "t-0" / name(0, ".log")).write_bytes(b"x")
+    root.checkpoint(broker_root.RECOVERY_POINT, {"t-0": 60})
+    assert kafkalog.open(root.path).offsets("t") == {0: (0, 100)}
+    for checkpoint in (broker_root.RECOVERY_POINT, broker_root.LOG_START, broker_root.CLEANER):
+        (root.path / checkpoint).write_text(content)
+    # Without a recovery point all is checked, and the first segment holds nothing.
+    assert kafkalog.open(root.path).offsets("t") == {0: (0, 0)}
+
+
+def test_a_clean_shutdown_is_believed(tmp_path: Path) -> None:
+    root = BrokerRoot(tmp_path / "log")
+    log_file = root.partition("t-0") / name(50, ".log")
+    data = bytearray(log_file.read_bytes())
+    data[70] ^= 1
+    log_file.write_bytes(data)
+    assert kafkalog.open(root.path).offsets("t") == {0: (0, 50)}
+    root.shut_down()
+    assert kafkalog.open(root.path).offsets("t") == {0: (0, 100)}
+
+
+# --- a live broker -------------------------------------------------------------------------------
+
+
+def test_a_live_brokers_partition_ends_at_its_checkpoint(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    root.partition("u-0")
+    with root.alive():
+        log = kafkalog.open(root.path)
+        state = log.state()
+        assert log.offsets("t") == {0: (0, 40)}
+        assert log.offsets("u") == {0: (0, 0)}, "it has no checkpoint yet"
+        assert offsets(log) == list(range(40))
+        assert log.state() is state
+        root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 75, "u-0": 100})
+        assert log.state() is not state
+        assert log.offsets("t") == {0: (0, 75)}
+        assert offsets(log) == list(range(75))
+        assert offsets(log, "u") == list(range(100))
+        root.partition("v-0")
+        assert log.topics() == ["t", "u", "v"]
+    assert log.offsets("t") == {0: (0, 100)}
+
+
+def test_a_checkpoint_beyond_the_log_ends_where_the_log_does(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 4000})
+    with root.alive():
+        assert kafkalog.open(root.path).offsets("t") == {0: (0, 100)}
+
+
+def test_what_the_cleaner_has_passed_is_committed(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    root.checkpoint(broker_root.CLEANER, {"t-0": 50})
+    with root.alive():
+        state = kafkalog.open(root.path).describe("t").partitions[0]
+        assert (state.high_watermark, state.first_dirty_offset) == (50, 50)
+        root.checkpoint(broker_root.CLEANER, {"t-0": 90})  # never in the active segment
+        state = kafkalog.open(root.path).describe("t").partitions[0]
+        assert (state.high_watermark, state.first_dirty_offset) == (40, 0)
+
+
+def test_a_broker_that_starts_again_takes_nothing_back(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    log = KafkaLog(root.path)
+    assert log.offsets("t") == {0: (0, 100)}
+    with root.alive():  # its checkpoint still says 40
+        assert log.offsets("t") == {0: (0, 100)}
+        task = KafkaLog(root.path)
+        assert task.offsets("t") == {0: (0, 40)}
+        with task.snapshot("t", 0, known_end=90) as view:
+            assert view.state.high_watermark == 90
+
+
+def test_files_that_a_live_broker_replaces_meanwhile_are_listed_again(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 80})
+    directory = root.path / "t-0"
+    with root.alive():
+        log = kafkalog.open(root.path)
+        assert log.offsets("t") == {0: (0, 80)}
+        # The broker rolls, then cleans both closed segments into one.
+        whole = (directory / name(0, ".log")).read_bytes()
+        whole += (directory / name(50, ".log")).read_bytes()
+        (directory / name(0, ".log.swap")).write_bytes(whole)
+        (directory / name(100, ".log")).touch()
+        (directory / name(100, ".index")).touch()
+        assert offsets(log) == list(range(80))
+        for suffix in (".log", ".index", ".timeindex"):
+            (directory / name(50, suffix)).rename(directory / name(50, suffix + ".deleted"))
+            (directory / name(0, suffix)).rename(directory / name(0, suffix + ".deleted"))
+        (directory / name(0, ".log.swap")).rename(directory / name(0, ".log"))
+        assert offsets(log) == list(range(80))
+
+
+def test_a_directory_whose_adoption_has_begun_is_still_readable(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    (root.path / "meta.properties").rename(root.path / "kl-meta.properties")
+    assert offsets(kafkalog.open(root.path)) == list(range(100))
+
+
+def test_who_holds_the_lock_does_not_take_itself_for_a_broker(tmp_path: Path) -> None:
+    root = stopped(tmp_path / "log")
+    with root.alive():
+        state = BrokerDirectories([root.path], is_held=True).published()
+    assert state.topics["t"].partitions[0].high_watermark == 100

@@ -1,0 +1,244 @@
+"""What an attempt that died has left is cut off for good: no power cut brings any of it back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from kafkalog.errors import StorageError
+from kafkalog.inspection.verify import verify
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import iterate_headers
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.journal import Journal
+from tests.torture.acts import Write
+from tests.torture.disk import Disk
+from tests.torture.recorder import Recorder
+from tests.torture.recording import booted
+from tests.unit.storage_engine.faults import Died
+from tests.unit.storage_engine.raw_log import ABORT, COMMIT, RawBatch, joined, marker
+
+NOW_MS = 1_700_000_000_000
+PRODUCER = 5
+Work: TypeAlias = Callable[[Engine], None]
+
+
+def one(ms: int, size: int = 20, count: int = 1) -> Work:
+    """Append so many batches of one record each in one commit, at a time."""
+    batches = [RawBatch(3 + n, (NOW_MS + ms,), value_size=size) for n in range(count)]
+    return lambda engine: raw(engine, *batches)
+
+
+def transaction(kind: int) -> Work:
+    """Append a transaction that ends so."""
+    data = RawBatch(3, (NOW_MS,), producer=PRODUCER, transactional=True)
+    return lambda engine: raw(engine, data, marker(4, kind, PRODUCER, time=NOW_MS))
+
+
+def own(engine: Engine) -> None:
+    engine.append("t", [("k", "v")] * 2, now_ms=NOW_MS)
+
+
+def raw(engine: Engine, *batches: RawBatch) -> None:
+    engine.append_raw("t", 0, joined(batches), now_ms=NOW_MS)
+
+
+def begun(root: Path) -> None:
+    with Engine(root) as engine:
+        config = {"index.interval.bytes": "0", "segment.bytes": "1000"}
+        engine.create_topic("t", 1, config, now_ms=NOW_MS)
+        raw(engine, *(RawBatch(n, (NOW_MS + n,), value_size=20) for n in range(3)))
+
+
+def aborted_before(root: Path) -> None:
+    with Engine(root) as engine:
+        engine.create_topic("t", 1, now_ms=NOW_MS)
+        data = RawBatch(0, (NOW_MS, NOW_MS), producer=PRODUCER, transactional=True)
+        raw(engine, data, marker(2, ABORT, PRODUCER, time=NOW_MS))
+
+
+def dies(engine: Engine, work: Work) -> None:
+    """Do all of a commit but the record."""
+
+    def die(*args: object, **kwargs: object) -> None:
+        raise Died
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Died):
+        patch.setattr(Journal, "append", die)
+        work(engine)
+
+
+def rows(root: Path) -> list[int]:
+    engine = Engine(root, read_only=True)
+    return [n for batch in engine.read("t", 0) for n in batch.column("offset").to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("before", "attempt", "retry"),
+    [
+        pytest.param(begun, one(5_000), one(1_000), id="another clock"),
+        pytest.param(begun, one(5_000, 90, 2), one(1_000, count=5), id="other sizes"),
+        pytest.param(begun, one(5_000, 90, 12), one(1_000, count=5), id="after a roll"),
+        pytest.param(begun, transaction(ABORT), own, id="the only abort"),
+        pytest.param(
+            aborted_before, transaction(ABORT), transaction(COMMIT), id="the second abort"
+        ),
+    ],
+)
+def test_no_power_cut_brings_back_what_an_attempt_that_died_has_left(
+    tmp_path: Path, before: Callable[[Path], None], attempt: Work, retry: Work
+) -> None:
+    root, cut = tmp_path / "log", tmp_path / "cut"
+    before(root)
+    with Recorder(root) as recorder:
+        dies(Engine(root), attempt)
+        tried = len(recorder.acts)
+        retry(Engine(root))
+    disk = Disk(recorder.begin)
+    for act in recorder.acts:
+        disk.apply(act)
+    # All that the attempt did had reached the disk by itself; of the retry what was synced.
+    left = {number: None for number, _ in disk.unsynced() if number < tried}
+    disk.state("the attempt's", left).write(cut)
+    check(cut, rows(root))
+
+
+def check(cut: Path, expected: list[int]) -> None:
+    with booted("after the cut"):
+        assert rows(cut) == expected
+        assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
+        Engine(cut).append("t", [("k", "v")], now_ms=NOW_MS + 2_000)
+        assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
+
+
+def begun_far(root: Path) -> None:
+    """Leave a transaction open whose marker comes at offset 260, an entry of other halves."""
+    with Engine(root) as engine:
+        engine.create_topic("t", 1, now_ms=NOW_MS)
+        data = RawBatch(250, (NOW_MS,), producer=PRODUCER, transactional=True)
+        raw(engine, RawBatch(0, (NOW_MS,) * 250), data, RawBatch(251, (NOW_MS,) * 9))
+
+
+def ends(kind: int) -> Work:
+    """End the transaction that `begun_far` has left open."""
+    return lambda engine: raw(engine, marker(260, kind, PRODUCER, time=NOW_MS))
+
+
+@pytest.mark.parametrize("before", [begun_far, aborted_before])
+def test_half_an_entry_of_an_abort_that_died_is_none(
+    tmp_path: Path, before: Callable[[Path], None]
+) -> None:
+    root, cut = tmp_path / "log", tmp_path / "cut"
+    before(root)
+    (path,) = list(root.glob("t-0/*.txnindex")) or [root / "t-0" / f"{0:020}.txnindex"]
+    earlier = path.read_bytes() if path.exists() else b""
+    is_far = before is begun_far
+    dies(Engine(root), ends(ABORT) if is_far else transaction(ABORT))
+    entry = path.read_bytes().removeprefix(earlier)
+    assert len(entry) == 34
+    for size in range(len(entry) + 1):
+        lost = bytes(len(entry) - size)
+        for torn in (entry[:size], entry[:size] + lost, lost + entry[len(lost) :]):
+            shutil.rmtree(cut, ignore_errors=True)
+            shutil.copytree(root, cut)
+            (cut / "t-0" / path.name).write_bytes(earlier + torn)
+            assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
+            expected = rows(root)
+            assert rows(cut) == expected
+            (ends(COMMIT) if is_far else transaction(COMMIT))(Engine(cut))
+            check(cut, [*expected, *([*range(250, 260)] if is_far else [3])])
+            left = cut / "t-0" / path.name
+            assert (left.read_bytes() if left.exists() else b"") == earlier
+
+
+@pytest.mark.parametrize("byte", [0, 7, 8, 11, 16, 22, 23, 26, 43, 50])
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("batch", [0, 1], ids=["aborted", "marker"])
+def test_an_entry_stays_whose_marker_damage_hides(
+    tmp_path: Path, batch: int, byte: int, *, follows: bool
+) -> None:
+    aborted_before(tmp_path)
+    if follows:
+        own(Engine(tmp_path))
+    (path,) = tmp_path.glob("t-0/*.txnindex")
+    entries, log = path.read_bytes(), path.with_suffix(layout.LOG)
+    data = bytearray(log.read_bytes())
+    data[[position for position, _ in iterate_headers(data)][batch] + byte] ^= 0xFF
+    log.write_bytes(data)
+    own(Engine(tmp_path))
+    assert path.read_bytes() == entries
+
+
+class Refused:
+    """The disk, which does not sync files with this ending, so many times."""
+
+    def __init__(self, ending: str, times: int) -> None:
+        self.ending, self.times = ending, times
+        self._sync = files.sync_file
+
+    def __call__(self, fd: int) -> None:
+        if self.times and os.readlink(f"/proc/self/fd/{fd}").endswith(self.ending):
+            self.times -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self._sync(fd)
+
+
+@pytest.mark.parametrize(
+    ("before", "attempt", "retry", "ending"),
+    [
+        pytest.param(begun, one(5_000), one(1_000), ".timeindex", id="times"),
+        pytest.param(begun, one(5_000, 90, 2), one(1_000, count=5), ".index", id="positions"),
+        pytest.param(
+            aborted_before, transaction(ABORT), transaction(COMMIT), ".txnindex", id="aborts"
+        ),
+    ],
+)
+def test_a_cut_whose_sync_failed_is_made_again(
+    tmp_path: Path, before: Callable[[Path], None], attempt: Work, retry: Work, ending: str
+) -> None:
+    root, cut = tmp_path / "log", tmp_path / "cut"
+    before(root)
+    with Recorder(root) as recorder, pytest.MonkeyPatch.context() as patch:
+        dies(Engine(root), attempt)
+        tried = len(recorder.acts)
+        patch.setattr(files, "sync_file", Refused(ending, 1))
+        with pytest.raises(StorageError, match="the disk refused"):
+            retry(Engine(root))
+        retry(Engine(root))
+    disk = Disk(recorder.begin)
+    for act in recorder.acts:
+        disk.apply(act)
+    left = {number: None for number, _ in disk.unsynced() if number < tried}
+    disk.state("the attempt's", left).write(cut)
+    check(cut, rows(root))
+
+
+def test_a_log_that_a_failed_sync_left_is_cut_until_a_sync_succeeds(tmp_path: Path) -> None:
+    root, cut = tmp_path / "log", tmp_path / "cut"
+    with Engine(root) as engine:
+        engine.create_topic("t", 1, now_ms=NOW_MS)
+        own(engine)
+    refused = Refused(".log", 2)
+    with Recorder(root) as recorder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "sync_file", refused)
+        engine = Engine(root)
+        opened = len(os.listdir("/proc/self/fd"))
+        for _ in range(2):  # the commit's own sync, and that of its cut
+            with pytest.raises(StorageError, match="the disk refused"):
+                own(engine)
+        assert len(os.listdir("/proc/self/fd")) <= opened
+        own(engine)
+    disk = Disk(recorder.begin)
+    for act in recorder.acts:
+        disk.apply(act)
+    # What failed syncs have left in doubt: the dead bytes are there, their cut is not.
+    left = {number: None for number, act in disk.unsynced() if isinstance(act, Write)}
+    disk.state("the dead bytes", left).write(cut)
+    check(cut, rows(root))

@@ -1,0 +1,309 @@
+"""Opening, topics, configs: bad input is named, nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError, UnknownTopicError
+from kafkalog.storage_engine.engine import Engine, NewTopic
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata import checkpoints, directory_signs
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.writing.staging import StagedWriter
+from kafkalog.storage_engine.writing.writer import Writer
+from tests.unit.storage_engine.faults import Died
+
+
+def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("x")
+    with pytest.raises(InvalidInputError, match="a log is a directory, this is a file"):
+        Engine(path)
+
+
+def test_a_path_below_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="the log's directory cannot be created"):
+        Engine(tmp_path / "file" / "log")
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 2**31 - 1])
+def test_a_number_of_partitions_out_of_range_is_an_error(tmp_path: Path, partitions: int) -> None:
+    with pytest.raises(InvalidInputError, match=f"partitions, found {partitions}"):
+        Engine(tmp_path).create_topic("t", partitions)
+
+
+def test_a_directory_without_a_log_is_not_opened_read_only(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="no log here"):
+        Engine(tmp_path, read_only=True)
+
+
+@pytest.mark.parametrize("options", [{"read_only": True}, {"create": False}])
+def test_who_may_create_no_log_creates_none_where_one_vanishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
+) -> None:
+    Engine(tmp_path / "log").close()
+    check = directory_signs.check_is_log
+
+    def checked(root: Path) -> None:
+        check(root)
+        shutil.rmtree(root)
+
+    monkeypatch.setattr(directory_signs, "check_is_log", checked)
+    with contextlib.suppress(KafkaLogError, OSError):
+        Engine(tmp_path / "log", **options).close()
+    assert not (tmp_path / "log").exists()
+
+
+def test_who_opens_a_partition_is_told_the_log(tmp_path: Path) -> None:
+    Engine(tmp_path / "log").create_topic("t")
+    with pytest.raises(InvalidInputError, match=f"no log here.*lies in: {tmp_path / 'log'}$"):
+        Engine(tmp_path / "log" / "t-0", read_only=True)
+
+
+def test_a_directory_of_something_else_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "documents").mkdir()
+    with pytest.raises(InvalidInputError, match="the directory is not empty"):
+        Engine(tmp_path)
+
+
+def test_a_brokers_directory_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / layout.META_PROPERTIES).write_text("version=1\n")
+    engine = Engine(tmp_path)
+    with pytest.raises(InvalidInputError, match="a Kafka broker's log directory is only read"):
+        engine.create_topic("t")
+    assert [path.name for path in tmp_path.iterdir()] == [layout.META_PROPERTIES]
+
+
+def test_a_topic_is_there_for_every_process(tmp_path: Path) -> None:
+    topic = Engine(tmp_path).create_topic("t", 3, {"segment.bytes": "1000"})
+    assert len(topic.topic_id) == 22
+    assert Engine(tmp_path).describe("t") == topic
+    assert topic.config == {"cleanup.policy": "compact", "segment.bytes": "1000"}
+
+
+def test_a_partition_directory_carries_kafkas_metadata(tmp_path: Path) -> None:
+    topic = Engine(tmp_path).create_topic("t")
+    directory = tmp_path / "t-0"
+    assert checkpoints.read_topic_id(directory) == topic.topic_id
+    assert (directory / layout.CANARY).exists()
+    text = (directory / layout.PARTITION_METADATA).read_text()
+    assert text == f"version: 0\ntopic_id: {topic.topic_id}"
+
+
+def test_the_first_append_notes_the_leader_epoch(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t")
+    engine.append("t", [("k", "v")])
+    assert (tmp_path / "t-0" / layout.LEADER_EPOCH_CHECKPOINT).read_text() == "0\n1\n0 0\n"
+
+
+def test_close_writes_kafkas_root_checkpoints(tmp_path: Path) -> None:
+    with Engine(tmp_path) as engine:
+        engine.create_topic("t")
+        engine.append("t", [("k", "v")] * 4)
+    assert (tmp_path / layout.REPLICATION_CHECKPOINT).read_text() == "0\n1\nt 0 4\n"
+    assert (tmp_path / layout.CLEANER_CHECKPOINT).read_text() == "0\n0\n"
+
+
+def test_an_existing_topic_is_not_created_again(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    topic = engine.create_topic("t")
+    with pytest.raises(InvalidInputError, match="'t' exists already"):
+        engine.create_topic("t")
+    assert engine.create_topic("t", 9, exist_ok=True) == topic
+
+
+def test_a_directory_left_by_a_creation_that_died_is_replaced(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    with pytest.raises(RuntimeError), engine.transaction() as transaction:
+        transaction.create_topic("t", 2, {})
+        raise RuntimeError
+    assert (tmp_path / "t-1").exists()
+    assert engine.topics() == []
+    engine.create_topic("t", 2)
+    engine.append("t", [("k", "v")])
+
+
+def test_a_creation_that_died_with_records_written_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = {"t": NewTopic(2, {"cleanup.policy": "compact"})}
+    rows = pa.RecordBatch.from_pydict(
+        {"key": pa.array([b"k"], pa.binary()), "value": pa.array([b"v"], pa.binary())}
+    )
+
+    def commit() -> None:
+        engine = Engine(tmp_path)
+        writer = StagedWriter(tmp_path, engine.state(), now_ms=lambda: 1, new_topics=new)
+        writer.append("t", rows)
+        engine.commit([writer.finish()], writer=Writer("query", "t", 0), create=new)
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(Journal, "append", raise_died)
+        commit()
+    assert any(path.stat().st_size for path in tmp_path.glob("t-*/*.log"))
+    commit()
+    assert sum(end for _, end in Engine(tmp_path).offsets("t").values()) == 1
+    assert not list(tmp_path.glob(f"t-*/{layout.UNRECORDED}"))
+
+
+def raise_died(*args: object, **kwargs: object) -> None:
+    raise Died
+
+
+def test_every_directory_on_the_way_to_a_new_log_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has made it: it may have died before. As far as its disk goes."""
+    (tmp_path / "a").mkdir()
+    synced: set[Path] = set()
+    monkeypatch.setattr(files, "sync_directory", lambda path: synced.add(path.resolve()))
+    root = tmp_path / "a" / "b"
+    Engine(root)
+    mount = next(path for path in root.parents if path.is_mount())
+    assert synced == {root, *(path for path in root.parents if path.is_relative_to(mount))}
+
+
+def test_a_directory_with_records_is_never_replaced(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    (tmp_path / "t-0").mkdir()
+    (tmp_path / "t-0" / layout.segment_file(0, layout.LOG)).write_bytes(b"records of a broker")
+    with pytest.raises(StorageError, match="is not a partition of this log"):
+        engine.create_topic("t")
+
+
+def test_a_creation_that_died_and_whose_removal_died_too_is_done_again(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    (tmp_path / "t-0").mkdir()
+    for name in (layout.UNRECORDED, "leader-epoch-checkpoint.tmp"):
+        (tmp_path / "t-0" / name).touch()
+    assert engine.create_topic("t")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250, "ä"])
+def test_a_name_that_kafka_forbids_is_an_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInputError, match="is not allowed"):
+        Engine(tmp_path).create_topic(name)
+
+
+def test_kafkas_own_topics_are_not_created(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="belongs to Kafka itself"):
+        Engine(tmp_path).create_topic("__consumer_offsets")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"segment.byte": "1000"},
+            "unknown topic config 'segment.byte'; did you mean segment.bytes",
+        ),
+        ({"min.insync.replicas": "1"}, "min.insync.replicas has no effect here: .* no replicas"),
+        ({"remote.storage.enable": "true"}, "has no effect here: there is no tiered storage"),
+        ({"max.decompressed.message.bytes": "9"}, "no batch is decompressed past 256 MiB"),
+        ({"message.downconversion.enable": "true"}, "has no effect here: batches are always read"),
+        ({"retention.ms": "-2"}, r"retention.ms: expected a whole number in \[-1, "),
+        ({"retention.bytes": str(2**63)}, r"retention.bytes: expected a whole number in \[-9223"),
+        ({"message.timestamp.before.max.ms": "-1"}, r"before.max.ms: expected .* in \[0, "),
+        ({"message.timestamp.after.max.ms": "-1"}, r"after.max.ms: expected .* in \[0, "),
+        ({"preallocate": "maybe"}, "preallocate: expected true or false, found 'maybe'"),
+        ({"segment.index.bytes": "3"}, r"segment.index.bytes: expected .* in \[4, 2147483647\]"),
+        ({"internal.segment.bytes": "13"}, r"internal.segment.bytes: expected .* in \[14, "),
+        ({"cleanup.policy": "delete,delete"}, "cleanup.policy: expected compact, delete"),
+        ({"segment.bytes": "13"}, r"segment.bytes: expected a whole number in \[14, 2147483647\]"),
+        ({"segment.bytes": "many"}, "segment.bytes: expected a whole number"),
+        ({"cleanup.policy": "squash"}, "cleanup.policy: expected compact, delete"),
+        ({"min.cleanable.dirty.ratio": "1.5"}, r"expected a number in \[0, 1\], found '1.5'"),
+        ({"compression.type": "brotli"}, "expected one of uncompressed, gzip"),
+        (
+            {"min.compaction.lag.ms": "9", "max.compaction.lag.ms": "8"},
+            "must not exceed max.compaction.lag.ms",
+        ),
+    ],
+)
+def test_a_bad_config_names_the_config_and_its_range(
+    tmp_path: Path, config: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        Engine(tmp_path).create_topic("t", 1, config)
+    assert Engine(tmp_path).topics() == []
+
+
+def test_configs_that_are_not_given_are_kafkas() -> None:
+    config = TopicConfig.parse({})
+    assert config.cleanup_policy == {"delete"}
+    assert (config.retention_ms, config.retention_bytes) == (604_800_000, -1)
+    assert config.message_timestamp_before_max_ms == 2**63 - 1
+    assert config.message_timestamp_after_max_ms == 3_600_000
+    assert config.preallocate is False
+
+
+def test_internal_segment_bytes_overrides_segment_bytes() -> None:
+    config = TopicConfig.parse({"internal.segment.bytes": "100", "segment.bytes": "5000"})
+    assert config.segment_bytes == 100
+
+
+def test_an_empty_policy_means_no_cleanup_at_all(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"cleanup.policy": "", "preallocate": "false"})
+    config = TopicConfig.parse(engine.describe("t").config)
+    assert not config.is_compacted and not config.is_deleted
+
+
+def test_a_config_is_altered_for_every_process(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"segment.bytes": "1000"})
+    engine.append("t", [("k", "v")])
+    engine.alter_topic("t", {"segment.bytes": "2000", "segment.ms": "5"})
+    described = Engine(tmp_path).describe("t")
+    assert described.config["segment.bytes"] == "2000"
+    assert described.partitions[0].high_watermark == 1
+
+
+def test_an_unknown_topic_is_named_with_those_there_are(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("a")
+    with pytest.raises(UnknownTopicError, match="the topics of this log are: a"):
+        engine.offsets("b")
+
+
+def test_a_read_only_log_is_not_written(tmp_path: Path) -> None:
+    Engine(tmp_path).create_topic("t")
+    with pytest.raises(InvalidInputError, match="opened read-only"):
+        Engine(tmp_path, read_only=True).append("t", [("k", "v")])
+
+
+def test_a_record_above_max_message_bytes_is_an_error(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"max.message.bytes": "1000"})
+    with pytest.raises(InvalidInputError, match=r"max\.message\.bytes"):
+        engine.append("t", [("k", "v" * 2000)])
+    assert engine.offsets("t") == {0: (0, 0)}
+
+
+HEAVY = """
+import sys
+import kafkalog
+from kafkalog.storage_engine.engine import Engine
+engine = Engine(sys.argv[1])
+engine.create_topic("t", 1, exist_ok=True)
+engine.offsets("t")
+engine.commit([])
+print(sorted({"pyarrow", "pyspark", "numpy"} & set(sys.modules)))
+"""
+
+
+def test_opening_planning_and_committing_import_nothing_heavy(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HEAVY, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,420 @@
+"""What retention takes: by log start, by size, by time; whole segments, and never too much."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, UnknownTopicError
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.segment.segments import list_segments
+from kafkalog.storage_engine.writing.retention import count_expired
+from kafkalog.storage_engine.writing.transaction import Transaction
+from tests.unit.storage_engine.faults import Died, each_act
+
+START_MS = 1_700_000_000_000
+HOUR = 3_600_000
+
+
+def filled(root: Path, *, hours: int = 6, **config: str) -> Engine:
+    """A topic with one record an hour, each in a segment of its own."""
+    engine = Engine(root)
+    settings = {name.replace("_", "."): text for name, text in config.items()}
+    engine.create_topic("t", 1, {"cleanup.policy": "delete", "segment.bytes": "100", **settings})
+    for hour in range(hours):
+        append(engine, hour)
+    return engine
+
+
+def append(engine: Engine, hour: int) -> None:
+    engine.append("t", [(f"k{hour}", f"{hour}".zfill(30))], now_ms=START_MS + hour * HOUR)
+
+
+def read(engine: Engine) -> list[int]:
+    return [offset for batch in engine.read("t", 0) for offset in batch["offset"].to_pylist()]
+
+
+def bases(engine: Engine, stage: str = "") -> list[int]:
+    names = (layout.parse_segment_file(name) for name in os.listdir(engine.root / "t-0"))
+    return sorted(parsed[0] for parsed in names if parsed and parsed[1:] == (layout.LOG, stage))
+
+
+def at(hour: float) -> int:
+    return START_MS + int(hour * HOUR)
+
+
+def segment_size(engine: Engine) -> int:
+    return (engine.root / "t-0" / layout.segment_file(0, layout.LOG)).stat().st_size
+
+
+# --- by time -------------------------------------------------------------------------------------
+
+
+def test_segments_go_when_their_latest_record_is_older_than_retention_ms(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms=str(3 * HOUR))
+    assert engine.apply_retention(now_ms=at(3)) == []  # exactly as old: kept
+    (stats,) = engine.apply_retention(now_ms=at(4.5))
+    assert (stats.log_start_offset, stats.segments, stats.error) == (2, 2, None)
+    assert stats.bytes_removed == 2 * segment_size_of(engine, 2)
+    assert engine.offsets("t") == {0: (2, 6)}
+    assert read(engine) == [2, 3, 4, 5]
+    assert (bases(engine), bases(engine, layout.DELETED)) == ([2, 3, 4, 5], [0, 1])
+
+
+def segment_size_of(engine: Engine, base: int) -> int:
+    return (engine.root / "t-0" / layout.segment_file(base, layout.LOG)).stat().st_size
+
+
+def test_where_all_segments_go_the_active_one_is_rolled_first(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms=str(HOUR))
+    (stats,) = engine.apply_retention(now_ms=at(100))
+    assert (stats.log_start_offset, stats.segments) == (6, 6)
+    assert bases(engine) == [6]
+    assert engine.offsets("t") == {0: (6, 6)}
+    assert engine.apply_retention(now_ms=at(200)) == []  # an empty active segment stays
+    append(engine, 201)
+    assert read(engine) == [6]
+    assert next(iter(Engine(tmp_path).read("t", 0)))["value"][0].as_py() == b"201".zfill(30)
+
+
+def test_the_walk_stops_at_the_first_segment_that_stays(tmp_path: Path) -> None:
+    engine = filled(tmp_path, hours=1, retention_ms=str(2 * HOUR))
+    append(engine, 9)
+    append(engine, 1)
+    append(engine, 9)
+    engine.apply_retention(now_ms=at(9))
+    assert bases(engine) == [1, 2, 3]
+
+
+def test_retention_ms_of_minus_one_keeps_everything(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms="-1")
+    assert engine.apply_retention(now_ms=at(10**6)) == []
+
+
+def test_the_active_segment_counts_with_its_latest_record_though_no_index_has_it(
+    tmp_path: Path,
+) -> None:
+    engine = filled(tmp_path, hours=0, retention_ms=str(HOUR), segment_bytes="100000")
+    append(engine, 0)
+    append(engine, 5)
+    assert engine.apply_retention(now_ms=at(5.5)) == []
+    assert engine.apply_retention(now_ms=at(6.5))[0].log_start_offset == 2
+
+
+@pytest.mark.parametrize("entry", [b"", (5).to_bytes(8, "big") + bytes(4), b"\x00" * 7 + b"\x01"])
+def test_a_time_index_that_is_wrong_deletes_nothing_that_is_young(
+    tmp_path: Path, entry: bytes
+) -> None:
+    engine = filled(tmp_path, retention_ms=str(3 * HOUR))
+    for path in (tmp_path / "t-0").glob("*.timeindex"):
+        path.write_bytes(entry)
+    engine.apply_retention(now_ms=at(4.5))
+    assert bases(engine) == [2, 3, 4, 5]
+
+
+def test_records_without_a_time_are_as_old_as_their_file(tmp_path: Path) -> None:
+    from tests.unit.cleaner.naive import batch, foreign_log
+
+    def timeless(base: int) -> object:
+        item = batch(base, [("a", "1")])
+        records = tuple(type(r)(r.offset, r.key, r.value, -1) for r in item.records)
+        return type(item)(item.base, item.last, records)
+
+    engine = foreign_log(
+        tmp_path,
+        {0: [timeless(0)], 1: [timeless(1)], 2: []},
+        config={"cleanup.policy": "delete", "retention.ms": "1000"},
+    )
+    for base, when in ((0, 5_000), (1, 7_000)):
+        path = tmp_path / "t-0" / layout.segment_file(base, layout.LOG)
+        files.set_times(path, when * 1_000_000)
+    assert engine.apply_retention(now_ms=6_000) == []
+    assert engine.apply_retention(now_ms=6_001)[0].log_start_offset == 1
+
+
+# --- by size -------------------------------------------------------------------------------------
+
+
+def test_the_oldest_segments_go_while_retention_bytes_stay(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms="-1")
+    size = segment_size(engine)
+    engine.alter_topic("t", {"retention.bytes": str(3 * size + 1)})
+    assert engine.apply_retention(now_ms=at(6))[0].log_start_offset == 2
+    assert engine.apply_retention(now_ms=at(6)) == []
+    engine.alter_topic("t", {"retention.bytes": str(3 * size)})
+    assert engine.apply_retention(now_ms=at(6))[0].log_start_offset == 3
+    engine.alter_topic("t", {"retention.bytes": "0"})
+    assert engine.apply_retention(now_ms=at(6))[0].log_start_offset == 6
+    assert bases(engine) == [6]
+
+
+def test_bytes_that_were_never_committed_do_not_count(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms="-1")
+    engine.alter_topic("t", {"retention.bytes": str(6 * segment_size(engine))})
+    active = tmp_path / "t-0" / layout.segment_file(5, layout.LOG)
+    active.write_bytes(active.read_bytes() + bytes(10**5))
+    (tmp_path / "t-0" / layout.segment_file(9, layout.LOG)).write_bytes(bytes(10**5))
+    assert engine.apply_retention(now_ms=at(6)) == []
+    assert read(engine) == [0, 1, 2, 3, 4, 5]
+
+
+def test_size_comes_before_time(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms=str(2 * HOUR))
+    engine.alter_topic("t", {"retention.bytes": str(5 * segment_size(engine))})
+    assert engine.apply_retention(now_ms=at(4.5))[0].log_start_offset == 3
+
+
+# --- by log start, by policy, by high watermark --------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["compact", ""])
+def test_without_the_policy_delete_only_what_lies_below_the_log_start_goes(
+    tmp_path: Path, policy: str
+) -> None:
+    engine = filled(tmp_path, retention_ms="1", retention_bytes="1")
+    engine.delete_records("t", 0, 3, now_ms=at(6))
+    engine.alter_topic("t", {"cleanup.policy": policy})
+    (stats,) = engine.apply_retention(now_ms=at(10**6))
+    assert (stats.log_start_offset, stats.segments) == (3, 3)
+    assert read(engine) == [3, 4, 5]
+
+
+def test_a_segment_that_ends_above_the_high_watermark_never_goes(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms="1", retention_bytes="0")
+    state = engine.describe("t").partitions[0]
+    segments = list_segments(tmp_path / "t-0")
+    config = TopicConfig.parse(engine.describe("t").config)
+
+    def count(high_watermark: int) -> int:
+        from dataclasses import replace
+
+        held = replace(state, high_watermark=high_watermark)
+        return count_expired(segments, held, config, at(10**6))
+
+    assert [count(n) for n in range(7)] == [0, 1, 2, 3, 4, 6, 6]
+
+
+def test_only_the_named_topic_is_looked_at(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms="1")
+    engine.create_topic("u", 2, {"cleanup.policy": "delete", "retention.ms": "1"})
+    assert engine.apply_retention("u", now_ms=at(10**6)) == []
+    assert bases(engine) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(UnknownTopicError):
+        engine.apply_retention("v")
+
+
+def test_a_fault_of_one_partition_is_not_one_of_the_others(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms="1")
+    engine.create_topic("s", 1, {"cleanup.policy": "delete"})
+    shutil.rmtree(tmp_path / "s-0")
+    found = engine.apply_retention(now_ms=at(10**6))
+    assert [(stats.topic, stats.error is None) for stats in found] == [("s", False), ("t", True)]
+
+
+def test_a_disk_too_full_to_roll_takes_the_other_segments_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = filled(tmp_path, retention_ms=str(HOUR))
+
+    def roll(self: Transaction, topic: str, number: int, now_ms: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "5.log")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "roll", roll)
+        (stats,) = engine.apply_retention(now_ms=at(100))
+        assert (stats.log_start_offset, stats.segments, stats.error) == (5, 5, None)
+        caplog.clear()
+        assert engine.apply_retention(now_ms=at(100)) == []
+        assert "the active segment stays: 5.log: the disk refused (No space left" in caplog.text
+    (stats,) = engine.apply_retention(now_ms=at(100))
+    assert (stats.log_start_offset, stats.error) == (6, None)
+
+
+def test_a_log_opened_read_only_is_not_retained(tmp_path: Path) -> None:
+    filled(tmp_path, retention_ms="1")
+    with pytest.raises(InvalidInputError, match="opened read-only"):
+        Engine(tmp_path, read_only=True).apply_retention(now_ms=at(10**6))
+
+
+# --- readers -------------------------------------------------------------------------------------
+
+
+def test_reading_below_the_log_start_names_the_valid_range(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms=str(3 * HOUR))
+    engine.apply_retention(now_ms=at(4.5))
+    with pytest.raises(OffsetOutOfRangeError, match=r"offset 1 is out of range.*\[2, 6\]"):
+        list(engine.read("t", 0, 1))
+
+
+def test_a_reader_that_is_open_reads_on(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms=str(HOUR), file_delete_delay_ms="0")
+    reader = engine.read("t", 0)
+    first = next(reader)
+    engine.apply_retention(now_ms=at(100))
+    rest = [offset for batch in reader for offset in batch["offset"].to_pylist()]
+    assert first["offset"].to_pylist() + rest == [0, 1, 2, 3, 4, 5]
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_retired_files_are_removed_after_file_delete_delay_ms(tmp_path: Path) -> None:
+    import time
+
+    engine = filled(tmp_path, retention_ms=str(3 * HOUR), file_delete_delay_ms="60000")
+    engine.apply_retention(now_ms=at(4.5))
+    retired = {path.name for path in (tmp_path / "t-0").glob("0*.deleted")}
+    assert {name.split(".")[1] for name in retired} == {"log", "index", "timeindex"}
+    now = time.time_ns() // 1_000_000
+    engine.alter_topic("t", {"retention.ms": "-1"})
+    engine.apply_retention(now_ms=now + 59_000)
+    assert len(list((tmp_path / "t-0").glob("0*.deleted"))) == len(retired)
+    engine.apply_retention(now_ms=now + 61_000)
+    assert list((tmp_path / "t-0").glob("0*.deleted")) == []
+    assert (tmp_path / "t-0" / layout.CANARY).exists()
+
+
+def test_leader_epochs_and_producer_snapshots_below_go_with_the_segments(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms=str(3 * HOUR))
+    directory = tmp_path / "t-0"
+    checkpoints.write_leader_epochs(directory, [(0, 0), (3, 1), (5, 4)])
+    for offset in (1, 2):
+        (directory / layout.segment_file(offset, layout.SNAPSHOT)).write_bytes(b"")
+    engine.apply_retention(now_ms=at(4.5))
+    assert checkpoints.read_leader_epochs(directory) == [(3, 2), (5, 4)]
+    assert [path.name for path in directory.glob("*.snapshot")] == [
+        layout.segment_file(2, layout.SNAPSHOT)
+    ]
+
+
+def test_a_cleaner_and_retention_never_work_on_a_partition_at_once(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms="1")
+    with locks.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).exclusive():
+        assert engine.apply_retention(now_ms=at(10**6)) == []
+    assert len(engine.apply_retention(now_ms=at(10**6))) == 1
+
+
+def test_a_raised_log_start_is_synced_also_where_commits_are_not(tmp_path: Path) -> None:
+    engine = filled(tmp_path, retention_ms="1", flush_messages="1000")
+    assert engine.state().unsynced
+    engine.apply_retention(now_ms=at(10**6))
+    assert not engine.state().unsynced
+
+
+# --- delete_records ------------------------------------------------------------------------------
+
+
+def test_deleted_records_are_gone_at_once_and_their_segments_later(tmp_path: Path) -> None:
+    engine = filled(tmp_path, hours=3, segment_bytes="100000")
+    append(engine, 3)
+    assert engine.delete_records("t", 0, 2, now_ms=at(4)) == 2
+    assert read(Engine(tmp_path)) == [2, 3]
+    assert engine.apply_retention(now_ms=at(4)) == []  # the segment holds younger records too
+    state = engine.describe("t").partitions[0]
+    assert (state.log_start_offset, state.first_dirty_offset) == (2, 2)
+    with pytest.raises(OffsetOutOfRangeError, match=r"\[2, 4\]"):
+        list(engine.read("t", 0, 1))
+
+
+def test_minus_one_deletes_up_to_the_high_watermark(tmp_path: Path) -> None:
+    engine = filled(tmp_path, hours=4)
+    assert engine.delete_records("t", 0, -1, now_ms=at(4)) == 4
+    assert read(engine) == []
+    assert engine.apply_retention(now_ms=at(4))[0].segments == 3  # the active one stays
+    append(engine, 5)
+    assert read(engine) == [4]
+
+
+def test_the_log_start_is_never_lowered(tmp_path: Path) -> None:
+    engine = filled(tmp_path)
+    assert engine.delete_records("t", 0, 4, now_ms=at(6)) == 4
+    number = engine.state().number
+    assert engine.delete_records("t", 0, 2, now_ms=at(6)) == 4
+    assert engine.state().number == number
+
+
+@pytest.mark.parametrize("before", [-2, 7])
+def test_records_out_of_range_cannot_be_deleted(tmp_path: Path, before: int) -> None:
+    engine = filled(tmp_path)
+    with pytest.raises(OffsetOutOfRangeError, match=rf"offset {before} .*\[0, 6\]"):
+        engine.delete_records("t", 0, before)
+    with pytest.raises(InvalidInputError, match="there is no 1"):
+        engine.delete_records("t", 1, 0)
+
+
+@pytest.mark.parametrize("policy", ["compact", ""])
+def test_records_are_deleted_only_where_the_policy_has_delete(tmp_path: Path, policy: str) -> None:
+    engine = filled(tmp_path, cleanup_policy=policy)
+    with pytest.raises(InvalidInputError, match=r"cleanup\.policy has delete"):
+        engine.delete_records("t", 0, 1)
+
+
+# --- dying and failing at every step -------------------------------------------------------------
+
+
+def expire(root: Path, hour: float) -> Callable[[], None]:
+    engine = Engine(root)
+
+    def work() -> None:
+        for stats in engine.apply_retention(now_ms=at(hour)):
+            assert stats.error is None, stats.error
+
+    return work
+
+
+@pytest.mark.parametrize("hour", [4.5, 100], ids=["some", "all"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_process_that_dies_at_any_act_of_a_retention_loses_nothing_that_stays(
+    tmp_path: Path, hour: float, after: bool
+) -> None:
+    filled(tmp_path / "start", retention_ms=str(3 * HOUR), file_delete_delay_ms="0")
+    kept = [2, 3, 4, 5] if hour < 100 else []
+    n = 0
+    while True:
+        n += 1
+        root = tmp_path / "log"
+        shutil.copytree(tmp_path / "start", root)
+        if not each_act(expire(root, hour), n, Died(), after=after):
+            break
+        reader = Engine(root, read_only=True)
+        assert read(reader) in ([0, 1, 2, 3, 4, 5], kept), n
+        state = reader.describe("t").partitions[0]
+        assert state.first_dirty_offset >= state.log_start_offset, n
+        engine = Engine(root)
+        append(engine, int(hour))  # whoever comes next may also be a writer
+        expire(root, hour)()
+        assert read(engine) == [*kept, 6], n
+        assert engine.apply_retention(now_ms=at(hour)) == [], n
+        left = {base for base in range(6) if list((root / "t-0").glob(f"{base:020d}.*[!d]"))}
+        assert left == set(kept), n
+        shutil.rmtree(root)
+    assert n > 6
+
+
+def test_any_act_of_a_retention_that_fails_once_is_done_by_the_next(tmp_path: Path) -> None:
+    filled(tmp_path / "start", retention_ms=str(3 * HOUR))
+    n = 0
+    while True:
+        n += 1
+        root = tmp_path / "log"
+        shutil.copytree(tmp_path / "start", root)
+        engine = Engine(root)
+        if not each_act(
+            lambda e=engine: e.apply_retention(now_ms=at(4.5)), n, OSError(5, "failed")
+        ):
+            break
+        append(engine, 6)
+        engine.apply_retention(now_ms=at(4.5))
+        assert read(Engine(root)) == [2, 3, 4, 5, 6], n
+        assert bases(engine) == [2, 3, 4, 5, 6], n
+        shutil.rmtree(root)
+    assert n > 6

@@ -1,0 +1,358 @@
+"""The design's rules about who may import and do what, read from the sources with `ast`.
+
+The tables at the top are the whole policy.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests import ROOT
+
+PACKAGE = ROOT / "kafkalog"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+SHEETS = sorted(PACKAGE.rglob("kernels.pxd"))
+
+ROOMS = [
+    "datasource",
+    "sink/views",
+    "sink/upsert/delta",
+    "sink/upsert/postgres",
+    "sink/upsert/sqlite",
+    "sink/upsert",
+    "sink",
+    "erasure",
+    "inspection",
+    "cleaner",
+    "cleaner/report",
+    "cleaner/schedule",
+    "cleaner/rewrite",
+    "cleaner/key_index",
+    "cleaner/dedup",
+    "cleaner/state",
+    "storage_engine",
+    "storage_engine/broker",
+    "storage_engine/reading",
+    "storage_engine/writing",
+    "storage_engine/transactions",
+    "storage_engine/segment",
+    "storage_engine/metadata",
+    "storage_engine/records",
+    "storage_engine/fs",
+    "storage_engine/format",
+]
+"""From the top down: a room imports those below it. The package's top is where rooms meet."""
+NOT_BELOW = {
+    ("sink", "cleaner"),
+    ("sink", "erasure"),
+    ("sink", "inspection"),
+    ("inspection", "cleaner"),
+}
+"""Rooms that do without one that is below them."""
+LEAVES = {"errors", "schema", "cleaner/config"}
+"""Modules that every room may import."""
+ONLY_INSIDE_FUNCTIONS = {("datasource", "sink"), ("datasource", "cleaner")}
+"""Spark wants one class per format, and a view needs the survivors; planning must need neither."""
+FACES = {"sink/__init__.py", "cleaner/__init__.py"}
+"""They only hand names on."""
+PYSPARK_ROOMS = {"datasource", "sink"}
+LIGHT = [
+    "kafkalog",
+    "kafkalog.log",
+    "kafkalog.storage_engine.engine",
+    "kafkalog.storage_engine.writing.commit",
+    "kafkalog.storage_engine.metadata.journal",
+    "kafkalog.storage_engine.writing.partition",
+    "kafkalog.storage_engine.format.batch",
+    "kafkalog.storage_engine.reading.partition_snapshot",
+    "kafkalog.cleaner.schedule.thread",
+    "kafkalog.cleaner.schedule.manager",
+    "kafkalog.cleaner.report.status",
+    "kafkalog.cleaner.report.explain",
+    "kafkalog.cleaner.metrics",
+    "kafkalog.cleaner.spark",
+    "kafkalog.datasource.ktable",
+]
+"""Modules whose import is free of the heavy packages: 0.7 s and 110 MiB in every fresh worker."""
+PICKLED = {
+    "pyspark_kafkalog": ["kafkalog.datasource.range_reader", "kafkalog.sink.writer", "numpy"],
+    "kafkalog.datasource.stream_reader": ["numpy"],
+}
+"""Modules that each Python process of a query imports, and what it needs only to read or write."""
+DURABLE = {
+    "os": {
+        *("fsync", "fdatasync", "rename", "replace", "renames", "unlink", "remove", "rmdir"),
+        *("truncate", "ftruncate", "link", "symlink", "utime", "posix_fallocate"),
+    },
+    "shutil": {"rmtree", "move", "copyfile", "copy", "copy2"},
+}
+LOCKING = {"flock", "lockf", "fcntl"}
+DURABLE_METHODS = {"unlink", "rename", "rmdir", "symlink_to", "hardlink_to", "touch"}
+DURABLE_OUTSIDE = {"sink/upsert"}
+"""Databases of others are not the log."""
+CLOCK_READERS = {"storage_engine/fs/clock.py"}
+"""The surfaces, where `now_ms=None` means now."""
+CLOCK_ROOMS = {"datasource", "sink"}
+CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
+SEGMENT_SUFFIXES = {
+    *(".log", ".index", ".timeindex", ".txnindex", ".snapshot"),
+    *(".cleaned", ".swap", ".deleted", ".staged"),
+}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def place_of(module: str) -> str:
+    """Return the innermost room of a module `kafkalog.a.b`, a leaf, or "" for the package's top."""
+    parts = module.split(".")[1:]
+    for length in range(len(parts), 0, -1):
+        place = "/".join(parts[:length])
+        if place in ROOMS or place in LEAVES:
+            return place
+    return ""
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield (module, is it at the top level), `from a import b` as both a and a.b.
+
+    What stands under `if TYPE_CHECKING:` is no import.
+    """
+    tree = ast.parse(path.read_text(), str(path))
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    typing_only = {
+        id(node)
+        for test in ast.walk(tree)
+        if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.unparse(test.test)
+        for statement in test.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) not in inside
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}: line {node.lineno}: relative import"
+            yield str(node.module), id(node) not in inside
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", id(node) not in inside
+
+
+def calls(path: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield (what the attribute is taken of, attribute, line) of every attribute in the file."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node.value), node.attr, node.lineno
+
+
+def test_rooms_import_only_downwards() -> None:
+    faults = []
+    for path in SOURCES:
+        name = name_of(path)
+        room = place_of(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+        if room not in ROOMS or name in FACES:
+            continue
+        for module, is_top in imports(path):
+            target = place_of(module)
+            if not module.startswith("kafkalog.") or target in {room, *LEAVES}:
+                continue
+            outer = room.split("/")[0], target.split("/")[0]
+            if target not in ROOMS or ROOMS.index(target) < ROOMS.index(room):
+                faults.append(f"{name} imports {module}, which is above it")
+            elif outer in NOT_BELOW:
+                faults.append(f"{name} imports {module}")
+            elif is_top and outer in ONLY_INSIDE_FUNCTIONS:
+                faults.append(f"{name} imports {module} outside a function")
+    assert faults == []
+
+
+def test_pyspark_stays_in_its_rooms() -> None:
+    assert [
+        name_of(path)
+        for path in SOURCES
+        if room_of(path) not in PYSPARK_ROOMS
+        and any(module.split(".")[0] == "pyspark" for module, _ in imports(path))
+    ] == []
+
+
+def test_a_kernel_file_imports_only_what_is_compiled_with_it() -> None:
+    compiled = {"codes", "layout", "ops"}
+    assert [
+        f"{name_of(sheet)} imports {module}"
+        for sheet in SHEETS
+        for module, _ in imports(sheet.with_suffix(".py"))
+        if module.split(".")[0] not in {"__future__", "typing", "array"}
+        and not (PACKAGE.parent / module.replace(".", "/")).is_dir()
+        and module.rsplit(".", 1)[-1] not in compiled
+    ] == []
+
+
+def test_every_kernel_is_compared_with_a_naive_twin() -> None:
+    faults = []
+    for sheet in SHEETS:
+        directory = ROOT / "tests" / "unit" / room_of(sheet)
+        tests = "".join(test.read_text() for test in directory.glob("test_*kernels.py"))
+        for name in re.findall(r"^cpdef (?!inline )\w+ (\w+)\(", sheet.read_text(), re.MULTILINE):
+            if f"{name}(" not in tests:
+                faults.append(f"{name_of(sheet)}: {name} has no test")
+    assert faults == []
+
+
+def test_every_function_of_a_kernel_file_has_its_types_in_the_sheet() -> None:
+    made_at_import = {"crc32_tables"}
+    for sheet in SHEETS:
+        defined = re.findall(r"^def (\w+)", sheet.with_suffix(".py").read_text(), re.MULTILINE)
+        typed = re.findall(
+            r"^cp?def (?:inline )?\w+ (\w+)\(.*?\) noexcept nogil$",
+            sheet.read_text(),
+            re.MULTILINE | re.DOTALL,
+        )
+        assert set(defined) - made_at_import == set(typed), name_of(sheet)
+
+
+def test_durable_acts_are_in_files_alone() -> None:
+    faults = []
+    for path in SOURCES:
+        name = name_of(path)
+        if name == "storage_engine/fs/files.py" or name.startswith(tuple(DURABLE_OUTSIDE)):
+            continue
+        for owner, attribute, line in calls(path):
+            is_module_call = attribute in DURABLE.get(owner, ())
+            is_method = attribute in DURABLE_METHODS and owner != "files"
+            if is_module_call or is_method:
+                faults.append(f"{name}:{line} {owner}.{attribute}")
+    assert faults == []
+
+
+def test_locks_are_taken_in_locks_alone() -> None:
+    faults = [
+        f"{name_of(path)}:{line}"
+        for path in SOURCES
+        if name_of(path) != "storage_engine/fs/locks.py"
+        for owner, attribute, line in calls(path)
+        if owner == "fcntl" and attribute in LOCKING
+    ]
+    assert faults == []
+
+
+def test_layouts_are_in_layout_alone() -> None:
+    faults = []
+    for path in SOURCES:
+        if name_of(path) == "storage_engine/format/layout.py":
+            continue
+        # `struct flock` of the system is no layout of the log.
+        is_lock = name_of(path) == "storage_engine/fs/locks.py"
+        if not is_lock and any(module == "struct" for module, _ in imports(path)):
+            faults.append(f"{name_of(path)} imports struct")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and node.value in SEGMENT_SUFFIXES:
+                faults.append(f"{name_of(path)}:{node.lineno} spells {node.value!r}")
+    assert faults == []
+
+
+def test_time_is_an_argument() -> None:
+    faults = []
+    for path in SOURCES:
+        name = name_of(path)
+        if room_of(path) in CLOCK_ROOMS or name.startswith(tuple(CLOCK_READERS)):
+            continue
+        for owner, attribute, line in calls(path):
+            if (owner.rsplit(".", 1)[-1], attribute) in CLOCKS:
+                faults.append(f"{name}:{line} reads the clock")
+    assert faults == []
+
+
+def test_no_module_named_after_nothing() -> None:
+    nothing = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py", "base.py"}
+    assert [name_of(path) for path in SOURCES if path.name in nothing] == []
+
+
+def test_errors_are_ours_and_never_swallowed_whole() -> None:
+    faults = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler) and node.type is None:
+                faults.append(f"{name_of(path)}:{node.lineno} bare except")
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                raised = ast.unparse(node.exc)
+                if raised.startswith(("Exception(", "BaseException(", "RuntimeError(")):
+                    faults.append(f"{name_of(path)}:{node.lineno} raises {raised[:40]}")
+    assert faults == []
+
+
+def loaded_by(modules: list[str], heavy: list[str]) -> list[str]:
+    program = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    loaded: list[str] = ast.literal_eval(result.stdout)
+    return loaded
+
+
+def test_engine_planning_and_commit_import_nothing_heavy() -> None:
+    heavy = ["pyarrow", "pandas", "pyspark", "prometheus_client"]
+    assert loaded_by(LIGHT, heavy) == []
+
+
+def test_the_modules_that_spark_only_makes_and_pickles_import_no_store() -> None:
+    store = "kafkalog.storage_engine.store"
+    for module, unneeded in PICKLED.items():
+        assert loaded_by([module], [store, *unneeded]) == []
+
+
+def test_dir_shows_what_a_user_may_use_and_nothing_else() -> None:
+    import kafkalog
+
+    shown = dir(kafkalog)
+    assert set(shown) == {*kafkalog.__all__, "cleaner", "errors", "sink"}
+    assert all(hasattr(kafkalog, name) for name in shown)
+
+
+def test_version_is_the_same_everywhere() -> None:
+    import tomllib
+
+    import kafkalog
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == kafkalog.__version__
+    assert f"## {kafkalog.__version__}" in (ROOT / "CHANGELOG.md").read_text().replace(
+        "[", ""
+    ).replace("]", "")
+
+
+def test_rooms_are_found_without_an_import_of_their_own() -> None:
+    used = (
+        "kafkalog.sink.Append, kafkalog.sink.upsert.SQLiteUpsert, kafkalog.cleaner.CleanerConfig, "
+        "kafkalog.errors.KafkaLogError"
+    )
+    program = (
+        "import sys, kafkalog\n"
+        "assert not [name for name in sys.modules if name.startswith('kafkalog.')]\n"
+        f"{used}\n"
+        "assert not hasattr(kafkalog, 'nothing') and not hasattr(kafkalog.sink, 'nothing')\n"
+        "heavy = {'pyarrow', 'pandas', 'pyspark'}\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

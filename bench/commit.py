@@ -29,9 +29,8 @@ from typing import Final
 
 import pyarrow as pa
 
-import kafkalog
 from bench import LESS, MORE, Side, compare_figures, in_turn, report
-from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
 
 PARTITIONS: Final = 1_000
@@ -73,7 +72,7 @@ def measure(
     directory.mkdir()
     ours, bare, database = Side(), Side(), Side()
     table = Table(directory / "table.db")
-    with kafkalog.open(directory / "log") as log:
+    with Engine(directory / "log") as log:
         log.create_topic("t", partitions)
         now_ms = time.time_ns() // 1_000_000
         with log.transaction() as transaction:
@@ -127,7 +126,7 @@ def p95(times: Sequence[float]) -> float:
     return round(statistics.quantiles(times, n=20)[-1], 3)
 
 
-def check(log: KafkaLog, expected: int) -> None:
+def check(log: Engine, expected: int) -> None:
     """End the program unless the log holds so many records."""
     found = sum(end - start for start, end in log.offsets("t").values())
     if found != expected:

@@ -34,6 +34,7 @@ from bench import Claim, compare_figures, report
 from kafkalog import cleaner
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule.manager import sweep
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs.clock import now_ms
 
 MIB: Final = 1 << 20
@@ -147,12 +148,12 @@ def clean(root: Path, budget: int, *, spill: bool) -> Cleaning:
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
         started = time.perf_counter()
         config = CleanerConfig(dedupe_buffer_size=budget, spill=spill)
-        (stats,) = cleaner.clean(log, TOPIC, force=True, now_ms=NOW_MS, config=config)
+        (stats,) = cleaner.clean(engine_of(log), TOPIC, force=True, now_ms=NOW_MS, config=config)
         seconds = time.perf_counter() - started
         peak = memory("VmHWM")
         if stats.error:
             raise SystemExit(stats.error)
-        sweep(log, now_ms=NOW_MS + DAY_MS)
+        sweep(engine_of(log), now_ms=NOW_MS + DAY_MS)
     return Cleaning(
         idle_bytes=idle,
         peak_bytes=peak,
@@ -170,7 +171,7 @@ def warm() -> None:
         fill(Path(scratch, "log"), 2_000)
         with kafkalog.open(Path(scratch, "log")) as log:
             config = CleanerConfig(dedupe_buffer_size=24 * 100)
-            cleaner.clean(log, TOPIC, force=True, now_ms=NOW_MS, config=config)
+            cleaner.clean(engine_of(log), TOPIC, force=True, now_ms=NOW_MS, config=config)
 
 
 def memory(name: str) -> int:

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 import kafkalog
 from bench import LESS, Side, compare_figures, in_turn, report
-from kafkalog.sink.shared_log import engine_of, store_of
+from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer, writer_slug
@@ -114,7 +114,7 @@ def measure(directory: Path, rounds: int) -> Found:
         for is_ours in in_turn(turn, [True, False]):
             if is_ours:
                 messages = found.staging.time(partial(stage_all, turn), is_counted=is_counted)
-                commit = engine_of(directory / "log").commit
+                commit = shared_engine(directory / "log").commit
                 writer = Writer(WRITER, "t", turn)
                 found.commit.time(partial(commit, messages, writer=writer), is_counted=is_counted)
                 found.staged_bytes = sum(file.size for each in messages for file in each.files)
@@ -146,7 +146,7 @@ def stage(root: Path, batch_id: int, task: int, rows: pa.RecordBatch) -> StagedM
     """Do what a task of the sink does with its rows."""
     writer = StagedWriter(
         root,
-        store_of(root, read_only=True).state(),
+        shared_store(root, read_only=True).state(),
         writer_slug=writer_slug(WRITER, "t"),
         batch_id=batch_id,
         spark_partition=task,

@@ -30,15 +30,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import kafkalog
 from kafkalog.errors import InvalidInputError
 from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine.engine import Engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from kafkalog.log import KafkaLog
     from kafkalog.storage_engine.metadata.state import TopicState
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
@@ -76,7 +75,7 @@ def mirror(
     InvalidInputError, before anything is made, where a topic here has another number of partitions.
     """
     counts = partition_counts(spark, bootstrap, topics)
-    with kafkalog.open(path) as log:
+    with Engine(path) as log:
         for topic, count in counts.items():
             _check_count(log, topic, count)
         for topic, count in counts.items():
@@ -114,7 +113,7 @@ def partition_counts(spark: SparkSession, bootstrap: str, topics: Sequence[str])
     return {topic: len(partitions) for topic, partitions in ends.items()}
 
 
-def _check_count(log: KafkaLog, topic: str, count: int) -> None:
+def _check_count(log: Engine, topic: str, count: int) -> None:
     known = log.state().topics.get(topic)
     if known is not None and len(known.partitions) != count:
         raise InvalidInputError(
@@ -150,7 +149,7 @@ def copy_directory(
     been copied is warned of.
     """
     count = 0
-    with kafkalog.open(directory, read_only=True) as source, kafkalog.open(path) as log:
+    with Engine(directory, read_only=True) as source, Engine(path) as log:
         note = _Note(log.root.with_name(f"{log.root.name}.mirror.json"))
         wanted = [source.describe(topic) for topic in topics]
         starts = {topic.name: _starts(source, log, topic, note) for topic in wanted}
@@ -163,7 +162,7 @@ def copy_directory(
     return count
 
 
-def copy_partition(source: KafkaLog, log: KafkaLog, topic: str, partition: int, start: int) -> int:
+def copy_partition(source: Engine, log: Engine, topic: str, partition: int, start: int) -> int:
     """Append the batches from `start`, this log's end, on, some at a time; return the records."""
     count = 0
     with source.snapshot(topic, partition, start=start, known_end=start) as snapshot:
@@ -187,7 +186,7 @@ def copy_partition(source: KafkaLog, log: KafkaLog, topic: str, partition: int, 
     return count
 
 
-def _starts(source: KafkaLog, log: KafkaLog, topic: TopicState, note: _Note) -> list[int]:
+def _starts(source: Engine, log: Engine, topic: TopicState, note: _Note) -> list[int]:
     """Return by partition where copying goes on; raises InvalidInputError where it must not."""
     if topic.absent:
         missing = ", ".join(f"{topic.name}-{number}" for number in sorted(topic.absent))
@@ -206,9 +205,7 @@ def _starts(source: KafkaLog, log: KafkaLog, topic: TopicState, note: _Note) -> 
     return [_next_offset(source, log, topic.name, number, is_noted) for number in range(count)]
 
 
-def _next_offset(
-    source: KafkaLog, log: KafkaLog, topic: str, partition: int, is_noted: bool
-) -> int:
+def _next_offset(source: Engine, log: Engine, topic: str, partition: int, is_noted: bool) -> int:
     """Return the end of a copy, from which it may go on; raises InvalidInputError if not."""
     where = f"{log.root}: {topic}-{partition}"
     remedy = "so it is no copy of it; copy into another log"
@@ -262,7 +259,7 @@ class _Note:
         self._path = path
         self._ids: dict[str, list[str]] = json.loads(path.read_text()) if path.exists() else {}
 
-    def check(self, source: KafkaLog, topic: TopicState, here: TopicState) -> None:
+    def check(self, source: Engine, topic: TopicState, here: TopicState) -> None:
         """Raise InvalidInputError if the topic here was copied from another one."""
         theirs, ours = self._ids.get(topic.name, ("", ""))
         if here.topic_id == ours and topic.topic_id != theirs:

@@ -1,16 +1,22 @@
-"""A log with its cleaner: what `kafkalog.open` returns; here engine and cleaner meet."""
+"""The public surface of a log: what `kafkalog.open` returns.
+
+A `KafkaLog` owns an `Engine`, the producers that it made and, if wanted, the background cleaner.
+Each method hands its work to a room below.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.reading import time_offsets
+from kafkalog.storage_engine.writing.writer import BATCH_SIZE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,11 +28,23 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats, PartitionStatus
     from kafkalog.erasure.erase import Erasure, Progress
     from kafkalog.erasure.occurrences import Occurrences
+    from kafkalog.storage_engine.metadata.state import TopicState
+    from kafkalog.storage_engine.reading.time_offsets import TimeOffset
+    from kafkalog.storage_engine.writing.commit import CommitResult
+    from kafkalog.storage_engine.writing.raw_append import Source
     from kafkalog.storage_engine.writing.record_producer import Producer
 
+__all__ = ["KafkaLog"]
 
-class KafkaLog(Engine):
-    """A log directory, with cleaning, key-latest reads and, if wanted, a background cleaner."""
+
+class KafkaLog:
+    """A log directory: its topics, records, latest records and cleaner; a context manager.
+
+    Offsets are ints, a range `[start, end)` leaves its end out, and times are epoch milliseconds.
+    `now_ms` is the time of an act: by default the clock's. Every method raises
+    StorageError where the disk fails. Methods that write raise InvalidInputError where the log is
+    only read or closed, and LockedByBrokerError where a broker holds it.
+    """
 
     def __init__(
         self,
@@ -44,19 +62,119 @@ class KafkaLog(Engine):
             )
         if cleaner and read_only:
             raise InvalidInputError("a log opened read-only cannot run a cleaner: drop one of both")
-        super().__init__(path, read_only=read_only, create=create)
-        if cleaner:
-            self._check_cleanable()
-        self._is_shut = False
+        self._engine = Engine(path, read_only=read_only, create=create)
+        self._is_closed = False
         self._producers: WeakSet[Producer] = WeakSet()
         self._config = CleanerConfig() if isinstance(cleaner, bool) else cleaner
-        self.cleaner: CleanerThread | None = None
-        """The background cleaner, which counts its cleanings and failures."""
+        self._cleaner: CleanerThread | None = None
         if cleaner:
+            from kafkalog.cleaner.schedule.manager import check_cleanable
             from kafkalog.cleaner.schedule.thread import CleanerThread
 
-            self.cleaner = CleanerThread(self, self._config, clock=clock.now_ms)
-            self.cleaner.start()
+            check_cleanable(self._engine)
+            self._cleaner = CleanerThread(self._engine, self._config, clock=clock.now_ms)
+            self._cleaner.start()
+
+    @property
+    def root(self) -> Path:
+        """The log's directory, the first one where a broker has several."""
+        return self._engine.root
+
+    @property
+    def cleaner(self) -> CleanerThread | None:
+        """The background cleaner, which counts its cleanings and failures; None without one."""
+        return self._cleaner
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        *,
+        exist_ok: bool = False,
+        now_ms: int | None = None,
+    ) -> TopicState:
+        """Create a topic with Kafka's topic configs; `cleanup.policy` is `compact` unless given.
+
+        With `exist_ok` an existing topic is returned as it is. Raises InvalidInputError for a name
+        that Kafka forbids, an unknown config, or an existing topic. Kafka: Admin.createTopics.
+        """
+        return self._engine.create_topic(name, partitions, config, exist_ok=exist_ok, now_ms=now_ms)
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics, sorted."""
+        return self._engine.topics()
+
+    def describe(self, name: str) -> TopicState:
+        """Return a topic's id, config and partitions.
+
+        Raises UnknownTopicError. Kafka: Admin.describeTopics.
+        """
+        return self._engine.describe(name)
+
+    def alter_topic(
+        self, name: str, config: Mapping[str, str], *, now_ms: int | None = None
+    ) -> TopicState:
+        """Set configs of a topic; the others stay.
+
+        Raises UnknownTopicError, and InvalidInputError for an unknown config or value. Kafka:
+        Admin.incrementalAlterConfigs.
+        """
+        return self._engine.alter_topic(name, config, now_ms=now_ms)
+
+    def delete_topic(self, name: str, *, now_ms: int | None = None) -> None:
+        """Delete a topic; one of the same name can be created at once.
+
+        Its directories are removed `file.delete.delay.ms` later, by the next process that opens the
+        log for writing, or by the cleaner. The call waits until a cleaning of the topic lets go.
+        Raises UnknownTopicError. Kafka: Admin.deleteTopics.
+        """
+        self._engine.delete_topic(name, now_ms=now_ms)
+
+    def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return {partition: (log start offset, high watermark)}; raises UnknownTopicError."""
+        return self._engine.offsets(topic)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        records: Any,
+        *,
+        now_ms: int | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> CommitResult:
+        """Append records in one atomic, synced commit: all of them, or none.
+
+        `records` are tuples or dicts, also mixed, or a pyarrow table or record batch:
+
+            [("k1", "v1"), ("k2", None), ("k3", b"v3", headers, timestamp)]
+            [{"key": "k1", "value": "v1", "headers": headers, "timestamp": timestamp}]
+            pyarrow.table({"key": ["k1"], "value": ["v1"]})
+
+        Keys and values are bytes or text (UTF-8); a value of None is a tombstone. Dicts and tables
+        need a value alone: no key is a null key, no timestamp is now. headers: (text, bytes) pairs,
+        or a mapping; timestamp: epoch ms. A table may have a column partition. Record batches are
+        closed at `batch_size` bytes. Raises UnknownTopicError, and InvalidInputError for any other
+        form and for a record that the topic does not take.
+        """
+        return self._engine.append(topic, records, now_ms=now_ms, batch_size=batch_size)
+
+    def append_raw(
+        self, topic: str, partition: int, source: Source, *, now_ms: int | None = None
+    ) -> CommitResult:
+        """Append whole record batches as they are, in one atomic, synced commit.
+
+        `source` is a `.log` file, a binary stream or bytes: batches v2, whose offsets, producers,
+        transactions and leader epochs stay; offsets may have gaps. An empty one appends nothing.
+        Raises InvalidInputError for a batch below the log end and for messages v0 and v1,
+        CorruptBatchError, which names the position, for bytes that are no batch; then nothing is
+        appended. Kafka: UnifiedLog.appendAsFollower.
+        """
+        return self._engine.append_raw(topic, partition, source, now_ms=now_ms)
 
     def producer(self, topic: str, *, batch_size: int = 1 << 20, linger_ms: float = 5) -> Producer:
         """Return a producer of single records, a context manager: it commits many of them at once.
@@ -69,10 +187,51 @@ class KafkaLog(Engine):
         """
         from kafkalog.storage_engine.writing.record_producer import Producer
 
-        self.check_writable()
-        producer = Producer(self, topic, batch_size=batch_size, linger_ms=linger_ms)
+        self._engine.check_writable()
+        producer = Producer(self._engine, topic, batch_size=batch_size, linger_ms=linger_ms)
         self._producers.add(producer)
         return producer
+
+    def delete_records(
+        self, topic: str, partition: int, before: int, *, now_ms: int | None = None
+    ) -> int:
+        """Let a partition begin at offset `before` (-1: at its end); return where it begins.
+
+        It never begins earlier than it did. Segments that lie wholly below go at the next
+        retention. Raises InvalidInputError unless `cleanup.policy` has delete, and
+        OffsetOutOfRangeError, which names the valid range. Kafka: Admin.deleteRecords.
+        """
+        return self._engine.delete_records(topic, partition, before, now_ms=now_ms)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        include_headers: bool = False,
+        columns: Sequence[str] | None = None,
+        isolation_level: str = time_offsets.READ_COMMITTED,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of `[start, end)`, by default from log start to the last stable offset.
+
+        The batches have the columns of `kafkalog.schema`, or those named. Nothing at or above the
+        last stable offset is read, nor are aborted transactions; with `read_uncommitted` both are,
+        up to the high watermark. Raises UnknownTopicError, CorruptBatchError, and
+        OffsetOutOfRangeError, which names the valid range. Kafka: isolation.level.
+        """
+        return self._engine.read(
+            topic,
+            partition,
+            start,
+            end,
+            include_headers=include_headers,
+            columns=columns,
+            isolation_level=isolation_level,
+        )
 
     def latest(
         self,
@@ -85,20 +244,21 @@ class KafkaLog(Engine):
     ) -> Iterator[pa.RecordBatch]:
         """Yield the latest record of every key, tombstones left out, partition by partition.
 
-        `partition` names one, and `progress` is told how much of each is done, and of how much.
+        `partition` names one. The offset map takes `budget_bytes` of memory, by default those of
+        the cleaner. `progress` is called with how much of a partition is done, and of how much.
+        Raises UnknownTopicError, CorruptBatchError.
         """
         from kafkalog.cleaner.key_index import latest_view
-        from kafkalog.schema import changelog_schema
 
-        schema = changelog_schema(include_headers=include_headers)
         budget = self._config.dedupe_buffer_size if budget_bytes is None else budget_bytes
-        present = [number for number, _ in self.describe(topic).present()]
-        for number in present if partition is None else [partition]:
-            with self.snapshot(topic, number, whole=True) as snapshot:
-                end = snapshot.state.high_watermark
-                yield from latest_view.latest(
-                    snapshot, end, budget_bytes=budget, schema=schema, progress=progress
-                )
+        return latest_view.latest_of_topic(
+            self._engine,
+            topic,
+            partition=partition,
+            include_headers=include_headers,
+            budget_bytes=budget,
+            progress=progress,
+        )
 
     def lookup(
         self, topic: str, key: bytes | str, *, partition: int | None = None
@@ -107,12 +267,26 @@ class KafkaLog(Engine):
 
         Cleaned segments are asked through their key indexes, the others are scanned. The key (text
         is UTF-8) is looked for where Kafka's default partitioner sends it, or in `partition`. For
-        many lookups `kafkalog.KTable` keeps the files open.
+        many lookups `kafkalog.KTable` keeps the files open. Raises UnknownTopicError,
+        CorruptBatchError.
         """
         from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 
-        with KeyLookup(self, topic) as lookup:
+        with KeyLookup(self._engine, topic) as lookup:
             return lookup.get(key, partition=partition)
+
+    def offset_for_time(
+        self, topic: str, ms: int, *, isolation_level: str = time_offsets.READ_COMMITTED
+    ) -> dict[int, TimeOffset | None]:
+        """Return per partition the offset and timestamp of the first record since `ms`, or None.
+
+        `ms` is in epoch milliseconds, or -1 for the latest offset, -2 for the earliest one, -3 for
+        the record with the largest timestamp. A record that readers of the isolation level do not
+        see yet is none. Raises UnknownTopicError. Kafka: Admin.listOffsets, KIP-734.
+        """
+        return self._engine.offset_for_time(topic, ms, isolation_level=isolation_level)
+
+    # --- cleaning --------------------------------------------------------------------------------
 
     def clean(
         self,
@@ -128,22 +302,41 @@ class KafkaLog(Engine):
         and everything committed is cleaned. Then retention takes what it does not keep of the
         topics cleaned: old segments where `cleanup.policy` is compact,delete, and what lies wholly
         below the log start. `progress` is shown the growing figures of the partition at work.
+        A partition that cannot be cleaned has an `error` in its entry. Raises UnknownTopicError,
+        and InvalidInputError for a topic that is not compacted. Kafka: LogCleaner.
         """
         from kafkalog.cleaner.schedule import manager
 
-        self._check_cleanable()
-        now = clock.now_ms() if now_ms is None else now_ms
-        results = manager.clean(
-            self,
+        return manager.clean_and_retain(
+            self._engine,
             topic,
             force=force,
-            now_ms=now,
-            clock=clock.now_ms if now_ms is None else None,
+            now_ms=now_ms,
             config=self._config,
             progress=progress,
         )
-        manager.retain(self, topic, now_ms=now)
-        return results
+
+    def status(self, *, now_ms: int | None = None) -> list[PartitionStatus]:
+        """Return, per partition, its offsets, clean and dirty bytes, dirty ratio and state.
+
+        Raises InvalidInputError when the log is closed.
+        """
+        self._check_open()
+        from kafkalog.cleaner.report.status import status
+
+        return status(self._engine, _clock(now_ms)())
+
+    def explain(self, topic: str, *, now_ms: int | None = None) -> list[Explanation]:
+        """Say of each partition, in sentences, why it is or is not being cleaned.
+
+        Raises UnknownTopicError, and InvalidInputError when the log is closed.
+        """
+        self._check_open()
+        from kafkalog.cleaner.report.explain import explain
+
+        return explain(self._engine, topic, _clock(now_ms)())
+
+    # --- erasing ---------------------------------------------------------------------------------
 
     def erase(
         self,
@@ -156,21 +349,20 @@ class KafkaLog(Engine):
         now_ms: int | None = None,
         progress: Progress = lambda step, done, of: None,
     ) -> Erasure:
-        """Delete keys, clean by force, and look through every file for what is left of them.
+        """Delete keys of a compacted topic, clean by force, and search every file for what is left.
 
-        Of a compacted topic; text is UTF-8. Unless `now`, a deletion stays for its
-        `delete.retention.ms`, and is found: then erase again, which writes nothing anew. With `now`
-        a follower that has not read it by then keeps the key for good. Replaced files stay for
-        `file.delete.delay.ms`: `wait` is called with the time until which, and returns then;
-        without it they are found, unless `now`. `strict` takes records of other keys that mention
-        one for traces. Raises InvalidInputError, UnknownTopicError, StorageError.
+        Text is UTF-8. Unless `now`, a tombstone stays for its `delete.retention.ms`, and is found:
+        then erase again, which writes nothing more. With `now` a follower that has not read it by
+        then keeps the key for good. Replaced files stay for `file.delete.delay.ms`: `wait` is
+        called with the time until which, and returns then; without it they are found, unless `now`.
+        `strict` counts records of other keys that mention one. Raises InvalidInputError,
+        UnknownTopicError, StorageError.
         """
         from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
         from kafkalog.erasure.erase import erase
 
-        self._check_cleanable()
         return erase(
-            self,
+            self._engine,
             topic,
             ErasedKeys(keys),
             now=now,
@@ -190,13 +382,17 @@ class KafkaLog(Engine):
         now_ms: int | None = None,
         progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> Occurrences:
-        """Look through every file of a topic for what there is of keys, and change nothing."""
+        """Search every file of a topic for what there is of keys, and change nothing.
+
+        `progress` is called with how many bytes are done, and of how many. Raises
+        UnknownTopicError, and InvalidInputError when the log is closed.
+        """
         from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
         from kafkalog.erasure.occurrences import find_occurrences
 
         self._check_open()
         return find_occurrences(
-            self,
+            self._engine,
             topic,
             ErasedKeys(keys),
             clock=_clock(now_ms),
@@ -204,43 +400,34 @@ class KafkaLog(Engine):
             progress=progress,
         )
 
-    def status(self, *, now_ms: int | None = None) -> list[PartitionStatus]:
-        """Return, per partition, its offsets, clean and dirty bytes, dirty ratio and state."""
-        self._check_open()
-        from kafkalog.cleaner.report.status import status
-
-        return status(self, clock.now_ms() if now_ms is None else now_ms)
-
-    def explain(self, topic: str, *, now_ms: int | None = None) -> list[Explanation]:
-        """Say of each partition, in sentences, why it is or is not being cleaned."""
-        self._check_open()
-        from kafkalog.cleaner.report.explain import explain
-
-        return explain(self, topic, clock.now_ms() if now_ms is None else now_ms)
+    # --- closing ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close producers that are open, stop the background cleaner, then close the log."""
+        """Close producers that are open, stop the background cleaner, then close the log.
+
+        Raises what a producer raises that could not commit; the log is closed all the same.
+        """
         with contextlib.ExitStack() as last:
-            last.callback(self._shut)  # also where a producer raises what it could not commit
+            last.callback(self._close)  # also where a producer raises what it could not commit
             for producer in list(self._producers):
                 last.callback(producer.close)
 
-    def _shut(self) -> None:
-        if self.cleaner is not None:
-            self.cleaner.stop()
-            self.cleaner = None
-        super().close()
-        self._is_shut = True
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _close(self) -> None:
+        if self._cleaner is not None:
+            self._cleaner.stop()
+            self._cleaner = None
+        self._engine.close()
+        self._is_closed = True
 
     def _check_open(self) -> None:
-        if self._is_shut:
+        if self._is_closed:
             raise InvalidInputError(f"{self.root}: the log is closed: open it again to ask")
-
-    def _check_cleanable(self) -> None:
-        from kafkalog.cleaner.schedule.manager import check_disk
-
-        self.check_writable()
-        check_disk(self)
 
 
 def _clock(now_ms: int | None) -> Callable[[], int]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kafkalog.cleaner.report.status import status
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs.clock import now_ms
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from kafkalog.cleaner.schedule.thread import CleanerThread
     from kafkalog.cleaner.state.stats import PartitionStatus
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.engine import Engine, OpenedLog
 
 __all__ = ["CleanerMetrics", "served"]
 
@@ -42,9 +43,9 @@ class CleanerMetrics:
     """
 
     def __init__(
-        self, engine: Engine, cleaner: CleanerThread, clock: Callable[[], int] = now_ms
+        self, log: Engine | OpenedLog, cleaner: CleanerThread, clock: Callable[[], int] = now_ms
     ) -> None:
-        self._engine = engine
+        self._engine = engine_of(log)
         self._cleaner = cleaner
         self._clock = clock
         self._since_ms = clock()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State, WriterState
 
 __all__ = ["cleaner_row", "pin_rows", "staged_rows", "writer_row", "writer_rows"]
@@ -86,7 +86,7 @@ def staged_rows(root: Path, state: State, now_ms: int) -> list[dict[str, Any]]:
     return rows
 
 
-def cleaner_row(log: KafkaLog) -> dict[str, Any]:
+def cleaner_row(log: Engine) -> dict[str, Any]:
     """Return whether a background cleaner runs (None: nobody can tell), and what is cleaned now."""
     from kafkalog.cleaner.dedup.presence import is_cleaner_running
 
@@ -97,7 +97,7 @@ def cleaner_row(log: KafkaLog) -> dict[str, Any]:
     }
 
 
-def _being_cleaned(log: KafkaLog) -> Iterator[dict[str, Any]]:
+def _being_cleaned(log: Engine) -> Iterator[dict[str, Any]]:
     from kafkalog.cleaner.dedup.presence import is_being_cleaned
 
     for topic in log.state().topics.values():

@@ -44,7 +44,7 @@ from kafkalog.errors import InvalidInputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.writing.commit import CommitResult
 
 EXAMPLES: Final = (
@@ -130,7 +130,7 @@ def _text_lines(separator: str | None, null_marker: str | None, *, text: bool) -
     return None
 
 
-def _append(log: KafkaLog, topic: str, file: Path | None, parse: _Parse) -> CommitResult:
+def _append(log: Engine, topic: str, file: Path | None, parse: _Parse) -> CommitResult:
     """Stage the records in a file of the root, in bounded memory, and commit it."""
     from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.writing.staging import StagedWriter

@@ -11,7 +11,7 @@ from kafkalog.storage_engine.reading import time_offsets
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
@@ -26,7 +26,7 @@ _SPAN: Final = 1 << 20
 class Changelog:
     """Some partitions of a topic, and which of their records are wanted."""
 
-    log: KafkaLog
+    log: Engine
     topic: str
     partitions: tuple[int, ...]
     isolation_level: str
@@ -85,8 +85,11 @@ class Changelog:
 
     def latest(self, number: int, key: bytes) -> Iterator[pa.RecordBatch]:
         """Yield the latest record of a key in a partition, if there is one and no tombstone."""
+        from kafkalog.cleaner.key_index.key_lookup import KeyLookup
+
         while True:
-            found = self.log.lookup(self.topic, key, partition=number)
+            with KeyLookup(self.log, self.topic) as lookup:
+                found = lookup.get(key, partition=number)
             if found is None:
                 return
             batches = list(

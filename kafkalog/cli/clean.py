@@ -19,8 +19,8 @@ from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.reading.pins import LivePins
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.state.stats import CleanerStats
-    from kafkalog.log import KafkaLog
+    from kafkalog.cleaner.state.stats import CleanerStats, PartitionStatus
+    from kafkalog.storage_engine.engine import Engine
 
 EXAMPLES: Final = (
     "kafkalog clean /data/shop",
@@ -74,7 +74,7 @@ def command(
     return 1 if failed or passed_over else 0
 
 
-def _passed_over(log: KafkaLog, topic: str | None, results: list[CleanerStats]) -> list[str]:
+def _passed_over(log: Engine, topic: str | None, results: list[CleanerStats]) -> list[str]:
     """Say which partitions have something to clean, and nobody could."""
     done = {(stats.topic, stats.partition) for stats in results}
     reasons = {
@@ -84,25 +84,31 @@ def _passed_over(log: KafkaLog, topic: str | None, results: list[CleanerStats]) 
     }
     return [
         f"{status.topic}-{status.partition} was passed over: {reasons[status.state]}"
-        for status in log.status()
+        for status in _statuses(log)
         if topic in (None, status.topic)
         and status.state in reasons
         and (status.topic, status.partition) not in done
     ]
 
 
-def _stable_ends(log: KafkaLog) -> dict[tuple[str, int], int]:
-    return {(one.topic, one.partition): one.last_stable_offset for one in log.status()}
+def _statuses(log: Engine) -> list[PartitionStatus]:
+    from kafkalog.cleaner.report.status import status
+
+    return status(log, clock.now_ms())
 
 
-def _pinned(log: KafkaLog, topic: str | None, ends: Mapping[tuple[str, int], int]) -> list[str]:
+def _stable_ends(log: Engine) -> dict[tuple[str, int], int]:
+    return {(one.topic, one.partition): one.last_stable_offset for one in _statuses(log)}
+
+
+def _pinned(log: Engine, topic: str | None, ends: Mapping[tuple[str, int], int]) -> list[str]:
     """Say which partitions are read by moments that a forced cleaning could not pass.
 
     `ends` are the last stable offsets before it: what was appended later it need not reach.
     """
     pins = LivePins(log.root, clock.now_ms(), held_only=True)
     lines: list[str] = []
-    for status in log.status():
+    for status in _statuses(log):
         if topic in (None, status.topic) and status.state != "not compacted":
             topic_id = log.describe(status.topic).topic_id
             offset = pins.limit(status.topic, topic_id, status.partition)
@@ -117,8 +123,10 @@ def _pinned(log: KafkaLog, topic: str | None, ends: Mapping[tuple[str, int], int
     return lines
 
 
-def _clean(log: KafkaLog, topic: str | None, *, force: bool) -> list[CleanerStats]:
+def _clean(log: Engine, topic: str | None, *, force: bool) -> list[CleanerStats]:
     """Clean, and show on a terminal how many of the bytes to read have been read."""
+    from kafkalog.cleaner.schedule.manager import clean_and_retain
+
     read: dict[tuple[str, int], int] = {}
     with progress("cleaning", lambda: _bytes_to_read(log, topic, force), is_bytes=True) as advance:
 
@@ -127,13 +135,13 @@ def _clean(log: KafkaLog, topic: str | None, *, force: bool) -> list[CleanerStat
             advance(total - read.get(name, 0))
             read[name] = total
 
-        return log.clean(topic, force=force, progress=show)
+        return clean_and_retain(log, topic, force=force, progress=show)
 
 
-def _bytes_to_read(log: KafkaLog, topic: str | None, force: bool) -> int:
+def _bytes_to_read(log: Engine, topic: str | None, force: bool) -> int:
     """Return what the two passes read: all of it to be rewritten, and before it what is dirty."""
     total = 0
-    for status in log.status():
+    for status in _statuses(log):
         if topic in (None, status.topic) and status.state != "not compacted":
             if force:
                 total += status.clean_bytes + 2 * (status.dirty_bytes + status.uncleanable_bytes)

@@ -23,7 +23,7 @@ from kafkalog.cli.terminal.output import configs, counted, note
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.schedule.thread import CleanerThread
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
 
 
 EXAMPLES: Final = (
@@ -68,7 +68,7 @@ def command(
 ) -> None:
     """Clean until told to stop."""
     from kafkalog.cleaner.config import CleanerConfig
-    from kafkalog.cleaner.schedule.manager import check_disk
+    from kafkalog.cleaner.schedule.manager import check_cleanable
     from kafkalog.cleaner.schedule.thread import CleanerThread
     from kafkalog.errors import InvalidInputError
     from kafkalog.storage_engine.fs.locks import RootLock
@@ -86,7 +86,7 @@ def command(
     if metrics_address == "":  # to a socket that is every address
         raise InvalidInputError("--metrics-address: expected an address, 0.0.0.0 for all")
     log = open_writable(path)
-    check_disk(log)
+    check_cleanable(log)
     with RootLock(log.root).shared():
         pass  # where a broker holds the directory this says so, once
     with stop_signals() as stop, log:
@@ -123,9 +123,7 @@ def _add(given: dict[str, str], name: str, option: str, value: int | None) -> No
 
 
 @contextlib.contextmanager
-def _metrics(
-    log: KafkaLog, cleaner: CleanerThread, port: int | None, address: str
-) -> Iterator[None]:
+def _metrics(log: Engine, cleaner: CleanerThread, port: int | None, address: str) -> Iterator[None]:
     if port is None:
         yield
         return

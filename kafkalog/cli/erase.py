@@ -42,10 +42,11 @@ from kafkalog.cli.terminal.output import (
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.cli.report_file import ReportFile
     from kafkalog.erasure.erase import Erasure
     from kafkalog.erasure.occurrences import Occurrences
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
 
 EXAMPLES: Final = (
     "kafkalog erase /data/shop customers --key 4711 --dry-run",
@@ -90,10 +91,13 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> int:
     """Erase keys, and print what is left of them."""
+    from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.cli.erasure_lines import last_lines, lines
     from kafkalog.cli.erasure_report import NOW_WARNING, text
     from kafkalog.cli.erasure_report import report as report_of
+    from kafkalog.erasure.erase import erase
+    from kafkalog.storage_engine.fs import clock
 
     if now and (dry_run or no_wait):
         raise InvalidInputError(f"--now does not go with --{'dry-run' if dry_run else 'no-wait'}")
@@ -106,13 +110,21 @@ def command(
         log.describe(topic)
         with _report_file(report, topic, log.root, is_wanted) as file, _Bars() as bars:
             if dry_run:
-                before = _look(log, topic, keys.keys, strict, bars)
+                before = _look(log, topic, keys, strict, bars)
             else:
                 if now:
                     note(f"kafkalog: {NOW_WARNING}")
                 wait = None if no_wait else bars.wait
-                erasure = log.erase(
-                    topic, keys.keys, now=now, strict=strict, wait=wait, progress=bars.show
+                erasure = erase(
+                    log,
+                    topic,
+                    keys,
+                    now=now,
+                    is_strict=strict,
+                    clock=clock.now_ms,
+                    wait=wait,
+                    config=CleanerConfig(),
+                    progress=bars.show,
                 )
                 before = erasure.before
             bars.close()
@@ -133,7 +145,7 @@ def command(
     return 0 if found["erased"] else 1
 
 
-def _opened(path: str, *, dry_run: bool) -> KafkaLog:
+def _opened(path: str, *, dry_run: bool) -> Engine:
     return open_readable(path) if dry_run else open_writable(path)
 
 
@@ -147,13 +159,14 @@ def _report_file(
     return ReportFile.reserved(given, f"kafkalog-erase-{topic}", root)
 
 
-def _look(
-    log: KafkaLog, topic: str, keys: Sequence[bytes], strict: bool, bars: _Bars
-) -> Occurrences:
+def _look(log: Engine, topic: str, keys: ErasedKeys, strict: bool, bars: _Bars) -> Occurrences:
+    from kafkalog.erasure.occurrences import find_occurrences
+    from kafkalog.storage_engine.fs import clock
+
     def show(done: int, of: int) -> None:
         bars.show("looking", done, of)
 
-    return log.traces(topic, keys, strict=strict, progress=show)
+    return find_occurrences(log, topic, keys, clock=clock.now_ms, is_strict=strict, progress=show)
 
 
 # --- what is given -------------------------------------------------------------------------------

@@ -30,8 +30,11 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> None:
     """Print what is found out about each partition."""
+    from kafkalog.cleaner.report.explain import explain
+    from kafkalog.storage_engine.fs import clock
+
     with open_readable(path) as log:
-        explanations = log.explain(topic)
+        explanations = explain(log, topic, clock.now_ms())
     for explanation in explanations:
         if json:
             print_json(row(explanation))

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from kafkalog.datasource.checkpoint import QueryCheckpoint
     from kafkalog.datasource.offsets import TopicPartition
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
 
 __all__ = ["print_query_lag"]
 
 
 def print_query_lag(
-    log: KafkaLog, directory: str, topic: str | None, *, is_live: bool, json: bool
+    log: Engine, directory: str, topic: str | None, *, is_live: bool, json: bool
 ) -> None:
     """Print the lag of the query with this checkpoint; raises InvalidInputError for none.
 

@@ -170,6 +170,9 @@ def _latest(changelog: Changelog, bar: contextlib.ExitStack) -> Iterator[pa.Reco
         for number in changelog.partitions:
             yield from changelog.latest(number, changelog.key)
         return
+    from kafkalog.cleaner.config import CleanerConfig
+    from kafkalog.cleaner.key_index.latest_view import latest_of_topic
+
     show = bar.enter_context(share_progress("reading"))
     sizes = {number: 2 * (end - start) for number, (start, end) in changelog.spans().items()}
 
@@ -179,10 +182,12 @@ def _latest(changelog: Changelog, bar: contextlib.ExitStack) -> Iterator[pa.Reco
     done, left = 0, sum(sizes.values())
     for number in changelog.partitions:
         left -= sizes[number]
-        yield from changelog.log.latest(
+        yield from latest_of_topic(
+            changelog.log,
             changelog.topic,
             partition=number,
             include_headers=True,
+            budget_bytes=CleanerConfig().dedupe_buffer_size,
             progress=partial(tell, done, left),
         )
         done += sizes[number]

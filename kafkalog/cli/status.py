@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.state.last_cleaning import LastCleaning
     from kafkalog.cleaner.state.stats import PartitionStatus
     from kafkalog.cli.terminal.colours import Style
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
 
 EXAMPLES: Final = (
@@ -117,7 +117,7 @@ def command(
 
 
 def _write_picture(
-    path: str, log: KafkaLog, file: Path, topic: str | None, *, counts_dead: bool
+    path: str, log: Engine, file: Path, topic: str | None, *, counts_dead: bool
 ) -> None:
     from kafkalog.cli.picture.counts import Counts
     from kafkalog.cli.picture.figures import figures
@@ -157,7 +157,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def rows(
-    path: str, log: KafkaLog, topic: str | None = None, plans: Plans | None = None
+    path: str, log: Engine, topic: str | None = None, plans: Plans | None = None
 ) -> list[dict[str, Any]]:
     """Return what `--json` prints, in its order, all partitions or those of one topic."""
     from kafkalog.cleaner.report.status import status

@@ -89,6 +89,7 @@ def erase(
     nor these files. Raises UnknownTopicError, InvalidInputError for a topic that is not compacted,
     StorageError, LockedByBrokerError, OSError.
     """
+    manager.check_cleanable(engine)
     policy = TopicConfig.parse(engine.describe(topic).config)
     if not policy.is_compacted:
         raise InvalidInputError(

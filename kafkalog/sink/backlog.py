@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
-from kafkalog.sink.shared_log import engine_of
+from kafkalog.sink.shared_log import shared_engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import FileLock, SegmentsLock
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -48,7 +48,7 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
     if options.topic is None or (query_id, options.topic) in _warned:
         return
     try:
-        store = engine_of(options.root)
+        store = shared_engine(options.root)
         topic = store.state().topics.get(options.topic)
         if topic is None:
             return

@@ -16,7 +16,7 @@ from kafkalog.storage_engine.store import Store
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["engine_of", "store_of"]
+__all__ = ["shared_engine", "shared_store"]
 
 _Opened = TypeVar("_Opened", bound=Store)
 _OPENED_MAX = 8
@@ -24,7 +24,7 @@ _opened: dict[tuple[Path, type[Store], bool], tuple[tuple[int, int], Store]] = {
 """By place, class, and whether it is only read: which file the journal was, and the log."""
 
 
-def engine_of(root: Path) -> Engine:
+def shared_engine(root: Path) -> Engine:
     """Return the engine of a log, which is created where there is none; never to be closed.
 
     To close it would sync what a relaxed topic leaves unsynced. Raises what `Engine` does.
@@ -34,7 +34,7 @@ def engine_of(root: Path) -> Engine:
     return _shared(root, Engine, read_only=False)
 
 
-def store_of(root: Path, *, read_only: bool = False) -> Store:
+def shared_store(root: Path, *, read_only: bool = False) -> Store:
     """Return the store of a log, which is created where there is none; never to be closed.
 
     `read_only` is for tasks: they may run on another host than those who write the journal. Raises

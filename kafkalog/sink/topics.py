@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
-from kafkalog.sink.shared_log import engine_of, store_of
+from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import TopicState
 
@@ -23,7 +23,7 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
 
     Raises InvalidInputError when every row would be refused for want of a key.
     """
-    store = store_of(options.root)
+    store = shared_store(options.root)
     if options.topic is None:
         return
     known = store.state().topics.get(options.topic)
@@ -35,7 +35,7 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
             "topic.cleanup.policy=delete"
         )
     if known is None:
-        engine_of(options.root).create_topic(
+        shared_engine(options.root).create_topic(
             options.topic, options.num_partitions, options.topic_config, exist_ok=True
         )
 

@@ -30,7 +30,7 @@ from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan, syncing_plan
 from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
-from kafkalog.sink.shared_log import engine_of, store_of
+from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.sink.topics import new_topics, options_without_effect, prepare_topic, topics_to_create
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
@@ -135,7 +135,7 @@ class _LogWriter:
                 if staging is None:
                     staging = StagedWriter(
                         self.options.root,
-                        store_of(self.options.root, read_only=True).state(),
+                        shared_store(self.options.root, read_only=True).state(),
                         writer_slug=slug,
                         batch_id=batch_id,
                         spark_partition=spark_partition,
@@ -162,7 +162,7 @@ class _LogWriter:
     def _publish(self, messages: Sequence[SinkMessage | None], writer: Writer | None) -> None:
         """Publish what the messages name; the engine skips what it finds published, and says so."""
         staged = [message.staged for message in messages if message and message.staged]
-        engine_of(self.options.root).commit(
+        shared_engine(self.options.root).commit(
             staged,
             writer=writer,
             create=topics_to_create(self.options, staged),
@@ -189,7 +189,7 @@ class _LogWriter:
         if run is None:
             return
         try:
-            engine_of(self.options.root).abort(staged, writer=writer, prefix=prefix, run=run)
+            shared_engine(self.options.root).abort(staged, writer=writer, prefix=prefix, run=run)
         except (KafkaLogError, OSError) as fault:
             _log.warning(
                 "%s: the files %s* that a failed write staged were not removed: %s",
@@ -208,7 +208,7 @@ class _LogWriter:
             )
         if not self.options.given_for_topics:
             return
-        topics = engine_of(self.options.root).state().topics
+        topics = shared_engine(self.options.root).state().topics
         written = {name for m in messages if m and m.staged for name in m.staged.topic_ids}
         for name in sorted(written & topics.keys()):
             differing = options_without_effect(self.options, topics[name])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine.format import layout
@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.time_offsets import TimeOffset
     from kafkalog.storage_engine.writing.raw_append import Source
 
-__all__ = ["CommitResult", "Engine", "NewTopic", "RetentionStats", "Writer"]
+__all__ = [
+    "CommitResult",
+    "Engine",
+    "NewTopic",
+    "OpenedLog",
+    "RetentionStats",
+    "Writer",
+    "engine_of",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -328,6 +336,18 @@ class Engine(Store):
         except (StorageError, LockedByBrokerError, OSError) as fault:
             _logger.warning("%s: checkpoints were not written at close: %s", self.root, fault)
         super().close()
+
+
+class OpenedLog(Protocol):
+    """What `kafkalog.open` returns, as the rooms below it see it."""
+
+    @property
+    def _engine(self) -> Engine: ...
+
+
+def engine_of(log: Engine | OpenedLog) -> Engine:
+    """Return the engine of a log that `kafkalog.open` returned; an engine is its own."""
+    return log if isinstance(log, Engine) else log._engine
 
 
 def _now(now_ms: int | None) -> int:

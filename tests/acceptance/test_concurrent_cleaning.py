@@ -20,6 +20,7 @@ from aiokafka.partitioner import murmur2
 import kafkalog
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine.engine import engine_of
 from tests.acceptance.cleaning_processes import COMMIT_RECORDS, TOPIC, Record, draw_commit
 from tests.acceptance.independent_reader import read_log
 
@@ -71,7 +72,7 @@ def check_state(log: KafkaLog, model: Model) -> None:
 
 def check_changelog(log: KafkaLog, model: Model, partition: int) -> None:
     """Read a partition from 0: nothing but what was written, nothing twice, no latest one gone."""
-    with log.snapshot(TOPIC, partition) as snapshot:
+    with engine_of(log).snapshot(TOPIC, partition) as snapshot:
         state = snapshot.state
         found: dict[int, Record] = {}
         for rows in snapshot.read(0, state.high_watermark, schema=changelog_schema()):

@@ -18,6 +18,7 @@ from kafkalog.cleaner.schedule.manager import sweep
 from kafkalog.cleaner.state.uncleanable import Uncleanable, mark_uncleanable
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
@@ -136,7 +137,7 @@ def test_views_that_take_all_descriptors_raise_the_limit_or_say_how(
             expected = contextlib.nullcontext() if can_be_raised else None
             with expected or pytest.raises(StorageError, match=advice):
                 for _ in range(10):
-                    opened.enter_context(log.snapshot("t", 0))
+                    opened.enter_context(engine_of(log).snapshot("t", 0))
     assert [value for *_, value in records(log, "t")] == [b"v"]
 
 
@@ -155,7 +156,7 @@ def test_a_commit_that_closed_files_on_its_way_fails_and_succeeds_as_a_whole(
 
     log.append("t", rows(b"first"))
     expected = records(log, "t")
-    canary = log.partition_directory("t", 9) / "kl-canary.deleted"
+    canary = engine_of(log).partition_directory("t", 9) / "kl-canary.deleted"
     content = canary.read_bytes()
     canary.unlink()
     with pytest.raises(kafkalog.errors.LockedByBrokerError):
@@ -163,7 +164,7 @@ def test_a_commit_that_closed_files_on_its_way_fails_and_succeeds_as_a_whole(
     assert records(log, "t") == expected
     canary.write_bytes(content)
     log.append("t", rows(b"third"))
-    with log.transaction() as transaction:
+    with engine_of(log).transaction() as transaction:
         for _ in range(2):  # each of them is opened once more
             for number in range(10):
                 transaction.roll("t", number, NOW_MS)
@@ -219,12 +220,12 @@ def test_retention_takes_nothing_that_is_young_by_the_clock_that_came_back(tmp_p
     for jump in (0, -A_DAY_MS, A_YEAR_MS, 0, 0):
         log.append("t", [("k", "v" * 60)], now_ms=NOW_MS + jump)
         for now in (NOW_MS - A_DAY_MS, NOW_MS + jump):
-            log.apply_retention("t", now_ms=min(now, NOW_MS))
+            engine_of(log).apply_retention("t", now_ms=min(now, NOW_MS))
     assert log.offsets("t")[0] == (0, 5)
     # Younger than the clock holds back whatever follows it, as in Kafka, until the clock is there.
-    log.apply_retention("t", now_ms=NOW_MS + 30 * A_DAY_MS)
+    engine_of(log).apply_retention("t", now_ms=NOW_MS + 30 * A_DAY_MS)
     assert log.offsets("t")[0] == (2, 5)
-    log.apply_retention("t", now_ms=NOW_MS + A_YEAR_MS + 8 * A_DAY_MS)
+    engine_of(log).apply_retention("t", now_ms=NOW_MS + A_YEAR_MS + 8 * A_DAY_MS)
     assert log.offsets("t")[0] == (5, 5)
 
 
@@ -255,12 +256,12 @@ def test_a_reader_keeps_its_moment_whatever_the_cleaners_clock_says(
     log.append("t", [("k", "kept")])
     now_ms = clock.now_ms()
     with contextlib.ExitStack() as held:
-        pinned = pins.pin(log.root, pins.Action("a", "b"), log.state, now_ms, held=held)
+        pinned = pins.pin(log.root, pins.Action("a", "b"), engine_of(log).state, now_ms, held=held)
         assert pinned is not None
         log.append("t", [("k", "new")])
         for force in (False, True):
             log.clean("t", force=force, now_ms=now_ms + jump)
-            sweep(log, now_ms=now_ms + jump)
+            sweep(engine_of(log), now_ms=now_ms + jump)
             assert pinned.path.exists()
             assert [offset for _, offset, _, _ in records(log, "t")] == [1, 2]
     log.clean("t", force=True, now_ms=now_ms + jump)
@@ -268,7 +269,9 @@ def test_a_reader_keeps_its_moment_whatever_the_cleaners_clock_says(
 
 
 def stage(log: KafkaLog, batch_id: int) -> StagedMessage:
-    writer = StagedWriter(log.root, log.state(), now_ms=lambda: NOW_MS, batch_id=batch_id)
+    writer = StagedWriter(
+        log.root, engine_of(log).state(), now_ms=lambda: NOW_MS, batch_id=batch_id
+    )
     writer.append("t", pa.RecordBatch.from_pydict({"key": [b"k"], "value": [b"v"]}))
     return writer.finish()
 
@@ -279,11 +282,11 @@ def test_what_a_clock_a_year_ahead_has_swept_is_missed_by_name_and_staged_anew(
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 1)
     message = stage(log, 1)
-    assert sweep(log, now_ms=clock.now_ms() - A_DAY_MS) == 0
-    assert sweep(log, now_ms=clock.now_ms() + A_YEAR_MS) == 1
+    assert sweep(engine_of(log), now_ms=clock.now_ms() - A_DAY_MS) == 0
+    assert sweep(engine_of(log), now_ms=clock.now_ms() + A_YEAR_MS) == 1
     with pytest.raises(StorageError, match=r"staged file is missing.*run the batch again"):
-        log.commit([message])
-    assert log.commit([stage(log, 1)]).rows == 1
+        engine_of(log).commit([message])
+    assert engine_of(log).commit([stage(log, 1)]).rows == 1
 
 
 @pytest.mark.parametrize("jump", [-A_YEAR_MS, -A_DAY_MS, 0, A_DAY_MS])
@@ -291,8 +294,8 @@ def test_a_retry_is_a_retry_though_the_clock_has_jumped(tmp_path: Path, jump: in
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 1)
     writer = Writer("query", "t", 3)
-    assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS).rows == 1
-    assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + jump).skipped
+    assert engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS).rows == 1
+    assert engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + jump).skipped
     assert len(records(log, "t")) == 1
 
 
@@ -304,13 +307,15 @@ def test_a_clock_that_skips_the_time_writers_are_remembered_forgets_them_until_i
     log.create_topic("t", 1, now_ms=NOW_MS)
     first, second = Writer("first", "t", 3), Writer("second", "t", 3)
     for writer in (first, second):
-        log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS)
+        engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS)
     later_ms = NOW_MS + A_YEAR_MS
-    assert log.commit([stage(log, 3)], writer=first, now_ms=later_ms).skipped, "nobody at once"
+    assert engine_of(log).commit([stage(log, 3)], writer=first, now_ms=later_ms).skipped, (
+        "nobody at once"
+    )
     log.append("t", [("k", "v")], now_ms=later_ms)
-    assert not log.commit([stage(log, 3)], writer=first, now_ms=later_ms).skipped
-    assert log.commit([stage(log, 3)], writer=second, now_ms=NOW_MS + 1).skipped
-    assert log.commit([stage(log, 3)], writer=first, now_ms=NOW_MS + 1).skipped
+    assert not engine_of(log).commit([stage(log, 3)], writer=first, now_ms=later_ms).skipped
+    assert engine_of(log).commit([stage(log, 3)], writer=second, now_ms=NOW_MS + 1).skipped
+    assert engine_of(log).commit([stage(log, 3)], writer=first, now_ms=NOW_MS + 1).skipped
     assert len(records(log, "t")) == 4
 
 
@@ -321,11 +326,15 @@ def test_a_writer_is_not_forgotten_for_a_clock_that_was_behind(tmp_path: Path) -
     log.append("t", [("k", "v")], now_ms=NOW_MS)
     for batch_id in (1, 2, 3):
         writer = Writer("first", "t", batch_id)
-        assert log.commit([stage(log, batch_id)], writer=writer, now_ms=NOW_MS - A_YEAR_MS).rows
+        assert (
+            engine_of(log)
+            .commit([stage(log, batch_id)], writer=writer, now_ms=NOW_MS - A_YEAR_MS)
+            .rows
+        )
         log.append("t", [("k", "v")], now_ms=NOW_MS - A_YEAR_MS)
-    assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 1).skipped
+    assert engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 1).skipped
     rewrite_journal(log)
-    assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 3).skipped
+    assert engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 3).skipped
 
 
 def rewrite_journal(log: KafkaLog) -> None:
@@ -343,14 +352,14 @@ def test_one_commit_of_a_clock_ahead_forgets_no_writer_for_good(
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 1, now_ms=NOW_MS)
     writer = Writer("first", "t", 3)
-    log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS)
+    engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS)
     journal = tmp_path / "log" / "commit"
     inode = journal.stat().st_ino
     at = first_ms
     while journal.stat().st_ino == inode:  # each second commit is of that clock
         log.append("t", [("k", "v")], now_ms=NOW_MS + at)
         at = A_YEAR_MS - at
-    assert log.commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 2).skipped
+    assert engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 2).skipped
 
 
 def test_rows_of_a_clock_ahead_are_refused_and_those_of_one_behind_kept(tmp_path: Path) -> None:
@@ -380,9 +389,9 @@ def test_a_deleted_topics_files_wait_for_the_clock_that_came_back(tmp_path: Path
     log.create_topic("t", 1)
     log.append("t", [("k", "v")])
     log.delete_topic("t", now_ms=NOW_MS + A_YEAR_MS)
-    sweep(log, now_ms=NOW_MS)
+    sweep(engine_of(log), now_ms=NOW_MS)
     assert list(log.root.glob("t-0.*-delete"))
     log.create_topic("t", 1)
-    sweep(log, now_ms=NOW_MS + A_YEAR_MS + A_DAY_MS)
+    sweep(engine_of(log), now_ms=NOW_MS + A_YEAR_MS + A_DAY_MS)
     assert not list(log.root.glob("t-0.*-delete"))
     assert log.topics() == ["t"]

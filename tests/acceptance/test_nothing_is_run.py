@@ -129,6 +129,7 @@ import shutil, sys
 from pathlib import Path
 import kafkalog
 from tests.acceptance.log_contents import damage, latest_records, records
+from kafkalog.storage_engine.engine import engine_of
 from tests.acceptance.test_safety import fill, stage
 
 RUNS = {"exec", "compile", "marshal.loads", "pickle.find_class", "import", "os.system",
@@ -146,7 +147,7 @@ sys.addaudithook(hook)
 
 def work(root):
     log = fill(root)
-    log.commit([stage(log, 1)])
+    engine_of(log).commit([stage(log, 1)])
     records(log, "t"), latest_records(log, "t"), log.lookup("t", "k1")
     log.clean("t", force=True)
     log.status(), log.explain("t"), log.offset_for_time("t", 0), damage(root)

@@ -17,7 +17,8 @@ import pytest
 import kafkalog
 from kafkalog.errors import CorruptJournalError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.log import KafkaLog
-from kafkalog.sink.shared_log import engine_of, store_of
+from kafkalog.sink.shared_log import shared_engine, shared_store
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, host
 from kafkalog.storage_engine.metadata import address
@@ -43,7 +44,7 @@ def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stage(log: KafkaLog, batch_id: int, count: int = 5) -> StagedMessage:
-    writer = StagedWriter(log.root, log.state(), now_ms=clock.now_ms, batch_id=batch_id)
+    writer = StagedWriter(log.root, engine_of(log).state(), now_ms=clock.now_ms, batch_id=batch_id)
     values = [b"%d" % number for number in range(count)]
     writer.append("t", pa.RecordBatch.from_pydict({"key": values, "value": values}))
     return writer.finish()
@@ -92,12 +93,12 @@ def test_files_are_the_owners_to_write_and_the_umask_is_kept(
         assert {run.is_segment for run in message.runs} == {True}
         kept = [*root.rglob("*.staged"), *root.rglob("*.staged-*")]
         check_modes(root, mask)
-        log.commit([message])
+        engine_of(log).commit([message])
         end = log.offsets("t")[0][1]
         record = Record(end, b"k", b"v", clock.now_ms())
         log.append_raw("t", 0, Batch(end, end, [record], producer_id=7).data())
         action = pins.Action("application", "action")
-        assert pins.pin(root, action, log.state, clock.now_ms()) is not None
+        assert pins.pin(root, action, engine_of(log).state, clock.now_ms()) is not None
         log.clean("t", force=True)
         log.create_topic("gone", 1)
         log.delete_topic("gone")
@@ -188,7 +189,7 @@ def refuse_to_write(log: KafkaLog, reason: str) -> None:
     for act in acts:
         with pytest.raises(StorageError, match=rf"{log.root}/[^ ]+: .*{reason}"):
             act()
-    for retained in log.apply_retention(now_ms=now_ms + 10**12):
+    for retained in engine_of(log).apply_retention(now_ms=now_ms + 10**12):
         assert retained.error is not None and reason in retained.error
 
 
@@ -220,8 +221,8 @@ def test_a_place_that_may_not_be_looked_into_is_named_to_whoever_asks(shared: Pa
         lambda: kafkalog.open(f"{path},{path}2"),
         lambda: kafkalog.open(shared / "whole" / "new"),
         lambda: address.log_directories({"path": str(path)}),
-        lambda: engine_of(path),
-        lambda: store_of(path, read_only=True),
+        lambda: shared_engine(path),
+        lambda: shared_store(path, read_only=True),
     ]
     with as_nobody():
         for ask in asked:
@@ -252,7 +253,7 @@ def test_a_log_on_a_read_only_file_system_is_read_in_every_way(
         assert log.offset_for_time("t", 0)[0] is not None
         assert len(log.status()) == len(log.explain("t")) == 2
         assert damage(root) == []
-        assert pins.pin(root, pins.Action("a", "b"), log.state, clock.now_ms()) is None
+        assert pins.pin(root, pins.Action("a", "b"), engine_of(log).state, clock.now_ms()) is None
         with pytest.raises(KafkaLogError, match=r"may not be written|opened read-only"):
             log.clean("t", force=True)
         with pytest.raises(StorageError, match="may not be written"):
@@ -278,7 +279,10 @@ def test_a_log_has_one_lock_whatever_path_leads_to_it(tmp_path: Path) -> None:
     for path in (tmp_path / "link", tmp_path / "other" / ".." / "log"):
         other = kafkalog.open(path)
         assert records(other, "t") == records(log, "t")
-        with log.transaction(), other._commit_lock.exclusive(wait=False) as is_free:
+        with (
+            engine_of(log).transaction(),
+            engine_of(other)._commit_lock.exclusive(wait=False) as is_free,
+        ):
             assert not is_free
         assert other.append("t", [("k", "v")]).rows == 1
         assert records(other, "t") == records(log, "t")
@@ -316,7 +320,7 @@ def test_a_partition_that_was_moved_behind_a_link_works_and_only_the_link_is_del
     assert [stats.error for stats in log.clean("t", force=True)] == [None, None]
     assert latest_records(log, "t") == latest
     log.delete_topic("t")
-    assert not log.state().deleting
+    assert not engine_of(log).state().deleting
     assert not [name for name in os.listdir(root) if name.startswith("t-")]
     assert (tmp_path / "moved" / "precious").read_text() == "mine"
     assert list((tmp_path / "moved").glob("*.log"))
@@ -363,9 +367,9 @@ def test_a_message_that_names_another_file_than_a_staged_one_is_refused(
     wrong = replace(message, files=(replace(message.files[0], name=named),))
     as_segment = replace(wrong, runs=tuple(run._replace(is_segment=True) for run in wrong.runs))
     acts: list[Callable[[StagedMessage], object]] = [
-        lambda given: log.commit([given]),
-        lambda given: log.commit([replace(given, rows=0)]),
-        lambda given: log.abort([given]),
+        lambda given: engine_of(log).commit([given]),
+        lambda given: engine_of(log).commit([replace(given, rows=0)]),
+        lambda given: engine_of(log).abort([given]),
     ]
     for each in (wrong, as_segment):
         for act in acts:
@@ -373,7 +377,7 @@ def test_a_message_that_names_another_file_than_a_staged_one_is_refused(
                 act(each)
     assert place.exists() and (tmp_path / place.name).exists()
     assert records(log, "t") == before
-    assert log.commit([message]).rows == 5
+    assert engine_of(log).commit([message]).rows == 5
 
 
 @pytest.mark.parametrize("topic", ["../outside", "..", "/outside", "a/b"])
@@ -386,7 +390,7 @@ def test_a_message_of_a_topic_that_kafka_forbids_makes_no_directory(
     create = {"*": staging.NewTopic(1, {"cleanup.policy": "delete"})}
     for ids in ({topic: ""}, {}):
         with pytest.raises(InvalidInputError):
-            log.commit([replace(message, runs=runs, topic_ids=ids)], create=create)
+            engine_of(log).commit([replace(message, runs=runs, topic_ids=ids)], create=create)
     assert sorted(os.listdir(tmp_path)) == ["log"]
 
 

@@ -14,6 +14,7 @@ import pytest
 import kafkalog
 from kafkalog.log import KafkaLog
 from kafkalog.schema import HEADERS
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.conformance.record import Record, of_kafkalog
@@ -135,7 +136,7 @@ def _write_segments(log: KafkaLog, draw: random.Random) -> None:
             now_ms = NOW_MS + 1000 * commit
             writer = StagedWriter(
                 log.root,
-                log.state(),
+                engine_of(log).state(),
                 now_ms=lambda now_ms=now_ms: now_ms,
                 writer_slug="a" * 32,
                 batch_id=commit,
@@ -145,7 +146,7 @@ def _write_segments(log: KafkaLog, draw: random.Random) -> None:
                 writer.append("segments", rows(draw, 60, now_ms))
             message = writer.finish()
             assert any(run.is_segment for run in message.runs)
-            log.commit([message], now_ms=now_ms)
+            engine_of(log).commit([message], now_ms=now_ms)
 
 
 def _write_binary(log: KafkaLog, draw: random.Random) -> None:

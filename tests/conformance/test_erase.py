@@ -14,6 +14,7 @@ import pytest
 
 import kafkalog
 from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.conformance.kafka import dump_log_segments
@@ -38,7 +39,9 @@ def log(tmp_path: Path) -> KafkaLog:
     log.clean(TOPIC, force=True, now_ms=NOW_MS)
     for codec in CODECS:
         write(log, codec)
-    task = StagedWriter(log.root, log.state(), writer_slug="ab" * 16, now_ms=lambda: NOW_MS)
+    task = StagedWriter(
+        log.root, engine_of(log).state(), writer_slug="ab" * 16, now_ms=lambda: NOW_MS
+    )
     task.append(TOPIC, pa.record_batch({"key": [KEY.encode(), b"another"], "value": [b"v"] * 2}))
     task.finish()
     return log

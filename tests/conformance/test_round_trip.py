@@ -22,6 +22,7 @@ import kafkalog
 from kafkalog.errors import LockedByBrokerError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.broker.ownership import adopt, release
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from tests.conformance import passage
 from tests.conformance.clients import (
@@ -458,7 +459,7 @@ def test_every_batch_lies_within_what_the_broker_knows_of_its_leader_epoch(
     by_hand, seen = after_kills.by_hand, set()
     with kafkalog.open(after_kills.root) as log:
         for place in PLACES:
-            with log.snapshot(*place) as snapshot:
+            with engine_of(log).snapshot(*place) as snapshot:
                 chunks = list(
                     snapshot.chunks(snapshot.state.log_start_offset, snapshot.state.high_watermark)
                 )

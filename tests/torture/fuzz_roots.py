@@ -21,7 +21,7 @@ from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.broker.ownership import adopt
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import journal
 from kafkalog.storage_engine.metadata.journal import Journal
@@ -188,7 +188,7 @@ def _use(path: Path) -> None:
             log.lookup(topic, b"k1")
             log.explain(topic, now_ms=NOW_MS)
         for schema, is_committed in ((_SCHEMA, True), (_PLAIN, False)):
-            with refusing(), log.snapshot(topic, 0) as snapshot:
+            with refusing(), engine_of(log).snapshot(topic, 0) as snapshot:
                 start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
                 exhaust(snapshot.read(start, end, schema=schema, read_committed=is_committed))
                 for wanted in (0, 45, 61, 72):
@@ -201,7 +201,7 @@ def _clean(path: Path) -> None:
     log = kafkalog.open(path, create=False)
     with refusing():
         log.clean("t", force=True, now_ms=NOW_MS)
-    _append(log, "t")
+    _append(engine_of(log), "t")
 
 
 def _append(log: Engine, topic: str) -> None:
@@ -235,7 +235,7 @@ def _use_brokers(path: Path) -> None:
     with refusing():
         _use(path)
     adopt(path, config={"*": {"cleanup.policy": "delete"}}, now_ms=NOW_MS)
-    _append(kafkalog.open(path, create=False), "t")
+    _append(Engine(path, create=False), "t")
 
 
 # --- what is brought to be written ---------------------------------------------------------------
@@ -263,7 +263,7 @@ def _raw_append(directory: Path) -> Case:
         try:
             log.append_raw("t", 0, source, now_ms=NOW_MS)
         finally:
-            _append(log, "t")
+            _append(engine_of(log), "t")
 
     varied, raw = sample_root.varied(), sample_root.mirrored()
     return Case(decode, [*_joined(varied.segments), *_joined(raw.segments)])
@@ -302,8 +302,8 @@ def _staged(directory: Path) -> Case:
                 data=data if kind == "message" else b"",
             )
             with refusing():
-                log.commit([message], now_ms=NOW_MS)
-            _append(log, "t")
+                engine_of(log).commit([message], now_ms=NOW_MS)
+            _append(engine_of(log), "t")
         shutil.rmtree(path)
 
     stored, some = sample_root.stored, sample_root.some

@@ -39,6 +39,7 @@ from typing import Final
 
 from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import engine_of
 from tests.torture import Tally, parser, roles
 from tests.torture.oracle import Model, Notes, Progress, Wrong
 from tests.torture.scratch import scratch
@@ -193,12 +194,13 @@ class Life:
         self._progress.take(self._notes.read())
         before = self._progress.acknowledged
         with KafkaLog(self._root, read_only=True) as log:
-            state = log.state()
+            engine = engine_of(log)
+            state = engine.state()
             self._progress.take(self._notes.read())
             # What was acknowledged is published; what is published was acknowledged, or sent.
             self._steps = self._model.steps_in(state, max(self._steps, before), self._progress.sent)
             is_all = self._checks % 5 == 0
-            self._model.check(log, partitions if is_all else self._draw.sample(partitions, 2))
+            self._model.check(engine, partitions if is_all else self._draw.sample(partitions, 2))
 
     def _wait_for_progress(self) -> None:
         """See that the writer, started anew if need be, gets a step through."""
@@ -224,14 +226,14 @@ class Life:
     def _end(self) -> None:
         """Settle, clean and close the log; what it holds is the same."""
         with KafkaLog(self._root) as log:
-            with log.transaction() as transaction:
+            with engine_of(log).transaction() as transaction:
                 sent = self._progress.sent
                 self._steps = self._model.steps_in(transaction.state, self._steps, sent)
             if errors := [stats.error for stats in log.clean(force=True) if stats.error]:
                 raise Wrong(f"cleaning failed: {errors}")
         with KafkaLog(self._root, read_only=True) as log:
-            self._model.steps_in(log.state(), self._steps, self._steps)
-            self._model.check(log)
+            self._model.steps_in(engine_of(log).state(), self._steps, self._steps)
+            self._model.check(engine_of(log))
         self._verify()
 
 
@@ -271,8 +273,8 @@ def warm() -> None:
         draw = random.Random(1)
         with KafkaLog(root) as log:
             for _ in range(20):
-                roles.clean_once(log, draw)
-            writer.model.check(log)
+                roles.clean_once(engine_of(log), draw)
+            writer.model.check(engine_of(log))
             log.lookup("table", "key-1")
         list(verify(root, deep=True))
         notes.close()

@@ -24,6 +24,7 @@ from kafkalog.cleaner.schedule.manager import clean_filthiest, retain, sweep
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.staging import StagedWriter
@@ -67,7 +68,7 @@ class Hands:
 
     def config(self, topic: str) -> dict[str, str] | None:
         """Return a topic's configs; None where there is no such topic."""
-        known = self.log.state().topics.get(topic)
+        known = engine_of(self.log).state().topics.get(topic)
         return None if known is None else dict(known.config)
 
     def states(self, topic: str) -> list[PartitionState]:
@@ -88,9 +89,9 @@ class Hands:
             "timestamp": pa.array(times, pa.int64()),
         }
         log = self.log
-        staged = StagedWriter(None, log.state(), now_ms=lambda: now_ms, batch_size=size)
+        staged = StagedWriter(None, engine_of(log).state(), now_ms=lambda: now_ms, batch_size=size)
         staged.append(topic, pa.RecordBatch.from_pydict(columns))
-        return log.commit([staged.finish()], writer=writer, now_ms=now_ms)
+        return engine_of(log).commit([staged.finish()], writer=writer, now_ms=now_ms)
 
     def append_raw(self, topic: str, partition: int, data: bytes, now_ms: int) -> None:
         """Append a batch as it is."""
@@ -114,7 +115,7 @@ class Hands:
 
     def latest(self, topic: str, partition: int, budget: int) -> list[Row]:
         """Return the latest record of every key."""
-        with self.log.snapshot(topic, partition, whole=True) as snapshot:
+        with engine_of(self.log).snapshot(topic, partition, whole=True) as snapshot:
             end = snapshot.state.high_watermark
             found = latest(snapshot, end, budget_bytes=budget, schema=changelog_schema())
             return [row for rows in found for row in _rows(rows)]
@@ -136,16 +137,18 @@ class Hands:
             if next(looks) > LOOKS_MAX:
                 raise RuntimeError("the cleaning never ends")
 
-        return clean(self.log, now_ms=now_ms, config=config, force=force, check_abort=look)
+        return clean(
+            engine_of(self.log), now_ms=now_ms, config=config, force=force, check_abort=look
+        )
 
     def clean_filthiest(self, config: CleanerConfig, now_ms: int) -> CleanerStats | None:
         """Clean a round of what is due most."""
-        return clean_filthiest(self.log, now_ms=now_ms, config=config)
+        return clean_filthiest(engine_of(self.log), now_ms=now_ms, config=config)
 
     def retain(self, now_ms: int) -> list[str | None]:
         """Apply retention to all topics, and sweep; returns the errors."""
-        found = retain(self.log, now_ms=now_ms, is_skipped=lambda _: False)
-        sweep(self.log, now_ms=now_ms)
+        found = retain(engine_of(self.log), now_ms=now_ms, is_skipped=lambda _: False)
+        sweep(engine_of(self.log), now_ms=now_ms)
         return [stats.error for stats in found]
 
     def delete_records(self, topic: str, partition: int, before: int, now_ms: int) -> int:

@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple
 
 from kafkalog.cleaner import latest
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
-from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from kafkalog.storage_engine.records.murmur2 import partition_of
@@ -289,7 +289,7 @@ class Model:
 
     # --- comparing -------------------------------------------------------------------------------
 
-    def check(self, log: KafkaLog, partitions: Iterable[Partition] | None = None) -> None:
+    def check(self, log: Engine, partitions: Iterable[Partition] | None = None) -> None:
         """Read a log, or some of it; raises Wrong for what is lost, doubled, or was never sent."""
         for partition in self.records if partitions is None else partitions:
             directory = log.partition_directory(*partition)

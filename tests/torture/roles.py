@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
-from kafkalog.cleaner.schedule.manager import clean_filthiest, sweep
+from kafkalog.cleaner.schedule.manager import clean_and_retain, clean_filthiest, sweep
 from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.commit import CommitResult
@@ -126,7 +127,7 @@ class Process:
 def create(root: Path, *, is_relaxed: bool = False) -> None:
     """Make the log with its topics; where it is relaxed not every commit is synced."""
     more = {"flush.messages": "60"} if is_relaxed else {}
-    with KafkaLog(root) as log:
+    with Engine(root) as log:
         for topic, count in PARTITIONS.items():
             log.create_topic(topic, count, {**CONFIGS[topic], **more})
 
@@ -191,7 +192,7 @@ class Writer:
         self._notes = notes
         self._needs_sync = needs_sync
         self._draw = random.Random(f"{seed} {time.monotonic_ns()}")
-        self._log = KafkaLog(root)
+        self._log = Engine(root)
 
     def run(self, acknowledged: int, *, pause_s: float = 0.0) -> None:
         """Go on behind the last step that was acknowledged, for ever."""
@@ -202,7 +203,7 @@ class Writer:
             self.take(number)
             if self._draw.random() < 0.02:
                 self._log.close()
-                self._log = KafkaLog(self._root)
+                self._log = Engine(self._root)
             if pause_s:
                 time.sleep(self._draw.random() * pause_s)
 
@@ -292,21 +293,21 @@ def clean(root: Path, seed: str, *, pause_s: float = 0.01) -> None:
     draw = random.Random(seed)
     if draw.random() < 0.4:
         _clean_in_background(root, draw)
-    with KafkaLog(root) as log:
+    with Engine(root) as log:
         while True:
             clean_once(log, draw)
             time.sleep(draw.random() * pause_s)
 
 
-def clean_once(log: KafkaLog, draw: random.Random) -> None:
+def clean_once(log: Engine, draw: random.Random) -> None:
     """One thing that a cleaner does; raises Wrong where it could not."""
     config = _config(draw)
     now_ms = clock.now_ms()
     act = draw.choices(("force", "due", "retain", "sweep"), (2, 4, 3, 1))[0]
     errors: list[str | None] = []
     if act == "force":
-        log._config = config
-        errors = [stats.error for stats in log.clean(TABLE, force=True)]
+        results = clean_and_retain(log, TABLE, force=True, config=config)
+        errors = [stats.error for stats in results]
     elif act == "due":
         stats = clean_filthiest(log, now_ms=now_ms, config=config)
         errors = [stats.error] if stats is not None else []
@@ -360,7 +361,7 @@ def read(root: Path, seed: str) -> None:
     model, draw = Model(seed), random.Random(f"{seed} {time.monotonic_ns()}")
     steps = 0
     seen: dict[Partition, tuple[int, int, int]] = {}
-    with KafkaLog(root, read_only=True) as log, KeyLookup(log, TABLE) as lookup:
+    with Engine(root, read_only=True) as log, KeyLookup(log, TABLE) as lookup:
         while True:
             steps = model.steps_like(log.state(), steps)
             for partition in draw.sample(list(model.records), 2):
@@ -376,7 +377,7 @@ def read(root: Path, seed: str) -> None:
             time.sleep(draw.random() * 0.02)
 
 
-def _look_up(log: KafkaLog, lookup: KeyLookup, model: Model, draw: random.Random) -> None:
+def _look_up(log: Engine, lookup: KeyLookup, model: Model, draw: random.Random) -> None:
     partition = TABLE, draw.randrange(PARTITIONS[TABLE])
     before = log.describe(TABLE).partitions[partition[1]].high_watermark
     model.extend_to(partition, before)

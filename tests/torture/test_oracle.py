@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.segment.segments import list_segments
 from kafkalog.storage_engine.writing import staging
 from tests.torture import roles
@@ -17,7 +17,7 @@ STEPS = 80
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KafkaLog:
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """A log of so many steps, with more events than retention leaves."""
     monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", staging.SEGMENT_RUN_SIZE)  # it is set there
     root = tmp_path / "log"
@@ -27,7 +27,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KafkaLog:
     for number in range(1, STEPS + 1):
         writer.take(number)
     notes.close()
-    return KafkaLog(root)
+    return Engine(root)
 
 
 def model() -> Model:
@@ -36,25 +36,25 @@ def model() -> Model:
     return made
 
 
-def bases(log: KafkaLog) -> list[int]:
+def bases(log: Engine) -> list[int]:
     return [segment.base_offset for segment in list_segments(log.partition_directory(*PARTITION))]
 
 
-def test_what_retention_takes_is_not_missed(log: KafkaLog) -> None:
+def test_what_retention_takes_is_not_missed(log: Engine) -> None:
     model().check(log)
     assert log.apply_retention(EVENTS)
     assert log.offsets(EVENTS)[0][0] > 0
     model().check(log)
 
 
-def test_one_segment_more_than_retention_takes_is_told(log: KafkaLog) -> None:
+def test_one_segment_more_than_retention_takes_is_told(log: Engine) -> None:
     log.apply_retention(EVENTS)
     log.delete_records(*PARTITION, bases(log)[1])
     with pytest.raises(Wrong, match="not what retention leaves"):
         model().check(log)
 
 
-def test_half_a_segment_is_told(log: KafkaLog) -> None:
+def test_half_a_segment_is_told(log: Engine) -> None:
     first, second = bases(log)[:2]
     assert second > first + 1
     log.delete_records(*PARTITION, first + 1)
@@ -62,7 +62,7 @@ def test_half_a_segment_is_told(log: KafkaLog) -> None:
         model().check(log)
 
 
-def test_a_record_that_was_taken_from_a_compacted_topic_is_told(log: KafkaLog) -> None:
+def test_a_record_that_was_taken_from_a_compacted_topic_is_told(log: Engine) -> None:
     log.alter_topic(TABLE, {"cleanup.policy": "compact,delete"})
     log.delete_records(TABLE, 0, 1)
     with pytest.raises(Wrong, match="nothing may take away what was before"):

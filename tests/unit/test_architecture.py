@@ -330,6 +330,18 @@ def test_dir_shows_what_a_user_may_use_and_nothing_else() -> None:
     assert all(hasattr(kafkalog, name) for name in shown)
 
 
+def test_a_log_offers_what_a_user_may_do_and_nothing_else() -> None:
+    from kafkalog.log import KafkaLog
+
+    topics = {"create_topic", "topics", "describe", "alter_topic", "delete_topic", "offsets"}
+    writing = {"append", "append_raw", "producer", "delete_records"}
+    reading = {"read", "latest", "lookup", "offset_for_time"}
+    cleaning = {"clean", "cleaner", "status", "explain", "erase", "traces"}
+    public = topics | writing | reading | cleaning | {"root", "close"}
+    assert {name for name in dir(KafkaLog) if not name.startswith("_")} == public
+    assert KafkaLog.__mro__ == (KafkaLog, object)
+
+
 def test_version_is_the_same_everywhere() -> None:
     import tomllib
 

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.tables import RecordTable
+    from kafkalog.storage_engine.store import Store
 
-__all__ = ["latest"]
+__all__ = ["latest", "latest_of_topic"]
 
 
 def latest(
@@ -78,6 +79,31 @@ def latest(
             places = np.array(offsets, dtype=np.int64).reshape(-1, 1)
             return (batch for place in places for batch in _at(snapshot, place, schema, passes))
     return _latest(snapshot, span, budget_bytes, schema, ChosenKeys(keys), passes=passes)
+
+
+def latest_of_topic(
+    store: Store,
+    topic: str,
+    *,
+    partition: int | None = None,
+    include_headers: bool = False,
+    budget_bytes: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the latest records of a topic, partition by partition, or those of one partition.
+
+    Raises UnknownTopicError, and what `latest` raises.
+    """
+    from kafkalog.schema import changelog_schema
+
+    schema = changelog_schema(include_headers=include_headers)
+    present = [number for number, _ in store.describe(topic).present()]
+    for number in present if partition is None else [partition]:
+        with store.snapshot(topic, number, whole=True) as snapshot:
+            end = snapshot.state.high_watermark
+            yield from latest(
+                snapshot, end, budget_bytes=budget_bytes, schema=schema, progress=progress
+            )
 
 
 def _latest(

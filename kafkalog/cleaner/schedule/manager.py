@@ -28,7 +28,15 @@ from kafkalog.storage_engine.writing.topic_deletion import finish_deletions
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["CleanerConfig", "check_disk", "clean", "clean_filthiest", "retain", "sweep"]
+__all__ = [
+    "CleanerConfig",
+    "check_cleanable",
+    "clean",
+    "clean_and_retain",
+    "clean_filthiest",
+    "retain",
+    "sweep",
+]
 
 _DEFAULT = CleanerConfig()
 
@@ -88,8 +96,38 @@ def clean(
     return results
 
 
-def check_disk(engine: Engine) -> None:
-    """Raise StorageError where this process may not write the log, so that nothing is cleaned."""
+def clean_and_retain(
+    engine: Engine,
+    topic: str | None = None,
+    *,
+    force: bool = False,
+    now_ms: int | None = None,
+    config: CleanerConfig = _DEFAULT,
+    progress: Callable[[CleanerStats], None] = _unwatched,
+) -> list[CleanerStats]:
+    """Clean as `clean` does, then apply the retention of the topics cleaned.
+
+    Without `now_ms` each round begins at the time of the clock. Raises what `check_cleanable` and
+    `clean` raise.
+    """
+    check_cleanable(engine)
+    at_ms = clock.now_ms() if now_ms is None else now_ms
+    results = clean(
+        engine,
+        topic,
+        force=force,
+        now_ms=at_ms,
+        clock=clock.now_ms if now_ms is None else None,
+        config=config,
+        progress=progress,
+    )
+    retain(engine, topic, now_ms=at_ms)
+    return results
+
+
+def check_cleanable(engine: Engine) -> None:
+    """Raise InvalidInputError where the log is only read, StorageError where the disk refuses."""
+    engine.check_writable()
     if not may_clean(engine.root):
         raise StorageError(
             f"{engine.root}: may not be written here (a read-only mount, or no permission), and a "

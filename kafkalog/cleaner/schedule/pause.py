@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.engine import Engine, OpenedLog
 
 __all__ = ["abort_and_pause", "is_paused"]
 
@@ -35,13 +36,14 @@ _PAUSE_S = 0.002
 
 
 @contextlib.contextmanager
-def abort_and_pause(engine: Engine, topic: str, partition: int) -> Iterator[None]:
+def abort_and_pause(log: Engine | OpenedLog, topic: str, partition: int) -> Iterator[None]:
     """Abort a cleaning of the partition, wait until it has let go, and let none begin meanwhile.
 
-    Cleaners of every process obey, also a forced cleaning, which then passes the partition over.
-    May be nested. Raises UnknownTopicError, and InvalidInputError for a partition that is not here,
-    or a log that is only read.
+    `log` is what `kafkalog.open` returned. Cleaners of every process obey, also a forced cleaning,
+    which then passes the partition over. May be nested. Raises UnknownTopicError, and
+    InvalidInputError for a partition that is not here, or a log that is only read.
     """
+    engine = engine_of(log)
     known = engine.describe(topic)
     if engine.read_only:
         raise InvalidInputError(f"{engine.root}: the log is only read, so nothing of it is cleaned")

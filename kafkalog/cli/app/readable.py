@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
 
 __all__ = ["check_log", "open_readable"]
 
 
-def open_readable(path: str) -> KafkaLog:
+def open_readable(path: str) -> Engine:
     """Open a log, or the directories of a broker; raises InvalidInputError where there is none."""
-    import kafkalog
+    from kafkalog.storage_engine.engine import Engine
 
     check_log(path)
-    return kafkalog.open(path, read_only=True)
+    return Engine(path, read_only=True)
 
 
 def check_log(path: str) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
 
 __all__ = ["open_writable"]
 
 
-def open_writable(path: str, *, create: bool = False) -> KafkaLog:
+def open_writable(path: str, *, create: bool = False) -> Engine:
     """Open a log; raises InvalidInputError where there is none, and for a broker's directory."""
-    import kafkalog
     from kafkalog.cli.app.readable import check_log
     from kafkalog.errors import InvalidInputError
+    from kafkalog.storage_engine.engine import Engine
 
     if not create:
         check_log(path)
-    log = kafkalog.open(path, create=create)
+    log = Engine(path, create=create)
     if log.read_only:
         raise InvalidInputError(
             f"{log.root}: a Kafka broker's log directory is only read; to write to it, stop "

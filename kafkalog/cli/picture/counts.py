@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kafkalog.cleaner.dedup.census import SegmentCensus
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 __all__ = ["Counts", "count_partition"]
@@ -48,7 +48,7 @@ class Counts:
 
     def count(
         self,
-        log: KafkaLog,
+        log: Engine,
         topic: str | None = None,
         check_abort: Callable[[], None] = lambda: None,
     ) -> None:
@@ -74,9 +74,7 @@ class Counts:
                 with self._lock:
                     self._counted.pop(place, None)
 
-    def _count(
-        self, log: KafkaLog, place: tuple[str, int], check_abort: Callable[[], None]
-    ) -> None:
+    def _count(self, log: Engine, place: tuple[str, int], check_abort: Callable[[], None]) -> None:
         known = self._counted.get(place)
         started = time.monotonic()
         if known is not None and started < known.due:

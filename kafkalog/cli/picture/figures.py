@@ -22,14 +22,14 @@ from kafkalog.errors import KafkaLogError
 if TYPE_CHECKING:
     from kafkalog.cleaner.report.explain import Explanation
     from kafkalog.cli.picture.counts import Counts
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.config import TopicConfig
 
 __all__ = ["figures"]
 
 
 def figures(
-    path: str, log: KafkaLog, counts: Counts, now_ms: int, topic: str | None = None
+    path: str, log: Engine, counts: Counts, now_ms: int, topic: str | None = None
 ) -> dict[str, Any]:
     """Return all that a picture of a log, or a topic, shows, as JSON has it; reads no records."""
     from kafkalog import __version__
@@ -52,7 +52,7 @@ def figures(
     }
 
 
-def _partition(log: KafkaLog, found: Explanation, counts: Counts, plans: Plans) -> dict[str, Any]:
+def _partition(log: Engine, found: Explanation, counts: Counts, plans: Plans) -> dict[str, Any]:
     topic, partition = found.topic, found.partition
     row: dict[str, Any] = {
         "topic": topic,

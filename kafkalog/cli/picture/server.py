@@ -20,7 +20,7 @@ from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.fs import clock
 
 if TYPE_CHECKING:
-    from kafkalog.log import KafkaLog
+    from kafkalog.storage_engine.engine import Engine
 
 __all__ = ["HOST", "serving"]
 
@@ -34,7 +34,7 @@ class _Stopped(Exception):
 
 
 @contextlib.contextmanager
-def serving(path: str, log: KafkaLog, port: int, *, counts_dead: bool) -> Iterator[int]:
+def serving(path: str, log: Engine, port: int, *, counts_dead: bool) -> Iterator[int]:
     """Serve the picture of a log as long as the context lasts; yields the port (0: any free one).
 
     Raises InvalidInputError where the port is taken.
@@ -63,7 +63,7 @@ def serving(path: str, log: KafkaLog, port: int, *, counts_dead: bool) -> Iterat
         server.server_close()
 
 
-def _count(log: KafkaLog, counts: Counts, stopped: threading.Event) -> None:
+def _count(log: Engine, counts: Counts, stopped: threading.Event) -> None:
     def check_abort() -> None:
         if stopped.is_set():
             raise _Stopped

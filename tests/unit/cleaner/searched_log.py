@@ -12,6 +12,7 @@ import kafkalog
 from kafkalog.erasure.occurrences import Occurrences
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import writer_slug
@@ -38,7 +39,7 @@ def searched_log(root: Path) -> Iterator[KafkaLog]:
 
 
 def directory(log: KafkaLog) -> Path:
-    return log.partition_directory("t", 0)
+    return engine_of(log).partition_directory("t", 0)
 
 
 def kinds(traces: Occurrences) -> set[FileKind]:
@@ -60,7 +61,7 @@ def stage(
 ) -> StagedMessage:
     slug = writer_slug(writer, target)
     staging = StagedWriter(
-        log.root, log.state(), now_ms=lambda: NOW, writer_slug=slug, batch_id=batch_id
+        log.root, engine_of(log).state(), now_ms=lambda: NOW, writer_slug=slug, batch_id=batch_id
     )
     rows = {"key": pa.array([KEY], pa.binary()), "value": pa.array([b"v"], pa.binary())}
     staging.append(topic, pa.RecordBatch.from_pydict(rows))

@@ -19,6 +19,7 @@ from kafkalog.erasure.topic_files import FileKind
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.reading import pins
@@ -87,7 +88,9 @@ def is_nowhere(log: KafkaLog, key: str = KEY) -> bool:
 
 
 def stage(log: KafkaLog, *keys: str, now_ms: int = NOW) -> StagedMessage:
-    writer = StagedWriter(log.root, log.state(), now_ms=lambda: now_ms, writer_slug="ab" * 16)
+    writer = StagedWriter(
+        log.root, engine_of(log).state(), now_ms=lambda: now_ms, writer_slug="ab" * 16
+    )
     values = pa.array([b"staged"] * len(keys), pa.binary())
     rows = {"key": pa.array([key.encode() for key in keys], pa.binary()), "value": values}
     writer.append("t", pa.RecordBatch.from_pydict(rows))
@@ -165,13 +168,13 @@ def test_a_key_is_deleted_wherever_it_was_written(log: KafkaLog) -> None:
         "partition": pa.array([0, 1, 3, 2], pa.int32()),
     }
     log.append("t", pa.RecordBatch.from_pydict(rows), now_ms=NOW)
-    number = log.state().number
+    number = engine_of(log).state().number
     erasure = log.erase("t", ["k"], now_ms=NOW)
     assert erasure.deletions == {0: (1, 2), 1: (1, 2), 3: (1, 2)}
     assert log.offsets("t")[2] == (0, 1)
     written = [one for one in range(4) if log.offsets("t")[one][1] == 2]
     assert written == [0, 1, 3]
-    assert number < log.state().number
+    assert number < engine_of(log).state().number
     assert log.erase("t", ["k"], now=True, now_ms=NOW).is_erased
 
 
@@ -262,7 +265,7 @@ def test_replaced_files_that_are_not_waited_for_are_found(log: KafkaLog) -> None
 
 def test_who_reads_a_file_that_goes_reads_on(log: KafkaLog) -> None:
     fill(log)
-    with log.snapshot("t", 0, whole=True) as snapshot:
+    with engine_of(log).snapshot("t", 0, whole=True) as snapshot:
         end = snapshot.state.high_watermark
         assert log.erase(
             "t", [f"user-{n}" for n in range(4700, 4760)], now=True, now_ms=NOW
@@ -284,7 +287,7 @@ def test_a_staged_file_is_named_and_its_commit_brings_the_key_back(log: KafkaLog
     modified_ms = left.path.stat().st_mtime_ns // 1_000_000
     assert left.until_ms == modified_ms + STAGED_RETENTION_MS
 
-    log.commit([staged], now_ms=NOW)
+    engine_of(log).commit([staged], now_ms=NOW)
     assert KEY.encode() in table(log)
     assert log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
     assert is_nowhere(log)
@@ -297,21 +300,21 @@ def test_a_staged_file_that_is_committed_during_the_last_look_is_no_proof(log: K
 
     def progress(step: str, done: int, of: int) -> None:
         if step == "looking again" and done == of and not committed:
-            committed.append(log.commit([staged], now_ms=NOW))
+            committed.append(engine_of(log).commit([staged], now_ms=NOW))
 
     erasure = log.erase("t", [KEY], now=True, now_ms=NOW, progress=progress)
     assert committed
     (left,) = erasure.after.remains
     assert left.path.name.endswith(".log")
     assert left.remedy == "stop who writes the key, then erase again"
-    assert erasure.after.record_number == log.state().number
+    assert erasure.after.record_number == engine_of(log).state().number
 
 
 def test_a_staged_file_that_is_given_up_is_no_trace_any_more(log: KafkaLog) -> None:
     fill(log)
     staged = stage(log, KEY)
     assert not log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
-    log.abort([staged], now_ms=NOW)
+    engine_of(log).abort([staged], now_ms=NOW)
     assert log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
     assert is_nowhere(log)
 
@@ -320,7 +323,10 @@ def test_a_moment_that_somebody_reads_is_named_and_kept(log: KafkaLog) -> None:
     fill(log)
     clock_ms = time.time_ns() // 1_000_000
     with contextlib.ExitStack() as held:
-        assert pins.pin(log.root, Action("app", "one"), log.state, clock_ms, held=held) is not None
+        assert (
+            pins.pin(log.root, Action("app", "one"), engine_of(log).state, clock_ms, held=held)
+            is not None
+        )
         erasure = log.erase("t", [KEY], now=True)
         assert not erasure.is_erased
         assert "A reader has pinned its moment" in sentences(erasure)
@@ -340,7 +346,9 @@ def test_a_lag_is_named(log: KafkaLog) -> None:
 
 def test_a_damaged_file_is_no_proof(log: KafkaLog) -> None:
     fill(log)
-    path = max(log.partition_directory("t", 0).glob("*.log"), key=lambda one: one.stat().st_size)
+    path = max(
+        engine_of(log).partition_directory("t", 0).glob("*.log"), key=lambda one: one.stat().st_size
+    )
     good = path.read_bytes()
     path.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
     erasure = log.erase("t", ["user-9999"], now=True, now_ms=NOW)
@@ -355,7 +363,9 @@ def test_a_partition_that_cannot_be_cleaned_says_why(log: KafkaLog) -> None:
     (number,) = {one.file.partition for one in log.traces("t", [KEY]).files if one.found}
     assert number is not None
     path = max(
-        one for one in log.partition_directory("t", number).glob("*.log") if one.stat().st_size
+        one
+        for one in engine_of(log).partition_directory("t", number).glob("*.log")
+        if one.stat().st_size
     )
     good = path.read_bytes()
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
@@ -408,7 +418,7 @@ def test_what_a_dead_cleaning_left_goes(log: KafkaLog) -> None:
     fill(log)
     log.erase("t", [KEY], now=True, now_ms=NOW)
     record = naive.Record(777, NOW, KEY.encode(), b"v")
-    path = log.partition_directory("t", 1) / f"{777:020d}.log.cleaned"
+    path = engine_of(log).partition_directory("t", 1) / f"{777:020d}.log.cleaned"
     path.write_bytes(naive.batch([record], base_offset=777))
     assert log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
     assert is_nowhere(log)
@@ -434,7 +444,9 @@ def test_another_cleaner_is_waited_for(log: KafkaLog) -> None:
     (number,) = {one.file.partition for one in log.traces("t", [KEY]).files if one.found}
     assert number is not None
     found: list[Erasure] = []
-    cleaner_lock = locks.FileLock(log.partition_directory("t", number) / layout.CLEANER_LOCK)
+    cleaner_lock = locks.FileLock(
+        engine_of(log).partition_directory("t", number) / layout.CLEANER_LOCK
+    )
     before = log.offsets("t")[number][1]
     with cleaner_lock.exclusive():
         erasing = threading.Thread(

@@ -15,7 +15,7 @@ from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.engine import Engine, engine_of
 from tests.unit.cleaner.naive import Batch, batch, dump, foreign_log, latest_values, records_of
 from tests.unit.cleaner.transactional_log import CONTROL, Log, is_aborted
 
@@ -163,10 +163,16 @@ def test_few_keys_are_looked_up_and_many_are_not(tmp_path: Path) -> None:
     with kafkalog.open(tmp_path) as log:
         log.create_topic("t", 1, {"segment.bytes": str(1 << 20)})
         log.append("t", [(f"k{n}", bytes(1000)) for n in range(3000)])
-        with log.snapshot("t", 0, whole=True) as snapshot, PartitionLookup(snapshot) as lookup:
+        with (
+            engine_of(log).snapshot("t", 0, whole=True) as snapshot,
+            PartitionLookup(snapshot) as lookup,
+        ):
             assert not lookup.is_less_work(1)
         log.clean("t", force=True)
-        with log.snapshot("t", 0, whole=True) as snapshot, PartitionLookup(snapshot) as lookup:
+        with (
+            engine_of(log).snapshot("t", 0, whole=True) as snapshot,
+            PartitionLookup(snapshot) as lookup,
+        ):
             assert lookup.is_less_work(5)
             assert not lookup.is_less_work(50)
 

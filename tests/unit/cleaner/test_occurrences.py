@@ -16,6 +16,7 @@ from kafkalog.erasure import file_occurrences
 from kafkalog.erasure.file_occurrences import scan_file
 from kafkalog.erasure.topic_files import FileKind, topic_files
 from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.reading.pins import Action
@@ -124,7 +125,7 @@ def test_bytes_are_seen_where_pieces_of_a_file_meet(
     path, keys = directory(log) / "notes.txt", ErasedKeys([KEY])
     for start in range(20):
         path.write_bytes(b"x" * start + KEY + b"x" * 30)
-        (file,) = [one for one in topic_files(log, "t") if one.path == path]
+        (file,) = [one for one in topic_files(engine_of(log), "t") if one.path == path]
         for size in (1, 7, 16):
             monkeypatch.setattr(file_occurrences, "_PIECE_SIZE", size)
             assert scan_file(file, keys).positions == {0: start}
@@ -270,7 +271,7 @@ def test_a_staged_file_may_be_another_topics_until_the_journal_knows_its_writer(
     log: KafkaLog,
 ) -> None:
     def commit(target: str, batch_id: int) -> None:
-        log.commit(
+        engine_of(log).commit(
             [stage(log, "others", "app", target, batch_id)],
             writer=Writer("app", target, batch_id),
             now_ms=NOW,
@@ -307,7 +308,7 @@ def test_numbers_and_names_are_no_traces(log: KafkaLog) -> None:
     log.create_topic("customers", config={"retention.ms": "1234567890"})
     log.append("customers", [(f"k{n}", "v" * 100) for n in range(50)], now_ms=NOW)
     log.clean("customers", force=True, now_ms=NOW)
-    pins.pin(log.root, Action("app", "one"), log.state, NOW)
+    pins.pin(log.root, Action("app", "one"), engine_of(log).state, NOW)
     keys = [
         *(struct.pack(">q", number) for number in (0, 42, 50, NOW, -1)),
         *(b"customers", b"retention.ms", b"1234567890", str(NOW).encode(), b"0", b"t", b"2"),

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import kafkalog
 from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, latest, status
-from kafkalog.cleaner.schedule.manager import retain
+from kafkalog.cleaner.schedule.manager import clean_and_retain, retain
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.inspection.verify import verify
@@ -24,7 +23,7 @@ HOUR = 3_600_000
 
 def filled(root: Path, *topics: str, hours: int = 6, **config: str) -> Engine:
     """Topics with two records an hour, of a key that comes again and of one that does not."""
-    engine = kafkalog.open(root)
+    engine = Engine(root)
     for topic in topics:
         settings = {name.replace("_", "."): value for name, value in config.items()}
         engine.create_topic(topic, 1, {"segment.bytes": "100", **settings})
@@ -49,16 +48,16 @@ def test_compact_delete_is_cleaned_and_then_loses_its_old_segments(tmp_path: Pat
     with filled(
         tmp_path, "t", cleanup_policy="compact,delete", retention_ms=str(3 * HOUR)
     ) as engine:
-        (stats,) = engine.clean(now_ms=int(4.5 * HOUR))
+        (stats,) = clean_and_retain(engine, now_ms=int(4.5 * HOUR))
         assert stats.error is None
         assert start(engine) == (4, 10)
         assert latest_records(engine) == [5, 7, 9, 10, 11]
-        assert engine.clean(now_ms=int(4.5 * HOUR)) == []
+        assert clean_and_retain(engine, now_ms=int(4.5 * HOUR)) == []
 
 
 def test_compact_alone_keeps_every_key_however_old(tmp_path: Path) -> None:
     with filled(tmp_path, "t", retention_ms="1", retention_bytes="1") as engine:
-        engine.clean(now_ms=10**9 * HOUR)
+        clean_and_retain(engine, now_ms=10**9 * HOUR)
         assert start(engine)[0] == 0
         assert len(latest_records(engine)) == 7
 

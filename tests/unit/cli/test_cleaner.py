@@ -13,11 +13,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kafkalog as library
 from kafkalog.cleaner.dedup.presence import is_cleaner_running
+from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.fs import locks
 from tests import ROOT
 from tests.unit.cli.conftest import Command
@@ -274,28 +276,28 @@ def test_a_forced_cleaning_has_to_reach_what_there_was_before_it(
     """On a log that is written to, readers pin moments, and writers append, all the while."""
     from contextlib import ExitStack
 
-    from kafkalog.log import KafkaLog
+    from kafkalog.cleaner.schedule import manager
     from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.reading import pins
 
     with library.open(tmp_path / "log") as log:
         log.create_topic("t", 1)
         log.append("t", [(f"k{i % 3}", "v") for i in range(10)])
-        old = log.state()
-    clean = KafkaLog.clean
+        old = engine_of(log).state()
+    clean_and_retain = manager.clean_and_retain
 
     with ExitStack() as held:
 
-        def on_a_live_log(log: KafkaLog, *arguments: object, **named: object) -> object:
+        def on_a_live_log(engine: Engine, *arguments: Any, **named: Any) -> object:
             """One reader pins what has been cleaned, another what has been passed."""
-            found = clean(log, *arguments, **named)  # type: ignore[arg-type]
-            for name, load_state in (("1", log.state), ("2", lambda: old)):
+            found = clean_and_retain(engine, *arguments, **named)
+            for name, load_state in (("1", engine.state), ("2", lambda: old)):
                 action = pins.Action("app", name)
-                assert pins.pin(log.root, action, load_state, clock.now_ms(), held=held)
-            log.append("t", [("k1", "v")])
+                assert pins.pin(engine.root, action, load_state, clock.now_ms(), held=held)
+            engine.append("t", [("k1", "v")])
             return found
 
-        monkeypatch.setattr(KafkaLog, "clean", on_a_live_log)
+        monkeypatch.setattr(manager, "clean_and_retain", on_a_live_log)
         result = kafkalog("clean", tmp_path / "log", "--force")
         assert "was cleaned no further" not in result.err
         assert result.status == 0

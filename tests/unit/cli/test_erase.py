@@ -13,7 +13,7 @@ import pytest
 
 import kafkalog as library
 from kafkalog.cleaner.report.explain import utc_time
-from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
 from tests.unit.cli.conftest import Command
 
@@ -141,7 +141,7 @@ def test_a_dry_run_ends_with_what_to_do_and_writes_a_report_only_where_one_is_na
 def test_a_report_tells_as_of_which_commit_it_is_so(root: Path, kafkalog: Command) -> None:
     result = kafkalog("erase", root, "t", "--key", KEY, "--now", "--report", "r.json")
     with library.open(root, read_only=True) as log:
-        number, ends = log.state().number, log.offsets("t")
+        number, ends = engine_of(log).state().number, log.offsets("t")
     as_of = json.loads(Path("r.json").read_text())["after"]["asOf"]
     assert as_of == {
         "journalRecord": number,
@@ -181,7 +181,7 @@ def test_a_run_that_is_killed_leaves_no_report_and_the_next_one_writes_it(
     arguments = ("erase", root, "t", "--key", KEY, "--now", "--report", "r.json")
     child = os.fork()
     if not child:
-        monkeypatch.setattr(KafkaLog, "erase", lambda *_, **__: os._exit(9))
+        monkeypatch.setattr("kafkalog.erasure.erase.erase", lambda *_, **__: os._exit(9))
         with contextlib.suppress(BaseException):
             kafkalog(*arguments)
         os._exit(1)

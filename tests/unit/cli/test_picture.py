@@ -24,6 +24,7 @@ from kafkalog.cli.picture.page import page
 from kafkalog.cli.picture.server import HOST, serving
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock, locks
 from tests.unit.cli.conftest import Command
 
@@ -46,7 +47,7 @@ def log(tmp_path: Path) -> Iterator[KafkaLog]:
 
 
 def shown(log: KafkaLog, counts: Counts | None = None) -> dict[str, Any]:
-    return figures(str(log.root), log, counts or Counts(), clock.now_ms())
+    return figures(str(log.root), engine_of(log), counts or Counts(), clock.now_ms())
 
 
 def embedded(content: bytes) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def test_segments_are_those_on_disk_and_add_up_to_the_partitions_bytes(log: Kafk
 
 def test_what_is_dead_is_counted_of_compacted_topics(log: KafkaLog) -> None:
     counts = Counts()
-    counts.count(log)
+    counts.count(engine_of(log))
     found = shown(log, counts)
     for one in found["partitions"]:
         dead = [segment["deadRecords"] for segment in one["segments"]]
@@ -103,23 +104,23 @@ def test_what_is_dead_is_counted_of_compacted_topics(log: KafkaLog) -> None:
 
 def test_a_partition_is_counted_again_when_it_has_changed_and_rested(log: KafkaLog) -> None:
     counts = Counts()
-    counts.count(log)
+    counts.count(engine_of(log))
     before = counts.of("stock", 0)
-    counts.count(log)
+    counts.count(engine_of(log))
     assert counts.of("stock", 0) is before
     log.append("stock", [(f"k{key}", "9") for key in range(10)])
     for known in counts._counted.values():
         known.due = math.inf
-    counts.count(log)
+    counts.count(engine_of(log))
     assert counts.of("stock", 0) is before  # it rests
     for known in counts._counted.values():
         known.due = 0
-    counts.count(log)
+    counts.count(engine_of(log))
     assert sum(one.dead_records for one in counts.of("stock", 0).values()) > sum(
         one.dead_records for one in before.values()
     )
     log.delete_topic("stock")
-    counts.count(log)
+    counts.count(engine_of(log))
     assert counts.of("stock", 0) == {}
 
 
@@ -132,7 +133,7 @@ def test_cleanings_are_told_latest_first_with_bytes_before_and_after(log: KafkaL
 
 
 def test_a_cleaning_at_work_is_told_with_what_it_has_written(log: KafkaLog) -> None:
-    directory = log.partition_directory("stock", 0)
+    directory = engine_of(log).partition_directory("stock", 0)
     (directory / f"{0:020}.log.cleaned").write_bytes(b"x" * 77)
     with locks.FileLock(directory / "kl-cleaner.lock").exclusive():
         one = next(row for row in shown(log)["partitions"] if row["topic"] == "stock")
@@ -141,7 +142,7 @@ def test_a_cleaning_at_work_is_told_with_what_it_has_written(log: KafkaLog) -> N
 
 
 def test_a_partition_that_cannot_be_read_is_told_and_stops_nothing(log: KafkaLog) -> None:
-    for path in log.partition_directory("stock", 1).glob("*.log"):
+    for path in engine_of(log).partition_directory("stock", 1).glob("*.log"):
         path.unlink()
     found = shown(log)
     assert len(found["partitions"]) == 3
@@ -167,7 +168,7 @@ def test_the_root_is_listed_as_often_however_many_partitions_there_are(
     listed.clear()
     shown(log)
     assert (listed.count(str(log.root)), few > 0) == (few, True)
-    assert listed.count(str(log.partition_directory("more", 0))) == 1  # for one plan
+    assert listed.count(str(engine_of(log).partition_directory("more", 0))) == 1  # for one plan
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ def asked(port: int, path: str, method: str = "GET", **headers: str) -> tuple[in
 
 
 def test_the_server_gives_the_page_and_its_figures(log: KafkaLog) -> None:
-    with serving(str(log.root), log, 0, counts_dead=False) as port:
+    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as port:
         status, content = asked(port, "/")
         assert status == 200
         assert embedded(content)["status"] == shown(log)["status"]
@@ -302,7 +303,7 @@ def test_the_server_gives_the_page_and_its_figures(log: KafkaLog) -> None:
 
 
 def test_who_calls_by_another_name_gets_no_answer(log: KafkaLog) -> None:
-    with serving(str(log.root), log, 0, counts_dead=False) as port:
+    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as port:
         for name in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example"):
             status, content = asked(port, "/figures.json", Host=name)
             assert (status, b"stock" in content) == (403, False)
@@ -311,9 +312,9 @@ def test_who_calls_by_another_name_gets_no_answer(log: KafkaLog) -> None:
 
 def test_a_port_that_is_taken_is_wrong_usage(log: KafkaLog) -> None:
     with (
-        serving(str(log.root), log, 0, counts_dead=False) as port,
+        serving(str(log.root), engine_of(log), 0, counts_dead=False) as port,
         pytest.raises(InvalidInputError, match=f"port {port} of 127.0.0.1: .*try another"),
-        serving(str(log.root), log, port, counts_dead=False),
+        serving(str(log.root), engine_of(log), port, counts_dead=False),
     ):
         pass
 
@@ -327,7 +328,7 @@ def test_a_log_that_cannot_be_read_is_not_served(tmp_path: Path, kafkalog: Comma
 
 
 def test_the_server_counts_in_the_background(log: KafkaLog) -> None:
-    with serving(str(log.root), log, 0, counts_dead=True) as port:
+    with serving(str(log.root), engine_of(log), 0, counts_dead=True) as port:
         for _ in range(600):
             found = json.loads(asked(port, "/figures.json")[1])
             if all(

@@ -19,6 +19,7 @@ from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import page as make_page
 from kafkalog.cli.picture.server import HOST, serving
 from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 from tests.unit.cli.conftest import Command
@@ -70,7 +71,7 @@ def opened(browser: Any, log: KafkaLog) -> Iterator[Open]:
     servers: list[AbstractContextManager[int]] = []
 
     def open_page(**settings: Any) -> Any:
-        server = serving(str(log.root), log, 0, counts_dead=True)
+        server = serving(str(log.root), engine_of(log), 0, counts_dead=True)
         port = server.__enter__()
         servers.append(server)
         context = browser.new_context(**settings)
@@ -215,7 +216,7 @@ def test_it_follows_the_log_and_keeps_what_was_opened_and_focused(
 
 def test_a_cleaning_at_work_is_seen(opened: Open, log: KafkaLog) -> None:
     page = opened()
-    directory = log.partition_directory("stock", 0)
+    directory = engine_of(log).partition_directory("stock", 0)
     (directory / f"{0:020}.log.cleaned").write_bytes(b"x" * 3000)
     with locks.FileLock(directory / layout.CLEANER_LOCK).exclusive():
         busy = page.wait_for_selector('[data-partition="stock-0"] .busy')
@@ -255,7 +256,9 @@ def test_a_server_that_has_stopped_is_told_where_it_is_seen(opened: Open, log: K
 def test_the_partitions_of_a_state_can_be_picked_and_are_counted(
     opened: Open, log: KafkaLog
 ) -> None:
-    mark_uncleanable(log.partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS)
+    mark_uncleanable(
+        engine_of(log).partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS
+    )
     page = opened()
     assert page.locator("#totals").inner_text().startswith("4 partitions, ")
     states = [row.state for row in log.status()]
@@ -269,7 +272,9 @@ def test_the_partitions_of_a_state_can_be_picked_and_are_counted(
 def test_a_fault_that_keeps_cleaners_away_and_another_policy_have_colours_of_their_own(
     opened: Open, log: KafkaLog
 ) -> None:
-    mark_uncleanable(log.partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS)
+    mark_uncleanable(
+        engine_of(log).partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS
+    )
     page = opened()
     for partition, kinds in (
         ("stock-0", {"clean", "cleanable", "active"}),
@@ -312,7 +317,7 @@ def test_what_is_selected_and_what_has_not_changed_stays_as_the_log_goes_on(
 
 
 def test_a_thousand_segments_fit_a_phone(browser: Any, log: KafkaLog) -> None:
-    found = figures(str(log.root), log, Counts(), NOW_MS)
+    found = figures(str(log.root), engine_of(log), Counts(), NOW_MS)
     (one,) = [part for part in found["partitions"] if part["topic"] == "audit"]
     shown = one["segments"][0]
     one["segments"] = [{**shown, "baseOffset": place, "bytes": 1} for place in range(1000)]

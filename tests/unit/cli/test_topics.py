@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.writing.staging import StagedMessage
 from tests.unit.cli.conftest import Command
 
 
@@ -78,13 +80,12 @@ def test_only_create_makes_a_log(kafkalog: Command, tmp_path: Path) -> None:
 
 
 def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) -> None:
-    import kafkalog as library
     from kafkalog.storage_engine.writing.writer import Writer
 
     append(kafkalog, root)
-    with library.open(root) as log:
-        staged = staged_record(log)
-        log.commit([staged], writer=Writer("query", "t", 4), now_ms=4_000_000_000_000)
+    with Engine(root) as engine:
+        staged = staged_record(engine)
+        engine.commit([staged], writer=Writer("query", "t", 4), now_ms=4_000_000_000_000)
     kinds: dict[str, list[dict[str, object]]] = {}
     for row in kafkalog("status", root, "--json").json:
         kinds.setdefault(str(row["type"]), []).append(row)
@@ -107,12 +108,12 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
     assert kafkalog("status", root, "none").status == 2
 
 
-def staged_record(log: object) -> object:
+def staged_record(engine: Engine) -> StagedMessage:
     import pyarrow as pa
 
     from kafkalog.storage_engine.writing.staging import StagedWriter
 
-    writer = StagedWriter(None, log.state(), now_ms=lambda: 1_700_000_000_000)
+    writer = StagedWriter(None, engine.state(), now_ms=lambda: 1_700_000_000_000)
     writer.append("t", pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])}))
     return writer.finish()
 

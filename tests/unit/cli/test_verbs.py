@@ -17,6 +17,7 @@ import pytest
 import kafkalog as library
 from kafkalog.cli import VERBS
 from kafkalog.cli.topics import VERBS as TOPIC_VERBS
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer
 from tests import ROOT
@@ -61,9 +62,9 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         log.append("stock", [("apple", "3"), ("pear", "7")], now_ms=NOW_MS)
         log.append("stock", [("apple", "4"), ("pear", None)])
         log.append("customers", [("4711", "ann"), ("4712", "bob"), ("4713", "eve")])
-        staged = StagedWriter(None, log.state(), now_ms=lambda: NOW_MS)
+        staged = StagedWriter(None, engine_of(log).state(), now_ms=lambda: NOW_MS)
         staged.append("stock", pa.record_batch({"key": [b"fig"], "value": [b"1"]}))
-        log.commit([staged.finish()], writer=Writer("nightly", "stock", 4))
+        engine_of(log).commit([staged.finish()], writer=Writer("nightly", "stock", 4))
     Path("changes.jsonl").write_text('{"key": "apple", "value": "5"}\n')
     Path("leaving.txt").write_text("4712\n")
     broker_directory(tmp_path / "kafka-logs")

@@ -14,6 +14,7 @@ import pytest
 import kafkalog as library
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, locks
 from kafkalog.storage_engine.reading import pins
@@ -42,12 +43,14 @@ def root(tmp_path: Path) -> Path:
 def commit(log: KafkaLog, writer: str, target: str, batch_id: int, now_ms: int) -> int:
     topic = "t" if target == "*" else target
     staged = stage(log, topic, writer_slug(writer, target), batch_id)
-    return log.commit([staged], writer=Writer(writer, target, batch_id), now_ms=now_ms).rows
+    return (
+        engine_of(log).commit([staged], writer=Writer(writer, target, batch_id), now_ms=now_ms).rows
+    )
 
 
 def stage(log: KafkaLog, topic: str, slug: str, batch_id: int) -> StagedMessage:
     writer = StagedWriter(
-        log.root, log.state(), now_ms=clock.now_ms, writer_slug=slug, batch_id=batch_id
+        log.root, engine_of(log).state(), now_ms=clock.now_ms, writer_slug=slug, batch_id=batch_id
     )
     writer.append(topic, pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])}))
     return writer.finish()
@@ -152,9 +155,9 @@ def test_status_tells_live_pins_and_whether_somebody_reads_by_them(
 
     now_ms = clock.now_ms()
     with library.open(root) as log:
-        number = log.state().number
+        number = engine_of(log).state().number
         with contextlib.ExitStack() as held:
-            pin = pins.pin(root, pins.Action("app", "1"), log.state, now_ms, held=held)
+            pin = pins.pin(root, pins.Action("app", "1"), engine_of(log).state, now_ms, held=held)
             assert pin is not None
             assert found() == [(number, True)]
             (row,) = rows(status(), "pin")

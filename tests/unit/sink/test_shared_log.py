@@ -10,7 +10,7 @@ import pytest
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink import shared_log
-from kafkalog.sink.shared_log import engine_of, store_of
+from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.storage_engine.broker import adopt, release
 from kafkalog.storage_engine.engine import Engine
 
@@ -18,24 +18,24 @@ NOW_MS = 1_700_000_000_000
 
 
 def test_an_engine_is_shared_and_sees_what_others_commit(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path / "log")
-    assert engine_of(tmp_path / "log") is engine
+    engine = shared_engine(tmp_path / "log")
+    assert shared_engine(tmp_path / "log") is engine
     Engine(tmp_path / "log").create_topic("t")
     assert list(engine.state().topics) == ["t"]
 
 
 def test_a_task_creates_no_log(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no log here"):
-        store_of(tmp_path / "log", read_only=True)
+        shared_store(tmp_path / "log", read_only=True)
     assert not (tmp_path / "log").exists()
 
 
 def test_a_log_that_was_removed_and_made_anew_is_another_one(tmp_path: Path) -> None:
-    engine_of(tmp_path / "log").create_topic("old")
+    shared_engine(tmp_path / "log").create_topic("old")
     shutil.rmtree(tmp_path / "log")
-    assert list(engine_of(tmp_path / "log").state().topics) == []
+    assert list(shared_engine(tmp_path / "log").state().topics) == []
     Engine(tmp_path / "log").create_topic("new")
-    assert list(store_of(tmp_path / "log", read_only=True).state().topics) == ["new"]
+    assert list(shared_store(tmp_path / "log", read_only=True).state().topics) == ["new"]
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -47,68 +47,68 @@ def test_a_copy_that_is_put_back_and_goes_on_otherwise_is_read_anew(
     Engine(root).create_topic("t")
     shutil.copytree(root, copy)
     Engine(root).create_topic("gone")
-    assert sorted(store_of(root, read_only=read_only).state().topics) == ["gone", "t"]
+    assert sorted(shared_store(root, read_only=read_only).state().topics) == ["gone", "t"]
     root.rename(tmp_path / "aside")
     copy.rename(root)
     for name in ("here", "also"):
         Engine(root).create_topic(name)
-    assert sorted(store_of(root, read_only=read_only).state().topics) == ["also", "here", "t"]
+    assert sorted(shared_store(root, read_only=read_only).state().topics) == ["also", "here", "t"]
 
 
 def test_a_topic_that_was_deleted_and_made_anew_is_another_one(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path)
+    engine = shared_engine(tmp_path)
     first = engine.create_topic("t").topic_id
     other = Engine(tmp_path)
     other.delete_topic("t")
     other.create_topic("t")
     for read_only in (False, True):
-        assert store_of(tmp_path, read_only=read_only).state().topic("t").topic_id != first
+        assert shared_store(tmp_path, read_only=read_only).state().topic("t").topic_id != first
 
 
 def test_a_log_that_goes_to_a_broker_and_comes_back_is_never_taken_for_the_other(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "log"
-    engine_of(root).create_topic("t", config={"cleanup.policy": "delete"})
-    store_of(root, read_only=True)
+    shared_engine(root).create_topic("t", config={"cleanup.policy": "delete"})
+    shared_store(root, read_only=True)
     properties = tmp_path / "meta.properties"
     properties.write_text("version=1\nnode.id=1\ndirectory.id=KNYotSM8TtH2azTN1QdKRg\n")
     release.release(root, meta_properties=properties, now_ms=NOW_MS)
     for read_only in (False, True):
-        assert store_of(root, read_only=read_only).is_brokers
+        assert shared_store(root, read_only=read_only).is_brokers
     with pytest.raises(InvalidInputError, match="only read"):
-        engine_of(root).append("t", [("k", "v")])
+        shared_engine(root).append("t", [("k", "v")])
     adopt.adopt(root, now_ms=NOW_MS, config={"*": {}})
     for read_only in (False, True):
-        assert not store_of(root, read_only=read_only).is_brokers
-    engine_of(root).append("t", [("k", "v")])
+        assert not shared_store(root, read_only=read_only).is_brokers
+    shared_engine(root).append("t", [("k", "v")])
 
 
 def test_a_reader_is_shared_also_while_a_topic_is_being_deleted(tmp_path: Path) -> None:
-    engine_of(tmp_path).create_topic("t")
+    shared_engine(tmp_path).create_topic("t")
     Engine(tmp_path).delete_topic("t")
-    assert store_of(tmp_path, read_only=True) is store_of(tmp_path, read_only=True)
-    assert engine_of(tmp_path) is not engine_of(tmp_path)
+    assert shared_store(tmp_path, read_only=True) is shared_store(tmp_path, read_only=True)
+    assert shared_engine(tmp_path) is not shared_engine(tmp_path)
 
 
 def test_engines_are_not_kept_without_end(tmp_path: Path) -> None:
     for number in range(20):
-        engine_of(tmp_path / str(number))
+        shared_engine(tmp_path / str(number))
     assert len(shared_log._opened) <= shared_log._OPENED_MAX
 
 
 def test_a_forked_process_goes_on_with_an_engine_of_its_parent(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path)
+    engine = shared_engine(tmp_path)
     engine.create_topic("t", config={"cleanup.policy": "delete"})
     engine.append("t", [("k", "v")])
     with engine.transaction():  # the parent holds the commit lock, and lets go of it alone
         child = os.fork()
         if child == 0:
             try:
-                engine_of(tmp_path).append("t", [("k", "w")])
+                shared_engine(tmp_path).append("t", [("k", "w")])
                 os._exit(0)
             except BaseException:
                 os._exit(1)
         assert os.waitpid(child, os.WNOHANG) == (0, 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert engine_of(tmp_path).offsets("t") == {0: (0, 2)}
+    assert shared_engine(tmp_path).offsets("t") == {0: (0, 2)}

@@ -20,7 +20,7 @@ from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
 from kafkalog.errors import KafkaLogError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.broker.ownership import adopt
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.transactions.transaction_markers import known_markers
 from tests.unit.storage_engine.sample_root import NOW_MS, Log, Root, Row, Stored
@@ -85,15 +85,15 @@ class Judge:
         known_markers.clear()  # of the whole log, they would make up for what is damaged
         try:
             engine = kafkalog.open(self.root.path, read_only=True, create=False)
-            engine.state()
+            engine_of(engine).state()
         except KafkaLogError:
             return "refused"
         found = {"whole"}
         for log in self._logs(name):
             damage = Damage.of(log, name, position, is_listed=self.is_listed)
             for committed in (True, False):
-                found.add(check_read(engine, log, damage, committed=committed))
-            found.add(check_lookups(engine, log, damage))
+                found.add(check_read(engine_of(engine), log, damage, committed=committed))
+            found.add(check_lookups(engine_of(engine), log, damage))
         try:
             statuses = engine.status(now_ms=NOW_MS)
             assert len(statuses) == len(self.root.logs), statuses
@@ -111,7 +111,7 @@ class Judge:
         except KafkaLogError:
             return
         try:
-            before: list[Row] | None = read(engine, log, committed=False)
+            before: list[Row] | None = read(engine_of(engine), log, committed=False)
         except KafkaLogError:
             before = None
         whole = log.rows(committed=False) if before is None else before
@@ -120,7 +120,7 @@ class Judge:
         if log.is_compacted:
             with contextlib.suppress(KafkaLogError):
                 engine.clean(log.topic, force=True, now_ms=NOW_MS)
-            check_kept(engine, log, damage, kept)
+            check_kept(engine_of(engine), log, damage, kept)
         new = {"key": [b"new"], "value": [b"v"], "timestamp": [None], "partition": [log.partition]}
         types = [pa.binary(), pa.binary(), pa.timestamp("ms"), pa.int32()]
         columns = [pa.array(v, t) for v, t in zip(new.values(), types, strict=True)]
@@ -130,7 +130,7 @@ class Judge:
             pass
         else:
             kept.append(Row(log.end, NOW_MS, b"new", b"v"))
-        check_kept(engine, log, damage, kept)
+        check_kept(engine_of(engine), log, damage, kept)
 
 
 @dataclass
@@ -149,11 +149,14 @@ class BrokerJudge(Judge):
         for log in self._logs(name):
             damage = Damage.of(log, name, position, is_listed=False)
             for committed in (True, False):
-                check_read(engine, log, damage, committed=committed)
+                check_read(engine_of(engine), log, damage, committed=committed)
             end = engine.offsets(log.topic)[log.partition][1]
             rows = {"key": [b"new"], "value": [b"v"], "partition": [log.partition]}
             engine.append(log.topic, pa.table(rows), now_ms=NOW_MS)
-            new = [(row.offset, row.key) for row in read(engine, log, committed=False, start=end)]
+            new = [
+                (row.offset, row.key)
+                for row in read(engine_of(engine), log, committed=False, start=end)
+            ]
             assert new == [(end, b"new")], f"appended at {end}, read {new}"
 
 

@@ -31,6 +31,7 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.errors import KafkaLogError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.broker.ownership import adopt, release
+from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.reading import pins
@@ -94,8 +95,8 @@ class BesideJudge(Judge):
         for one in self.root.logs.values():
             sound = Damage(0)
             for committed in (True, False):
-                assert check_read(log, one, sound, committed=committed) == "whole"
-            assert check_lookups(log, one, sound) == "whole"
+                assert check_read(engine_of(log), one, sound, committed=committed) == "whole"
+            assert check_lookups(engine_of(log), one, sound) == "whole"
         return log
 
 
@@ -132,7 +133,7 @@ class CleanedJudge(BesideJudge):
 
     def __post_init__(self) -> None:
         self.pins = {kind: _pinned(self.root.path, kind) for kind in _PINNED}
-        self.count = len(read(kafkalog.open(self.root.path), self._log, committed=False))
+        self.count = len(read(Engine(self.root.path), self._log, committed=False))
 
     @property
     def _log(self) -> Log:
@@ -140,11 +141,11 @@ class CleanedJudge(BesideJudge):
 
     def _read(self, name: Path, position: int) -> str:
         log = kafkalog.open(self.root.path, read_only=True, create=False)
-        assert not set(check_keys(log, self._log, Damage(0)))
+        assert not set(check_keys(engine_of(log), self._log, Damage(0)))
         if kind_of(name) == layout.KEYS:
             return "whole"
         assert log.explain("small", now_ms=NOW_MS)
-        assert len(read(log, self._log, committed=False)) == self.count
+        assert len(read(engine_of(log), self._log, committed=False)) == self.count
         if kind_of(name) not in _PINNED:
             return "whole"
         path, pinned = self.root.path / name, self.pins[kind_of(name)]
@@ -169,7 +170,7 @@ class CleanedJudge(BesideJudge):
         before = _latest(log)
         log.clean("small", force=True, now_ms=NOW_MS + _DAY_MS)
         assert _latest(log) == before
-        assert not set(check_keys(log, longer, Damage(0)))
+        assert not set(check_keys(engine_of(log), longer, Damage(0)))
 
 
 def _latest(log: KafkaLog) -> list[Row]:
@@ -184,7 +185,7 @@ def _pinned(path: Path, kind: str) -> pins.Pin | None:
     log = kafkalog.open(path, create=False)
     action = pins.Action("app", kind)
     try:
-        return pins.pin(path, action, log.state, NOW_MS)
+        return pins.pin(path, action, engine_of(log).state, NOW_MS)
     finally:
         is_listed = kind == layout.ENDED_PINS and (path / kind).exists()
         if is_listed and (path / kind).stat().st_size:
@@ -285,7 +286,7 @@ class ReleasedJudge(BesideJudge):
         root = _adopted(path)
         log = kafkalog.open(path, create=False)
         log.alter_topic("small", {"segment.ms": "1234567"})
-        with log.transaction() as transaction:
+        with engine_of(log).transaction() as transaction:
             transaction.record_writer("app small", 7, 3, NOW_MS)
             transaction.publish(NOW_MS)
         log.close()
@@ -300,7 +301,7 @@ class ReleasedJudge(BesideJudge):
         except KafkaLogError:
             self._check_whole(path)
             return "refused"
-        state = self._check_whole(path).state()
+        state = engine_of(self._check_whole(path)).state()
         is_lost = any(" is lost: " in notice for notice in report.notices)
         is_lost |= not (path / layout.COMMIT_RELEASED).exists()
         remembered = {name: (w.batch_id, w.rows) for name, w in state.writers.items()}
@@ -342,7 +343,7 @@ class StagedJudge(BesideJudge):
         log = kafkalog.open(self.root.path, create=False)
         writer = StagedWriter(
             self.root.path,
-            log.state(),
+            engine_of(log).state(),
             now_ms=lambda: NOW_MS,
             writer_slug="app",
             batch_id=0,
@@ -372,7 +373,7 @@ class StagedJudge(BesideJudge):
         wanted = [row for rows in _STAGED for row in rows]
         found = self._rows(path)
         assert found == wanted, f"{found} instead of {wanted}"
-        with kafkalog.open(path, create=False).snapshot("small", 0) as view:
+        with engine_of(kafkalog.open(path, create=False)).snapshot("small", 0) as view:
             for row in wanted:
                 offset = view.offset_for_time(row.timestamp)
                 assert offset == row.offset, f"time {row.timestamp} at {offset}"
@@ -380,12 +381,12 @@ class StagedJudge(BesideJudge):
 
     def _commit(self, path: Path) -> None:
         log = kafkalog.open(path, create=False)
-        log.commit(self.messages, writer=Writer("app", "*", 0), now_ms=NOW_MS)
+        engine_of(log).commit(self.messages, writer=Writer("app", "*", 0), now_ms=NOW_MS)
         log.close()
 
     def _rows(self, path: Path) -> list[Row]:
         log = kafkalog.open(path, read_only=True, create=False)
-        return read(log, self.root.logs["small-0"], committed=False)
+        return read(engine_of(log), self.root.logs["small-0"], committed=False)
 
 
 def _rows(first: int, count: int) -> list[Row]:

@@ -13,7 +13,7 @@ import kafkalog
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.engine import Engine, engine_of
 from tests.unit.storage_engine import broker_root
 from tests.unit.storage_engine.broker_root import TOPIC_ID, BrokerRoot
 from tests.unit.storage_engine.log_builder import name
@@ -43,15 +43,15 @@ def test_every_partition_of_a_stopped_broker_is_read_to_its_log_end(tmp_path: Pa
     root.partition("t-2", (0,), 30)
     root.partition("a.b-c-0", (10, 20), 40)
     log = kafkalog.open(root.path)
-    assert log.read_only
+    assert engine_of(log).read_only
     assert log.topics() == ["a.b-c", "t"]
     topic = log.describe("t")
     assert (topic.topic_id, len(topic.partitions), topic.absent) == (TOPIC_ID, 3, {1})
     assert dict(topic.config) == {"cleanup.policy": ""}
     assert log.offsets("t") == {0: (0, 100), 2: (0, 30)}
     assert log.offsets("a.b-c") == {0: (10, 40)}
-    assert offsets(log) == list(range(100))
-    assert offsets(log, "a.b-c") == list(range(10, 40))
+    assert offsets(engine_of(log)) == list(range(100))
+    assert offsets(engine_of(log), "a.b-c") == list(range(10, 40))
     with pytest.raises(InvalidInputError, match="partition 1 of topic 't' is not in"):
         next(log.read("t", 1))
     with pytest.raises(UnknownTopicError, match=r"a\.b-c, t"):
@@ -80,7 +80,7 @@ def test_internal_topics_are_readable(tmp_path: Path) -> None:
     root.partition("__consumer_offsets-7", (0,), 20)
     log = kafkalog.open(root.path)
     assert log.describe("__consumer_offsets").absent == frozenset(range(7))
-    assert offsets(log, "__consumer_offsets", 7) == list(range(20))
+    assert offsets(engine_of(log), "__consumer_offsets", 7) == list(range(20))
 
 
 def test_several_directories_of_a_broker_are_one_log(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_several_directories_of_a_broker_are_one_log(tmp_path: Path) -> None:
     ):
         log = kafkalog.open(address)
         assert log.offsets("t") == {0: (0, 100), 1: (0, 20)}
-        assert offsets(log, "u") == list(range(10))
-        assert log.partition_directory("t", 1) == second.path / "t-1"
+        assert offsets(engine_of(log), "u") == list(range(10))
+        assert engine_of(log).partition_directory("t", 1) == second.path / "t-1"
 
 
 def test_a_directory_with_a_comma_in_its_name_is_one_directory(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_nothing_is_ever_written_there(tmp_path: Path) -> None:
     (root.path / "t-0" / name(0, ".index")).unlink()
     before = root.contents()
     with kafkalog.open(root.path) as log:
-        assert offsets(log) == list(range(100))
+        assert offsets(engine_of(log)) == list(range(100))
         assert len(log.status()) == 1
         assert sum(len(rows) for rows in log.latest("t")) == 7
         writes = [
@@ -171,14 +171,14 @@ def test_nothing_is_ever_written_there(tmp_path: Path) -> None:
             lambda: log.alter_topic("t", {"cleanup.policy": "compact"}),
             lambda: log.delete_topic("t"),
             lambda: log.delete_records("t", 0, 10),
-            log.apply_retention,
+            engine_of(log).apply_retention,
             lambda: kafkalog.open(root.path, cleaner=True),
         ]
         for write in writes:
             with pytest.raises(InvalidInputError, match=f"kafkalog adopt {root.path}"):
                 write()
     with root.alive(), kafkalog.open(root.path) as log:
-        offsets(log)
+        offsets(engine_of(log))
         log.status()
     assert root.contents() == before
 
@@ -219,7 +219,7 @@ def test_the_log_starts_where_its_checkpoint_says(tmp_path: Path) -> None:
     root.checkpoint(broker_root.LOG_START, {"t-0": 33})
     log = kafkalog.open(root.path)
     assert log.offsets("t") == {0: (33, 100)}
-    assert offsets(log) == list(range(33, 100))
+    assert offsets(engine_of(log)) == list(range(33, 100))
 
 
 @pytest.mark.parametrize("start", [2**63 - 1, 2**63 - 2**31])
@@ -264,16 +264,16 @@ def test_a_live_brokers_partition_ends_at_its_checkpoint(tmp_path: Path) -> None
     root.partition("u-0")
     with root.alive():
         log = kafkalog.open(root.path)
-        state = log.state()
+        state = engine_of(log).state()
         assert log.offsets("t") == {0: (0, 40)}
         assert log.offsets("u") == {0: (0, 0)}, "it has no checkpoint yet"
-        assert offsets(log) == list(range(40))
-        assert log.state() is state
+        assert offsets(engine_of(log)) == list(range(40))
+        assert engine_of(log).state() is state
         root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 75, "u-0": 100})
-        assert log.state() is not state
+        assert engine_of(log).state() is not state
         assert log.offsets("t") == {0: (0, 75)}
-        assert offsets(log) == list(range(75))
-        assert offsets(log, "u") == list(range(100))
+        assert offsets(engine_of(log)) == list(range(75))
+        assert offsets(engine_of(log), "u") == list(range(100))
         root.partition("v-0")
         assert log.topics() == ["t", "u", "v"]
     assert log.offsets("t") == {0: (0, 100)}
@@ -305,7 +305,7 @@ def test_a_broker_that_starts_again_takes_nothing_back(tmp_path: Path) -> None:
         assert log.offsets("t") == {0: (0, 100)}
         task = KafkaLog(root.path)
         assert task.offsets("t") == {0: (0, 40)}
-        with task.snapshot("t", 0, known_end=90) as view:
+        with engine_of(task).snapshot("t", 0, known_end=90) as view:
             assert view.state.high_watermark == 90
 
 
@@ -322,18 +322,18 @@ def test_files_that_a_live_broker_replaces_meanwhile_are_listed_again(tmp_path: 
         (directory / name(0, ".log.swap")).write_bytes(whole)
         (directory / name(100, ".log")).touch()
         (directory / name(100, ".index")).touch()
-        assert offsets(log) == list(range(80))
+        assert offsets(engine_of(log)) == list(range(80))
         for suffix in (".log", ".index", ".timeindex"):
             (directory / name(50, suffix)).rename(directory / name(50, suffix + ".deleted"))
             (directory / name(0, suffix)).rename(directory / name(0, suffix + ".deleted"))
         (directory / name(0, ".log.swap")).rename(directory / name(0, ".log"))
-        assert offsets(log) == list(range(80))
+        assert offsets(engine_of(log)) == list(range(80))
 
 
 def test_a_directory_whose_adoption_has_begun_is_still_readable(tmp_path: Path) -> None:
     root = stopped(tmp_path / "log")
     (root.path / "meta.properties").rename(root.path / "kl-meta.properties")
-    assert offsets(kafkalog.open(root.path)) == list(range(100))
+    assert offsets(Engine(root.path)) == list(range(100))
 
 
 def test_who_holds_the_lock_does_not_take_itself_for_a_broker(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from crc32c import crc32c
 
 import kafkalog
 from kafkalog.errors import CorruptBatchError, InvalidInputError, OffsetOutOfRangeError
+from kafkalog.storage_engine.engine import engine_of
 from tests.unit.storage_engine import naive
 from tests.unit.storage_engine.damage import Judge, read
 from tests.unit.storage_engine.sample_root import (
@@ -196,14 +197,14 @@ def test_a_batch_that_lies_is_a_corrupt_batch_and_hides_nothing_before_it(
     below = [row for row in log.rows(committed=False) if row.offset < 10]
     engine = kafkalog.open(root.path)
     for committed in (True, False):
-        assert read(engine, log, committed=committed, end=10) == below
+        assert read(engine_of(engine), log, committed=committed, end=10) == below
         with pytest.raises(CorruptBatchError, match=r"at byte \d+: expected"):
-            read(engine, log, committed=committed)
+            read(engine_of(engine), log, committed=committed)
     assert len(engine.status(now_ms=NOW_MS)) == 1
     (stats,) = engine.clean("one", force=True, now_ms=NOW_MS)
     assert stats.error is not None
     engine.append("one", [("new", "v")], now_ms=NOW_MS)
-    assert read(engine, log, committed=False, end=10) == below
+    assert read(engine_of(engine), log, committed=False, end=10) == below
 
 
 # --- names and offsets ---------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from kafkalog.errors import (
 )
 from kafkalog.log import KafkaLog
 from kafkalog.schema import HEADERS
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.records.murmur2 import partition_of
@@ -71,7 +72,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def commits(log: KafkaLog) -> int:
-    return log.state().number
+    return engine_of(log).state().number
 
 
 # --- what is written -----------------------------------------------------------------------------
@@ -112,7 +113,7 @@ def test_keys_go_where_an_append_sends_them(log: KafkaLog) -> None:
 def test_a_record_has_the_time_of_its_sending(log: KafkaLog) -> None:
     times = itertools.count(1_700_000_000_000)
     with record_producer.Producer(
-        log, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=times.__next__
+        engine_of(log), "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=times.__next__
     ) as producer:
         for number in range(5):
             producer.send("k", str(number))
@@ -226,7 +227,7 @@ def test_a_sender_that_is_faster_than_the_disk_waits(log: KafkaLog) -> None:
             sent.append(producer.send("k", f"{number:04}" + "v" * 96))
 
     sender = threading.Thread(target=send_all)
-    with log.transaction():  # no commit gets past the lock
+    with engine_of(log).transaction():  # no commit gets past the lock
         sender.start()
         sender.join(0.5)
         assert sender.is_alive()
@@ -248,7 +249,7 @@ def test_a_sender_that_waits_is_told_of_the_end(log: KafkaLog) -> None:
             raised.append(str(fault))
 
     sender, closer = threading.Thread(target=send_all), threading.Thread(target=producer.close)
-    with log.transaction():
+    with engine_of(log).transaction():
         sender.start()
         until(lambda: len(taken) == 2)
         closer.start()
@@ -306,7 +307,7 @@ def test_what_append_refuses_send_refuses_at_once_in_its_words(
         log.append("t", pa.RecordBatch.from_pydict(columns), now_ms=1_700_000_000_000)
     clock = lambda: 1_700_000_000_000  # noqa: E731
     with record_producer.Producer(
-        log, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=clock
+        engine_of(log), "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=clock
     ) as producer:
         producer.send("before", "v")
         with pytest.raises(InvalidInputError) as of_send:
@@ -429,7 +430,7 @@ def test_who_closes_second_waits_for_the_end_too(log: KafkaLog) -> None:
     producer = log.producer("t", linger_ms=NEVER_MS)
     sent = producer.send("k", "v")
     closers = [threading.Thread(target=producer.close) for _ in range(2)]
-    with log.transaction():
+    with engine_of(log).transaction():
         for closer in closers:
             closer.start()
         closers[1].join(0.2)
@@ -477,10 +478,10 @@ def test_the_log_knows_a_producer_as_a_writer_until_it_is_closed(log: KafkaLog) 
     with log.producer("t") as producer:
         producer.send("k", "v")
         producer.flush()
-        (name,) = log.state().writers
+        (name,) = engine_of(log).state().writers
         assert name.startswith("producer-")
         assert name.endswith(" t")
-    assert log.state().writers == {}
+    assert engine_of(log).state().writers == {}
 
 
 def test_a_producer_cannot_be_pickled(log: KafkaLog) -> None:
@@ -617,7 +618,7 @@ def test_a_record_that_was_taken_in_time_is_written_however_late(log: KafkaLog) 
     log.alter_topic("t", limits)
     times = iter([10_000, 20_000, 3_600_000, 3_600_000])
     with record_producer.Producer(
-        log, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=lambda: next(times)
+        engine_of(log), "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=lambda: next(times)
     ) as producer:
         producer.send("early", "v", timestamp=9_000)
         producer.send("late", "v", timestamp=21_000)

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.cleaner.key_index.key_lookup import Record
     from kafkalog.cleaner.report.explain import Explanation
+    from kafkalog.cleaner.report.status import PartitionStatus
     from kafkalog.cleaner.schedule.thread import CleanerThread
-    from kafkalog.cleaner.state.stats import CleanerStats, PartitionStatus
+    from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.erasure.erase import Erasure, Progress
     from kafkalog.erasure.occurrences import Occurrences
     from kafkalog.storage_engine.metadata.state import TopicState

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.registry import Collector
 
+    from kafkalog.cleaner.report.status import PartitionStatus
     from kafkalog.cleaner.schedule.thread import CleanerThread
-    from kafkalog.cleaner.state.stats import PartitionStatus
     from kafkalog.storage_engine.engine import Engine, OpenedLog
 
 __all__ = ["CleanerMetrics", "served"]

@@ -19,7 +19,8 @@ from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.reading.pins import LivePins
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.state.stats import CleanerStats, PartitionStatus
+    from kafkalog.cleaner.report.status import PartitionStatus
+    from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.storage_engine.engine import Engine
 
 EXAMPLES: Final = (

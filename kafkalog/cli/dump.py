@@ -52,9 +52,11 @@ def command(
 ) -> int:
     """Print the entries of each file in turn."""
     from kafkalog.errors import InvalidInputError
-    from kafkalog.inspection import dump, dump_text
+    from kafkalog.inspection import dump_text
+    from kafkalog.inspection.dump import dump_file
+    from kafkalog.inspection.dump_entry import DumpOptions, is_damage
 
-    options = dump.DumpOptions(
+    options = DumpOptions(
         print_data_log=print_data_log,
         deep_iteration=deep_iteration,
         verify_index_only=verify_index_only,
@@ -74,8 +76,8 @@ def command(
             if not json:
                 print_line(f"Dumping {path}")
             title = None
-            for entry in _told(dump.dump_file(path, options), advance):
-                if dump.is_damage(entry):
+            for entry in _told(dump_file(path, options), advance):
+                if is_damage(entry):
                     status = 1
                 if json:
                     print_json({"file": str(path), **_texts(entry, encode)})

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
+from kafkalog.inspection.dump_entry import DumpOptions, Entry, finding
 from kafkalog.storage_engine.format import layout
 
-__all__ = ["DumpOptions", "Entry", "dump_file", "finding", "is_damage"]
+__all__ = ["dump_file"]
 
-Entry: TypeAlias = dict[str, Any]
-
-NUMBER_MAX: Final = layout.INT32_MAX
 _ROOT_CHECKPOINTS: Final = (
     layout.RECOVERY_POINT_CHECKPOINT,
     layout.LOG_START_CHECKPOINT,
@@ -32,47 +29,6 @@ _ROOT_CHECKPOINTS: Final = (
 _PROPERTIES: Final = (layout.META_PROPERTIES, layout.META_ASIDE, layout.PARTITION_METADATA)
 _TEXT_SIZE_MAX: Final = 64 << 20
 """A checkpoint of a million partitions is smaller."""
-
-
-@dataclass(frozen=True, slots=True)
-class DumpOptions:
-    """What to print of a file; the names are those of Kafka's options.
-
-    `deep_iteration`: records too; `print_data_log`: with their keys and values. Of an index:
-    `verify_index_only` yields findings alone, `index_sanity_check` looks at its size and its last
-    entry. `max_bytes`: of a `.log`, from its beginning."""
-
-    print_data_log: bool = False
-    deep_iteration: bool = False
-    verify_index_only: bool = False
-    index_sanity_check: bool = False
-    max_bytes: int = NUMBER_MAX
-
-    @property
-    def is_deep(self) -> bool:
-        """Whether records are looked at."""
-        return self.deep_iteration or self.print_data_log
-
-
-def finding(path: Path, kind: str, position: int, expected: object, found: object) -> Entry:
-    """Return the entry for something wrong at a byte of a file."""
-    return {
-        "type": "finding",
-        "kind": kind,
-        "path": str(path),
-        "position": position,
-        "expected": expected,
-        "found": found,
-    }
-
-
-def is_damage(entry: Entry) -> bool:
-    """Tell whether an entry says that the file is damaged.
-
-    Gaps in the offsets are what cleaning leaves, and zeros at the end of a preallocated file are
-    room for more.
-    """
-    return entry["type"] == "finding" and entry["kind"] not in {"gap", "preallocated"}
 
 
 def dump_file(path: Path, options: DumpOptions | None = None) -> Iterator[Entry]:

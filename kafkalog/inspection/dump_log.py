@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from kafkalog.errors import CorruptBatchError
-from kafkalog.inspection.dump import NUMBER_MAX, DumpOptions, Entry, finding
+from kafkalog.inspection.dump_entry import NUMBER_MAX, DumpOptions, Entry, finding
 from kafkalog.inspection.file_scan import FileScan, ScannedChunk
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from kafkalog.inspection.dump import Entry
+from kafkalog.inspection.dump_entry import Entry
 
 __all__ = ["heading", "line"]
 

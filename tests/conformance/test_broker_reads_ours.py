@@ -18,6 +18,7 @@ from tests.conformance import our_log
 from tests.conformance.kafka import CLEAN_SHUTDOWN, KafkaBroker, dump_log_segments
 from tests.conformance.our_log import AWAY, BINARY, CLEANED, PARTITIONS, TOMBSTONES
 from tests.conformance.record import DumpedRecord, Record, consumed, consumed_all, dumped
+from tests.unit.storage_engine.times import offset_since
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
@@ -288,7 +289,7 @@ def test_offsets_for_times_are_the_same(recovered: KafkaBroker, ours: Path, topi
             for timestamp in range(our_log.NOW_MS - 6000, our_log.NOW_MS + 150_000, 997):
                 (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, timestamp)], 30)
                 offset = None if found.offset < 0 else found.offset
-                assert offset == snapshot.offset_for_time(timestamp), timestamp
+                assert offset == offset_since(snapshot, timestamp), timestamp
     finally:
         consumer.close()
 

@@ -31,6 +31,7 @@ from tests.torture import fuzz_checksums
 from tests.torture.fuzz_target import Case, Target, exhaust, file_target, refusing
 from tests.unit.storage_engine import sample_root
 from tests.unit.storage_engine.sample_root import NOW_MS, Log, Root, Segment
+from tests.unit.storage_engine.times import offset_since
 
 _SCHEMA = changelog_schema(include_headers=True)
 _PLAIN = changelog_schema()
@@ -194,7 +195,7 @@ def _use(path: Path) -> None:
                 for wanted in (0, 45, 61, 72):
                     with refusing():
                         snapshot.position_of(wanted)
-                        snapshot.offset_for_time(1000 + wanted)
+                        offset_since(snapshot, 1000 + wanted)
 
 
 def _clean(path: Path) -> None:

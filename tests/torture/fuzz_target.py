@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from kafkalog.errors import KafkaLogError
 from kafkalog.inspection import dump_text
-from kafkalog.inspection.dump import DumpOptions, dump_file
+from kafkalog.inspection.dump import dump_file
+from kafkalog.inspection.dump_entry import DumpOptions
 
 MEMORY: Final = 512 << 20
 Decode = Callable[[bytes], object]

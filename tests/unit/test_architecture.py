@@ -6,11 +6,14 @@ The tables at the top are the whole policy.
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+import pytest
 
 from tests import ROOT
 
@@ -182,6 +185,34 @@ def test_rooms_import_only_downwards() -> None:
             elif is_top and outer in ONLY_INSIDE_FUNCTIONS:
                 faults.append(f"{name} imports {module} outside a function")
     assert faults == []
+
+
+def uses(path: Path, modules: Collection[str]) -> set[str]:
+    """Return the modules of `modules` that a file names in imports, those for types included."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                found.add(module if module in modules else str(node.module))
+    return found & set(modules)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports under `if TYPE_CHECKING:` and inside functions count too."""
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in SOURCES
+    }
+    order = graphlib.TopologicalSorter(
+        {name: uses(path, names) - {name} for name, path in names.items()}
+    )
+    try:
+        order.prepare()
+    except graphlib.CycleError as fault:
+        pytest.fail(" imports ".join(reversed(fault.args[1])))
 
 
 def test_pyspark_stays_in_its_rooms() -> None:

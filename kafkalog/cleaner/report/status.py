@@ -6,13 +6,13 @@ written to, cleaned, or a broker's.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.schedule.partition_cleaner import fault_reason
 from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.state.last_cleaning import LastCleaning, read_last_cleaning
-from kafkalog.cleaner.state.stats import PartitionStatus
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import KafkaLogError
 
@@ -21,7 +21,40 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
-__all__ = ["partition_status", "status"]
+__all__ = ["PartitionStatus", "partition_status", "status"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """How a partition stands with the cleaner."""
+
+    topic: str
+    partition: int
+    log_start_offset: int
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    high_watermark: int
+    clean_bytes: int
+    dirty_bytes: int
+    """What a cleaning would treat as new."""
+    uncleanable_bytes: int
+    """What no cleaning may touch yet: the active segment, and what a lag holds back."""
+    dirty_ratio: float
+    """dirty_bytes / (clean_bytes + dirty_bytes); compared with min.cleanable.dirty.ratio."""
+    state: str
+    """`clean`, `dirty` (the cleaner will come), `uncleanable`, `paused`, or `not compacted`."""
+    reason: str | None = None
+    """Why it is uncleanable."""
+    last_stable_offset: int = 0
+    """Where the first open transaction begins, else the high watermark."""
+    tombstones_waiting: int | None = None
+    """Deletions of the clean section that stay until their delete horizon; None for unknown."""
+    earliest_delete_horizon_ms: int | None = None
+    """When the first of them may go (epoch ms); None for none, or unknown."""
+    compaction_delay_ms: int = 0
+    """For how long max.compaction.lag.ms has demanded a cleaning; 0 when it does not."""
+    last_cleaning: LastCleaning | None = None
+    """The last cleaning that succeeded; None for none, or unknown."""
 
 
 def status(

@@ -1,12 +1,10 @@
-"""What a cleaning did, and how a partition stands: plain figures, returned and never logged."""
+"""What a cleaning did: plain figures, returned and never logged."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kafkalog.cleaner.state.last_cleaning import LastCleaning
-
-__all__ = ["CleanerStats", "PartitionStatus"]
+__all__ = ["CleanerStats"]
 
 
 @dataclass(slots=True)
@@ -60,36 +58,3 @@ class CleanerStats:
     def left_out(self) -> tuple[int, int]:
         """Records and bytes that were read in the second pass, and not written again."""
         return self.records_read - self.records_kept, self.bytes_read - self.bytes_written
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionStatus:
-    """How a partition stands with the cleaner."""
-
-    topic: str
-    partition: int
-    log_start_offset: int
-    first_dirty_offset: int
-    first_uncleanable_offset: int
-    high_watermark: int
-    clean_bytes: int
-    dirty_bytes: int
-    """What a cleaning would treat as new."""
-    uncleanable_bytes: int
-    """What no cleaning may touch yet: the active segment, and what a lag holds back."""
-    dirty_ratio: float
-    """dirty_bytes / (clean_bytes + dirty_bytes); compared with min.cleanable.dirty.ratio."""
-    state: str
-    """`clean`, `dirty` (the cleaner will come), `uncleanable`, `paused`, or `not compacted`."""
-    reason: str | None = None
-    """Why it is uncleanable."""
-    last_stable_offset: int = 0
-    """Where the first open transaction begins, else the high watermark."""
-    tombstones_waiting: int | None = None
-    """Deletions of the clean section that stay until their delete horizon; None for unknown."""
-    earliest_delete_horizon_ms: int | None = None
-    """When the first of them may go (epoch ms); None for none, or unknown."""
-    compaction_delay_ms: int = 0
-    """For how long max.compaction.lag.ms has demanded a cleaning; 0 when it does not."""
-    last_cleaning: LastCleaning | None = None
-    """The last cleaning that succeeded; None for none, or unknown."""

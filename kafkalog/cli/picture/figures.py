@@ -15,8 +15,8 @@ from kafkalog.cleaner.report.explain import explain
 from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.state.last_cleaning import read_cleanings
 from kafkalog.cli import explain as explain_verb
-from kafkalog.cli import status as status_verb
 from kafkalog.cli.picture.segments import leftovers, segment_rows
+from kafkalog.cli.status_rows import cleaning_row, status_rows
 from kafkalog.errors import KafkaLogError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def figures(
         "madeMs": now_ms,
         "path": path,
         "release": __version__,
-        "status": status_verb.rows(path, log, topic, plans),
+        "status": status_rows(path, log, topic, plans),
         "partitions": partitions,
     }
 
@@ -74,7 +74,7 @@ def _partition(log: Engine, found: Explanation, counts: Counts, plans: Plans) ->
             counts.of(topic, partition),
             is_refused=any(one.code in ("paused", "uncleanable") for one in found.findings),
         )
-        row["cleanings"] = [status_verb.cleaning_row(one) for one in read_cleanings(directory)]
+        row["cleanings"] = [cleaning_row(one) for one in read_cleanings(directory)]
         beside = leftovers(directory)
         row["cleanedBytes"], row["retiredBytes"] = beside.cleaned_bytes, beside.retired_bytes
     except (OSError, KafkaLogError):

@@ -326,17 +326,6 @@ class PartitionSnapshot:
                 return segment.files, position
         return None
 
-    def offset_for_time(self, timestamp: int) -> int | None:
-        """Return the first offset whose record is as young as `timestamp` (epoch ms), or younger.
-
-        None when there is none in [log start, high watermark). Control records count, as they do
-        in Kafka. Kafka: UnifiedLog.fetchOffsetByTimestamp.
-        """
-        from kafkalog.storage_engine.reading import time_offsets
-
-        found = time_offsets.first_since(self, timestamp)
-        return None if found is None else found.offset
-
     def open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
         """Yield the segments that may hold offsets of [start, end), window after window."""
         if end > self.state.high_watermark:

@@ -59,6 +59,7 @@ from tests.unit.storage_engine.sample_root import (
     some,
     stored,
 )
+from tests.unit.storage_engine.times import offset_since
 
 _DAY_MS: Final = 86_400_000
 _MEMORY: Final = 100
@@ -375,7 +376,7 @@ class StagedJudge(BesideJudge):
         assert found == wanted, f"{found} instead of {wanted}"
         with engine_of(kafkalog.open(path, create=False)).snapshot("small", 0) as view:
             for row in wanted:
-                offset = view.offset_for_time(row.timestamp)
+                offset = offset_since(view, row.timestamp)
                 assert offset == row.offset, f"time {row.timestamp} at {offset}"
         return outcome
 

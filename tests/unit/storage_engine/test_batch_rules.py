@@ -27,6 +27,7 @@ from tests.unit.cleaner.rewritten import rewritten
 from tests.unit.storage_engine import naive, naive_messages
 from tests.unit.storage_engine.log_builder import Batch, batch, name, write_segment
 from tests.unit.storage_engine.naive_messages import Message, message, wrapper
+from tests.unit.storage_engine.times import offset_since
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x08, 0x10, 0x20
@@ -429,8 +430,8 @@ def test_a_segment_of_empty_batches_has_a_time_and_no_records(tmp_path: Path) ->
     write_segment(tmp_path, 0, items)
     state = PartitionState(11, 0, (tmp_path / name(0, ".log")).stat().st_size)
     with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
-        assert snapshot.offset_for_time(1) == 10
-        assert snapshot.offset_for_time(801) == 10
+        assert offset_since(snapshot, 1) == 10
+        assert offset_since(snapshot, 801) == 10
 
 
 @pytest.mark.parametrize("bits", [0x0100, 0x7F00, -0x8000, 0x0080])

@@ -11,7 +11,8 @@ from crc32c import crc32c
 
 import kafkalog
 from kafkalog.errors import InvalidInputError, StorageError
-from kafkalog.inspection.dump import DumpOptions, dump_file, is_damage
+from kafkalog.inspection.dump import dump_file
+from kafkalog.inspection.dump_entry import DumpOptions, is_damage
 from kafkalog.inspection.dump_text import line
 from tests.unit.storage_engine import naive, naive_messages
 from tests.unit.storage_engine.log_builder import batch, marker, name, write_segment

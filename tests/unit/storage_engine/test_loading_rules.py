@@ -34,6 +34,7 @@ from kafkalog.storage_engine.transactions.transaction_index import (
 from tests.unit.storage_engine import naive
 from tests.unit.storage_engine.log_builder import name
 from tests.unit.storage_engine.naive_messages import Message, message, wrapper
+from tests.unit.storage_engine.times import offset_since
 
 NOW_MS = 1_700_000_000_000
 INT32_MAX = 2**31 - 1
@@ -424,7 +425,7 @@ def test_a_missing_offset_index_is_built_anew_whatever_the_shutdown(
     assert {key: after[key] for key in before} == before
     with log.snapshot(loaded) as snapshot:
         for offset in range(24):
-            assert snapshot.offset_for_time(NOW_MS + 10 * offset) == offset
+            assert offset_since(snapshot, NOW_MS + 10 * offset) == offset
 
 
 def test_a_time_index_that_alone_is_missing_is_made_empty_after_a_clean_shutdown(
@@ -437,7 +438,7 @@ def test_a_time_index_that_alone_is_missing_is_made_empty_after_a_clean_shutdown
     loaded = log.repair(is_clean=True)
     assert [log.path(base, ".timeindex").read_bytes() for base in log.segments] == [b""] * 3
     with log.snapshot(loaded) as snapshot:
-        assert snapshot.offset_for_time(NOW_MS + 10 * 13) == 13
+        assert offset_since(snapshot, NOW_MS + 10 * 13) == 13
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff" * 5, b"  nonsense  " * 9, bytes(8000)])

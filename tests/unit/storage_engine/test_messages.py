@@ -40,6 +40,7 @@ from tests.unit.storage_engine.naive_messages import (
     message,
     wrapper,
 )
+from tests.unit.storage_engine.times import offset_since
 
 pytestmark = pytest.mark.usefixtures("compared_kernels")
 
@@ -361,7 +362,7 @@ def test_unknown_attribute_bits_of_messages_mean_nothing(tmp_path: Path) -> None
 def test_offsets_are_found_by_time(log: Log, time: int) -> None:
     young = [m.offset for m in log.expected(0, 87) if m.timestamp >= time]
     with log.snapshot() as snapshot:
-        assert snapshot.offset_for_time(time) == (young[0] if young else None)
+        assert offset_since(snapshot, time) == (young[0] if young else None)
 
 
 # --- the second source ---------------------------------------------------------------------------
@@ -412,7 +413,7 @@ def test_under_log_append_time_all_messages_read_the_wrappers(tmp_path: Path) ->
         found = pa.Table.from_batches(list(snapshot.read(0, 5, schema=SCHEMA)))
         assert found["timestampType"].to_pylist() == [1] * 5
         assert found["timestamp"].cast(pa.int64()).to_pylist() == [77_000] * 5
-        assert (snapshot.offset_for_time(77), snapshot.offset_for_time(78)) == (0, None)
+        assert (offset_since(snapshot, 77), offset_since(snapshot, 78)) == (0, None)
 
 
 def test_a_plain_message_of_log_append_time_reads_its_own(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from tests.unit.storage_engine.log_builder import (
     name,
     write_segment,
 )
+from tests.unit.storage_engine.times import offset_since
 
 SCHEMA = changelog_schema()
 UNLISTED = 2**63 - 1
@@ -168,7 +169,7 @@ def test_an_empty_partition_is_read_as_empty(tmp_path: Path, segments: Segments)
     with partition.snapshot() as snapshot:
         end = partition.state.high_watermark
         assert read(snapshot, end, end) == []
-        assert (snapshot.position_of(end), snapshot.offset_for_time(0)) == (None, None)
+        assert (snapshot.position_of(end), offset_since(snapshot, 0)) == (None, None)
 
 
 @pytest.mark.parametrize(("start", "end"), [(19, 30), (20, 162), (-2, 161), (162, 162)])
@@ -240,7 +241,7 @@ def test_bytes_past_the_committed_size_do_not_exist(partition: Partition) -> Non
     with partition.snapshot() as snapshot:
         assert read(snapshot, 140, 161) == partition.expected(140, 161)
         assert [s.base_offset for s in snapshot.segments] == [0, 40, 50, 80, 90, 150]
-        assert (snapshot.position_of(161), snapshot.offset_for_time(1000 + 1610)) == (None, None)
+        assert (snapshot.position_of(161), offset_since(snapshot, 1000 + 1610)) == (None, None)
 
 
 def test_what_lies_above_the_high_watermark_is_not_returned(partition: Partition) -> None:
@@ -485,7 +486,7 @@ def test_no_index_file_can_make_a_record_wrong_or_missing(
     with partition.snapshot() as snapshot:
         assert read(snapshot, start, 301) == partition.expected(start, 301)
         young = [r.offset for r in partition.expected(100, 301) if r.timestamp >= timestamp]
-        assert snapshot.offset_for_time(timestamp) == (young[0] if young else None)
+        assert offset_since(snapshot, timestamp) == (young[0] if young else None)
         place = snapshot.position_of(start)
         ends = {b.last_offset: at for b, at in zip(LOG[100], POSITIONS, strict=True)}
         if start < 300:
@@ -513,14 +514,14 @@ def test_offset_for_time_is_the_first_record_that_is_young_enough(partition: Par
     with partition.snapshot() as snapshot:
         for timestamp in range(900, 2700, 5):
             young = [r.offset for r in records if r.timestamp >= timestamp and 5 <= r.offset < 160]
-            assert snapshot.offset_for_time(timestamp) == (young[0] if young else None)
+            assert offset_since(snapshot, timestamp) == (young[0] if young else None)
 
 
 def test_an_empty_batch_keeps_its_timestamp_and_has_no_record(tmp_path: Path) -> None:
     partition = Partition(tmp_path, {0: [empty(0, 9), batch(10, 1, timestamp=50)]})
     with partition.snapshot() as snapshot:
-        assert snapshot.offset_for_time(60) is None
-        assert snapshot.offset_for_time(50) == 10
+        assert offset_since(snapshot, 60) is None
+        assert offset_since(snapshot, 50) == 10
 
 
 # --- one moment ----------------------------------------------------------------------------------
@@ -646,7 +647,7 @@ def test_a_partition_of_many_segments_is_opened_window_by_window(
         assert partition.loads == 3
         for start in range(0, 161, 10):
             assert read(snapshot, start, 161) == partition.expected(start, 161)
-        assert snapshot.offset_for_time(1000 + 1600) == 160
+        assert offset_since(snapshot, 1000 + 1600) == 160
         assert snapshot.position_of(155) is not None
     assert open_logs(partition.directory) == 0
 

@@ -24,6 +24,7 @@ from kafkalog.storage_engine.segment.segments import (
 )
 from tests.unit.storage_engine.log_builder import Batch, Record, batch, name, write_segment
 from tests.unit.storage_engine.naive_messages import message
+from tests.unit.storage_engine.times import offset_since
 
 INT32_MAX = 2**31 - 1
 
@@ -97,7 +98,7 @@ def test_offsets_are_found_by_time_between_on_and_beyond_index_entries(tmp_path:
     batches = [batch(i, 1, timestamp=i * 10) for i in range(40, 50)]
     expected = {420: 42, 421: 43, 430: 43, 431: 44, 491: None, 401: 41, 399: 40}
     with open_segment(tmp_path, 40, batches) as snapshot:
-        assert {at: snapshot.offset_for_time(at) for at in expected} == expected
+        assert {at: offset_since(snapshot, at) for at in expected} == expected
         assert largest_timestamp(snapshot.segments[0], snapshot.segments[0].size) == 490
 
 
@@ -119,7 +120,7 @@ def test_damaged_indexes_hide_no_record(tmp_path: Path, garbage: bytes) -> None:
     with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
         for i in range(99):
             assert offsets(snapshot, i, i + 1) == [i]
-            assert (snapshot.offset_for_time(i * 10), snapshot.offset_for_time(i * 10 + 1)) == (
+            assert (offset_since(snapshot, i * 10), offset_since(snapshot, i * 10 + 1)) == (
                 i,
                 i + 1,
             )
@@ -301,5 +302,5 @@ def test_messages_before_v2_have_the_same_rules(tmp_path: Path) -> None:
         assert first_position(snapshot, 55) == len(data[0]) * 2
         assert first_position(snapshot, 62) is None
         assert offsets(snapshot, 41, 62) == [50, 51, 60, 61]
-        assert (snapshot.offset_for_time(511), snapshot.offset_for_time(611)) == (60, None)
+        assert (offset_since(snapshot, 511), offset_since(snapshot, 611)) == (60, None)
         assert next_offset(snapshot.segments[0]) == 62

@@ -1,0 +1,117 @@
+"""The rows of `kafkalog status --json`: logs, who is at work on them, and their partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.cli.activity import cleaner_row, pin_rows, staged_rows, writer_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kafkalog.cleaner.report.status import PartitionStatus
+    from kafkalog.cleaner.schedule.scheduler import Plans
+    from kafkalog.cleaner.state.last_cleaning import LastCleaning
+    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.metadata.state import State
+
+__all__ = ["cleaning_row", "status_rows"]
+
+
+def status_rows(
+    path: str, log: Engine, topic: str | None = None, plans: Plans | None = None
+) -> list[dict[str, Any]]:
+    """Return what `--json` prints, in its order, all partitions or those of one topic."""
+    from kafkalog.cleaner.report.status import status
+    from kafkalog.storage_engine.format import layout
+    from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.metadata import address
+
+    state = log.state()
+    now_ms = clock.now_ms() if plans is None else plans.now_ms
+    found = [_root(root, state) for root in address.directories(path)]
+    if (log.root / layout.COMMIT).exists():  # of a broker's these things are its own
+        found.append(cleaner_row(log))
+        found += writer_rows(state, None, None)
+        found += staged_rows(log.root, state, now_ms)
+        found += pin_rows(log.root, now_ms)
+    return [*found, *_partitions(status(log, now_ms, topic, plans), state)]
+
+
+def _root(root: Path, state: State) -> dict[str, Any]:
+    from kafkalog.errors import StorageError
+    from kafkalog.storage_engine.format import layout
+    from kafkalog.storage_engine.fs import locks
+
+    locks_reason = locks.lock_fault(root)
+    owner, detail, is_running = "kafkalog", None, False
+    if not (root / layout.COMMIT).exists():
+        is_released = (root / layout.COMMIT_RELEASED).exists()
+        owner = "released" if is_released else "broker"
+        detail = "to a broker" if is_released else None
+        try:
+            is_running = locks.RootLock(root).is_held_alone()
+        except StorageError as fault:
+            locks_reason = str(fault)
+    elif (root / layout.META_ASIDE).exists():
+        detail = "adopted from a broker"
+    return {
+        "type": "log",
+        "path": str(root),
+        "owner": owner,
+        "ownerDetail": detail,
+        "running": is_running,
+        "locks": locks_reason is None,
+        "locksReason": locks_reason,
+        "record": state.number,
+        "timeMs": _time_ms(state.time_ms),
+    }
+
+
+def _partitions(found: Iterable[PartitionStatus], state: State) -> Iterator[dict[str, Any]]:
+    for status in found:
+        known = state.topics.get(status.topic)
+        if known is None:
+            continue
+        partition = known.partitions[status.partition]
+        last = status.last_cleaning
+        yield {
+            "type": "partition",
+            "topic": status.topic,
+            "partition": status.partition,
+            "logStartOffset": status.log_start_offset,
+            "firstDirtyOffset": status.first_dirty_offset,
+            "firstUncleanableOffset": status.first_uncleanable_offset,
+            "lastStableOffset": partition.last_stable_offset,
+            "highWatermark": status.high_watermark,
+            "leaderEpoch": partition.leader_epoch,
+            "bytes": status.clean_bytes + status.dirty_bytes + status.uncleanable_bytes,
+            "cleanBytes": status.clean_bytes,
+            "dirtyBytes": status.dirty_bytes,
+            "uncleanableBytes": status.uncleanable_bytes,
+            "dirtyRatio": round(status.dirty_ratio, 6),
+            "tombstonesWaiting": status.tombstones_waiting,
+            "earliestDeleteHorizonMs": status.earliest_delete_horizon_ms,
+            "lastCleaning": None if last is None else cleaning_row(last),
+            "state": status.state,
+            "reason": status.reason,
+        }
+
+
+def cleaning_row(last: LastCleaning) -> dict[str, int]:
+    """Return a cleaning as JSON has it."""
+    return {
+        "endedMs": last.ended_ms,
+        "elapsedMs": last.elapsed_ms,
+        "startOffset": last.start_offset,
+        "endOffset": last.end_offset,
+        "recordsRead": last.records_read,
+        "recordsKept": last.records_kept,
+        "bytesRead": last.bytes_read,
+        "bytesWritten": last.bytes_written,
+    }
+
+
+def _time_ms(time_ms: int) -> int | None:
+    return time_ms if time_ms > 0 else None

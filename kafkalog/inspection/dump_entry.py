@@ -1,0 +1,57 @@
+"""An entry of a dump: a dict with `type` first, and what a dump is to print."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from kafkalog.storage_engine.format import layout
+
+__all__ = ["NUMBER_MAX", "DumpOptions", "Entry", "finding", "is_damage"]
+
+Entry: TypeAlias = dict[str, Any]
+
+NUMBER_MAX: Final = layout.INT32_MAX
+"""The largest `max_bytes`, which means the whole file."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpOptions:
+    """What to print of a file; the names are those of Kafka's options.
+
+    `deep_iteration`: records too; `print_data_log`: with their keys and values. Of an index:
+    `verify_index_only` yields findings alone, `index_sanity_check` looks at its size and its last
+    entry. `max_bytes`: of a `.log`, from its beginning."""
+
+    print_data_log: bool = False
+    deep_iteration: bool = False
+    verify_index_only: bool = False
+    index_sanity_check: bool = False
+    max_bytes: int = NUMBER_MAX
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether records are looked at."""
+        return self.deep_iteration or self.print_data_log
+
+
+def finding(path: Path, kind: str, position: int, expected: object, found: object) -> Entry:
+    """Return the entry for something wrong at a byte of a file."""
+    return {
+        "type": "finding",
+        "kind": kind,
+        "path": str(path),
+        "position": position,
+        "expected": expected,
+        "found": found,
+    }
+
+
+def is_damage(entry: Entry) -> bool:
+    """Tell whether an entry says that the file is damaged.
+
+    Gaps in the offsets are what cleaning leaves, and zeros at the end of a preallocated file are
+    room for more.
+    """
+    return entry["type"] == "finding" and entry["kind"] not in {"gap", "preallocated"}

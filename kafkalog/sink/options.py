@@ -10,12 +10,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.address import log_directory
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.writing.writer import BATCH_SIZE
 
 __all__ = ["SinkOptions"]
@@ -88,10 +90,8 @@ class SinkOptions:
     """Directory of the log [path]."""
     topic: str | None = None
     """The topic of every row, whatever a `topic` column says [topic]; None: the column decides."""
-    num_partitions: int = 1
-    """Partitions of a topic that the write creates [numPartitions]."""
-    topic_config: Mapping[str, str] = field(default_factory=dict)
-    """Kafka's configs of a topic that the write creates [topic.<name>]; compacted unless given."""
+    new_topic: NewTopic = field(default_factory=partial(NewTopic.of, 1, {}))
+    """A topic that the write creates [numPartitions, topic.<config>]."""
     given_for_topics: Mapping[str, str] = field(default_factory=dict)
     """What of the two the user gave, as options: without effect on a topic that exists."""
     txn_app_id: str | None = None
@@ -114,6 +114,11 @@ class SinkOptions:
         """The topic of a writer's batch ids; `*` when each row names its own."""
         return self.topic if self.topic is not None else "*"
 
+    @property
+    def created(self) -> NewTopic | None:
+        """How the rows' topics are created; None where the driver has created the one there is."""
+        return self.new_topic if self.topic is None else None
+
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         """Read the strings; raises InvalidInputError naming the option, and what it may be."""
@@ -129,8 +134,7 @@ class SinkOptions:
         return cls(
             root=log_directory(given),
             topic=topic,
-            num_partitions=_whole(given, "numPartitions", 1, 1),
-            topic_config=_topic_config(given),
+            new_topic=_new_topic(given),
             given_for_topics=_given_for_topics(given),
             txn_app_id=app_id,
             txn_version=version,
@@ -187,15 +191,15 @@ def _transaction(given: Mapping[str, str]) -> tuple[str | None, int | None]:
     return app_id, _whole(given, "txnVersion", 0, 0)
 
 
-def _topic_config(given: Mapping[str, str]) -> dict[str, str]:
+def _new_topic(given: Mapping[str, str]) -> NewTopic:
     config = {
         name.removeprefix(_TOPIC_PREFIX): value
         for name, value in given.items()
         if name.startswith(_TOPIC_PREFIX)
     }
-    config.setdefault("cleanup.policy", "compact")
     TopicConfig.parse(config)
-    return config
+    partitions = _whole(given, "numPartitions", 1, 1, layout.PARTITIONS_MAX)
+    return NewTopic.of(partitions, config)
 
 
 def _given_for_topics(given: Mapping[str, str]) -> dict[str, str]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
-
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
@@ -12,10 +9,7 @@ from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import TopicState
 
-if TYPE_CHECKING:
-    from kafkalog.storage_engine.writing.staging import NewTopic, StagedMessage
-
-__all__ = ["new_topics", "options_without_effect", "prepare_topic", "topics_to_create"]
+__all__ = ["options_without_effect", "prepare_topic"]
 
 
 def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
@@ -27,39 +21,18 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
     if options.topic is None:
         return
     known = store.state().topics.get(options.topic)
-    config = options.topic_config if known is None else known.config
-    if columns.key < 0 and TopicConfig.parse(config).is_compacted:
+    config = options.new_topic.config if known is None else known.config
+    if columns.key < 0 and TopicConfig.parse(config).needs_keys:
         raise InvalidInputError(
             f"topic {options.topic!r} is compacted (cleanup.policy has compact) and the rows have "
             "no column 'key': give every row a key, or create the topic with "
             "topic.cleanup.policy=delete"
         )
     if known is None:
+        new = options.new_topic
         shared_engine(options.root).create_topic(
-            options.topic, options.num_partitions, options.topic_config, exist_ok=True
+            options.topic, new.partitions, new.config, exist_ok=True
         )
-
-
-def new_topics(options: SinkOptions) -> Mapping[str, NewTopic]:
-    """Return how tasks treat topics that do not exist: `*` stands for any that a row may name."""
-    from kafkalog.storage_engine.writing.staging import NewTopic
-
-    if options.topic is not None:
-        return {}
-    return {"*": NewTopic(options.num_partitions, options.topic_config)}
-
-
-def topics_to_create(
-    options: SinkOptions, staged: Iterable[StagedMessage]
-) -> Mapping[str, NewTopic]:
-    """Return the topics that tasks have written to and the log did not have."""
-    from kafkalog.storage_engine.writing.staging import NewTopic
-
-    new = NewTopic(options.num_partitions, options.topic_config)
-    names = {
-        name for message in staged for name, topic_id in message.topic_ids.items() if not topic_id
-    }
-    return dict.fromkeys(sorted(names), new)
 
 
 def options_without_effect(options: SinkOptions, topic: TopicState) -> list[str]:
@@ -68,11 +41,13 @@ def options_without_effect(options: SinkOptions, topic: TopicState) -> list[str]
     `numPartitions` and `topic.<config>` are for a topic that a write creates; they change none.
     """
     found = []
-    real, asked = TopicConfig.parse(topic.config), TopicConfig.parse(options.topic_config)
+    real, asked = TopicConfig.parse(topic.config), TopicConfig.parse(options.new_topic.config)
     for option, given in sorted(options.given_for_topics.items()):
         if option == "numPartitions":
-            if options.num_partitions != len(topic.partitions):
-                found.append(f"{option}={options.num_partitions} (it has {len(topic.partitions)})")
+            if options.new_topic.partitions != len(topic.partitions):
+                found.append(
+                    f"{option}={options.new_topic.partitions} (it has {len(topic.partitions)})"
+                )
             continue
         name = option.removeprefix("topic.")
         has, wanted = (getattr(config, name.replace(".", "_")) for config in (real, asked))

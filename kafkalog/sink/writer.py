@@ -31,7 +31,7 @@ from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan, syncing_plan
 from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
 from kafkalog.sink.shared_log import shared_engine, shared_store
-from kafkalog.sink.topics import new_topics, options_without_effect, prepare_topic, topics_to_create
+from kafkalog.sink.topics import options_without_effect, prepare_topic
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.writing.writer import CHECKPOINT, TRANSACTION, Writer, writer_slug
@@ -140,7 +140,7 @@ class _LogWriter:
                         batch_id=batch_id,
                         spark_partition=spark_partition,
                         attempt=_attempt(context, run),
-                        new_topics=new_topics(self.options),
+                        new_topic=self.options.created,
                         batch_size=self.options.batch_size,
                         codec=self.options.codec,
                         now_ms=clock.now_ms,
@@ -165,7 +165,7 @@ class _LogWriter:
         shared_engine(self.options.root).commit(
             staged,
             writer=writer,
-            create=topics_to_create(self.options, staged),
+            create=self.options.created,
             reset_writer=self.options.reset_writer,
             now_ms=clock.now_ms(),
         )

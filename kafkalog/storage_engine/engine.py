@@ -15,6 +15,7 @@ from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import TopicState
 from kafkalog.storage_engine.reading import time_offsets
 from kafkalog.storage_engine.records.record_batches import record_batches
@@ -22,7 +23,7 @@ from kafkalog.storage_engine.store import Store
 from kafkalog.storage_engine.writing import commit, retention, topic_deletion
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.retention import RetentionStats
-from kafkalog.storage_engine.writing.staging import NewTopic, StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.transaction import Transaction
 from kafkalog.storage_engine.writing.writer import BATCH_SIZE, Writer
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CommitResult",
     "Engine",
-    "NewTopic",
     "OpenedLog",
     "RetentionStats",
     "Writer",
@@ -85,8 +85,7 @@ class Engine(Store):
             with self.transaction() as transaction:
                 if exist_ok and name in transaction.state.topics:
                     return transaction.state.topics[name]
-                with_policy = {"cleanup.policy": "compact", **(config or {})}
-                transaction.create_topic(name, partitions, with_policy)
+                transaction.create_topic(name, NewTopic.of(partitions, config or {}))
                 return transaction.publish(_now(now_ms)).topics[name]
 
         return topic_deletion.with_directories_away(self, create, now_ms=_now(now_ms))
@@ -172,20 +171,21 @@ class Engine(Store):
         staged: Sequence[StagedMessage],
         *,
         writer: Writer | None = None,
-        create: Mapping[str, NewTopic] | None = None,
+        create: NewTopic | None = None,
         reset_writer: bool = False,
         now_ms: int | None = None,
     ) -> CommitResult:
         """Append what tasks have staged, at once or not at all, and remove the staged files.
 
-        A batch that its writer has committed already is skipped. Raises CommitConflictError for an
+        A batch that its writer has committed already is skipped. `create` says how to create topics
+        that do not exist; without it they are an error. Raises CommitConflictError for an
         older batch (`reset_writer` lets it pass), StorageError for staged files that are not what
         their tasks said, CommitInDoubtError when only the next holder can tell.
         """
         now_ms = _now(now_ms)
 
         def work() -> CommitResult:
-            return self._commit(staged, writer, create or {}, reset_writer, now_ms)
+            return self._commit(staged, writer, create, reset_writer, now_ms)
 
         return topic_deletion.with_directories_away(self, work, now_ms=now_ms)
 
@@ -193,7 +193,7 @@ class Engine(Store):
         self,
         staged: Sequence[StagedMessage],
         writer: Writer | None,
-        create: Mapping[str, NewTopic],
+        create: NewTopic | None,
         reset_writer: bool,
         now_ms: int,
     ) -> CommitResult:

@@ -23,6 +23,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, host
 from kafkalog.storage_engine.metadata import address
 from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import DeletedTopic, PartitionState, State, TopicState
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.writing import staging
@@ -387,7 +388,7 @@ def test_a_message_of_a_topic_that_kafka_forbids_makes_no_directory(
     log = fill(tmp_path / "log")
     message = stage(log, 1)
     runs = tuple(Run(topic, 0, *run[2:]) for run in message.runs)
-    create = {"*": staging.NewTopic(1, {"cleanup.policy": "delete"})}
+    create = NewTopic(1, {"cleanup.policy": "delete"})
     for ids in ({topic: ""}, {}):
         with pytest.raises(InvalidInputError):
             engine_of(log).commit([replace(message, runs=runs, topic_ids=ids)], create=create)

@@ -178,7 +178,7 @@ def _refuse(log: Opened) -> None:
     for fault in (InvalidInputError("refused"), OSError(errno.ENOSPC, "refused")):
         try:
             with log.engine.transaction() as transaction:
-                commit.append_staged(transaction, log.root, [message], {}, now_ms)
+                commit.append_staged(transaction, log.root, [message], None, now_ms)
                 raise fault
         except KafkaLogError as told:
             if fault not in (told, told.__cause__):

@@ -133,6 +133,11 @@ class TopicConfig:
         return "compact" in self.cleanup_policy
 
     @property
+    def needs_keys(self) -> bool:
+        """Whether every record needs a key: a cleaning would delete those without one (C53)."""
+        return self.is_compacted
+
+    @property
     def is_relaxed(self) -> bool:
         """Whether a commit may be acknowledged before it is synced."""
         return self.flush_messages != _MAX or self.flush_ms != _MAX

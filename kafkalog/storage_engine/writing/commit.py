@@ -20,9 +20,10 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import WRITER_RETENTION_MS
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State, TopicState, WriterState
 from kafkalog.storage_engine.writing.staged_contents import StagedContents
-from kafkalog.storage_engine.writing.staging import NewTopic, Run, StagedMessage
+from kafkalog.storage_engine.writing.staging import Run, StagedMessage
 from kafkalog.storage_engine.writing.transaction import Transaction
 from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 
@@ -88,7 +89,7 @@ def append_staged(
     transaction: Transaction,
     root: Path,
     staged: Sequence[StagedMessage],
-    create: Mapping[str, NewTopic],
+    create: NewTopic | None,
     now_ms: int,
 ) -> dict[tuple[str, int], tuple[int, int]]:
     """Verify every staged byte, then append run by run in ascending Spark partition."""
@@ -142,7 +143,7 @@ def _refuse_gone_topics(transaction: Transaction, message: StagedMessage) -> Non
 
 
 def _match_topics(
-    transaction: Transaction, message: StagedMessage, create: Mapping[str, NewTopic]
+    transaction: Transaction, message: StagedMessage, create: NewTopic | None
 ) -> None:
     """Check the keys of what goes into the topics, and create those to be created."""
     for name, topic_id in message.topic_ids.items():
@@ -151,26 +152,25 @@ def _match_topics(
             assert known is not None
             _refuse_keyless(known, message)
             continue
-        new = create.get(name) or create.get("*")
-        if new is None:
+        if create is None:
             raise InvalidInputError(f"topic {name!r} does not exist and is not to be created")
         if known is not None:
-            if len(known.partitions) != new.partitions:
+            if len(known.partitions) != create.partitions:
                 raise StorageError(
                     f"topic {name!r} was created meanwhile with {len(known.partitions)} "
-                    f"partitions, the task expected {new.partitions}; run the batch again"
+                    f"partitions, the task expected {create.partitions}; run the batch again"
                 )
             _refuse_keyless(known, message)
             continue
         try:
             transaction.topic(name)
         except InvalidInputError:
-            transaction.create_topic(name, new.partitions, new.config)
+            transaction.create_topic(name, create)
 
 
 def _refuse_keyless(topic: TopicState, message: StagedMessage) -> None:
     """Keep out rows without a key, should the topic have become a compacted one since."""
-    if topic.name in message.keyless and TopicConfig.parse(topic.config).is_compacted:
+    if topic.name in message.keyless and TopicConfig.parse(topic.config).needs_keys:
         raise InvalidInputError(
             f"topic {topic.name!r} has become compacted while the batch was written, and rows have "
             "a null key, which the cleaner would delete; give every row a key"

@@ -119,7 +119,7 @@ class TopicRules:
     """What a topic takes, as one state of the log has it."""
 
     topic: TopicState
-    is_compacted: bool
+    needs_keys: bool
     size_max: int
     before_max_ms: int
     after_max_ms: int
@@ -133,14 +133,14 @@ class TopicRules:
             config.message_timestamp_before_max_ms,
             config.message_timestamp_after_max_ms,
         )
-        return cls(topic, config.is_compacted, size_max, before, after)
+        return cls(topic, config.needs_keys, size_max, before, after)
 
     def surely_takes(self, record: SingleRecord, size: int, now_ms: int) -> bool:
         """Tell whether staging would take the record; False where it has to be asked."""
         earliest, latest = max(0, now_ms - self.before_max_ms), now_ms + self.after_max_ms
         return (
             size <= self.size_max
-            and (record.key is not None or not self.is_compacted)
+            and (record.key is not None or not self.needs_keys)
             and earliest <= record.timestamp <= min(latest, layout.INT64_MAX)
             and (record.partition is None or 0 <= record.partition < len(self.topic.partitions))
             and not self.topic.absent

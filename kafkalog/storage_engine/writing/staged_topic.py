@@ -168,7 +168,7 @@ class StagedTopic:
 
         key = columns.get("key")
         null_count = row_count if key is None else key.null_count
-        if null_count and self.config.is_compacted:
+        if null_count and self.config.needs_keys:
             raise InvalidInputError(
                 f"topic {self.name!r} is compacted (cleanup.policy has compact) and {null_count} "
                 f"of {row_count} rows have a null key: give every row a key, or create the topic "

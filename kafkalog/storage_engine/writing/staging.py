@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State, TopicState
 from kafkalog.storage_engine.writing.staged_file import PendingRun, StagedFile, StagedFileWriter
 from kafkalog.storage_engine.writing.staged_topic import StagedTopic
@@ -41,14 +41,6 @@ _PENDING_SIZE = 128 << 20
 """Bytes of memory that finished batches of a task may take before they are written."""
 SEGMENT_RUN_SIZE = 64 << 20
 """A run of so many bytes becomes a segment, where `segment.bytes` allows one so large."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewTopic:
-    """How to create a topic that does not exist yet."""
-
-    partitions: int
-    config: Mapping[str, str]
 
 
 class Run(NamedTuple):
@@ -100,7 +92,7 @@ class StagedWriter:
         batch_id: int = 0,
         spark_partition: int = 0,
         attempt: int = 0,
-        new_topics: Mapping[str, NewTopic] = {},
+        new_topic: NewTopic | None = None,
         batch_size: int = BATCH_SIZE,
         codec: str | None = None,
     ) -> None:
@@ -108,7 +100,7 @@ class StagedWriter:
         self._state = state
         self._now_ms = now_ms
         self._name = (writer_slug, batch_id, spark_partition, attempt)
-        self._new_topics = new_topics
+        self._new_topic = new_topic
         self._batch_size = batch_size
         self._codec = codec
         self._topics: dict[str, StagedTopic] = {}
@@ -213,13 +205,11 @@ class StagedWriter:
             return StagedTopic(
                 name, known.topic_id, count, config, self._codec, first_keyless=first
             )
-        new = self._new_topics.get(name) or self._new_topics.get("*")
+        new = self._new_topic
         if new is None:
             self._state.topic(name)  # raises UnknownTopicError
             raise AssertionError
-        fault = layout.topic_name_fault(name)
-        if fault:
-            raise InvalidInputError(fault)
+        new.check(name)
         config, first = TopicConfig.parse(new.config), partial(self._first_keyless, None)
         return StagedTopic(name, "", new.partitions, config, self._codec, first_keyless=first)
 

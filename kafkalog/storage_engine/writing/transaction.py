@@ -28,6 +28,7 @@ from kafkalog.storage_engine.fs.descriptor_limit import descriptor_limit, raise_
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import Change, DeletedTopic, State, TopicState
 from kafkalog.storage_engine.segment import partition_directory
 from kafkalog.storage_engine.writing import partition
@@ -81,28 +82,21 @@ class Transaction:
         """Return a topic, also one created in this transaction."""
         return self._created.get(name) or self.state.topic(name)
 
-    def create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> TopicState:
-        """Create a topic and its directories; it exists once published."""
-        fault = layout.topic_name_fault(name)
-        if fault:
-            raise InvalidInputError(fault)
-        if name in layout.INTERNAL_TOPICS:
-            raise InvalidInputError(f"topic {name!r} belongs to Kafka itself and is only read")
+    def create_topic(self, name: str, new: NewTopic) -> TopicState:
+        """Create a topic and its directories; it exists once published.
+
+        Raises InvalidInputError for a topic that `NewTopic.check` refuses, or that exists already.
+        """
+        new.check(name)
         if name in self.state.topics or name in self._created:
             raise InvalidInputError(f"topic {name!r} exists already")
-        if not 1 <= partitions <= layout.PARTITIONS_MAX:
-            raise InvalidInputError(
-                f"topic {name!r}: expected 1 to {layout.PARTITIONS_MAX} partitions, "
-                f"found {partitions}"
-            )
-        TopicConfig.parse(config)
-        self._refuse_residuals(name, partitions)
+        self._refuse_residuals(name, new.partitions)
         topic_id = new_topic_id()
-        for number in range(partitions):
+        for number in range(new.partitions):
             directory = self._root / layout.partition_directory(name, number)
             partition_directory.create_partition(directory, topic_id)
         files.sync_directory(self._root)
-        self._change.topic(name, topic_id, partitions, config)
+        self._change.topic(name, topic_id, new.partitions, new.config)
         state = State().apply(1, self._change.record(0)).topics[name]
         self._created[name] = state
         return state

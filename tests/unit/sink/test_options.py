@@ -19,8 +19,8 @@ def parse(**options: str) -> SinkOptions:
 def test_defaults() -> None:
     options = parse()
     assert options.root == Path("/log")
-    assert (options.topic, options.target, options.num_partitions) == (None, "*", 1)
-    assert options.topic_config == {"cleanup.policy": "compact"}
+    assert (options.topic, options.target, options.new_topic.partitions) == (None, "*", 1)
+    assert options.new_topic.config == {"cleanup.policy": "compact"}
     assert (options.codec, options.batch_size, options.reset_writer) == (None, 65536, False)
 
 
@@ -28,7 +28,7 @@ def test_letter_case_does_not_matter() -> None:
     options = SinkOptions.parse(
         {"PATH": "/log", "NumPartitions": "3", "TXNAPPID": "a", "txnversion": "7"}
     )
-    assert (options.num_partitions, options.txn_app_id, options.txn_version) == (3, "a", 7)
+    assert (options.new_topic.partitions, options.txn_app_id, options.txn_version) == (3, "a", 7)
 
 
 def test_the_topic_is_trimmed() -> None:
@@ -36,9 +36,10 @@ def test_the_topic_is_trimmed() -> None:
 
 
 def test_topic_configs_are_kafkas_and_compact_unless_given() -> None:
-    config = parse(**{"topic.segment.bytes": "1048576"}).topic_config
+    config = parse(**{"topic.segment.bytes": "1048576"}).new_topic.config
     assert config == {"cleanup.policy": "compact", "segment.bytes": "1048576"}
-    assert parse(**{"topic.cleanup.policy": "delete"}).topic_config == {"cleanup.policy": "delete"}
+    config = parse(**{"topic.cleanup.policy": "delete"}).new_topic.config
+    assert config == {"cleanup.policy": "delete"}
 
 
 def test_what_was_given_for_new_topics_is_told_from_defaults() -> None:

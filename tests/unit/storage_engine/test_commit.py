@@ -19,9 +19,10 @@ from kafkalog.errors import (
     StorageError,
     UnknownTopicError,
 )
-from kafkalog.storage_engine.engine import Engine, NewTopic
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.writing import commit, staging
 from kafkalog.storage_engine.writing.active_segment import ActiveSegment
 from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWriter
@@ -191,8 +192,8 @@ def test_a_missing_staged_file_is_named(engine: Engine) -> None:
 
 
 def test_a_topic_is_created_by_the_commit_that_first_writes_to_it(engine: Engine) -> None:
-    new = {"*": NewTopic(2, {"cleanup.policy": "compact"})}
-    staged = stage(engine, BATCH, topic="u", new_topics=new)
+    new = NewTopic(2, {"cleanup.policy": "compact"})
+    staged = stage(engine, BATCH, topic="u", new_topic=new)
     assert engine.topics() == ["t"]
     engine.commit([staged], create=new, now_ms=NOW_MS)
     assert len(read_all(engine, "u")) == 20
@@ -200,8 +201,8 @@ def test_a_topic_is_created_by_the_commit_that_first_writes_to_it(engine: Engine
 
 
 def test_a_topic_created_meanwhile_with_other_partitions_is_an_error(engine: Engine) -> None:
-    new = {"*": NewTopic(2, {})}
-    staged = stage(engine, BATCH, topic="u", new_topics=new)
+    new = NewTopic(2, {})
+    staged = stage(engine, BATCH, topic="u", new_topic=new)
     engine.create_topic("u", 3)
     with pytest.raises(StorageError, match="created meanwhile with 3 partitions"):
         engine.commit([staged], create=new, now_ms=NOW_MS)

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError, UnknownTopicError
-from kafkalog.storage_engine.engine import Engine, NewTopic
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints, directory_signs
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer
 from tests.unit.storage_engine.faults import Died
@@ -126,7 +127,7 @@ def test_an_existing_topic_is_not_created_again(tmp_path: Path) -> None:
 def test_a_directory_left_by_a_creation_that_died_is_replaced(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     with pytest.raises(RuntimeError), engine.transaction() as transaction:
-        transaction.create_topic("t", 2, {})
+        transaction.create_topic("t", NewTopic(2, {}))
         raise RuntimeError
     assert (tmp_path / "t-1").exists()
     assert engine.topics() == []
@@ -137,14 +138,14 @@ def test_a_directory_left_by_a_creation_that_died_is_replaced(tmp_path: Path) ->
 def test_a_creation_that_died_with_records_written_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = {"t": NewTopic(2, {"cleanup.policy": "compact"})}
+    new = NewTopic(2, {"cleanup.policy": "compact"})
     rows = pa.RecordBatch.from_pydict(
         {"key": pa.array([b"k"], pa.binary()), "value": pa.array([b"v"], pa.binary())}
     )
 
     def commit() -> None:
         engine = Engine(tmp_path)
-        writer = StagedWriter(tmp_path, engine.state(), now_ms=lambda: 1, new_topics=new)
+        writer = StagedWriter(tmp_path, engine.state(), now_ms=lambda: 1, new_topic=new)
         writer.append("t", rows)
         engine.commit([writer.finish()], writer=Writer("query", "t", 0), create=new)
 

@@ -15,11 +15,12 @@ import pytest
 
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.engine import Engine, NewTopic
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import DeletedTopic, State
 from kafkalog.storage_engine.reading import partition_snapshot
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
@@ -54,9 +55,9 @@ def values(engine: Engine, topic: str = "t") -> set[bytes]:
     }
 
 
-def stage(engine: Engine, **new: NewTopic) -> StagedMessage:
+def stage(engine: Engine, new: NewTopic | None = None) -> StagedMessage:
     writer = StagedWriter(
-        engine.root, engine.state(), now_ms=lambda: NOW_MS, writer_slug="a" * 32, new_topics=new
+        engine.root, engine.state(), now_ms=lambda: NOW_MS, writer_slug="a" * 32, new_topic=new
     )
     columns = {"key": pa.array([b"k"], pa.binary()), "value": pa.array([b"new"], pa.binary())}
     writer.append("t", pa.RecordBatch.from_pydict(columns))
@@ -353,8 +354,8 @@ def test_a_process_that_dies_at_any_act_of_a_deletion_leaves_the_topic_or_none(
             assert engine.create_topic("t", 2, exist_ok=True), n
             assert values(engine) == ({b"old"} if is_there else set()), n
         elif next_ == "commit" and not is_there:
-            new = {"t": NewTopic(2, {"cleanup.policy": "compact"})}
-            engine.commit([stage(engine, **new)], writer=Writer("q", "t", 0), create=new)
+            new = NewTopic(2, {"cleanup.policy": "compact"})
+            engine.commit([stage(engine, new)], writer=Writer("q", "t", 0), create=new)
             assert values(engine) == {b"new"}, n
         elif next_ == "sweep":
             from kafkalog.cleaner.schedule.manager import sweep

@@ -1,0 +1,43 @@
+"""A topic that is to be created, and the rules that it has to meet.
+
+Kafka: Topic.validate, ReplicationControlManager.createTopics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.config import TopicConfig
+
+__all__ = ["NewTopic"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """How to create a topic that does not exist yet: its partitions and Kafka's topic configs."""
+
+    partitions: int
+    config: Mapping[str, str]
+
+    @classmethod
+    def of(cls, partitions: int, config: Mapping[str, str]) -> Self:
+        """Return a topic that is compacted, unless `config` says otherwise."""
+        return cls(partitions, {"cleanup.policy": "compact", **config})
+
+    def check(self, name: str) -> None:
+        """Raise InvalidInputError unless a topic of this name can be created so."""
+        fault = layout.topic_name_fault(name)
+        if fault:
+            raise InvalidInputError(fault)
+        if name in layout.INTERNAL_TOPICS:
+            raise InvalidInputError(f"topic {name!r} belongs to Kafka itself and is only read")
+        if not 1 <= self.partitions <= layout.PARTITIONS_MAX:
+            raise InvalidInputError(
+                f"topic {name!r}: expected 1 to {layout.PARTITIONS_MAX} partitions, "
+                f"found {self.partitions}"
+            )
+        TopicConfig.parse(self.config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from kafkalog.datasource.offset_range import OffsetRange
-from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition
+from kafkalog.datasource.offsets import EARLIEST, LATEST, TopicPartition
 from kafkalog.datasource.opened_log import opened_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import driver_name
@@ -58,14 +57,18 @@ class KafkaLogBatchReader(DataSourceReader):
             assigned = self.options.subscription.partitions(state)
             start = starting_offsets(store, self.options, assigned, default=EARLIEST)
             end = ending_offsets(store, self.options, assigned)
-            resolved = [_resolve(p, start[p], end[p], state, self.options) for p in assigned]
-            _check(resolved)
+            ranges = [_range(p, start[p], end[p], state, self.options) for p in assigned]
+            _check(ranges)
             chosen = set(self._with_keys(assigned, state))
-            wanted = [piece for piece in resolved if piece.partition in chosen]
+            pieces = [range_ for range_ in ranges if range_.partition in chosen]
             # A view takes a partition whole: the latest record of a key may be anywhere in it.
-            is_whole = self.options.latest_view
-            split = wanted if is_whole else task_ranges(store, self.options, wanted)
-            pieces = _bound(split, wanted, start, end)
+            if not self.options.latest_view:
+                # One with an open end and nothing to read now is for what arrives later.
+                empty = [range_ for range_ in pieces if range_.to_latest and range_.size == 0]
+                pieces = sorted(
+                    [*task_ranges(store, self.options, pieces), *empty],
+                    key=lambda piece: piece.partition,
+                )
         return [OffsetRangePartition(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -88,48 +91,32 @@ class KafkaLogBatchReader(DataSourceReader):
         return [partition for partition in assigned if partition in sent_to]
 
 
-def _resolve(
+def _range(
     partition: TopicPartition, start: int, end: int, state: State, options: SourceOptions
 ) -> OffsetRange:
-    """Return a planned range with -2 and -1 looked up."""
+    """Return a range with its -2 and -1, and where they are when it is planned.
+
+    A start of -1 has no later: it is where the log ended.
+    """
     held = state.topic(partition.topic).partitions[partition.partition]
-    latest = options.latest_offset(held)
-    named = {EARLIEST: held.log_start_offset, LATEST: latest}
-    is_open = start == EARLIEST
+    named = {EARLIEST: held.log_start_offset, LATEST: options.latest_offset(held)}
     first, last = named.get(start, start), named.get(end, end)
-    return OffsetRange(partition, first, last, is_open, high_watermark=held.high_watermark)
+    return OffsetRange(
+        partition,
+        EARLIEST if start == EARLIEST else first,
+        LATEST if end == LATEST else last,
+        from_earliest=start == EARLIEST,
+        to_latest=end == LATEST,
+        high_watermark=held.high_watermark,
+        planned=(first, last),
+    )
 
 
-def _check(resolved: list[OffsetRange]) -> None:
-    for piece in resolved:
-        if piece.start > piece.end:
+def _check(ranges: list[OffsetRange]) -> None:
+    for range_ in ranges:
+        first, last = range_.bounds
+        if first > last:
             raise InvalidInputError(
                 "[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] The resolved start offset "
-                f"{piece.start} is greater than the resolved end offset {piece.end} for "
-                f"{piece.partition}"
+                f"{first} is greater than the resolved end offset {last} for {range_.partition}"
             )
-
-
-def _bound(
-    pieces: list[OffsetRange], resolved: list[OffsetRange], start: Offsets, end: Offsets
-) -> list[OffsetRange]:
-    """Give the first piece of a partition its -2 back, and the last one its -1.
-
-    A partition with nothing to read now keeps its range too if the end is open, so that the
-    DataFrame sees what arrives later. (A start of -1 has no later: it is where the log ended.)
-    All pieces of an open end are read as of one moment, also those that have an end of their own.
-    """
-    groups: dict[TopicPartition, list[OffsetRange]] = {}
-    for piece in pieces:
-        groups.setdefault(piece.partition, []).append(piece)
-    bound: list[OffsetRange] = []
-    for range_ in resolved:
-        partition = range_.partition
-        is_open = end[partition] == LATEST
-        group = groups.get(partition, [range_] if is_open else [])
-        for index, part in enumerate(group):
-            is_first, is_last = index == 0, index == len(group) - 1
-            first = EARLIEST if is_first and start[partition] == EARLIEST else part.start
-            last = LATEST if is_last and is_open else part.end
-            bound.append(dataclasses.replace(range_, start=first, end=last, to_latest=is_open))
-    return bound

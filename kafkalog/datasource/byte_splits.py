@@ -31,7 +31,7 @@ SPLIT_BYTES: Final = 128 << 20
 def split_by_bytes(
     store: Store, range_: OffsetRange, max_bytes: int = SPLIT_BYTES
 ) -> list[OffsetRange]:
-    """Split a range, its ends looked up, in pieces of about equal size and at most `max_bytes`.
+    """Split a range in pieces of about equal size and at most `max_bytes`.
 
     Bytes are those on disk. Cuts lie between batches where an index says where those begin; a piece
     is larger by what the indexes leave open. None for an empty range; a partition that is gone
@@ -43,7 +43,7 @@ def split_by_bytes(
     state = held_partition(range_.partition, store.state())
     if state is None:
         return [range_]
-    if range_.start >= state.active_base and state.active_size <= max_bytes:
+    if range_.bounds[0] >= state.active_base and state.active_size <= max_bytes:
         return [range_]
     try:
         segments = list_segments(store.partition_directory(topic, number))
@@ -95,6 +95,6 @@ class _Places:
 
 
 def _split_offsets(places: _Places, range_: OffsetRange, max_bytes: int) -> list[int]:
-    first, last = places.position(range_.start), places.position(range_.end)
+    first, last = map(places.position, range_.bounds)
     count = -(-(last - first) // max_bytes)
     return [places.offset(first + (last - first) * n // count) for n in range(1, count)]

@@ -31,10 +31,19 @@ class OffsetRange:
     a transaction of the range may lie above it, where a broker that has just started tells less.
     """
 
+    planned: tuple[int, int] | None = None
+    """The start and the end when the range was planned; None where these are `start` and `end`."""
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The start and the end when the range was planned, -2 and -1 looked up."""
+        return (self.start, self.end) if self.planned is None else self.planned
+
     @property
     def size(self) -> int:
-        """The count of offsets in the range; gaps are counted as well."""
-        return self.end - self.start
+        """The count of offsets between the bounds; gaps are counted as well."""
+        first, last = self.bounds
+        return last - first
 
     def split(self, parts: int) -> list[OffsetRange]:
         """Cut the range in `parts` of nearly equal size; the last ones take the remainder.
@@ -43,14 +52,24 @@ class OffsetRange:
         """
         parts = min(parts, self.size)
         sizes = [self.size // parts + (n >= parts - self.size % parts) for n in range(parts)]
-        ends = accumulate(sizes, initial=self.start)
-        return self.split_at(ends)
+        return self.split_at(accumulate(sizes, initial=self.bounds[0]))
 
     def split_at(self, offsets: Iterable[int]) -> list[OffsetRange]:
-        """Cut the range at some offsets, in any order; those outside do not count."""
-        inside = sorted({offset for offset in offsets if self.start < offset < self.end})
-        bounds = pairwise([self.start, *inside, self.end])
-        return [replace(self, start=start, end=end) for start, end in bounds]
+        """Cut the range at some offsets, in any order; those outside do not count.
+
+        The first piece keeps a start of -2, and the last one an end of -1.
+        """
+        first, last = self.bounds
+        inside = sorted({offset for offset in offsets if first < offset < last})
+        return [
+            replace(
+                self,
+                start=self.start if start == first else start,
+                end=self.end if end == last else end,
+                planned=None if self.planned is None else (start, end),
+            )
+            for start, end in pairwise([first, *inside, last])
+        ]
 
 
 def split_ranges(

@@ -183,7 +183,7 @@ class RangeReader:
         end = self.options.latest_offset(state) if wanted.end == LATEST else wanted.end
         if wanted.from_earliest:
             start, end = max(start, first), max(end, first)
-        if wanted.size and not first <= start <= end <= last:
+        if wanted.start != wanted.end and not first <= start <= end <= last:
             report_data_loss(
                 "COULD_NOT_READ_OFFSET_RANGE",
                 f"topic {wanted.partition.topic} partition {wanted.partition.partition}: wanted "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import MutableMapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -44,9 +45,12 @@ class KafkaLogDataSource(DataSource):
         super().__init__(options)
         address.log_directories(options)
         if SourceOptions.are_reading(options):
-            parsed = SourceOptions.parse(options)
-            _check_log(parsed.directories)
-            _warn_once(parsed.ignored)
+            _check_log(self._read_options.directories)
+            _warn_once(self._read_options.ignored)
+
+    @cached_property
+    def _read_options(self) -> SourceOptions:
+        return SourceOptions.parse(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -55,15 +59,14 @@ class KafkaLogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of a read; raises InvalidInputError when no topic is selected."""
-        options = SourceOptions.parse(self.options)
-        return spark_schema(include_headers=options.include_headers)
+        return spark_schema(include_headers=self._read_options.include_headers)
 
     def reader(self, schema: StructType) -> KafkaLogBatchReader:
         """Return the batch reader for a schema: ours, or the user's subset of it."""
         from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 
         check_columns(schema)
-        return KafkaLogBatchReader(SourceOptions.parse(self.options), tuple(schema.fieldNames()))
+        return KafkaLogBatchReader(self._read_options, tuple(schema.fieldNames()))
 
     def streamReader(self, schema: StructType) -> KafkaLogStreamReader:
         """Return the micro-batch reader; what is wrong it says when it is first asked something.

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.store import Store
 
 __all__ = ["KafkaLogStreamReader"]
@@ -90,9 +89,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         by `latestOffset`, since this may be one that goes on. Raises InvalidInputError for options.
         """
         if self._initial is None:
-            options, state = self._options(), self._load()
-            assert self._store is not None
-            self._initial = InitialOffsets.find(self._store, options, state)
+            store = self._opened()
+            self._initial = InitialOffsets.find(store, self._options(), store.state())
         return self._initial.offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -134,9 +132,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _hold_views(self, start: OffsetJson, end: OffsetJson) -> bool:
         """Hold the views of a micro-batch; False where a cleaner has gone beyond its end."""
-        assert self._store is not None
         views = self._held_views()
-        views.hold(self._store, from_json(start), from_json(end))
+        views.hold(self._opened(), from_json(start), from_json(end))
         return not views.are_passed
 
     def _held_views(self) -> HeldViews:
@@ -145,7 +142,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._views
 
     def _next_end(self, start: OffsetJson, limit: ReadLimit, *, is_new: bool) -> OffsetJson:
-        state = self._load()
+        state = self._opened().state()
         if self._idle is not None and self._idle.holds(start, state):
             return self._idle.ends
         self._idle = None
@@ -185,7 +182,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Only `start` and `end` count, since the batch may be a repetition after a crash. For one of
         a broker that has started again meanwhile, its checkpoint is waited for.
         """
-        options = self._options()
+        options, store = self._options(), self._opened()
         self._is_begun = True
         if self._first_batch is None and self._initial and start == self._initial.offsets:
             self._first_batch = start, end
@@ -195,10 +192,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         is_moving = options.starting_time is not None and self._first_batch == (start, end)
         if is_moving and self._initial:
-            state = self._load()
+            state = store.state()
             if self._initial.behind(until):
-                assert self._store is not None
-                self._initial = InitialOffsets.find(self._store, options, state)
+                self._initial = InitialOffsets.find(store, options, state)
             self._initial.report_lost(until, state, options)
             begin = from_json(self._initial.offsets)
         if self._target:
@@ -206,15 +202,14 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = micro_batch_ranges(
             begin,
             until,
-            self._load(),
+            store.state(),
             fail_on_data_loss=options.fail_on_data_loss,
             moving_start=is_moving,
         )
-        assert self._store is not None
         views: Sequence[InputPartition] = []
         if options.latest_view:
-            views, ranges = split_off_snapshots(self._store, self._held_views(), begin, ranges)
-        pieces = task_ranges(self._store, options, ranges)
+            views, ranges = split_off_snapshots(store, self._held_views(), begin, ranges)
+        pieces = task_ranges(store, options, ranges)
         return [*views, *(OffsetRangePartition(piece) for piece in pieces)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -246,10 +241,10 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._parsed = parsed
         return self._parsed
 
-    def _load(self) -> State:
+    def _opened(self) -> Store:
         if self._store is None:
             self._store = opened_log(self._options().directories)
-        return self._store.state()
+        return self._store
 
     def _check_initial(self) -> bool:
         """Check a new query's start before its first batch; return whether it is one."""
@@ -279,7 +274,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif offset == LATEST:
                 if partition in initial_ends:
                     found[partition] = initial_ends[partition]
-            elif (held := held_partition(partition, self._load())) is not None:
+            elif (held := held_partition(partition, self._opened().state())) is not None:
                 found[partition] = held.log_start_offset
         return found
 
@@ -299,7 +294,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = dict(known)
         for partition, end in ends.items():
             if partition not in begin:
-                held = held_partition(partition, self._load())
+                held = held_partition(partition, self._opened().state())
                 begin[partition] = end if held is None else held.log_start_offset
         limited = limit_offsets(begin, ends, options.max_offsets_per_trigger)
         if options.latest_view:  # the view of a new partition is not cut either
@@ -308,9 +303,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _latest(self) -> LatestEnds:
         if self._ends is None:
-            self._load()
-            assert self._store is not None
-            self._ends = LatestEnds(self._store, self._options())
+            self._ends = LatestEnds(self._opened(), self._options())
         return self._ends
 
     def _latest_ends(self, known: Offsets) -> Offsets:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkalog.datasource.offset_range import OffsetRange, split_ranges
-from kafkalog.datasource.offsets import TopicPartition
+from kafkalog.datasource.offsets import EARLIEST, LATEST, TopicPartition
 
 
 def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
@@ -113,6 +113,15 @@ def test_pieces_remember_that_they_start_at_the_earliest_offset() -> None:
     whole = OffsetRange(TopicPartition("t", 0), 0, 9, from_earliest=True)
 
     assert all(piece.from_earliest for piece in split_ranges([whole], 3, 2))
+
+
+def test_open_ends_stay_open_at_the_edges_and_are_split_by_where_they_were() -> None:
+    whole = OffsetRange(TopicPartition("t", 0), EARLIEST, LATEST, planned=(4, 13))
+
+    pieces = split_ranges([whole], 3)
+
+    assert [(piece.start, piece.end) for piece in pieces] == [(-2, 7), (7, 10), (10, -1)]
+    assert [piece.bounds for piece in pieces] == [(4, 7), (7, 10), (10, 13)]
 
 
 @given(st.integers(0, 50), st.integers(1, 60), st.lists(st.integers(-5, 70), max_size=8))

@@ -46,6 +46,14 @@ def stream(root: Path, options: dict[str, str]) -> KafkaLogStreamReader:
     return reader
 
 
+def test_a_read_parses_its_options_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Engine(tmp_path).create_topic("t")
+    parse, parsed = SourceOptions.parse, []
+    monkeypatch.setattr(SourceOptions, "parse", lambda given: parsed.append(given) or parse(given))
+    batch(tmp_path, {"subscribe": "t"})
+    assert len(parsed) == 1
+
+
 # --- bad options ---------------------------------------------------------------------------------
 
 STRATEGIES = [

@@ -81,7 +81,8 @@ class CleaningProcess:
 
 def cleaned(root: str, topic: str, buffer_size: int, now_ms: int) -> Cleaning:
     """Clean in this process."""
-    from kafkalog.cleaner import CleanerConfig, clean
+    from kafkalog.cleaner import CleanerConfig
+    from kafkalog.cleaner.schedule.manager import clean
     from kafkalog.storage_engine.engine import Engine
 
     with Engine(Path(root)) as engine:

@@ -31,9 +31,8 @@ import pyarrow as pa
 
 import kafkalog
 from bench import Claim, compare_figures, report
-from kafkalog import cleaner
 from kafkalog.cleaner import CleanerConfig
-from kafkalog.cleaner.schedule.manager import sweep
+from kafkalog.cleaner.schedule import manager
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs.clock import now_ms
 
@@ -148,12 +147,12 @@ def clean(root: Path, budget: int, *, spill: bool) -> Cleaning:
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
         started = time.perf_counter()
         config = CleanerConfig(dedupe_buffer_size=budget, spill=spill)
-        (stats,) = cleaner.clean(engine_of(log), TOPIC, force=True, now_ms=NOW_MS, config=config)
+        (stats,) = manager.clean(engine_of(log), TOPIC, force=True, now_ms=NOW_MS, config=config)
         seconds = time.perf_counter() - started
         peak = memory("VmHWM")
         if stats.error:
             raise SystemExit(stats.error)
-        sweep(engine_of(log), now_ms=NOW_MS + DAY_MS)
+        manager.sweep(engine_of(log), now_ms=NOW_MS + DAY_MS)
     return Cleaning(
         idle_bytes=idle,
         peak_bytes=peak,
@@ -171,7 +170,7 @@ def warm() -> None:
         fill(Path(scratch, "log"), 2_000)
         with kafkalog.open(Path(scratch, "log")) as log:
             config = CleanerConfig(dedupe_buffer_size=24 * 100)
-            cleaner.clean(engine_of(log), TOPIC, force=True, now_ms=NOW_MS, config=config)
+            manager.clean(engine_of(log), TOPIC, force=True, now_ms=NOW_MS, config=config)
 
 
 def memory(name: str) -> int:

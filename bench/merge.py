@@ -29,8 +29,8 @@ import kafkalog
 from bench import Claim, compare, compare_figures, kafka_cleaner, leave_out, overwritten, report
 from bench.kafka_cleaner import KafkasCleaner
 from bench.overwritten import TOPIC
-from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.schedule.manager import sweep
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.schedule.manager import clean, sweep
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format.batch import iterate_headers

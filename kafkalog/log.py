@@ -16,7 +16,6 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.reading import time_offsets
-from kafkalog.storage_engine.writing.writer import BATCH_SIZE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,14 +139,7 @@ class KafkaLog:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def append(
-        self,
-        topic: str,
-        records: Any,
-        *,
-        now_ms: int | None = None,
-        batch_size: int = BATCH_SIZE,
-    ) -> CommitResult:
+    def append(self, topic: str, records: Any, *, now_ms: int | None = None) -> CommitResult:
         """Append records in one atomic, synced commit: all of them, or none.
 
         `records` are tuples or dicts, also mixed, or a pyarrow table or record batch:
@@ -158,11 +150,11 @@ class KafkaLog:
 
         Keys and values are bytes or text (UTF-8); a value of None is a tombstone. Dicts and tables
         need a value alone: no key is a null key, no timestamp is now. headers: (text, bytes) pairs,
-        or a mapping; timestamp: epoch ms. A table may have a column partition. Record batches are
-        closed at `batch_size` bytes. Raises UnknownTopicError, and InvalidInputError for any other
-        form and for a record that the topic does not take.
+        or a mapping; timestamp: epoch ms. A table may have a column partition. Raises
+        UnknownTopicError, and InvalidInputError for any other form and for a record that the topic
+        does not take.
         """
-        return self._engine.append(topic, records, now_ms=now_ms, batch_size=batch_size)
+        return self._engine.append(topic, records, now_ms=now_ms)
 
     def append_raw(
         self, topic: str, partition: int, source: Source, *, now_ms: int | None = None
@@ -171,20 +163,20 @@ class KafkaLog:
 
         `source` is a `.log` file, a binary stream or bytes: batches v2, whose offsets, producers,
         transactions and leader epochs stay; offsets may have gaps. An empty one appends nothing.
-        Raises InvalidInputError for a batch below the log end and for messages v0 and v1,
-        CorruptBatchError, which names the position, for bytes that are no batch; then nothing is
-        appended. Kafka: UnifiedLog.appendAsFollower.
+        Raises InvalidInputError for a batch below the log end and for messages v0 and v1. Raises
+        CorruptBatchError, which names the position, for bytes that are no batch. Nothing is
+        appended then. Kafka: UnifiedLog.appendAsFollower.
         """
         return self._engine.append_raw(topic, partition, source, now_ms=now_ms)
 
     def producer(self, topic: str, *, batch_size: int = 1 << 20, linger_ms: float = 5) -> Producer:
         """Return a producer of single records, a context manager: it commits many of them at once.
 
-        It commits when what was sent takes `batch_size` bytes (0: each record alone), when the
-        first of it has waited for `linger_ms`, and when it is flushed or closed. Kafka's linger.ms
-        is the same; its batch.size of 16 KiB is that of a batch of one partition, which costs no
-        sync. A producer left open is closed with the log. Raises UnknownTopicError, and
-        InvalidInputError where the log is only read.
+        It commits when the records sent take `batch_size` bytes (0: each record alone), or when
+        the first of them has waited for `linger_ms`. It commits too when it is flushed or closed.
+        Kafka's linger.ms is the same. Kafka's batch.size of 16 KiB is that of one partition's
+        batch, which costs no sync. A producer left open is closed with the log. Raises
+        UnknownTopicError, and InvalidInputError where the log is only read.
         """
         from kafkalog.storage_engine.writing.record_producer import Producer
 
@@ -264,7 +256,7 @@ class KafkaLog:
     def lookup(
         self, topic: str, key: bytes | str, *, partition: int | None = None
     ) -> Record | None:
-        """Return the latest record of a key; None where there is none, or it is a tombstone.
+        """Return the latest record of a key; None for an unknown key, or where it is a tombstone.
 
         Cleaned segments are asked through their key indexes, the others are scanned. The key (text
         is UTF-8) is looked for where Kafka's default partitioner sends it, or in `partition`. For
@@ -283,7 +275,7 @@ class KafkaLog:
 
         `ms` is in epoch milliseconds, or -1 for the latest offset, -2 for the earliest one, -3 for
         the record with the largest timestamp. A record that readers of the isolation level do not
-        see yet is none. Raises UnknownTopicError. Kafka: Admin.listOffsets, KIP-734.
+        see yet gives None. Raises UnknownTopicError. Kafka: Admin.listOffsets, KIP-734.
         """
         return self._engine.offset_for_time(topic, ms, isolation_level=isolation_level)
 
@@ -299,10 +291,10 @@ class KafkaLog:
     ) -> list[CleanerStats]:
         """Clean a topic, or all, in this thread, and return what each partition's cleaning did.
 
-        Without `force` only what Kafka would clean now; with it the active segment is rolled first,
-        and everything committed is cleaned. Then retention takes what it does not keep of the
-        topics cleaned: old segments where `cleanup.policy` is compact,delete, and what lies wholly
-        below the log start. `progress` is shown the growing figures of the partition at work.
+        Without `force` the call cleans what Kafka would clean now. With it the active segment is
+        rolled first, and everything committed is cleaned. Retention of the topics cleaned follows:
+        it takes segments wholly below the log start, and old ones of the policy compact,delete.
+        `progress` is called with the growing figures of the partition at work.
         A partition that cannot be cleaned has an `error` in its entry. Raises UnknownTopicError,
         and InvalidInputError for a topic that is not compacted. Kafka: LogCleaner.
         """
@@ -352,12 +344,12 @@ class KafkaLog:
     ) -> Erasure:
         """Delete keys of a compacted topic, clean by force, and search every file for what is left.
 
-        Text is UTF-8. Unless `now`, a tombstone stays for its `delete.retention.ms`, and is found:
-        then erase again, which writes nothing more. With `now` a follower that has not read it by
-        then keeps the key for good. Replaced files stay for `file.delete.delay.ms`: `wait` is
-        called with the time until which, and returns then; without it they are found, unless `now`.
-        `strict` counts records of other keys that mention one. Raises InvalidInputError,
-        UnknownTopicError, StorageError.
+        Text is UTF-8. Unless `now`, a tombstone stays for its `delete.retention.ms`, and is found.
+        Erase again later: that writes nothing more. With `now` a follower that has not read the
+        tombstone by then keeps the key for good. Replaced files stay for `file.delete.delay.ms`:
+        `wait` is called with the time until which they stay, and returns then. Without `wait` they
+        are found, unless `now`. `strict` counts records of other keys that mention one. Raises
+        InvalidInputError, UnknownTopicError, StorageError.
         """
         from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
         from kafkalog.erasure.erase import erase

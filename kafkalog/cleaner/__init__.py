@@ -4,9 +4,7 @@ Kafka: org.apache.kafka.storage.internals.log, classes Cleaner, LogCleaner and L
 """
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.key_index.latest_view import latest
-from kafkalog.cleaner.report.status import PartitionStatus, status
-from kafkalog.cleaner.schedule.manager import clean
+from kafkalog.cleaner.report.status import PartitionStatus
 from kafkalog.cleaner.schedule.pause import abort_and_pause
 from kafkalog.cleaner.schedule.thread import CleanerThread
 from kafkalog.cleaner.state.last_cleaning import LastCleaning
@@ -19,7 +17,4 @@ __all__ = [
     "LastCleaning",
     "PartitionStatus",
     "abort_and_pause",
-    "clean",
-    "latest",
-    "status",
 ]

@@ -18,11 +18,12 @@ NUMBER_MAX: Final = layout.INT32_MAX
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """What to print of a file; the names are those of Kafka's options.
+    """Choose what a dump prints; the names are those of Kafka's options.
 
-    `deep_iteration`: records too; `print_data_log`: with their keys and values. Of an index:
-    `verify_index_only` yields findings alone, `index_sanity_check` looks at its size and its last
-    entry. `max_bytes`: of a `.log`, from its beginning."""
+    `deep_iteration` prints records too, `print_data_log` with their keys and values. For an index
+    `verify_index_only` yields findings alone. `index_sanity_check` looks at its size and its last
+    entry. `max_bytes` counts from the beginning of a `.log`.
+    """
 
     print_data_log: bool = False
     deep_iteration: bool = False

@@ -23,7 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kafkalog.cleaner import CleanerConfig, clean, latest
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.key_index.latest_view import latest
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kafkalog.cleaner import clean
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import clock
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.engine import Engine
 from tests.acceptance.killed_cleaning import Row, Zygote, expected_rows, rows_of
 from tests.torture.scratch import memory_disk

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import kafkalog
-from kafkalog.cleaner import CleanerConfig, latest
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.schedule.manager import clean_filthiest, retain, sweep
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.key_index.latest_view import latest
-from kafkalog.cleaner.schedule.manager import clean_filthiest, retain, sweep
+from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain, sweep
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema

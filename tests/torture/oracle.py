@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kafkalog.cleaner import latest
+from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine

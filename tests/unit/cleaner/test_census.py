@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import clean
 from kafkalog.cleaner.dedup.census import census
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.engine import Engine
 from tests.unit.cleaner.transactional_log import Log
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import clean
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import StorageError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine

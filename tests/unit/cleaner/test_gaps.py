@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import CorruptBatchError
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.engine import Engine

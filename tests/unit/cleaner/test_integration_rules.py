@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status
+from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.engine import Engine
 from tests.unit.cleaner.naive import dump, latest_values, offsets, records_of
 from tests.unit.cleaner.test_manager import corrupt, eventually

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import clean
-from kafkalog.cleaner.schedule.manager import retain
+from kafkalog.cleaner.schedule.manager import clean, retain
 from kafkalog.cleaner.schedule.scheduler import plan
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.dedup.latest_records import build_offset_map
 from kafkalog.cleaner.dedup.offset_map import SLOT_SIZE, OffsetMap
 from kafkalog.cleaner.dedup.transactions import mapped_batches
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine

@@ -14,11 +14,12 @@ from typing import BinaryIO
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status
+from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
+from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.rewrite import swap
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
-from kafkalog.cleaner.schedule.manager import retain
+from kafkalog.cleaner.schedule.manager import clean, retain
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
 from kafkalog.storage_engine.broker.ownership import adopt, release
 from kafkalog.storage_engine.engine import Engine

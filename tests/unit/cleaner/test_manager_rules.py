@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import clean
-from kafkalog.cleaner.schedule.manager import clean_filthiest, retain
+from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
 from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.schedule.scheduler import choose, plan
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable, read_uncleanable

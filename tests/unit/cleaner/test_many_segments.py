@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner import CleanerStats, clean
+from kafkalog.cleaner import CleanerStats
 from kafkalog.cleaner.rewrite import swap
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kafkalog.cleaner import clean as engine_clean
 from kafkalog.cleaner.rewrite import batch_writer
 from kafkalog.cleaner.rewrite.batch_writer import BatchWriter
 from kafkalog.cleaner.rewrite.merge import plan as merge_plan
 from kafkalog.cleaner.rewrite.merge.group import Group
 from kafkalog.cleaner.rewrite.retention_rules import Retained
+from kafkalog.cleaner.schedule.manager import clean as engine_clean
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout

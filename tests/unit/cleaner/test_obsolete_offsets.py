@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.dedup.obsolete_offsets import SHARE, SIZE_MIN, ObsoleteOffsets
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import compression
 from kafkalog.storage_engine.records.lz4_frames import frames

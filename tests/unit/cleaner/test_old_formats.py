@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.key_index.latest_view import latest
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from tests.unit.cleaner.naive import Batch, dump, latest_values, offsets, records_of

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, CleanerThread, clean
-from kafkalog.cleaner.schedule.manager import retain
+from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner.schedule.manager import clean, retain
 from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
 from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.engine import Engine

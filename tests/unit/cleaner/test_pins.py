@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import clean
-from kafkalog.cleaner import clean as cleaner_package
 from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.report.explain import explain
+from kafkalog.cleaner.schedule.manager import clean
+from kafkalog.cleaner.schedule.manager import clean as cleaner_package
 from kafkalog.errors import InvalidInputError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, CleanerStats, clean, latest
-from kafkalog.cleaner.schedule.manager import clean_filthiest
+from kafkalog.cleaner import CleanerConfig, CleanerStats
+from kafkalog.cleaner.key_index.latest_view import latest
+from kafkalog.cleaner.schedule.manager import clean, clean_filthiest
 from kafkalog.inspection.verify import verify
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.broker.adopt import adopt

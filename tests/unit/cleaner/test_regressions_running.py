@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, status
-from kafkalog.cleaner.schedule.manager import clean_filthiest, retain
+from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
 from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.schedule.scheduler import choose, plan
 from kafkalog.cleaner.state.uncleanable import read_uncleanable

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, CleanerThread, clean, latest, status
-from kafkalog.cleaner.schedule.manager import clean_and_retain, retain
+from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner.key_index.latest_view import latest
+from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.schedule.manager import clean, clean_and_retain, retain
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.inspection.verify import verify

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean, latest
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.key_index.latest_view import latest
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.records.records import BatchTable

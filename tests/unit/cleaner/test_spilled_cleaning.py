@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean
-from kafkalog.cleaner.schedule.manager import clean_filthiest
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.schedule.manager import clean, clean_filthiest
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
@@ -149,7 +149,8 @@ def test_a_cleaner_killed_twice_while_it_spills_is_followed_by_progress(tmp_path
 
 CLEANER = """
 import os, sys, time
-from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.dedup.spill.spilled import Spill
 from kafkalog.storage_engine.engine import Engine
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerStats, clean, status
+from kafkalog.cleaner import CleanerStats
+from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.pause import abort_and_pause
 from kafkalog.cleaner.state.last_cleaning import (
     KEPT,

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner import clean, latest
+from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.rewrite import swap
 from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
 from kafkalog.cleaner.rewrite.swap import RewrittenGroup, list_gaps, replace_segments
 from kafkalog.cleaner.schedule import manager
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files, locks

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import kafkalog
-from kafkalog.cleaner import CleanerConfig, CleanerThread, status
+from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule import thread as thread_module
 from kafkalog.cleaner.schedule.manager import clean_filthiest
 from kafkalog.errors import InvalidInputError

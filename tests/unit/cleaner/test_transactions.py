@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import clean
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import CorruptLogError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine

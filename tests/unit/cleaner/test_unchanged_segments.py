@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.dedup.offset_map import Uint64s
 from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.inspection.verify import verify

@@ -18,12 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import CleanerConfig, clean
+from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.dedup import obsolete_offsets
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.schedule import manager
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine

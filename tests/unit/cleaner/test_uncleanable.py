@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner import clean, status
+from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.state.uncleanable import clear_uncleanable, mark_uncleanable, read_uncleanable
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files

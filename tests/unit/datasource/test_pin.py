@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner import clean
 from kafkalog.cleaner.report.explain import explain
 from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.datasource import pin, range_reader
 from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.datasource.offsets import TopicPartition

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from kafkalog.cleaner import clean
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.datasource import snapshot
 from kafkalog.datasource.offsets import Offsets
 from kafkalog.datasource.range_reader import SnapshotPartition

@@ -1,7 +1,7 @@
-"""Cleans now what the background cleaner would clean, or all of it with --force.
+"""Cleans what the background cleaner would clean now, or with --force everything.
 
-With --force the active segment is rolled first. Then retention takes what it does not keep. The
-exit status is 1 if a partition could not be cleaned; `kafkalog status` goes on telling why.
+--force rolls the active segment first. Retention is applied after the cleaning. The exit status is
+1 if a partition could not be cleaned; `kafkalog status` keeps showing the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="All that may be cleaned.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> int:
-    """Print what the cleaning of each partition did."""
+    """Print the result of each partition's cleaning."""
     with open_writable(path) as log:
         ends = _stable_ends(log) if force else {}
         results = _clean(log, topic, force=force)
@@ -76,7 +76,7 @@ def command(
 
 
 def _passed_over(log: Engine, topic: str | None, results: list[CleanerStats]) -> list[str]:
-    """Say which partitions have something to clean, and nobody could."""
+    """Return a line for each partition that needs cleaning and was not cleaned."""
     done = {(stats.topic, stats.partition) for stats in results}
     reasons = {
         "paused": "cleaning is paused by another process",
@@ -103,10 +103,7 @@ def _stable_ends(log: Engine) -> dict[tuple[str, int], int]:
 
 
 def _pinned(log: Engine, topic: str | None, ends: Mapping[tuple[str, int], int]) -> list[str]:
-    """Say which partitions are read by moments that a forced cleaning could not pass.
-
-    `ends` are the last stable offsets before it: what was appended later it need not reach.
-    """
+    """Return a line for each partition that a snapshot pin kept from being cleaned to `ends`."""
     pins = LivePins(log.root, clock.now_ms(), held_only=True)
     lines: list[str] = []
     for status in _statuses(log):
@@ -125,7 +122,7 @@ def _pinned(log: Engine, topic: str | None, ends: Mapping[tuple[str, int], int])
 
 
 def _clean(log: Engine, topic: str | None, *, force: bool) -> list[CleanerStats]:
-    """Clean, and show on a terminal how many of the bytes to read have been read."""
+    """Clean, and show on a terminal how many of the bytes have been read."""
     from kafkalog.cleaner.schedule.manager import clean_and_retain
 
     read: dict[tuple[str, int], int] = {}
@@ -140,7 +137,7 @@ def _clean(log: Engine, topic: str | None, *, force: bool) -> list[CleanerStats]
 
 
 def _bytes_to_read(log: Engine, topic: str | None, force: bool) -> int:
-    """Return what the two passes read: all of it to be rewritten, and before it what is dirty."""
+    """Return the bytes of the two passes: the dirty section, then all segments to rewrite."""
     total = 0
     for status in _statuses(log):
         if topic in (None, status.topic) and status.state != "not compacted":

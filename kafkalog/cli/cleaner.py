@@ -1,11 +1,11 @@
-"""Runs the cleaner as a process of its own, until SIGTERM or Ctrl-C ends it.
+"""Runs the cleaner as its own process, until SIGTERM or Ctrl-C ends it.
 
-It does what kafkalog.open(path, cleaner=True) does inside another program: cleans what is due, the
-filthiest partition first, and applies retention. Any number of cleaners may run on one log. When it
-is told to stop it leaves the cleaning at hand as it was, and its exit status is 0.
+It works like kafkalog.open(path, cleaner=True) in another program: it cleans what is due, the
+filthiest partition first, and applies retention. Several cleaners may run on one log. A signal
+aborts a running cleaning without harm; the exit status is 0.
 
-Settings are Kafka's, by --config log.cleaner.threads=2 and so on; kafkalog.cleaner.spill=false and
-kafkalog.cleaner.merge.batches=false clean exactly as Kafka does.
+--config takes Kafka's settings, as in log.cleaner.threads=2. With kafkalog.cleaner.spill=false and
+kafkalog.cleaner.merge.batches=false it cleans exactly as Kafka does.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def command(
         ),
     ] = None,
 ) -> None:
-    """Clean until told to stop."""
+    """Clean until a signal ends it."""
     from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.cleaner.schedule.manager import check_cleanable
     from kafkalog.cleaner.schedule.thread import CleanerThread
@@ -107,10 +107,7 @@ def command(
 
 
 def _add(given: dict[str, str], name: str, option: str, value: int | None) -> None:
-    """Add what an option of its own says; raises InvalidInputError where --config says otherwise.
-
-    `given` are the settings by --config.
-    """
+    """Add an option to the settings by --config; raises InvalidInputError if they differ."""
     from kafkalog.errors import InvalidInputError
 
     if value is None:

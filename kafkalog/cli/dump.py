@@ -1,11 +1,11 @@
 """Prints the entries of files, as kafka-dump-log does.
 
-The kind of a file is told from its name: a segment's .log .index .timeindex .txnindex .snapshot
-(also with .cleaned .swap .deleted), a .checkpoint of KRaft's metadata, the checkpoints of a root
-and of a partition, partition.metadata, meta.properties, and the journal `commit`.
+The name tells the kind of a file: a segment's .log .index .timeindex .txnindex .snapshot (also with
+.cleaned .swap .deleted), a .checkpoint of KRaft's metadata, the checkpoints of a root and of a
+partition, partition.metadata, meta.properties, and the journal `commit`.
 
-What is wrong goes to the standard error, and makes the exit status 1. Gaps in the offsets, which
-cleaning leaves, and the zeros at the end of a preallocated file are told too, and do not.
+Damage is reported on the standard error, and makes the exit status 1. Two findings are no damage:
+gaps in the offsets, which cleaning leaves, and zeros at the end of a preallocated file.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _size(files: list[Path]) -> int:
 def _told(
     entries: Iterator[dict[str, Any]], advance: Callable[[int], None]
 ) -> Iterator[dict[str, Any]]:
-    """Yield entries, and tell how many bytes lie before them."""
+    """Yield entries, and advance the bar by the bytes before them."""
     done = 0
     for entry in entries:
         position = entry.get("position")
@@ -109,7 +109,7 @@ def _told(
 
 
 def _texts(entry: dict[str, Any], encode: Any) -> dict[str, Any]:
-    """Return an entry with text for the bytes in it."""
+    """Return an entry with its bytes as text."""
     found = dict(entry)
     for name in ("key", "payload"):
         if isinstance(found.get(name), bytes):

@@ -1,19 +1,19 @@
 """Prints records, partition by partition, in the order of their offsets.
 
-It begins with the first record, at an offset (--start), or with the first record that is as young
-as a moment (--from-time), and ends where the log ends by then, or before --end. With --key it is
-the whole changelog of one key.
+It begins with the first record, at an offset (--start), or with the first record at or after a time
+(--from-time). It ends where the log ends when the command starts, or before --end. With --key it
+prints all records of one key.
 
---follow goes on with what is committed later, until Ctrl-C. As kafka-console-consumer does, it
-begins at the end, unless --from-beginning, --from-time or --start says otherwise.
+--follow continues with records that are committed later, until Ctrl-C. Like kafka-console-consumer
+it begins at the end, unless you give --from-beginning, --from-time or --start.
 
---latest prints what each key has now: its latest record, tombstones left out. With --key this is
-a look-up, which reads little of a cleaned log.
+--latest prints the latest record of each key, without tombstones. With --key this is a lookup,
+which reads little of a cleaned log.
 
-A record is a line of partition, offset, time, key and value, for people: tabs and newlines in them
-stay as they are, and a tombstone's null looks like the text null. --json is for programs: an object
-a record, which `append` takes. Where a key or a value is no UTF-8, --json needs --encoding base64
-or hex; --key is given in that encoding.
+Without --json a record is a line of partition, offset, time, key and value. Tabs and newlines in
+them stay as they are, and a null prints as the text null. --json prints one object per record,
+which `append` accepts. If a key or a value is not UTF-8, --json needs --encoding base64 or hex;
+--key is given in that encoding.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _POLL_S: Final = 0.2
 
 
 class IsolationLevel(StrEnum):
-    """Which transactions count."""
+    """The transactions to read."""
 
     READ_COMMITTED = "read_committed"
     READ_UNCOMMITTED = "read_uncommitted"
@@ -133,7 +133,7 @@ def _key(text: str, encoding: Encoding) -> bytes:
 def _range(
     changelog: Changelog, beginning: Beginning, end: int | None, bar: contextlib.ExitStack
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what is in the log by now; all partitions as of one moment."""
+    """Yield the records up to the present end of the log; all partitions at one commit."""
     state = changelog.log.state()
     starts = beginning.offsets(changelog, state, at_end=False)
     ends = changelog.ends_after(starts, state, end)
@@ -165,7 +165,6 @@ def _followed(
 
 
 def _latest(changelog: Changelog, bar: contextlib.ExitStack) -> Iterator[pa.RecordBatch]:
-    """Yield the latest record of each key, or of one."""
     if changelog.key is not None:
         for number in changelog.partitions:
             yield from changelog.latest(number, changelog.key)
@@ -201,7 +200,7 @@ def _print(
     *,
     json: bool,
 ) -> None:
-    """Print records; a bar gives way to the first one where both are on the terminal."""
+    """Print records; on a terminal the progress bar disappears before the first one."""
     from kafkalog.cli.terminal.record_lines import print_records
 
     left = limit

@@ -1,19 +1,19 @@
-"""Prints who owns a log, whether its file system has locks, who is at work on it, its partitions.
+"""Prints the owner of a log, its locks, the processes at work on it, and its partitions.
 
-At work are the writers, each with its last batch; what they have staged and not committed yet, and
-until when it is kept; the pins, moments of the log that somebody reads as of; and the cleaners.
+It lists the writers with their last batches, the staged files that are not committed yet, and until
+when they are kept. It also lists snapshot pins of readers, and the cleaners.
 
-Of a partition: its offsets, the bytes of its .log files, how much of them is dirty, deletions that
-wait for their horizon, its last cleaning, and its state: clean, dirty (the cleaner will come),
-uncleanable with the reason, paused, or not compacted; `kafkalog explain` says why. One that cannot
-be read is a line with the reason. Names, sizes and the ends of indexes are read, and no records.
+For each partition it prints the offsets, the bytes of its .log files, the dirty ratio, tombstones
+that wait for their delete horizon, and the last cleaning. The state is clean, dirty (the cleaner
+will come), uncleanable with the reason, paused, or not compacted. `kafkalog explain` says why. A
+partition that cannot be read has a line with the reason. No records are read.
 
-With --html, instead: one page with all of this, the segments to scale and what `explain` says, in a
-file that needs nothing else, and is written anew if it is there. To count what is dead the log is
-read: not with --no-count.
+--html writes one page instead, which has all of this, the segments to scale, and the findings of
+`explain`. It replaces the file. The page counts dead records by reading the log; --no-count leaves
+that out.
 
-With --checkpoint, instead: how far the streaming query with that checkpoint is behind, per source
-and partition, also while it runs.
+--checkpoint prints instead how far the streaming query with that checkpoint lags, per source and
+partition, even while it runs.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _write_picture(
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Put a whole file in place, or leave the one that was there; raises StorageError."""
+    """Write the whole file, or leave the old one in place; raises StorageError."""
     from kafkalog.errors import StorageError
     from kafkalog.storage_engine.format import layout
     from kafkalog.storage_engine.fs import files
@@ -231,7 +231,7 @@ def _print_partitions(partitions: list[dict[str, Any]]) -> None:
 
 
 def _is_live(root: Path) -> bool:
-    """Whether a broker runs on a directory; not where the file system has no locks to tell it."""
+    """Return whether a broker runs on a directory; False if the file system has no locks."""
     from kafkalog.errors import StorageError
     from kafkalog.storage_engine.format import layout
     from kafkalog.storage_engine.fs import locks

@@ -1,4 +1,4 @@
-"""How the ranges of a read are shared out among Spark's tasks."""
+"""The ranges of a read, divided among Spark's tasks."""
 
 from __future__ import annotations
 

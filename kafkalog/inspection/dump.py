@@ -1,8 +1,7 @@
-"""What a file of a log holds, entry by entry: every suffix of Kafka's, and the `commit` journal.
+"""Dump a file of a log, entry by entry: each of Kafka's file types, and the `commit` journal.
 
-`dump_file` yields one dict per entry, with `type` first and Kafka's names for the rest; what is
-wrong with the file is an entry of the type `finding`. Nothing is repaired, nothing raised but for a
-file that cannot be opened. `dump_text` has the lines that Kafka's tool prints for the same.
+`dump_file` yields one dict per entry: `type`, then Kafka's field names. Damage is an entry of type
+`finding`, not an error. `dump_text` makes the lines that Kafka's tool prints.
 
 Kafka: DumpLogSegments.
 """
@@ -32,10 +31,9 @@ _TEXT_SIZE_MAX: Final = 64 << 20
 
 
 def dump_file(path: Path, options: DumpOptions | None = None) -> Iterator[Entry]:
-    """Yield what a file holds, its kind told from its name.
+    """Yield the entries of a file; its name decides its type.
 
-    Raises InvalidInputError for a name of no known kind, StorageError for a file that cannot be
-    read.
+    Raises InvalidInputError for a name of unknown type, StorageError for an unreadable file.
     """
     options = DumpOptions() if options is None else options
     try:
@@ -137,7 +135,7 @@ def _producer_snapshot(path: Path) -> Iterator[Entry]:
 
 
 def _first_sequence(last_sequence: int, offset_delta: int) -> int:
-    """Return a batch's first sequence number; they begin anew at 0 after the largest int32."""
+    """Return a batch's first sequence number; numbers wrap to 0 after the largest int32."""
     first = last_sequence - offset_delta
     return first if first >= 0 else first + layout.INT32_MAX + 1
 
@@ -146,7 +144,7 @@ def _first_sequence(last_sequence: int, offset_delta: int) -> int:
 
 
 def checkpoint_entries(path: Path, width: int) -> Iterator[list[str]]:
-    """Yield the tokens of a checkpoint's entries, `width` each, all but a topic whole numbers.
+    """Yield the tokens of a checkpoint's entries, `width` each; all but a topic are whole numbers.
 
     Raises CorruptLogError for a file that Kafka would refuse. Kafka: CheckpointFile.
     """
@@ -186,7 +184,7 @@ def _shown(data: bytes) -> str:
 
 
 def properties(path: Path) -> dict[str, str]:
-    """Return the names and values of `partition.metadata` or `meta.properties`.
+    """Return the names and values in `partition.metadata` or `meta.properties`.
 
     Raises CorruptLogError for a line that is neither a pair nor a comment.
     """

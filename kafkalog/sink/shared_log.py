@@ -1,7 +1,7 @@
 """The log that all writes of a process share, so that its journal is read once.
 
-Spark makes a writer for every micro-batch, several times, and keeps the processes in which it does
-so. A process with a log of its own for each would replay the whole journal, up to a megabyte of it.
+Spark creates several writers per micro-batch and keeps the processes that run them. A log per
+writer would read the whole journal each time, up to a megabyte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["shared_engine", "shared_store"]
 _Opened = TypeVar("_Opened", bound=Store)
 _OPENED_MAX = 8
 _opened: dict[tuple[Path, type[Store], bool], tuple[tuple[int, int], Store]] = {}
-"""By place, class, and whether it is only read: which file the journal was, and the log."""
+"""By (root, class, read only): the journal's device and inode, and the opened log."""
 
 
 def shared_engine(root: Path) -> Engine:
@@ -62,7 +62,7 @@ def _shared(root: Path, kind: type[_Opened], *, read_only: bool) -> _Opened:
 
 
 def _journal(root: Path) -> tuple[int, int] | None:
-    """Say which file is the journal now; None for no log. Raises StorageError."""
+    """Return the journal's device and inode; None if there is no log."""
     try:
         with address.looking():
             found = (root / layout.COMMIT).stat()

@@ -1,4 +1,4 @@
-"""The topic of a write: made by the driver before any task runs, or by the commit."""
+"""The topic of a write, created by the driver before any task runs, or by the commit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ __all__ = ["options_without_effect", "prepare_topic"]
 
 
 def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
-    """Create the log, and the topic of the option `topic`, where they are missing.
-
-    Raises InvalidInputError when every row would be refused for want of a key.
-    """
+    """Create the log and the option's topic; raises InvalidInputError if it needs keys."""
     store = shared_store(options.root)
     if options.topic is None:
         return
@@ -36,10 +33,7 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
 
 
 def options_without_effect(options: SinkOptions, topic: TopicState) -> list[str]:
-    """Say which options ask for another topic than there is, with its values; [] when none does.
-
-    `numPartitions` and `topic.<config>` are for a topic that a write creates; they change none.
-    """
+    """Return the options for a new topic that differ from the existing one, with its values."""
     found = []
     real, asked = TopicConfig.parse(topic.config), TopicConfig.parse(options.new_topic.config)
     for option, given in sorted(options.given_for_topics.items()):

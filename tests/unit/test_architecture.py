@@ -128,10 +128,6 @@ def place_of(module: str) -> str:
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield (module, is it at the top level), `from a import b` as both a and a.b.
-
-    What stands under `if TYPE_CHECKING:` is no import.
-    """
     tree = ast.parse(path.read_text(), str(path))
     inside = {
         id(node)
@@ -160,7 +156,6 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def calls(path: Path) -> Iterator[tuple[str, str, int]]:
-    """Yield (what the attribute is taken of, attribute, line) of every attribute in the file."""
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Attribute):
             yield ast.unparse(node.value), node.attr, node.lineno

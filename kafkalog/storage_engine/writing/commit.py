@@ -1,4 +1,4 @@
-"""Commit what tasks have staged: verify all of it, then append all of it, then write one record.
+"""The commit of what tasks have staged: `commit_staged` is all of it, step by step.
 
 A batch id equal to its writer's last is a retry, and is dropped; a lower one is refused; a higher
 one goes on. Nothing here decodes data.

@@ -75,11 +75,13 @@ class CorruptLogError(KafkaLogError):
         self.expected = expected
         self.found = found
 
+    @property
+    def damage(self) -> str:
+        """The damage in words, without advice."""
+        return f"{self.path}: at byte {self.position}: expected {self.expected}, found {self.found}"
+
     def __str__(self) -> str:
-        return (
-            f"{self.path}: at byte {self.position}: expected {self.expected}, "
-            f"found {self.found}; {self.advice}"
-        )
+        return f"{self.damage}; {self.advice}"
 
 
 class CorruptBatchError(CorruptLogError):

@@ -23,8 +23,8 @@ from kafkalog.storage_engine.fs import files
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.erasure.topic_files import TopicFile
-    from kafkalog.inspection.file_scan import ScannedChunk
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
+    from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 
 __all__ = ["FileOccurrences", "scan_file"]
 
@@ -154,22 +154,23 @@ class _Scan:
 
     def batches(self, start: int, limit: int) -> None:
         """Look through batches; what is none is looked through as bytes."""
-        from kafkalog.inspection.file_scan import FileScan
+        from kafkalog.storage_engine.segment.log_scanner import INSPECT, FaultKind, LogScanner
 
-        scan = FileScan(self.fd, self.traces.file.path, limit=limit)
-        scan.position = start
+        path = self.traces.file.path
+        scan = LogScanner(self.fd, path, INSPECT, position=start, limit=limit)
         for chunk in scan:
             before = chunk.position_of(0)
             self._chunk(chunk)
             self.progress(scan.position - before)
-        if scan.fault is not None and not scan.is_preallocated:
-            self._undecodable(scan.position, limit, scan.fault)
+        scan.look_at_tail()
+        if scan.fault is not None and scan.kind is not FaultKind.ZEROS:
+            self._undecodable(scan.position, limit, str(scan.fault.found))
 
     def _undecodable(self, start: int, end: int, fault: str) -> None:
         self.traces.faults.append(f"at byte {start}: expected a batch, found {fault}")
         self.bytes(start, end)
 
-    def _chunk(self, chunk: ScannedChunk) -> None:
+    def _chunk(self, chunk: ScannedBatches) -> None:
         """Look at the records of a chunk's batches; control records have keys of Kafka's own."""
         is_control = (chunk.table.attributes & layout.CONTROL_BIT) != 0
         for batch in np.flatnonzero(~chunk.is_valid).tolist():
@@ -183,14 +184,14 @@ class _Scan:
             for batch in left.tolist():
                 self._alone(chunk, batch)
 
-    def _alone(self, chunk: ScannedChunk, batch: int) -> None:
+    def _alone(self, chunk: ScannedBatches, batch: int) -> None:
         try:
             for records in chunk.records(np.array([batch])):
                 self._records(records, chunk.table)
         except CorruptBatchError as fault:
             self._damaged(chunk, batch, str(fault.found))
 
-    def _damaged(self, chunk: ScannedChunk, batch: int, found: str) -> None:
+    def _damaged(self, chunk: ScannedBatches, batch: int, found: str) -> None:
         start = chunk.position_of(batch)
         self._undecodable(start, start + int(chunk.table.sizes[batch]), found)
 

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError
-from kafkalog.inspection.file_scan import FileScan, ScannedChunk
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
 from kafkalog.inspection.verify_transactions import TransactionCheck
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.log_scanner import INSPECT, LogScanner, ScannedBatches
 from kafkalog.storage_engine.segment.offset_chain import OffsetChain
 
 __all__ = ["LogCheck", "SegmentCheck"]
@@ -74,7 +74,7 @@ class SegmentCheck:
         self._chain = chain
         self._is_active = is_active
         self._may_be_torn = may_be_torn
-        self._scan = FileScan(fd, path, limit=limit, base_offset=base_offset)
+        self._scan = LogScanner(fd, path, INSPECT, limit=limit, next_offset=base_offset)
         self._is_ordered = True
         self._is_epoch_wrong = False
 
@@ -102,6 +102,7 @@ class SegmentCheck:
                 yield from _records(chunk)
             log.progress(self._scan.position - done)
             done = self._scan.position
+        self._scan.look_at_tail()
         log.last_offset = max(log.last_offset, previous if self._scan.position else log.last_offset)
         log.end_position = self._scan.position
         yield from self._end()
@@ -122,12 +123,12 @@ class SegmentCheck:
             return
         is_expected = self._may_be_torn and scan.is_torn
         left = scan.limit - scan.position
-        found = scan.fault
+        found = str(scan.fault.found)
         if not is_expected:
             found = f"{found}; {left} bytes from there on were not looked at"
         yield Finding(self.path, scan.position, "a record batch", found, is_damage=not is_expected)
 
-    def _headers(self, chunk: ScannedChunk, previous: int) -> Iterator[Finding]:
+    def _headers(self, chunk: ScannedBatches, previous: int) -> Iterator[Finding]:
         table, valid = chunk.table, chunk.is_valid
         for batch in np.flatnonzero(~valid).tolist():
             expected = f"checksum {table.crcs[batch]:#010x}, as the batch says"
@@ -161,7 +162,7 @@ class SegmentCheck:
         except CorruptLogError:
             self._chain = None
 
-    def _breaks(self, chunk: ScannedChunk) -> Iterator[Finding]:
+    def _breaks(self, chunk: ScannedBatches) -> Iterator[Finding]:
         """Report gaps that are not listed, and listed ones that are not there."""
         table, chain, start = chunk.table, self._chain, 0
         while chain is not None and start < len(table):
@@ -197,7 +198,7 @@ class SegmentCheck:
         expected = f"a batch from offset {wanted} on, or a gap that is listed"
         yield Finding(self.path, self._scan.position, expected, found)
 
-    def _epochs(self, chunk: ScannedChunk, log: LogCheck) -> Iterator[Finding]:
+    def _epochs(self, chunk: ScannedBatches, log: LogCheck) -> Iterator[Finding]:
         """Compare the batches' leader epochs with the checkpoint's; one finding a segment.
 
         An epoch that a later, lower one has replaced there (`leader_epochs.assigned`) is right.
@@ -226,7 +227,7 @@ class SegmentCheck:
             yield Finding(self.path, chunk.position_of(batch), expected, found)
 
 
-def _records(chunk: ScannedChunk) -> Iterator[Finding]:
+def _records(chunk: ScannedBatches) -> Iterator[Finding]:
     """Decode every record of the valid batches; a batch that does not decode is passed over."""
     table = chunk.table
     codecs = table.attributes & layout.CODEC_MASK

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 
 from kafkalog.errors import CorruptBatchError
-from kafkalog.inspection.file_scan import ScannedChunk
 from kafkalog.inspection.finding import Finding
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 
 __all__ = ["TransactionCheck"]
 
@@ -97,7 +97,7 @@ class TransactionCheck:
         """
         self.open = {producer: first for producer, first in self.open.items() if first >= offset}
 
-    def follow(self, chunk: ScannedChunk) -> Iterator[Finding]:
+    def follow(self, chunk: ScannedBatches) -> Iterator[Finding]:
         """Take in a chunk's valid batches."""
         table = chunk.table
         is_wanted = chunk.is_valid & (table.magics == layout.MAGIC) & (table.producer_ids >= 0)
@@ -151,7 +151,7 @@ class TransactionCheck:
 
 
 def _types(
-    chunk: ScannedChunk, selection: np.ndarray[tuple[int], np.dtype[np.intp]]
+    chunk: ScannedBatches, selection: np.ndarray[tuple[int], np.dtype[np.intp]]
 ) -> dict[int, int]:
     """Return the control type of each batch, by its row; `_UNKNOWN` where it does not decode."""
     types = dict.fromkeys(selection.tolist(), _UNKNOWN)

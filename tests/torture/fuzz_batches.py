@@ -14,7 +14,7 @@ from kafkalog.storage_engine.format import batch, compression, layout
 from kafkalog.storage_engine.format.control_record import read_control_record
 from kafkalog.storage_engine.reading.chunk_reader import ChunkReader
 from kafkalog.storage_engine.records.lz4_frames.frames import decompress_frames
-from kafkalog.storage_engine.segment.log_walk import LogWalk
+from kafkalog.storage_engine.segment.log_scanner import INSPECT, RECOVER, REPLAY, LogScanner
 from kafkalog.storage_engine.segment.open_segment import OpenSegment
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 from tests.torture import fuzz_checksums
@@ -78,9 +78,9 @@ def _read_log(path: Path) -> None:
         exhaust(opened.batches_since(1000), opened.batches_since_largest())
     finally:
         opened.close()
-    for check in (True, False):
-        with LogWalk(path, 0) as walk:
-            exhaust(walk.batches(check=check))
+    for policy in (RECOVER, REPLAY, INSPECT):
+        with LogScanner.opened(path, policy, next_offset=0) as scan:
+            exhaust(scan)
 
 
 def _look_at(opened: OpenSegment, path: Path, position: int, header: batch.BatchHeader) -> None:

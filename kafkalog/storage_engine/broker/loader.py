@@ -28,13 +28,13 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafkalog.errors import CorruptLogError
+from kafkalog.errors import CorruptBatchError, CorruptLogError
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.index import OffsetIndex
-from kafkalog.storage_engine.segment.log_walk import WalkedBatches
+from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, list_segments, locate
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory
@@ -199,7 +199,8 @@ class _Loading:
         if end is None or segment is self.segments[-1]:
             self.end_offset = min(wanted, following)
         if end is None and position < segment.size:
-            self._report(segment, position, ("a whole record batch", "none"), later=0)
+            fault = CorruptBatchError(segment.log, position, "a record batch", "none")
+            self._report(segment, fault, later=0)
             self.recovered.add(segment.base_offset)
 
     def _check_from(self, first: int, found: dict[int, list[AbortedTransaction]]) -> None:
@@ -208,24 +209,21 @@ class _Loading:
         for place in range(first, len(self.segments)):
             segment = self.segments[place]
             self.recovered.add(segment.base_offset)
-            aborted, walk = self.history.check(segment, self.producers, self._note_epochs)
+            aborted, scan = self.history.check(segment, self.producers, self._note_epochs)
             found[segment.base_offset] = aborted
-            self.active_base, self.active_size = segment.base_offset, walk.end
-            self.end_offset = walk.next_offset
-            if walk.end < segment.size:
-                fault = walk.fault or ("a whole record batch", "none")
-                self._report(segment, walk.end, fault, later=len(self.segments) - place - 1)
+            self.active_base, self.active_size = segment.base_offset, scan.position
+            self.end_offset = scan.next_offset
+            if scan.position < segment.size:
+                self._report(segment, scan.end_fault(), later=len(self.segments) - place - 1)
                 del self.segments[place + 1 :]
                 break
         self.producers.end_offset = self.end_offset
 
-    def _report(
-        self, segment: SegmentFiles, position: int, fault: tuple[str, str], *, later: int
-    ) -> None:
+    def _report(self, segment: SegmentFiles, fault: CorruptBatchError, *, later: int) -> None:
         also = f", and {later} later segments," if later else ""
         self.damage.append(
-            f"{segment.log}: at byte {position}: expected {fault[0]}, found {fault[1]}; "
-            f"the {segment.size - position} bytes from there on{also} do not count"
+            f"{fault.damage}; the {segment.size - fault.position} bytes from there on{also} "
+            "do not count"
         )
 
     def _begin_anew(self) -> None:
@@ -267,7 +265,7 @@ class _Loading:
 
     # --- what it comes to ------------------------------------------------------------------------
 
-    def _note_epochs(self, found: WalkedBatches) -> None:
+    def _note_epochs(self, found: ScannedBatches) -> None:
         """Add the leader epochs that begin in some batches: those above all known ones.
 
         Kafka: LogSegment.recover.
@@ -306,7 +304,7 @@ class _Loading:
         )
 
 
-def _ignore(_: WalkedBatches) -> None:
+def _ignore(_: ScannedBatches) -> None:
     """Nothing is to be learnt from these batches."""
 
 

@@ -21,12 +21,12 @@ from types import MappingProxyType
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.format.batch import BatchHeader, check_batch, iterate_headers
+from kafkalog.storage_engine.format.batch import BatchHeader, iterate_headers
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.log_scanner import METADATA, LogScanner
 
 __all__ = ["BrokerTopic", "has_metadata", "read_topics"]
 
-_PIECE_SIZE = 1 << 20
 _BYTE_BITS = 7
 _VARINT_SIZE_MAX = 10
 
@@ -98,41 +98,19 @@ def _values(path: Path, *, is_last: bool) -> Iterator[tuple[int, Path, int, byte
     """Yield (offset, path, position of its batch, value) of the records of a file."""
     fd = files.open_to_read(path)
     try:
-        size = os.fstat(fd).st_size
-        position = 0
-        while position < size:
-            piece = files.read_at(fd, min(_PIECE_SIZE, size - position), position)
-            consumed = 0
-            for place, header in iterate_headers(piece):
-                check_batch(piece, place, path=path, file_position=position + place)
-                yield from _values_of(piece, place, header, path, position + place)
-                consumed = place + header.size
-            if not consumed:
-                piece = _whole_batch(fd, piece, path, position, size)
-                if not piece:
-                    break
-                header = check_batch(piece, 0, path=path, file_position=position)
-                yield from _values_of(piece, 0, header, path, position)
-                consumed = header.size
-            position += consumed
-        if position < size and not is_last:
-            raise CorruptBatchError(path, position, "a record batch", f"{size - position} bytes")
+        scan = LogScanner(fd, path, METADATA, limit=os.fstat(fd).st_size)
+        for found in scan:
+            for place, header in iterate_headers(found.buffer, 0, found.size):
+                position = found.file_position + place
+                if header.magic != layout.MAGIC:
+                    magic = f"magic {header.magic}"
+                    raise CorruptBatchError(path, position, f"magic {layout.MAGIC}", magic)
+                yield from _values_of(found.buffer, place, header, path, position)
+        scan.look_at_tail()
+        if scan.fault is not None and not (is_last and scan.is_torn):
+            raise scan.fault
     finally:
         os.close(fd)
-
-
-def _whole_batch(fd: int, piece: bytes, path: Path, position: int, size: int) -> bytes:
-    """Return the batch that `piece` holds only the start of; nothing where it is cut off."""
-    if len(piece) < layout.BATCH_OVERHEAD:
-        return b""
-    length = int.from_bytes(piece[layout.LENGTH_POSITION : layout.LOG_OVERHEAD], "big", signed=True)
-    needed = layout.LOG_OVERHEAD + length
-    if needed <= len(piece) and any(piece):
-        expected = f"a batch of {layout.BATCH_OVERHEAD} bytes or more"
-        raise CorruptBatchError(path, position, expected, f"one of {needed} bytes")
-    if not len(piece) < needed <= size - position:
-        return b""
-    return files.read_at(fd, needed, position)
 
 
 def _values_of(

@@ -18,7 +18,7 @@ import numpy as np
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment import segments
-from kafkalog.storage_engine.segment.log_walk import LogWalk
+from kafkalog.storage_engine.segment.log_scanner import REPLAY, LogScanner
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 __all__ = ["is_overflowed", "split_segment"]
@@ -59,8 +59,8 @@ def _parts(segment: SegmentFiles) -> list[tuple[int, int, int]]:
     """
     parts: list[tuple[int, int, int]] = []
     base_offset, start = segment.base_offset, 0
-    with LogWalk(segment.log, segment.base_offset) as walk:
-        for found in walk.batches(check=False):
+    with LogScanner.opened(segment.log, REPLAY, next_offset=segment.base_offset) as scan:
+        for found in scan:
             table = found.table
             batch = 0
             while batch < len(table):
@@ -68,13 +68,13 @@ def _parts(segment: SegmentFiles) -> list[tuple[int, int, int]]:
                 if not too_far.any():
                     break
                 batch += int(np.argmax(too_far))
-                position = found.file_position + int(table.positions[batch])
+                position = found.position_of(batch)
                 parts.append((base_offset, start, position))
                 # Of a wrapper, a compressed set of messages v0 or v1, the base is only a bound.
                 last_offset = int(table.last_offsets[batch])
                 base_offset = max(int(table.base_offsets[batch]), last_offset - layout.INT32_MAX)
                 start = position
-    parts.append((base_offset, start, walk.end))
+    parts.append((base_offset, start, scan.position))
     return parts
 
 

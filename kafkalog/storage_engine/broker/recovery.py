@@ -25,7 +25,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.segment import segments
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
-from kafkalog.storage_engine.segment.log_walk import WalkedBatches
+from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory
@@ -173,24 +173,23 @@ class _Repair:
     ) -> None:
         builder = IndexBuilder(segment.base_offset, self._interval)
 
-        def index(found: WalkedBatches) -> None:
+        def index(found: ScannedBatches) -> None:
             table = found.table
             positions = table.positions + found.file_position
             builder.add_batches(positions, table.last_offsets, table.max_timestamps)
 
-        aborted, walk = history.check(segment, producers, index)
+        aborted, scan = history.check(segment, producers, index)
         size = segment.log.stat().st_size
-        if walk.end < size:
+        if scan.position < size:
             # An older segment that had no index; a broker cuts it as well, and keeps later ones.
-            expected, found = walk.fault or ("a whole record batch", "none")
             self._damage.append(
-                f"{segment.log}: at byte {walk.end}: expected {expected}, found {found}; "
-                f"the {size - walk.end} bytes from there on were cut off"
+                f"{scan.end_fault().damage}; the {size - scan.position} bytes from there on were "
+                "cut off"
             )
         fd = os.open(segment.log, os.O_RDWR | os.O_CLOEXEC)
         try:
-            if walk.end < size:
-                files.truncate(fd, walk.end)
+            if scan.position < size:
+                files.truncate(fd, scan.position)
             files.sync_file(fd)
         finally:
             os.close(fd)

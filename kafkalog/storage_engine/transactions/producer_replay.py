@@ -30,7 +30,12 @@ from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.records.tables import BatchTable
 from kafkalog.storage_engine.segment.index import OffsetIndex
-from kafkalog.storage_engine.segment.log_walk import LogWalk, WalkedBatches
+from kafkalog.storage_engine.segment.log_scanner import (
+    RECOVER,
+    REPLAY,
+    LogScanner,
+    ScannedBatches,
+)
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments, locate
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producers import Producers
@@ -116,8 +121,7 @@ class ProducerHistory:
     def damage(self) -> list[str]:
         """What could not be replayed, in words."""
         return [
-            f"{fault.path}: at byte {fault.position}: expected {fault.expected}, found "
-            f"{fault.found}; what the segment says after it of producers does not count"
+            f"{fault.damage}; what the segment says after it of producers does not count"
             for fault in self.faults
         ]
 
@@ -149,43 +153,44 @@ class ProducerHistory:
         start = producers.end_offset
         position = _position_of(segment, start) if start > segment.base_offset else 0
         limit = segment.size if self._is_bounded else None
-        with LogWalk(segment.log, segment.base_offset, position=position, limit=limit) as walk:
-            for found in walk.batches(check=False):
-                replay(producers, walk, found, start=start, end=end)
-                if walk.next_offset >= end:
+        scanned = LogScanner.opened(
+            segment.log, REPLAY, next_offset=segment.base_offset, position=position, limit=limit
+        )
+        with scanned as scan:
+            for found in scan:
+                replay(producers, scan, found, start=start, end=end)
+                if scan.next_offset >= end:
                     return
-        if walk.fault is not None:
-            self.faults.append(CorruptBatchError(segment.log, walk.end, *walk.fault))
+        if scan.fault is not None:
+            self.faults.append(scan.fault)
 
     def check(
         self,
         segment: SegmentFiles,
         producers: Producers,
-        observe: Callable[[WalkedBatches], None],
-        *,
-        limit: int | None = None,
-    ) -> tuple[list[AbortedTransaction], LogWalk]:
+        observe: Callable[[ScannedBatches], None],
+    ) -> tuple[list[AbortedTransaction], LogScanner]:
         """Replay a whole segment and compare its checksums, from the state at its base on.
 
         `observe` is given its sound batches. Returns the entries of its transaction index, and the
-        walk, which says where it ends. Kafka: LogSegment.recover.
+        scan, which says where it ends. Kafka: LogSegment.recover.
         """
-        producers.end_offset = max(producers.end_offset, segment.base_offset)
+        base_offset = segment.base_offset
+        producers.end_offset = max(producers.end_offset, base_offset)
         aborted: list[AbortedTransaction] = []
-        with LogWalk(segment.log, segment.base_offset, limit=limit) as walk:
-            for found in walk.batches(check=True):
-                aborted += replay(producers, walk, found, start=segment.base_offset)
-                sound = found.table.base_offsets < walk.next_offset
-                table = found.table if sound.all() else found.table.select(sound)
-                if len(table):
-                    observe(WalkedBatches(found.buffer, table, found.file_position))
-        return aborted, walk
+        with LogScanner.opened(segment.log, RECOVER, next_offset=base_offset) as scan:
+            for found in scan:
+                aborted += replay(producers, scan, found, start=base_offset)
+                sound = int(found.table.base_offsets.searchsorted(scan.next_offset))
+                if sound:
+                    observe(found.first(sound))
+        return aborted, scan
 
 
 def replay(
     producers: Producers,
-    walk: LogWalk,
-    found: WalkedBatches,
+    scan: LogScanner,
+    found: ScannedBatches,
     *,
     start: int,
     end: int = layout.INT64_MAX,
@@ -193,7 +198,7 @@ def replay(
     """Replay the batches that end at or above `start` and begin below `end`.
 
     Returns the entries that they add to the transaction index. A control record that does not
-    decode ends the walk before its batch, as a wrong checksum does.
+    decode ends the scan before its batch, as a wrong checksum does.
     """
     table = found.table
     first = int(table.last_offsets.searchsorted(start))
@@ -209,11 +214,11 @@ def replay(
                 found.buffer,
                 position,
                 header,
-                path=walk.path,
-                file_position=found.file_position + position,
+                path=scan.path,
+                file_position=found.position_of(row),
             )
         except CorruptBatchError as error:
-            walk.refuse(found, row, str(error.expected), str(error.found))
+            scan.refuse(found, row, error)
             stop = row
             break
         entry = producers.append(header, control)

@@ -106,35 +106,30 @@ class StagedContents:
 
     def _read(self, name: str, run: Run) -> Iterator[batch.Buffer]:
         crc = 0
-        fd = files.open_to_read(self._root / name)
+        path = self._root / name
+        fd = files.open_to_read(path)
         try:
-            for piece in _read_batches(fd, run.position, run.position + run.size):
+            for piece in _read_batches(fd, path, run.position, run.position + run.size):
                 crc = crc32c(piece, crc)
                 yield piece
         finally:
             os.close(fd)
         if crc != self._crcs[name, run.position, run.size]:
             raise StorageError(
-                f"{self._root / name}: the staged file has changed while it was committed; "
-                "run the batch again"
+                f"{path}: the staged file has changed while it was committed; run the batch again"
             )
 
 
-def _read_batches(fd: int, position: int, end: int) -> Iterator[batch.Buffer]:
-    """Yield `[position, end)` of a file in pieces that end with a batch, the last one maybe not."""
-    size = _PIECE_SIZE
-    while position < end:
-        piece = files.read_at(fd, min(size, end - position), position)
-        whole = 0
-        for start, header in batch.iterate_headers(piece):
-            whole = start + header.size
-        is_last = position + len(piece) >= end or len(piece) < min(size, end - position)
-        if is_last:
-            yield piece
-            return
-        if whole == 0:  # a batch larger than a piece, or none at all
-            size *= 2
-            continue
-        yield memoryview(piece)[:whole]
-        position += whole
-        size = _PIECE_SIZE
+def _read_batches(fd: int, path: Path, position: int, end: int) -> Iterator[batch.Buffer]:
+    """Yield `[position, end)` of a file in pieces of whole batches; then what is no batch."""
+    from kafkalog.storage_engine.segment.log_scanner import FRAMES, LogScanner
+
+    scan = LogScanner(fd, path, FRAMES, position=position, limit=end, chunk_size=_PIECE_SIZE)
+    for found in scan:
+        yield memoryview(found.buffer)[: found.size]
+    position = scan.position
+    while position < end and (
+        piece := files.read_at(fd, min(_PIECE_SIZE, end - position), position)
+    ):
+        yield piece
+        position += len(piece)

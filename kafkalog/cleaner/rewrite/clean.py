@@ -85,14 +85,17 @@ def clean_round(
     stats: CleanerStats,
     check_abort: Callable[[], None],
     is_forced: bool = False,
+    only_if_due: bool = False,
     erased: ErasedKeys | None = None,
 ) -> LogToClean | None:
     """Clean as much of a partition as can be looked at in one round; None for nothing to do.
 
     The caller holds the partition's cleaner lock, and no swap is pending. `now_ms` is fixed for the
     round (C41), but for leases of pins; if `is_forced`, only what somebody reads by now holds it
-    back. Deletions of `erased` keys wait for no horizon. Adds to `stats`; returns the plan as it
-    was. Raises CorruptLogError, StorageError, OSError and CleaningAborted: what was swapped stays.
+    back. Deletions of `erased` keys wait for no horizon. The round's plan is made here, under the
+    cleaner lock. With `only_if_due` a partition that is not due by this plan is left as it is. Adds
+    to `stats`; returns the plan as it was. Raises CorruptLogError, StorageError, OSError and
+    CleaningAborted: what was swapped stays.
     """
     directory = engine.partition_directory(topic, partition)
     described = engine.describe(topic)  # once: id and config of one topic, should it be made anew
@@ -110,6 +113,7 @@ def clean_round(
         load_state()  # whoever deletes the topic waits for this round to end
 
     with open_snapshot(directory, topic, partition, load_state, held=True) as snapshot:
+        pins = load_pins()
         log = log_to_clean(
             topic,
             partition,
@@ -118,9 +122,11 @@ def clean_round(
             state=snapshot.state,
             segments=snapshot.segments,
             now_ms=now_ms,
-            pinned_offset=load_pins().limit(topic, topic_id, partition),
+            pinned_offset=pins.limit(topic, topic_id, partition),
+            is_awaited=pins.has_changelog,
         )
-        if not log.has_work and erased is None:
+        is_wanted = log.is_eligible if only_if_due else log.has_work or erased is not None
+        if not is_wanted:
             return None
         started = time.perf_counter()
         unchanged = UnchangedSegments(snapshot, log, check)

@@ -21,7 +21,7 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
 from kafkalog.cleaner.rewrite.clean import CleaningAborted, clean_round
 from kafkalog.cleaner.schedule.pause import is_paused
-from kafkalog.cleaner.schedule.scheduler import may_be_cleaned, plan
+from kafkalog.cleaner.schedule.scheduler import may_be_cleaned
 from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
 from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
 from kafkalog.cleaner.state.stats import CleanerStats
@@ -116,11 +116,12 @@ class PartitionCleaner:
             if not is_held or is_paused(directory):
                 return
             self._finish_what_others_left(topic, directory)
+            described = self.engine.describe(topic)
             if force:
                 self._roll(topic, partition)
-            elif not self._is_still_due(topic, partition):
-                return  # another cleaner was quicker, or has found it uncleanable
-            first_dirty = self.engine.describe(topic).partitions[partition].first_dirty_offset
+            elif not may_be_cleaned(self.engine, topic, described, partition, self.now_ms):
+                return  # another cleaner has found it uncleanable
+            first_dirty = described.partitions[partition].first_dirty_offset
             stats.start_offset = stats.end_offset = first_dirty
             while True:
                 log = clean_round(
@@ -132,8 +133,11 @@ class PartitionCleaner:
                     stats=stats,
                     check_abort=pace.check,
                     is_forced=force,
+                    only_if_due=not force and not stats.rounds,
                     erased=self.erased,
                 )
+                if log is None and not force and not stats.rounds:
+                    return  # another cleaner was quicker
                 if log is not None and not stats.compaction_delay_ms:
                     stats.compaction_delay_ms = log.compaction_delay_ms
                 if log is None or not until_clean or stats.end_offset >= log.end:
@@ -160,13 +164,6 @@ class PartitionCleaner:
             if not self.engine.has_topic(stats.topic, topic_id):
                 raise
             stats.error = self._mark(stats.topic, stats.partition, fault)
-
-    def _is_still_due(self, topic: str, partition: int) -> bool:
-        known = self.engine.describe(topic)
-        return (
-            may_be_cleaned(self.engine, topic, known, partition, self.now_ms)
-            and plan(self.engine, topic, partition, now_ms=self.now_ms)[0].is_eligible
-        )
 
     def _finish_what_others_left(self, topic: str, directory: Path) -> None:
         leftovers = (layout.CLEANED, layout.SWAP)

@@ -68,6 +68,8 @@ class Transaction:
         self._open: set[tuple[str, int]] = set()
         """Partitions whose appenders have their files open; the others closed them on the way."""
         self._touched: set[str] = set()
+        self._synced: tuple[dict[str, Any], bool] | None = None
+        """The change that `record` is to write, and whether it is to sync it."""
         self._needs_sync = False
         self._may_work = False
         """Whether files may be changed, and synced: see `_begin_work`."""
@@ -246,10 +248,14 @@ class Transaction:
         self._change.writers[name] = None
 
     def publish(self, now_ms: int, *, rows: int = 0) -> State:
-        """Make the changes durable and visible; the commit point lies in here.
+        """Make the changes durable and visible: `sync_appended`, then `record`."""
+        self.sync_appended(now_ms, rows=rows)
+        return self.record()
 
-        Raises CommitInDoubtError when the record was written and its sync failed: then nothing may
-        be undone.
+    def sync_appended(self, now_ms: int, *, rows: int = 0) -> None:
+        """Sync what was appended, unless `flush.messages` and `flush.ms` let it wait.
+
+        Nothing may change between this and `record`, which writes down what is synced here.
         """
         self._begin_work()
         for (topic, number), appender in self._appenders.items():
@@ -258,17 +264,27 @@ class Transaction:
                 self._touched.add(topic)
         change = self._change.record(now_ms)
         change["rows"] = rows
-        sync = self._needs_sync or self._must_sync(change, rows, now_ms)
-        if sync:
+        is_synced = self._needs_sync or self._must_sync(change, rows, now_ms)
+        if is_synced:
             self._sync()
+        self._synced = change, is_synced
+
+    def record(self) -> State:
+        """Write the record of the changes, sync it (the commit point), and publish it.
+
+        Raises CommitInDoubtError when the record was written and its sync failed: then nothing may
+        be undone.
+        """
+        assert self._synced is not None, "sync first"
+        change, is_synced = self._synced
         self.check_lock()
-        self.state = self._journal.append(change, sync=sync, ends_work=not self._uncertain)
+        self.state = self._journal.append(change, sync=is_synced, ends_work=not self._uncertain)
         self._let_go()
         for created in self._created.values():
             for number in range(len(created.partitions)):
                 name = layout.partition_directory(created.name, number)
                 partition_directory.note_recorded(self._root / name)
-        self._change = Change()
+        self._change, self._synced = Change(), None
         self._created.clear()
         self._touched.clear()
         self._needs_sync = self._may_work = False

@@ -11,7 +11,7 @@ WORKER_KILLS ?= 100
 TORTURE ?= 300
 JOBS ?= 2
 KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -name '*.pxd')
-KERNEL_TESTS := tests/unit/storage_engine/test_kernels.py tests/unit/storage_engine/test_lz4_kernels.py \
+KERNEL_TESTS := tests/unit/storage_engine/test_kernels.py \
     tests/unit/cleaner/test_kernels.py tests/unit/cleaner/test_merge_kernels.py
 export KAFKALOG_REQUIRE_COMPILER = 1
 

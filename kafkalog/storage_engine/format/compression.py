@@ -26,7 +26,7 @@ from typing import Any, Final
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import Buffer
 
-__all__ = ["LZ4_LIKELY_RATIO", "SIZE_MAX", "compress", "decompress", "lz4_header_checksum"]
+__all__ = ["SIZE_MAX", "compress", "decompress"]
 
 SIZE_MAX: Final = 1 << 28
 """Bytes the record section of one batch may decompress to; a larger one is taken for a bomb."""
@@ -193,31 +193,32 @@ def _lz4_compress(data: Buffer, level: int | None) -> bytes:
 def _lz4_decompress(data: Buffer, limit: int) -> bytes:
     import lz4.frame
 
-    parts = []
-    size = 0
-    rest = bytes(data)
+    context = lz4.frame.create_decompression_context()
+    parts: list[bytes] = []
+    rest: Buffer = data
+    left = limit + 1  # one byte past the limit tells "exactly the limit" from "more"
+    # The library allocates the room that it gets, so the room grows with what the frames hold.
+    room = max(READ_SIZE_MIN, LZ4_LIKELY_RATIO * len(data))
     while True:
-        frame = lz4.frame.LZ4FrameDecompressor()
-        # As much as may come is memory that the library takes, so it is asked for bit by bit.
-        read_size = max(READ_SIZE_MIN, LZ4_LIKELY_RATIO * len(rest))
-        given = rest
-        while True:
-            try:
-                part = frame.decompress(given, min(read_size, limit - size + 1))
-            except RuntimeError as error:
-                raise ValueError(f"expected an lz4 frame, found {error}") from error
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            parts.append(part)
-            if frame.eof:
-                break
-            if frame.needs_input or not part:
-                raise ValueError("expected the end of an lz4 frame, found the end of the data")
-            given, read_size = b"", 2 * read_size
-        rest = frame.unused_data or b""
-        if not rest.startswith(layout.LZ4_MAGIC):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+        try:
+            part, used, is_ended = lz4.frame.decompress_chunk(
+                context, rest, max_length=room if room < left else left
+            )
+        except RuntimeError as error:
+            raise ValueError(f"expected an lz4 frame, found {error}") from error
+        left -= len(part)
+        if left <= 0:
+            raise _too_large(limit)
+        if is_ended and used == len(rest) and not parts:  # nearly always
+            return part  # type: ignore[no-any-return]
+        if not is_ended and not used and not part:
+            raise ValueError("expected the end of an lz4 frame, found the end of the data")
+        parts.append(part)
+        rest = memoryview(rest)[used:]
+        if not is_ended:
+            room *= 2
+        elif rest[: len(layout.LZ4_MAGIC)] != layout.LZ4_MAGIC:
+            return b"".join(parts)
 
 
 def _with_lz4_header_checksum(data: Buffer) -> bytes:
@@ -232,13 +233,8 @@ def _with_lz4_header_checksum(data: Buffer) -> bytes:
     if len(data) <= end:
         return bytes(data)
     mended = bytearray(data)
-    mended[end] = lz4_header_checksum(bytes(data[start:end]))
+    mended[end] = (_xxh32(bytes(data[start:end])) >> 8) & 0xFF
     return bytes(mended)
-
-
-def lz4_header_checksum(descriptor: bytes) -> int:
-    """Return the byte that follows the descriptor of an lz4 frame (fewer than 16 bytes)."""
-    return (_xxh32(descriptor) >> 8) & 0xFF
 
 
 def _xxh32(data: bytes) -> int:

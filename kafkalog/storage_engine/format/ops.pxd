@@ -1,5 +1,5 @@
 # The types of kernels, and `ops.py` for C.
-from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
 ctypedef long long i64
@@ -40,11 +40,9 @@ cdef extern from *:
     #define kl_prefetch(address)
     #endif
     #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    #define kl_little_16 __builtin_bswap16
     #define kl_little_32 __builtin_bswap32
     #define kl_little_64 __builtin_bswap64
     #else
-    #define kl_little_16(value) (value)
     #define kl_little_32(value) (value)
     #define kl_little_64(value) (value)
     #endif
@@ -57,7 +55,6 @@ cdef extern from *:
     const u64 SIP_2 "kl_SIP_2"
     const u64 SIP_3 "kl_SIP_3"
     void kl_prefetch(const void *address) noexcept nogil
-    uint16_t kl_little_16(uint16_t value) noexcept nogil
     uint32_t kl_little_32(uint32_t value) noexcept nogil
     uint64_t kl_little_64(uint64_t value) noexcept nogil
 
@@ -82,11 +79,6 @@ cdef inline u64 turn(u64 word, int bits) noexcept nogil:
 
 cdef inline u64 zigzag(i64 value) noexcept nogil:
     return (<u64>value << 1) ^ <u64>(value >> 63)
-
-cdef inline i64 little_16(u8s data, i64 position) noexcept nogil:
-    cdef uint16_t value
-    memcpy(&value, &data[position], 2)
-    return kl_little_16(value)
 
 cdef inline i64 little_32(u8s data, i64 position) noexcept nogil:
     cdef uint32_t value

@@ -101,11 +101,6 @@ def zigzag(value: int) -> int:
     return (value << 1) ^ (value >> 63)
 
 
-def little_16(data: Any, position: int) -> int:
-    """Return two bytes as a little-endian integer; the caller has proven the range."""
-    return int.from_bytes(data[position : position + 2], "little")
-
-
 def little_32(data: Any, position: int) -> int:
     """Return four bytes as a little-endian integer; the caller has proven the range."""
     return int.from_bytes(data[position : position + 4], "little")

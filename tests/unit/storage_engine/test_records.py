@@ -272,6 +272,14 @@ def test_compressed_and_plain_batches_share_a_chunk() -> None:
     assert tuples(read(data)) == [(r.offset, r.key, r.value, [], at(r.timestamp)) for r in items]
 
 
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_batches_that_hold_far_more_than_their_size_share_an_arena(codec: int) -> None:
+    rows = [(b"%d" % i, b"v" * 100_000, [], i) for i in range(20)]
+    data = encode(rows, codec=codec, batch_size=200_000).data
+    assert len(data) < 200_000
+    assert [row[:3] for row in tuples(read(data))] == [(i, *row[:2]) for i, row in enumerate(rows)]
+
+
 # --- limits --------------------------------------------------------------------------------------
 def test_a_record_that_no_batch_can_hold_is_named_with_its_size() -> None:
     rows = [(b"k", b"v", [], 1), (b"k", b"v" * 500, [], 1)]

@@ -10,7 +10,7 @@ UPSERT_KILLS ?= 40
 WORKER_KILLS ?= 100
 TORTURE ?= 300
 JOBS ?= 2
-KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -name '*.pxd')
+KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -path '*/kernels/*.py' -o -name '*.pxd')
 KERNEL_TESTS := tests/unit/storage_engine/test_kernels.py \
     tests/unit/cleaner/test_kernels.py tests/unit/cleaner/test_merge_kernels.py
 export KAFKALOG_REQUIRE_COMPILER = 1
@@ -37,7 +37,7 @@ test-fast: $(READY) ## the tests without Spark and without slow ones
 test-kernels: $(READY) ## the kernels' tests with bounds checks, with sanitizers, as Python, and with wrong types
 	$(BIN)/python -m tests.kernel_builds checked -m pytest $(KERNEL_TESTS)
 	$(BIN)/python -m tests.kernel_builds sanitized -m pytest $(KERNEL_TESTS)
-	$(BIN)/python -m tests.kernel_builds python -m coverage run --include='*/kernels.py' -m pytest $(KERNEL_TESTS)
+	$(BIN)/python -m tests.kernel_builds python -m coverage run --include='*/kernels.py,*/kernels/*.py' -m pytest $(KERNEL_TESTS)
 	$(BIN)/python -m tests.kernel_builds python -m coverage report --show-missing --fail-under=97
 	$(BIN)/python -m tests.mutated_sheets
 

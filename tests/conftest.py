@@ -21,17 +21,19 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 import pytest  # noqa: E402 - the environment comes first
 
 from tests.conformance.installation import decided  # noqa: E402
+from tests.kernel_builds import SHEETS  # noqa: E402
 from tests.postgres_server import postgres, postgres_server  # noqa: E402, F401 - fixtures
 
 
 def pytest_configure() -> None:
     """Refuse to test compiled kernels of other sources than these."""
-    sheets = (ROOT / "kafkalog").rglob("*.pxd")
-    latest = max(path.stat().st_mtime for path in sheets if path.stem != "kernels")
-    for library in (ROOT / "kafkalog").rglob("kernels.*.so"):
-        own = [path.stat().st_mtime for path in library.parent.glob("kernels.p*")]
-        if library.stat().st_mtime < max(latest, *own):
-            raise pytest.UsageError(f"{library}: older than its sources. Run `make setup`.")
+    sheets = {*(ROOT / "kafkalog").rglob("*.pxd")}
+    latest = max(path.stat().st_mtime for path in sheets - {*SHEETS})
+    for sheet in SHEETS:
+        own = max(path.stat().st_mtime for path in (sheet, sheet.with_suffix(".py")))
+        for library in sheet.parent.glob(f"{sheet.stem}.*.so"):
+            if library.stat().st_mtime < max(latest, own):
+                raise pytest.UsageError(f"{library}: older than its sources. Run `make setup`.")
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,12 @@ from typing import Final
 
 from tests import ROOT
 
+SHEETS: Final = sorted(
+    sheet
+    for sheet in (ROOT / "kafkalog").rglob("*.pxd")
+    if "kernels" in (sheet.stem, sheet.parent.name)
+)
+"""The type sheet of each file that is compiled."""
 KINDS: Final = ("python", "checked", "sanitized")
 _COPIED: Final = ("kafkalog", "pyspark_kafkalog", "tests", "bench", "examples", "docs")
 _PREPARED: Final = """\

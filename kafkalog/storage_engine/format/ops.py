@@ -1,8 +1,8 @@
 """The operations of kernels beside plain arithmetic: here as Python, in `ops.pxd` as C.
 
-A `kernels.py` is plain Python. The sheet `kernels.pxd` beside it gives C types to its names, and
-Cython compiles both into an extension module. Integers of 64 bits wrap in C; in Python they wrap by
-the functions below. `plain` serves the modules that were not compiled.
+A file of kernels is plain Python. The sheet beside it, a `.pxd` of the same name, gives C types to
+its names, and Cython compiles both into an extension module. Integers of 64 bits wrap in C; in
+Python they wrap by the functions below. `plain` serves the modules that were not compiled.
 """
 
 from __future__ import annotations
@@ -111,12 +111,27 @@ def little_64(data: Any, position: int) -> int:
     return int.from_bytes(data[position : position + 8], "little")
 
 
+def big_16(data: Any, position: int) -> int:
+    """Return two bytes as a signed big-endian integer; the caller has proven the range."""
+    return int.from_bytes(data[position : position + 2], "big", signed=True)
+
+
+def big_32(data: Any, position: int) -> int:
+    """Return four bytes as a signed big-endian integer; the caller has proven the range."""
+    return int.from_bytes(data[position : position + 4], "big", signed=True)
+
+
+def big_64(data: Any, position: int) -> int:
+    """Return eight bytes as a signed big-endian integer; the caller has proven the range."""
+    return int.from_bytes(data[position : position + 8], "big", signed=True)
+
+
 def prefetch(slots: Rows, slot: int) -> None:
     """Do nothing: Python has no cache to fill."""
 
 
 def plain(names: dict[str, Any]) -> None:
-    """Let the functions of a `kernels` module take arrays, unless it is compiled.
+    """Let the functions of a file of kernels take arrays, unless it is compiled.
 
     Each array becomes a view whose items are Python's integers. The first module that is not
     compiled warns.

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.records import codes, columns, kernels
+from kafkalog.storage_engine.records import codes, columns
 from kafkalog.storage_engine.records.arrow_batches import ARROW_SIZE, arrow_batches, row_size
+from kafkalog.storage_engine.records.kernels import decode
 from kafkalog.storage_engine.records.sections import Sections, find_sections, index_sections
 from kafkalog.storage_engine.records.tables import BatchTable, ChunkFault, Integers
 from kafkalog.storage_engine.segment import open_segment
@@ -105,7 +106,7 @@ class ChunkReader:
         work = np.empty((codes.RECORD_FIELDS, 1), dtype=np.int64)
         key = _Values(count, size if "key" in self._schema.names else None)
         value = _Values(count, size if "value" in self._schema.names else None)
-        status, section, position, key_nulls, value_nulls = kernels.decode_records(
+        status, section, position, key_nulls, value_nulls = decode.decode_records(
             sections.arena, sections.places, work, numbers, *key.arrays, *value.arrays
         )
         sections.check(status, section, position)

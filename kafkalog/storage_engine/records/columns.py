@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.records import codes, kernels
+from kafkalog.storage_engine.records import codes
+from kafkalog.storage_engine.records.kernels import decode, gather
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -137,7 +138,7 @@ def _binary(
 ) -> pa.Array:
     import pyarrow as pa
 
-    size, nulls = kernels.measure_column(records.arena.size, positions, sizes, rows)
+    size, nulls = gather.measure_column(records.arena.size, positions, sizes, rows)
     if size < 0:
         raise InvalidInputError(f"row {nulls}: the record table has no such row in its bytes")
     _check_column_size(name, size)
@@ -149,7 +150,7 @@ def _binary(
     offsets = allocate(len(rows) + 1, np.int32)
     validity = np.zeros((len(rows) + 7) // 8 if nulls else 0, dtype=np.uint8)
     data = allocate(size)
-    kernels.gather_column(records.arena, positions, sizes, rows, offsets, validity, data)
+    gather.gather_column(records.arena, positions, sizes, rows, offsets, validity, data)
     return of_values(offsets, validity, data, nulls)
 
 
@@ -249,7 +250,7 @@ def _headers(
     import pyarrow as pa
 
     places = (records.arena, records.header_positions, records.ends, rows)
-    status, lists, headers, key_size, value_size = kernels.measure_headers(*places)
+    status, lists, headers, key_size, value_size = decode.measure_headers(*places)
     if status != codes.OK:
         raise InvalidInputError("headers: the record table does not fit its bytes")
     if lists == 0:
@@ -263,7 +264,7 @@ def _headers(
     value_offsets = allocate(headers + 1, np.int32)
     value_validity = np.zeros((headers + 7) // 8, dtype=np.uint8)
     value_data = allocate(value_size)
-    kernels.gather_headers(
+    decode.gather_headers(
         *places,
         list_offsets,
         list_validity,

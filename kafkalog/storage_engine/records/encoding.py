@@ -18,7 +18,8 @@ import numpy.typing as npt
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import seal_batches
-from kafkalog.storage_engine.records import codes, kernels
+from kafkalog.storage_engine.records import codes
+from kafkalog.storage_engine.records.kernels import encode as encode_kernels
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +81,7 @@ def encode(
     # Compressed, a large record may still fit; but never one that a reader would take for a bomb.
     limit = max_message_bytes if codec == layout.CODEC_NONE else compression.SIZE_MAX
     plan = np.empty((codes.PLAN_FIELDS, len(rows)), dtype=np.int64)
-    status, result, row = kernels.plan_batches(
+    status, result, row = encode_kernels.plan_batches(
         keys.places,
         keys.data.size,
         values.places,
@@ -103,7 +104,7 @@ def encode(
     batches = np.ascontiguousarray(plan[:, :result])
     sizes = batches[2]
     target = columns.allocate(int(sizes.sum()))
-    written = kernels.write_records(
+    written = encode_kernels.write_records(
         target,
         keys.data,
         keys.places,
@@ -174,7 +175,7 @@ def _sealed(
     groups: npt.NDArray[np.int64],
     attributes: Sequence[int],
 ) -> Encoded:
-    """Write the headers. batches: int64 (5, b) as `kernels.plan_batches` leaves it."""
+    """Write the headers. batches: int64 (5, b) as `encode.plan_batches` leaves it."""
     if batches.shape[1] == 1:  # of few rows; the same, quicker
         first, end, size, *times = batches[:, 0].tolist()
         seal_batches(data, [(0, size, 0, end - first, *times, attributes[0])])

@@ -28,7 +28,8 @@ import numpy.typing as npt
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import Buffer
-from kafkalog.storage_engine.records import codes, columns, kernels
+from kafkalog.storage_engine.records import codes, columns
+from kafkalog.storage_engine.records.kernels import legacy
 from kafkalog.storage_engine.records.tables import (
     BatchTable,
     Bytes,
@@ -86,7 +87,7 @@ def check_crcs(buffer: Buffer, table: BatchTable, *, path: Path | str, file_posi
     Batches of v2 are passed over. `file_position` is where the chunk begins in the file `path`.
     """
     found = table.select(table.is_message)
-    wrong, checksum = kernels.find_wrong_crc32(
+    wrong, checksum = legacy.find_wrong_crc32(
         np.frombuffer(buffer, dtype=np.uint8),
         found.positions + layout.MAGIC_POSITION,
         found.positions + found.sizes,
@@ -117,7 +118,7 @@ def index_messages(
     is_wrapper = _is_wrapper(rows)
     counts = np.ones(len(rows), dtype=np.int64)
     inner_lasts = np.zeros(len(rows), dtype=np.int64)
-    status, section, position = kernels.count_messages(arena, bounds, counts, inner_lasts)
+    status, section, position = legacy.count_messages(arena, bounds, counts, inner_lasts)
     if status != codes.OK:
         place = position - int(bounds[0, section])
         if status == codes.BAD_COUNT:
@@ -146,7 +147,7 @@ def index_messages(
     count = int(counts.sum())
     fields = columns.allocate(codes.RECORD_FIELDS * count, np.int64)
     fields = fields.reshape(codes.RECORD_FIELDS, count)
-    status, section, position = kernels.index_messages(arena, sections, fields)
+    status, section, position = legacy.index_messages(arena, sections, fields)
     if status != codes.OK:
         place = position - int(bounds[0, section])
         fault.report_status(section, status, place, int(counts[section]))

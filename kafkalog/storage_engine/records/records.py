@@ -32,8 +32,10 @@ from crc32c import crc32c
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import Buffer, seal_batch
-from kafkalog.storage_engine.records import codes, columns, kernels, messages
+from kafkalog.storage_engine.records import codes, columns, messages
 from kafkalog.storage_engine.records.encoding import Encoded, encode
+from kafkalog.storage_engine.records.kernels import encode as encode_kernels
+from kafkalog.storage_engine.records.kernels import scan
 from kafkalog.storage_engine.records.murmur2 import murmur2_partitions
 from kafkalog.storage_engine.records.sections import find_sections, index_sections
 from kafkalog.storage_engine.records.tables import BatchTable, ChunkFault, Integers, RecordTable
@@ -65,9 +67,9 @@ def scan_batches(buffer: Buffer, *, previous: int = -1) -> tuple[BatchTable, int
     are not looked at.
     """
     data = np.frombuffer(buffer, dtype=np.uint8)
-    count, position, ending = kernels.count_batches(data)
+    count, position, ending = scan.count_batches(data)
     headers = np.empty((codes.HEADER_FIELDS, count), dtype=np.int64)
-    kernels.scan_batches(data, headers)
+    scan.scan_batches(data, headers)
     headers[3] += headers[2]  # the last offset's delta
     reason = None
     if ending == codes.SCAN_LENGTH:
@@ -221,10 +223,10 @@ def rebuild_batch(
         max_timestamp = int(records.timestamps[rows].max())
     base_offset = int(table.base_offsets[batch])
     place = (records.arena, records.fields, rows, base_offset, base_timestamp)
-    size = kernels.rewrite_records(*place, np.empty(0, dtype=np.uint8))
+    size = encode_kernels.rewrite_records(*place, np.empty(0, dtype=np.uint8))
     target = bytearray(layout.BATCH_OVERHEAD + max(size, 0))
     section = memoryview(target)[layout.BATCH_OVERHEAD :]
-    if size < 0 or kernels.rewrite_records(*place, np.frombuffer(section, np.uint8)) != size:
+    if size < 0 or encode_kernels.rewrite_records(*place, np.frombuffer(section, np.uint8)) != size:
         raise InvalidInputError(f"batch {batch}: its record table does not fit its records")
     codec = attributes & layout.CODEC_MASK
     if size > compression.SIZE_MAX:

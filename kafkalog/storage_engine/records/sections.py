@@ -9,7 +9,8 @@ import numpy as np
 
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import Buffer
-from kafkalog.storage_engine.records import arena, codes, columns, kernels
+from kafkalog.storage_engine.records import arena, codes, columns
+from kafkalog.storage_engine.records.kernels import decode
 from kafkalog.storage_engine.records.tables import (
     BatchTable,
     Bytes,
@@ -28,7 +29,7 @@ class Sections:
     """The record sections of some batches v2, decompressed.
 
     arena: the bytes in which they lie
-    places: int64 (7, s), a section each, as `kernels.index_records` wants them
+    places: int64 (7, s), a section each, as `decode.index_records` wants them
     fault: reports what is wrong with one of them
     """
 
@@ -97,7 +98,7 @@ def index_sections(sections: Sections) -> RecordTable:
     count = sections.record_count
     fields = columns.allocate(codes.RECORD_FIELDS * count, np.int64)
     fields = fields.reshape(codes.RECORD_FIELDS, count)
-    status, section, position = kernels.index_records(sections.arena, sections.places, fields)
+    status, section, position = decode.index_records(sections.arena, sections.places, fields)
     sections.check(status, section, position)
     selection = sections.fault.selection[: len(sections)]
     batch_index = np.repeat(selection.astype(np.int32), sections.places[2])

@@ -1,4 +1,4 @@
-"""The record section of a batch, compressed and decompressed in the framings Kafka uses.
+"""Compress and decompress the record section of a batch, in Kafka's framings.
 
 ========  ===================================  ==================================================
 codec     written                              read
@@ -10,11 +10,11 @@ lz4       one frame, independent 64 KiB        any number of frames
 zstd      one frame                            any number of frames, with or without their size
 ========  ===================================  ==================================================
 
-What is read comes from disks and strangers: every function here stops at `limit` decompressed
-bytes, and raises ValueError for whatever is not a complete stream of its codec.
+The input is untrusted: every function here stops at `limit` decompressed bytes, and raises
+ValueError for data that is not a complete stream of its codec.
 
-Like Kafka's Compression classes. Their lz4 frames in messages v0 carry a wrong header checksum,
-which is not looked at if the caller says so.
+Kafka: the Compression classes. Their lz4 frames in messages v0 have a wrong header checksum, which
+`decompress` can ignore.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from kafkalog.storage_engine.format.batch import Buffer
 __all__ = ["SIZE_MAX", "compress", "decompress"]
 
 SIZE_MAX: Final = 1 << 28
-"""Bytes the record section of one batch may decompress to; a larger one is taken for a bomb."""
+"""Largest decompressed size of a batch's record section; a larger one counts as a bomb."""
 XERIAL_BLOCK_SIZE: Final = 32 * 1024
 """Uncompressed bytes of one block (Kafka: SnappyOutputStream's default)."""
 LZ4_FAST_LEVEL: Final = 9
 """Kafka's default lz4 level; it selects the fast compressor, all others the thorough one."""
 LZ4_THOROUGH_LEVELS: Final = (3, 12)
-"""What the lz4 library accepts for its thorough compressor."""
+"""The levels of the lz4 library's thorough compressor."""
 ZSTD_LEVEL: Final = 3
 READ_SIZE_MIN: Final = 64 * 1024
 LZ4_LIKELY_RATIO: Final = 8
-"""What a frame holds is seldom more times its size."""
+"""A frame's content is seldom larger than this many times its size."""
 _XXH32_PRIMES: Final = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """Return `data` in the framing of `codec` (a `layout.CODEC_*`); None is Kafka's default level.
+    """Return `data` in the framing of `codec` (a `layout.CODEC_*`); level None is Kafka's default.
 
-    Raises ValueError for an unknown codec or a level the codec does not have.
+    Raises ValueError for an unknown codec or level.
     """
     if codec == layout.CODEC_NONE:
         return bytes(data)
@@ -59,10 +59,10 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
 def decompress(
     codec: int, data: Buffer, *, limit: int, is_lz4_header_checked: bool = True
 ) -> bytes | memoryview:
-    """Return what `data` holds, which may be no more than `limit` bytes.
+    """Return the decompressed content of `data`, at most `limit` bytes.
 
-    Raises ValueError, with a message that says expected and found, for an unknown codec, a stream
-    that is cut off or damaged, and one that exceeds the limit.
+    Raises ValueError, with the expected and the found, for an unknown codec, a stream that is
+    damaged or incomplete, and one that exceeds the limit.
     """
     if codec == layout.CODEC_NONE:
         if len(data) > limit:
@@ -222,7 +222,7 @@ def _lz4_decompress(data: Buffer, limit: int) -> bytes:
 
 
 def _with_lz4_header_checksum(data: Buffer) -> bytes:
-    """Return an lz4 frame with its header's checksum set right; the data as it is if it is none."""
+    """Return an lz4 frame with a right header checksum; other data unchanged."""
     start = layout.LZ4_FLAGS_POSITION
     if len(data) <= start or bytes(data[:start]) != layout.LZ4_MAGIC:
         return bytes(data)
@@ -238,7 +238,6 @@ def _with_lz4_header_checksum(data: Buffer) -> bytes:
 
 
 def _xxh32(data: bytes) -> int:
-    """Return the xxHash32 (seed 0) of fewer than 16 bytes."""
     result = _XXH32_PRIMES[4] + len(data)
     words = len(data) // 4 * 4
     for i in range(0, words, 4):

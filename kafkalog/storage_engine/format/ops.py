@@ -23,26 +23,26 @@ SIP_3: Final = 0x7465646279746573
 _WORD: Final = 2**64 - 1
 
 _SLOWER: Final = 60
-"""About how many times slower Python decodes records: `bench.codec` on the build `python`."""
+"""Approximate slowdown of record decoding in Python: `bench.codec` on the build `python`."""
 
 
 class Vector(Protocol):
-    """An array of one dimension, as a kernel sees it: its items are integers."""
+    """A one-dimensional array of integers, as a kernel sees it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return how many items there are."""
+        """Return the number of items."""
 
     def __getitem__(self, index: int, /) -> int: ...
     def __setitem__(self, index: int, value: int, /) -> None: ...
 
 
 class Matrix(Protocol):
-    """An array of two dimensions, as a kernel sees it."""
+    """A two-dimensional array, as a kernel sees it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return how many rows and columns there are."""
+        """Return the numbers of rows and columns."""
 
     def __getitem__(self, index: tuple[int, int], /) -> int: ...
     def __setitem__(self, index: tuple[int, int], value: int, /) -> None: ...
@@ -67,12 +67,12 @@ Word: TypeAlias = int
 
 
 def copy_bytes(target: Any, to: int, source: Any, start: int, size: int) -> None:
-    """Copy `size` bytes; the caller has proven both ranges."""
+    """Copy `size` bytes; the caller has checked both ranges."""
     target[to : to + size] = source[start : start + size]
 
 
 def wrap(value: int) -> int:
-    """Return a sum as 64 bits hold it, like Java and C."""
+    """Wrap a sum to 64 bits, like Java and C."""
     return ((value - INT64_MIN) & _WORD) + INT64_MIN
 
 
@@ -102,12 +102,12 @@ def zigzag(value: int) -> int:
 
 
 def little_32(data: Any, position: int) -> int:
-    """Return four bytes as a little-endian integer; the caller has proven the range."""
+    """Return four bytes as a little-endian integer; the caller has checked the range."""
     return int.from_bytes(data[position : position + 4], "little")
 
 
 def little_64(data: Any, position: int) -> int:
-    """Return eight bytes as a little-endian word; the caller has proven the range."""
+    """Return eight bytes as a little-endian word; the caller has checked the range."""
     return int.from_bytes(data[position : position + 8], "little")
 
 
@@ -152,7 +152,6 @@ def plain(names: dict[str, Any]) -> None:
 
 @functools.cache
 def _warn() -> None:
-    """Warn once a process."""
     warnings.warn(
         f"kafkalog: the kernels are not compiled and run as Python, {_SLOWER} times slower. "
         "Install a C compiler and Python's headers (Debian: apt-get install gcc libc6-dev "

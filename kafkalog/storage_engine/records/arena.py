@@ -1,7 +1,7 @@
-"""The arena of a chunk: the bytes in which the records of its batches can be read.
+"""The arena of a chunk: the bytes in which the records of its batches are read.
 
-That is the chunk itself where nothing in it is compressed, else its decompressed record sections,
-one behind the other.
+It is the chunk itself if nothing is compressed, else its decompressed record sections, one after
+the other.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ def sections(
     run_size: int | None,
     fault: ChunkFault,
 ) -> tuple[npt.NDArray[np.uint8], Integers, Integers]:
-    """Return an arena, and the start and the end of the record section of each batch of `fault`.
+    """Return an arena, and the start and end of the record section of each batch of `fault`.
 
-    No section has more than `limit` bytes. With a `run_size` there are fewer than it selects
-    where the first ones, decompressed, are so many bytes already: then the last of them ends it.
-    Raises CorruptBatchError.
+    No section has more than `limit` bytes. With a `run_size`, it stops after the batch that makes
+    the decompressed sections this large. Raises CorruptBatchError.
     """
     selection = fault.selection
     starts = table.positions[selection] + layout.BATCH_OVERHEAD

@@ -1,9 +1,9 @@
-"""Arrow columns to finished record batches, and keys to partitions.
+"""Encode Arrow columns as finished record batches.
 
-Batches are filled in the order of the rows, up to a size; each is complete, checksum included,
-but for its place in the log, which lies outside the checksum (`ActiveSegment.stamp`).
+Batches are filled in the order of the rows, up to a size. Each is complete, with its checksum. Only
+its place in the log is missing, which the checksum does not cover (`ActiveSegment.stamp`).
 
-Like Kafka's RecordAccumulator, MemoryRecordsBuilder and BuiltInPartitioner.
+Kafka: RecordAccumulator, MemoryRecordsBuilder.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ __all__ = ["Encoded", "encode"]
 
 @dataclass(slots=True)
 class Encoded:
-    """Finished batches, one after the other in `data`, which can be written.
+    """Finished batches, one after the other in `data`, which is writable.
 
-    Base offsets count from 0 in each group and the leader epoch is -1: to be stamped.
-    positions, counts: byte position and number of records of each batch; rows: all records
-    ends: of each group, how many batches end with it
+    Base offsets count from 0 in each group and the leader epoch is -1, to be stamped.
+
+    - positions, counts: byte position and number of records of each batch
+    - rows: the number of all records
+    - ends: for each group, the number of batches up to its end
     """
 
     data: memoryview
@@ -59,13 +61,14 @@ def encode(
 ) -> Encoded:
     """Encode `rows` (indexes into the columns, in the order to write) into batches.
 
-    key, value: binary or string; None is a column of nulls. headers: a list of key and value.
-    timestamps: int64 (m,) ms, one for each row of the columns; with LogAppendTime the clock's
-    batch_size: bytes, before compression; larger only where one record is
-    level: None is the codec's default
-    groups: int64 (g,), the first index into `rows` of each group, ascending from 0: no batch is of
-        two groups, and each group's offsets begin at 0; None is one group
-    Raises InvalidInputError for a record that no batch of `max_message_bytes` can hold (names row
+    - key, value: binary or string; None is a column of nulls. headers: a list of key and value.
+    - timestamps: int64 (m,) ms, one for each row of the columns; with LogAppendTime the clock's
+    - batch_size: bytes before compression; only a single larger record exceeds it
+    - level: None is the codec's default
+    - groups: int64 (g,), the first index into `rows` of each group, ascending from 0; None is one
+      group. A batch never spans two groups, and the offsets of each group begin at 0.
+
+    Raises InvalidInputError for a record that no batch of `max_message_bytes` can hold (with row
     and size), a header without a key, columns of other types or lengths, an unknown codec or level.
     """
     from kafkalog.storage_engine.records import columns

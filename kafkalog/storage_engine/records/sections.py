@@ -1,4 +1,4 @@
-"""The record sections of batches: decompressed, their counts held against their bytes, indexed."""
+"""The record sections of batches: decompress them, check their counts, and index them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sections:
 
     @property
     def record_count(self) -> int:
-        """How many records they hold, as their batches say."""
+        """The number of their records, by their batches."""
         return int(self.places[2].sum())
 
     @property
@@ -51,7 +51,7 @@ class Sections:
         return int((self.places[1] - self.places[0]).sum())
 
     def check(self, status: int, section: int, position: int) -> None:
-        """Raise CorruptBatchError for what a kernel found wrong."""
+        """Raise CorruptBatchError for a kernel's status."""
         if status != codes.OK:
             place = position - int(self.places[0, section])
             self.fault.report_status(section, status, place, int(self.places[2, section]))
@@ -65,7 +65,7 @@ def find_sections(
     run_size: int | None,
     fault: ChunkFault,
 ) -> Sections:
-    """Decompress the batches v2 that `fault` selects; see `index_records`. Not all: `len` says."""
+    """Decompress the batches v2 that `fault` selects, or the first of them; see `index_records`."""
     data, starts, ends = arena.sections(buffer, table, limit=limit, run_size=run_size, fault=fault)
     selection = fault.selection[: len(starts)]
     counts = table.counts[selection]

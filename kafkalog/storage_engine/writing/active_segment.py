@@ -4,8 +4,6 @@ Invariants
 ----------
 - Nothing beyond the recorded size is ever read: there lies what a dead commit left, or, with
   `preallocate`, room for what comes.
-- An index entry is decided by the distance to the entry before it, not by bytes since the file was
-  opened, so that many small commits get the index one large one would get.
 - What is cut off an index is cut off durably: nobody syncs the entries that come in its place, and
   what a power cut brought back would be believed of the batches that have those offsets by then.
 - A `.txnindex` file exists only where a transaction was aborted.
@@ -27,6 +25,7 @@ from kafkalog.storage_engine.format.batch import Buffer, check_batch
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 from kafkalog.storage_engine.segment.segments import header_at, headers, locate
 from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
@@ -75,13 +74,12 @@ class ActiveSegment:
         self._written = self._opened_size = self.size
         self._is_dirty = False
         self._lifetime_ms: int | None = None
-        self._offset_entries = bytearray()
-        self._time_entries = bytearray()
+        self._index = IndexBuilder(
+            base_offset, config.index_interval_bytes, find_largest=self._largest_on_disk
+        )
         self._transaction_entries = bytearray()
         self._log_fd = self._index_fd = self._time_index_fd = self._transaction_fd = -1
         self._first_timestamp: int | None = None
-        self._largest = (layout.NO_TIMESTAMP, 0)
-        self._knows_largest = False
         self._transactions_size = 0
         self._open(end_offset, has_transactions)
 
@@ -126,23 +124,23 @@ class ActiveSegment:
 
     def _truncate_indexes(self, end: int) -> None:
         """Drop index entries at or above the cut, and torn ones; remember the last that stay."""
-        self._index_count, last = _truncate_entries(
+        offset_count, last = _truncate_entries(
             self._index_fd,
             layout.OFFSET_INDEX_ENTRY.size,
             layout.OFFSET_INDEX_ENTRY.iter_unpack,
             lambda relative, position: relative < end and 0 < position < self.size,
         )
-        self._indexed_position = last[1] if last else 0
-        """Where the batch of the last offset index entry starts; 0 without one."""
-        self._time_index_count, last = _truncate_entries(
+        indexed_position = last[1] if last else 0
+        time_count, last = _truncate_entries(
             self._time_index_fd,
             layout.TIME_INDEX_ENTRY.size,
             layout.TIME_INDEX_ENTRY.iter_unpack,
             lambda timestamp, relative: relative < end and (timestamp, relative) != (0, 0),
         )
-        self._last_time_entry: tuple[int, int] | None = None
-        if last:
-            self._last_time_entry = last[0], self.base_offset + last[1]
+        self._last_time = (last[0], self.base_offset + last[1]) if last else None
+        """What the last time index entry says that stayed when the segment was opened."""
+        timestamp = last[0] if last else layout.NO_TIMESTAMP
+        self._index.resume((offset_count, indexed_position), (time_count, timestamp))
 
     def _truncate_transactions(self, end_offset: int) -> None:
         """Drop entries without their marker: of a commit that died, in whatever form they came."""
@@ -232,7 +230,8 @@ class ActiveSegment:
             return True
         if self.size > self._config.segment_bytes - size:
             return False
-        if self._index_count >= self._index_slots or self._time_index_count >= self._time_slots:
+        index = self._index
+        if index.offset_count >= self._index_slots or index.time_count >= self._time_slots:
             return False
         first = self._read_first_timestamp(max_timestamp)
         waited = max_timestamp - first if first >= 0 else 0
@@ -241,23 +240,13 @@ class ActiveSegment:
     def add(self, size: int, max_timestamp: int, last_offset: int) -> None:
         """Take the next batch into account, and give it an index entry if it is to have one.
 
-        That is where the last entry is more than `index.interval.bytes` behind. The bytes follow by
-        `write`.
+        The bytes follow by `write`.
         """
         position = self.size
         self.size += size
-        if max_timestamp > self._largest[0]:
-            self._largest = max_timestamp, last_offset
         if self._first_timestamp is None and position == 0:
             self._first_timestamp = max_timestamp
-        if position - self._indexed_position <= self._config.index_interval_bytes:
-            return
-        self._index_time()
-        self._offset_entries += layout.OFFSET_INDEX_ENTRY.pack(
-            last_offset - self.base_offset, position
-        )
-        self._index_count += 1
-        self._indexed_position = position
+        self._index.add(position, last_offset, max_timestamp)
 
     def add_aborted(self, transaction: AbortedTransaction) -> None:
         """Note a transaction whose ABORT marker was added; written with the next `write`."""
@@ -272,10 +261,11 @@ class ActiveSegment:
         self._write_entries()
 
     def _write_entries(self) -> None:
-        end = self._index_count * layout.OFFSET_INDEX_ENTRY.size
-        _write_up_to(self._index_fd, self._offset_entries, end)
-        end = self._time_index_count * layout.TIME_INDEX_ENTRY.size
-        _write_up_to(self._time_index_fd, self._time_entries, end)
+        index = self._index
+        end = index.offset_count * layout.OFFSET_INDEX_ENTRY.size
+        _write_up_to(self._index_fd, index.offset_entries, end)
+        end = index.time_count * layout.TIME_INDEX_ENTRY.size
+        _write_up_to(self._time_index_fd, index.time_entries, end)
         if self._transaction_entries:
             if self._transaction_fd < 0:
                 path = self._path(layout.TRANSACTION_INDEX)
@@ -309,26 +299,14 @@ class ActiveSegment:
             self._first_timestamp = otherwise if header is None else header.max_timestamp
         return self._first_timestamp
 
-    def _index_time(self) -> None:
-        """Add a time index entry if the largest timestamp has grown since the last one."""
-        if not self._knows_largest:
-            self._largest = max(self._largest_on_disk(), self._largest, key=lambda pair: pair[0])
-            self._knows_largest = True
-        timestamp, offset = self._largest
-        last = self._last_time_entry
-        if timestamp <= (layout.NO_TIMESTAMP if last is None else last[0]):
-            return
-        self._time_entries += layout.TIME_INDEX_ENTRY.pack(timestamp, offset - self.base_offset)
-        self._time_index_count += 1
-        self._last_time_entry = timestamp, offset
-
     def _largest_on_disk(self) -> tuple[int, int]:
         """Find the largest timestamp as opened: the time index's last, or of a batch after it.
 
         Asked for once at most, before an entry is added.
         """
-        largest = self._last_time_entry or (layout.NO_TIMESTAMP, self.base_offset)
-        for _, header in headers(self._log_fd, self._indexed_position, self._opened_size):
+        largest = self._last_time or (layout.NO_TIMESTAMP, self.base_offset)
+        start = self._index.indexed_position
+        for _, header in headers(self._log_fd, start, self._opened_size):
             if header.max_timestamp > largest[0]:
                 largest = header.max_timestamp, header.last_offset
         return largest
@@ -346,7 +324,7 @@ class ActiveSegment:
     def finish(self) -> None:
         """Make the segment one that is only read: its last time index entry, no room, synced."""
         if self.size:
-            self._index_time()
+            self._index.add_time()
         self._write_entries()
         if os.fstat(self._log_fd).st_size > self.size:
             files.truncate(self._log_fd, self.size)

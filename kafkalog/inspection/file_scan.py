@@ -124,7 +124,7 @@ class FileScan:
                 wish = CHUNK_SIZE
 
     def _size_at(self, buffer: bytes) -> int | None:
-        """Return the size of the batch at the start of `buffer`; None if the file ends within it."""
+        """Return the size of the first batch in `buffer`; None if the file ends within it."""
         remaining = self.limit - self.position
         if len(buffer) >= layout.LOG_OVERHEAD:
             length = buffer[layout.LENGTH_POSITION : layout.LOG_OVERHEAD]

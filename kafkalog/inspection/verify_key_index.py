@@ -23,9 +23,10 @@ _BLOCKS_AT_ONCE: Final = 256
 
 def verify_key_indexes(directory: Path) -> Iterator[Finding]:
     """Yield a notice for every key index of a partition that is damaged, at its first bad block."""
-    for path in sorted(directory.glob(f"{layout.OURS}*{layout.KEYS}")):
-        if path.name.startswith(layout.SPILL):
-            continue  # it is being written, or what a dead cleaner left
+    for name in sorted(files.list_names(directory)):
+        if not layout.is_key_index(name) or name.startswith(layout.SPILL):
+            continue  # a spill is being written, or a dead cleaner left it
+        path = directory / name
         try:
             fd = files.open_to_read(path)
         except FileNotFoundError:

@@ -343,7 +343,7 @@ def _check_space(log: LogToClean, keys: int, read: int) -> None:
 def _read_deaths(directory: Path) -> int:
     """How many cleanings in a row that spilled did not come to an end."""
     try:
-        content = json.loads((directory / layout.SPILLING).read_bytes())
+        content = json.loads(files.read_file(directory / layout.SPILLING))
     except (FileNotFoundError, ValueError, RecursionError):
         return 0
     deaths = content.get("deaths") if isinstance(content, dict) else None

@@ -105,7 +105,7 @@ def scan_file(
         traces.faults.append(file.fault)
         return traces
     try:
-        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_to_read(file.path)
     except FileNotFoundError:
         raise
     except OSError as fault:

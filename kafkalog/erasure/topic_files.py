@@ -8,7 +8,6 @@ one of another topic alone, it is left out, too.
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.writing.writer import writer_slug
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def topic_files(engine: Engine, topic: str) -> list[TopicFile]:
     targets = _targets(state)
     found: list[TopicFile] = []
     for root in roots:
-        with os.scandir(root) as entries:
+        with files.scan(root) as entries:
             for entry in entries:
                 path = root / entry.name
                 if not entry.is_dir():
@@ -181,21 +181,24 @@ def _of_root(path: Path, topic: str, targets: Mapping[str, str]) -> Iterator[Top
 
 
 def _below(directory: Path, partition: int | None, remove_at_ms: int | None) -> Iterator[TopicFile]:
-    def fault_of(fault: OSError) -> None:
-        if not isinstance(fault, FileNotFoundError):
-            said = f"cannot be read: {fault.strerror}"
-            faults.append(_unlooked(Path(fault.filename), FileKind.DIRECTORY, partition, said))
-
-    faults: list[TopicFile] = []
-    for parent, below, names in os.walk(directory, onerror=fault_of):
-        for name in names:
-            yield from _file(Path(parent, name), partition, remove_at_ms)
-        for name in below:
-            path = Path(parent, name)
-            if path.is_symlink():
-                said = "a link to another directory, which is not looked into"
-                faults.append(_unlooked(path, FileKind.DIRECTORY, partition, said))
-    yield from faults
+    try:
+        with files.scan(directory) as entries:
+            found = list(entries)
+    except FileNotFoundError:
+        return
+    except OSError as fault:
+        said = f"cannot be read: {fault.strerror}"
+        yield _unlooked(directory, FileKind.DIRECTORY, partition, said)
+        return
+    for entry in found:
+        path = directory / entry.name
+        if not entry.is_dir():
+            yield from _file(path, partition, remove_at_ms)
+        elif entry.is_symlink():
+            said = "a link to another directory, which is not looked into"
+            yield _unlooked(path, FileKind.DIRECTORY, partition, said)
+        else:
+            yield from _below(path, partition, remove_at_ms)
 
 
 def _unlooked(path: Path, kind: FileKind, partition: int | None, fault: str) -> TopicFile:

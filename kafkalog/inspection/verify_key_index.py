@@ -24,9 +24,10 @@ _BLOCKS_AT_ONCE: Final = 256
 
 def verify_key_indexes(directory: Path) -> Iterator[Finding]:
     """Yield a notice for each damaged key index of a partition, at its first bad block."""
-    for path in sorted(directory.glob(f"{layout.OURS}*{layout.KEYS}")):
-        if path.name.startswith(layout.SPILL):
-            continue  # a cleaner is writing it, or died while it did
+    for name in sorted(files.list_names(directory)):
+        if not layout.is_key_index(name) or name.startswith(layout.SPILL):
+            continue  # a spill is being written, or a dead cleaner left it
+        path = directory / name
         try:
             fd = files.open_to_read(path)
         except FileNotFoundError:

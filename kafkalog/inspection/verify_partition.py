@@ -283,7 +283,7 @@ def _against_journal(
 
 def _names(directory: Path) -> Iterator[Finding]:
     """Report names that nothing reads: foreign files, indexes without a log."""
-    names = sorted(os.listdir(directory))
+    names = sorted(files.list_names(directory))
     logs = {
         parsed[0]
         for name in names
@@ -362,7 +362,7 @@ def _epochs_within(partition: PartitionFiles, log: LogCheck, end: int | None) ->
 def _snapshots(partition: PartitionFiles, last: _Opened | None) -> Iterator[Finding]:
     """Check the producer snapshots; a killed broker may leave half of one."""
     directory, is_damage = partition.directory, partition.recovery_point is None
-    names = sorted(os.listdir(directory))
+    names = sorted(files.list_names(directory))
     if last is not None and last.state is not None and last.state.producer_snapshot >= 0:
         wanted = layout.segment_file(last.state.producer_snapshot, layout.SNAPSHOT)
         is_current = partition.load_state is None or partition.load_state() == last.state
@@ -374,7 +374,7 @@ def _snapshots(partition: PartitionFiles, last: _Opened | None) -> Iterator[Find
             continue
         path = directory / name
         try:
-            entries = parse_snapshot(path.read_bytes(), path)
+            entries = parse_snapshot(files.read_file(path), path)
         except FileNotFoundError:
             continue  # swept meanwhile
         except CorruptLogError as fault:

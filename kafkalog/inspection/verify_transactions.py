@@ -18,6 +18,7 @@ from kafkalog.errors import CorruptBatchError
 from kafkalog.inspection.file_scan import ScannedChunk
 from kafkalog.inspection.finding import Finding
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 
 __all__ = ["TransactionCheck"]
 
@@ -66,7 +67,7 @@ class TransactionCheck:
             if size > _FILE_SIZE_MAX:
                 yield Finding(path, 0, f"{_FILE_SIZE_MAX} bytes at most", f"{size} bytes")
                 return
-            data = path.read_bytes()
+            data = files.read_file(path)
         except FileNotFoundError:
             return
         before = base_offset - 1

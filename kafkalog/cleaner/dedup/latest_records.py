@@ -66,7 +66,7 @@ class LatestRecords(Protocol):
         """
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Return which batches (b) are known, without reading keys, to hold only obsolete records."""
+        """Return which batches (b) hold only obsolete records, as known without their keys."""
 
     def close(self) -> None:
         """Release memory and temporary files."""
@@ -330,7 +330,7 @@ def _check_space(log: LogToClean, keys: int, read: int) -> None:
 def _read_deaths(directory: Path) -> int:
     """Return how many spilling rounds in a row did not finish."""
     try:
-        content = json.loads((directory / layout.SPILLING).read_bytes())
+        content = json.loads(files.read_file(directory / layout.SPILLING))
     except (FileNotFoundError, ValueError, RecursionError):
         return 0
     deaths = content.get("deaths") if isinstance(content, dict) else None

@@ -17,6 +17,7 @@ from pathlib import Path
 from kafkalog.cleaner.dedup.delete_horizon import is_told, read_delete_horizon
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.index import TimeIndex
@@ -220,6 +221,6 @@ def _compaction_delay_ms(
 
 def _first_timestamp(segment: SegmentFiles) -> int:
     """The largest timestamp of a segment's first batch; -1 when it has none."""
-    with segment.log.open("rb") as file:
+    with files.open_stream(segment.log) as file:
         header = header_at(file.fileno(), 0, segment.size)
     return layout.NO_TIMESTAMP if header is None else header.max_timestamp

@@ -129,7 +129,7 @@ class KeyIndexWriter:
         """
         header = self._header(log, size, positions)
         files.create(self.temporary)
-        fd = os.open(self.temporary, os.O_WRONLY | os.O_CLOEXEC)
+        fd = files.open_to_write(self.temporary)
         try:
             files.write_at(fd, header, 0)
             place = layout.KEYS_BLOCK

@@ -21,6 +21,7 @@ from kafkalog.cleaner.state.last_cleaning import read_last_cleaning
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.segments import header_at
 
 if TYPE_CHECKING:
@@ -325,7 +326,7 @@ def _transaction(
             place = snapshot.position_of(stable)
             if place is not None:
                 segment, position = place
-                with segment.log.open("rb") as file:
+                with files.open_stream(segment.log) as file:
                     header = header_at(file.fileno(), position, segment.size)
                 if header is not None and header.producer_id >= 0:
                     whose = f"The transaction of producer {header.producer_id}"

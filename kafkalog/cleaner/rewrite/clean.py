@@ -308,7 +308,7 @@ def _modified_ns(group: Sequence[SegmentFiles]) -> int:
 
 def _transactions(segment: SegmentFiles) -> bytes:
     try:
-        return segment.transaction_index.read_bytes()
+        return files.read_file(segment.transaction_index)
     except FileNotFoundError:
         return b""
 

@@ -63,7 +63,7 @@ class CleanedSegment:
         for suffix in layout.SEGMENT_SUFFIXES:
             files.remove(self.path(suffix))
         files.create(self.path(layout.LOG))
-        self._fd = os.open(self.path(layout.LOG), os.O_WRONLY | os.O_CLOEXEC)
+        self._fd = files.open_to_write(self.path(layout.LOG))
 
     @property
     def next_offset(self) -> int:
@@ -224,7 +224,7 @@ class CleanedSegment:
 def _write(path: Path, data: bytes) -> None:
     """Write a new file; content and name are yet to be synced."""
     files.create(path)
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    fd = files.open_to_write(path)
     try:
         files.write_at(fd, data, 0)
     finally:

@@ -170,7 +170,7 @@ class PartitionCleaner:
 
     def _finish_what_others_left(self, topic: str, directory: Path) -> None:
         leftovers = (layout.CLEANED, layout.SWAP)
-        if any(path.name.endswith(leftovers) for path in directory.iterdir()):
+        if any(name.endswith(leftovers) for name in files.list_names(directory)):
             with locks.SegmentsLock(directory).exclusive():
                 finish_swaps(directory)
         # Or the last names of a swap that is done may be lost, and a .cleaned file of ours be there

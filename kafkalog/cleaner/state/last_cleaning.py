@@ -78,7 +78,7 @@ def read_last_cleaning(directory: Path) -> LastCleaning | None:
 def read_cleanings(directory: Path) -> list[LastCleaning]:
     """Return the last cleanings of a partition, the latest first, as many as are remembered."""
     try:
-        content = json.loads((directory / layout.LAST_CLEANING).read_bytes())
+        content = json.loads(files.read_file(directory / layout.LAST_CLEANING))
     except (OSError, ValueError, RecursionError):
         return []
     if not isinstance(content, dict) or content.get("version") != _VERSION:

@@ -59,7 +59,7 @@ def read_uncleanable(directory: Path) -> Uncleanable | None:
         _unwritten.pop(_key(directory), None)  # another process has cleaned it, or failed
     path = directory / layout.UNCLEANABLE
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(files.read_file(path))
         if content.pop("version") != _VERSION:
             return Uncleanable(f"{path}: written by a newer release; use that one")
         mark = Uncleanable(**content)
@@ -82,7 +82,7 @@ def _key(directory: Path) -> tuple[str, bytes]:
     By the topic's id, that is: an inode of a directory that went is given to the next one.
     """
     try:
-        return str(directory), (directory / layout.PARTITION_METADATA).read_bytes()
+        return str(directory), files.read_file(directory / layout.PARTITION_METADATA)
     except OSError:
         return str(directory), b""
 

@@ -111,7 +111,7 @@ def add(root: Path, ended: Mapping[str, bytes], now_ms: int) -> None:
 def _lines(path: Path) -> bytes:
     """Return the lines; none of a file that is missing, or empty as it was created."""
     try:
-        data = path.read_bytes()
+        data = files.read_file(path)
     except FileNotFoundError:
         return b""
     except PermissionError as fault:

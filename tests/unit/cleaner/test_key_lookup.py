@@ -312,14 +312,14 @@ def test_the_transaction_index_is_read_once_for_many_lookups(
         log.roll()
     log.data(99)
     read: list[str] = []
-    read_bytes = Path.read_bytes
+    read_bytes = files.read_file
 
     def counted(path: Path) -> bytes:
         if path.suffix == layout.TRANSACTION_INDEX:
             read.append(path.name)
         return read_bytes(path)
 
-    monkeypatch.setattr(Path, "read_bytes", counted)
+    monkeypatch.setattr(files, "read_file", counted)
     with KeyLookup(log.engine, "t") as lookup:
         for _ in range(4):
             offsets = {

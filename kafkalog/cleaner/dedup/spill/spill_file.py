@@ -39,7 +39,7 @@ class SpillFile:
         self._fd = -1
         try:
             files.create(self.path)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = files.open_to_write(self.path)
         except OSError as fault:
             files.remove(self.path)
             raise self._fault(fault) from fault
@@ -92,7 +92,8 @@ def sweep_spill_files(directory: Path) -> int:
     """Remove dead cleaners' files from a partition's directory, under its cleaner lock; return how
     many."""
     count = 0
-    for path in directory.glob(layout.SPILL + "*"):
-        files.remove(path)
-        count += 1
+    for name in files.list_names(directory):
+        if name.startswith(layout.SPILL):
+            files.remove(directory / name)
+            count += 1
     return count

@@ -78,7 +78,7 @@ class Spilled:
         return flags
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Return which batches (b) are known, without reading keys, to hold only obsolete records."""
+        """Return which batches (b) hold only obsolete records, as known without their keys."""
         if self._obsolete_offsets is None:
             return np.zeros(len(table), dtype=np.bool_)
         return self._obsolete_offsets.hold_all_of(table)

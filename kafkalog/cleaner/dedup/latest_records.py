@@ -66,7 +66,7 @@ class LatestRecords(Protocol):
         """
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Return which batches (b) are known, without reading keys, to hold only obsolete records."""
+        """Return which batches (b) are known to be wholly obsolete, without reading keys."""
 
     def close(self) -> None:
         """Release memory and temporary files."""

@@ -213,7 +213,7 @@ class OffsetMap:
         return flags
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Return which batches (b) are known, without reading keys, to hold only obsolete records."""
+        """Return which batches (b) are known to be wholly obsolete, without reading keys."""
         known = self.obsolete_offsets
         if known is None:
             return np.zeros(len(table), dtype=np.bool_)

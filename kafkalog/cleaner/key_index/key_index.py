@@ -5,7 +5,7 @@ record with a key: 33 bits of the key's hash and the position of its batch, sort
 block or two of the file, then the batch, and compares the keys. A colliding hash costs one more
 batch.
 
-No key of the segment may be missing. So an index is used only if it is whole and of this segment:
+No key of the segment may be missing. An index is used only if it is whole and of this segment:
 
 - It is renamed into place after its segment, and removed before the segment is replaced or retired,
   under the exclusive segments lock. `KeyIndex.open` holds the lock shared.
@@ -13,7 +13,7 @@ No key of the segment may be missing. So an index is used only if it is whole an
   were copied. Every block has a checksum.
 
 If an index does not fit, lookups scan the segment, and the next cleaning writes a new one. Keys are
-hashed by SipHash under a secret in the file, so that nobody can construct keys that collide. All
+hashed by SipHash under a secret in the file, so that no writer can construct colliding keys. All
 indexes of a partition share the secret, so that a cleaning can look its dirty keys up in all of
 them (`unchanged_segments`). An old index is removed at once: an erased key leaves no hash.
 
@@ -286,8 +286,7 @@ class KeyIndex:
             os.close(fd)
 
     def positions(self, key: bytes) -> list[int] | None:
-        """Return the ascending positions of all batches that may hold a key; None if the index is
-        damaged."""
+        """Return the ascending positions of batches that may hold a key; None if damaged."""
         low = _key_hash(key, self.secret)
         place = self._first_block(low)
         found: list[int] = []

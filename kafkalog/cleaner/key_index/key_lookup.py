@@ -102,7 +102,7 @@ class KeyLookup:
                 self._close(number)
 
     def get(self, key: bytes | str, *, partition: int | None = None) -> Record | None:
-        """Return the latest record of a key; None if there is none, or it is a tombstone.
+        """Return the latest record of a key; None if it has no record, or a tombstone.
 
         Text is encoded as UTF-8. The key is searched where Kafka's default partitioner puts it, or
         in `partition`. Raises InvalidInputError for an invalid key or partition, and after `close`;
@@ -221,7 +221,7 @@ class PartitionLookup:
         return key_count * (scanned + len(self._indexes) * _INDEXED_SIZE) < size
 
     def latest(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
-        """Return the latest record of a key below `end`; None if there is none, or a tombstone."""
+        """Return the latest record of a key below `end`; None for no record, or a tombstone."""
         try:
             return self._latest(key, min(end, self.snapshot.state.last_stable_offset))
         except KafkaLogError:
@@ -276,7 +276,7 @@ class PartitionLookup:
     def _of_chunk(
         self, chunk: Chunk, outcomes: TransactionOutcomes, key: bytes, start: int, end: int
     ) -> Record | None:
-        """Return the last record of a key in a chunk, or its tombstone."""
+        """Return the last record of a key in a chunk, possibly a tombstone."""
         is_wanted: npt.NDArray[np.bool_] = (chunk.table.attributes & layout.CONTROL_BIT) == 0
         is_wanted &= ~outcomes.is_aborted(chunk)
         found: Record | None = None

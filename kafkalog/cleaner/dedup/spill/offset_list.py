@@ -72,7 +72,7 @@ class OffsetList:
         self._window = min(max(share, _WINDOW_MIN), _WINDOW_MAX)
 
     def contains(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which of the offsets (n) are in the list; ascending offsets and calls are cheap."""
+        """Return which of the offsets (n) are in the list; fastest if they ascend."""
         flags = np.zeros(len(offsets), dtype=np.bool_)
         if not len(offsets):
             return flags

@@ -89,8 +89,7 @@ class SpillFile:
 
 
 def sweep_spill_files(directory: Path) -> int:
-    """Remove dead cleaners' files from a partition's directory, under its cleaner lock; return how
-    many."""
+    """Remove dead cleaners' files, under the partition's cleaner lock; return how many."""
     count = 0
     for path in directory.glob(layout.SPILL + "*"):
         files.remove(path)

@@ -78,7 +78,7 @@ class Spilled:
         return flags
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Return which batches (b) are known, without reading keys, to hold only obsolete records."""
+        """Return which batches (b) are known to be wholly obsolete, without reading keys."""
         if self._obsolete_offsets is None:
             return np.zeros(len(table), dtype=np.bool_)
         return self._obsolete_offsets.hold_all_of(table)
@@ -137,8 +137,7 @@ class Spill:
         self._uncounted.append(np.ascontiguousarray(last_offsets))
 
     def take_clean(self, hashes: Uint64s, offsets: Int64s) -> None:
-        """Add hashes (n, 2) and offsets of clean keys; the map's memory must be empty, and holds
-        them."""
+        """Add hashes (n, 2) and offsets of clean keys, in the map's memory, which must be empty."""
         rows = self._map.slots
         first = 0
         while first < len(offsets):

@@ -34,8 +34,7 @@ _MANAGER = "kafka_log_logcleanermanager_"
 
 
 class CleanerMetrics:
-    """A collector of a background cleaner's counters and the partitions' state, for a Prometheus
-    registry.
+    """A collector of the cleaner's counters and the partitions' state, for a Prometheus registry.
 
     `register` adds it, `unregister` removes it. `clock` returns epoch milliseconds.
     """

@@ -42,8 +42,7 @@ def clean(
     *,
     config: CleanerConfig | None = None,
 ) -> list[CleanerStats]:
-    """Clean what is due in some topics, or in all compacted ones; with `force` all that may be
-    cleaned.
+    """Clean what is due in some or all compacted topics; with `force` all that may be cleaned.
 
     The filthiest partitions come first. Each task has the whole memory budget of `config`. Then the
     driver applies retention. Returns one entry per partition that was cleaned or failed; its

@@ -59,8 +59,7 @@ class Erasure:
     """SHA-256 of each key, in the order of its number."""
     before: Occurrences
     deletions: Mapping[int, tuple[int, int]]
-    """By partition: the first offset of the tombstones that were written, and the one after the
-    last."""
+    """By partition: the first offset of the tombstones that were written, and the end offset."""
     cleanings: tuple[CleanerStats, ...]
     after: Occurrences
 

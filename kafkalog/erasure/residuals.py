@@ -142,7 +142,7 @@ def _of_file(
             f"{what}, written by a task and not committed{_writer(file.path)}{of_which}",
             file.modified_ms + STAGED_RETENTION_MS,
             f"wait until it is committed or given up, or until then, and {again}: a commit to "
-            "this topic brings the key back, and a file that is not committed is removed then",
+            "this topic brings the key back; without a commit the file goes then",
         )
     elif file.kind is FileKind.UNFINISHED:
         yield residual(

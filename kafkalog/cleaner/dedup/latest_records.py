@@ -82,8 +82,7 @@ def find_latest_records(
     check_abort: Callable[[], None],
     on_records: Callable[[RecordTable], None] | None = None,
 ) -> tuple[LatestRecords, int]:
-    """Find the records that the dirty section makes obsolete; return them, and the end of the
-    round.
+    """Find the records that the dirty section makes obsolete; return them, and the round's end.
 
     The end is `log.end`, or where a map without spill was full. A call of `make_is_mapped(start)`
     returns an `IsMapped` for chunks from `start` on. All records whose keys count go to

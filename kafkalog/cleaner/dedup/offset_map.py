@@ -168,8 +168,7 @@ class OffsetMap:
         end: int = _END,
         part: Part = WHOLE,
     ) -> tuple[int, int]:
-        """Put records with start <= offset < end from index `first` on; a later one replaces an
-        earlier.
+        """Put the records with start <= offset < end, from index `first` on, in order.
 
         Returns (index of the record that found the map full, or n; index of the last record put, or
         -1). Like in Kafka, any record with a key ends the build of a full map, even if its key is

@@ -114,11 +114,10 @@ class CleanedTransactions:
 
 
 def mapped_batches(snapshot: PartitionSnapshot) -> Callable[[Chunk], npt.NDArray[np.bool_]]:
-    """Return a function that selects, chunk by chunk in log order, the batches (b) whose keys
-    count.
+    """Return a function that selects, chunk by chunk, the batches (b) whose keys count.
 
-    Keys of control batches and aborted data do not (C17, C18); keys of open transactions do. The
-    function raises what `CleanedTransactions.see` raises.
+    Call it in log order. Keys of control batches and aborted data do not count (C17, C18); keys of
+    open transactions do. The function raises what `CleanedTransactions.see` raises.
     """
     outcomes = snapshot.transaction_outcomes()
 

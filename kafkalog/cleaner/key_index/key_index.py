@@ -304,8 +304,7 @@ class KeyIndex:
         return None if place is None else sorted(set(found))
 
     def positions_of(self, hashes: Uint64s) -> Int64s | None:
-        """Return the ascending positions of batches that may hold one of many keys; reads all
-        blocks.
+        """Return the ascending positions of batches that may hold one of many keys.
 
         The argument is their `key_hashes`, ascending and distinct. Returns None if the index is
         damaged.

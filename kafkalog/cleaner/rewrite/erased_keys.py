@@ -82,10 +82,9 @@ class ErasedKeys:
         return [number for number, key in enumerate(self.keys) if _is_searched(key)]
 
     def find(self, records: RecordTable, rows: Integers | None = None) -> tuple[Integers, Integers]:
-        """Return which of the records `rows` (None: all) have a key, and the key's number: int64
-        (r) each.
+        """Return which of the records `rows` have a key, and its number: int64 (r) each.
 
-        The caller leaves control records out.
+        Without `rows` all records are compared. The caller leaves control records out.
         """
         sizes = records.key_sizes if rows is None else records.key_sizes[rows]
         is_likely = np.isin(sizes, self._lengths)

@@ -135,11 +135,12 @@ def retain(
     now_ms: int,
     is_skipped: Callable[[TopicConfig], bool] = lambda config: not config.is_compacted,
 ) -> list[RetentionStats]:
-    """Delete what retention does not keep, of compacted topics (C133, C134).
+    """Delete what retention does not keep (C133, C134), by default of compacted topics.
 
-    Compacted partitions that are paused or uncleanable are skipped, as in Kafka (C125), except
-    after a disk fault, because retention frees space. If retention of a partition fails, its entry
-    has the error, and the next run tries again. `is_skipped` selects other topics.
+    Topics for which `is_skipped` returns true are skipped. Compacted partitions that are paused or
+    uncleanable are skipped too, as in Kafka (C125), except after a disk fault, because retention
+    frees space. If retention of a partition fails, its entry has the error, and the next run tries
+    again.
     """
 
     def skip(name: str, partition: int, config: TopicConfig) -> bool:

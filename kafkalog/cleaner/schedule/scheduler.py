@@ -49,8 +49,7 @@ def choose(
     force: bool = False,
     now_ms: int,
 ) -> Schedule:
-    """Choose the partitions that are due, in all topics, one topic, or one number; with `force`
-    all.
+    """Choose the partitions that are due, of one topic or all; with `force` all partitions.
 
     Paused partitions, and uncleanable ones before their retry, are skipped, except with `force`.
     Raises StorageError, LockedByBrokerError if first dirty offsets cannot be corrected.

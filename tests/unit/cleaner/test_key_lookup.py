@@ -261,7 +261,7 @@ def test_who_has_closed_it_looks_nothing_up(log: KafkaLog) -> None:
     lookup = KeyLookup(log, "t")
     assert value(lookup.get("a")) == "1"
     lookup.close()
-    with pytest.raises(InvalidInputError, match="is closed: make a new one"):
+    with pytest.raises(InvalidInputError, match="is closed: create another one"):
         lookup.get("a")
 
 

@@ -140,13 +140,10 @@ _LEAST: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The type of a setting's values."""
-
     word: str
     type: type
 
     def is_one(self, value: object) -> bool:
-        """Return whether a value is of the type; True and False are not numbers."""
         return isinstance(value, self.type) and isinstance(value, bool) == (self.type is bool)
 
 

@@ -168,7 +168,6 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _written(name: str) -> str:
-    """Return a name of Kafka's in Prometheus's form."""
     return name.replace("-", "_").lower()
 
 

@@ -145,10 +145,7 @@ def erase(
 def _delete(
     engine: Engine, topic: str, keys: ErasedKeys, partitions: list[int], *, now_ms: int
 ) -> dict[int, tuple[int, int]]:
-    """Write tombstones for the keys whose latest record is not one, in one commit.
-
-    A partition that cannot be read is skipped, because it cannot be cleaned either.
-    """
+    """Write tombstones for the keys whose latest record is not one, in one commit."""
     import pyarrow as pa
 
     found: list[tuple[bytes, int]] = []

@@ -152,7 +152,6 @@ class _Scan:
             rest = (rest + piece)[-(longest - 1) :] if longest > 1 else b""
 
     def batches(self, start: int, limit: int) -> None:
-        """Scan batches; search as bytes what is not a batch."""
         from kafkalog.inspection.file_scan import FileScan
 
         scan = FileScan(self.fd, self.occurrences.file.path, limit=limit)
@@ -169,7 +168,6 @@ class _Scan:
         self.bytes(start, end)
 
     def _chunk(self, chunk: ScannedChunk) -> None:
-        """Compare the keys of a chunk's records, except control records."""
         is_control = (chunk.table.attributes & layout.CONTROL_BIT) != 0
         for batch in np.flatnonzero(~chunk.is_valid).tolist():
             self._damaged(chunk, batch, "one with another checksum")

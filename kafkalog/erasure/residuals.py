@@ -52,10 +52,9 @@ def residuals(
     was_erased: bool,
     now_ms: int,
 ) -> list[Residual]:
-    """Explain what is left, file by file; return nothing if no key occurs in any file.
+    """Explain what is left, file by file; empty if no key occurs. Raises UnknownTopicError.
 
-    If `is_strict`, other records that mention a key count too. `was_erased` says that an erasure
-    has run. Raises UnknownTopicError.
+    If `is_strict`, other records that mention a key count; `was_erased` is true after an erasure.
     """
     left = [file for file in files if not file.is_clear or (is_strict and file.mentions)]
     if not left:

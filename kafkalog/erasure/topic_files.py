@@ -123,8 +123,7 @@ class TopicFile:
 def topic_files(engine: Engine, topic: str) -> list[TopicFile]:
     """List the files, by path; raises UnknownTopicError, OSError.
 
-    Special files (sockets) are left out. A file or directory that cannot be read, or a link to a
-    directory, is listed with its fault.
+    Special files are left out. Unreadable entries and links to directories are listed with a fault.
     """
     state = engine.state()
     partitions = {
@@ -152,7 +151,6 @@ def topic_files(engine: Engine, topic: str) -> list[TopicFile]:
 
 
 def _is_others(name: str, topic: str) -> bool:
-    """Return whether a directory belongs to another topic, or did before it was deleted."""
     match = _REMAINS.search(name)
     if match is not None:
         return name[: match.start()] != topic
@@ -161,7 +159,6 @@ def _is_others(name: str, topic: str) -> bool:
 
 
 def _targets(state: State) -> dict[str, str]:
-    """Return the topics that the journal's writers write to, by the writers' part in file names."""
     names = [name.rpartition(" ") for name in state.writers]
     return {writer_slug(writer, target): target for writer, _, target in names}
 

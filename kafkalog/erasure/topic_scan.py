@@ -41,7 +41,6 @@ class _Known:
     fixed: FileOccurrences
     """The occurrences in its first bytes, which do not change."""
     rest: FileOccurrences
-    """The occurrences in all bytes after them."""
 
 
 class TopicScan:
@@ -69,11 +68,7 @@ class TopicScan:
         self._read: set[tuple[Path, int]] | None = None
 
     def run(self) -> None:
-        """Scan in rounds until the result is stable.
-
-        Raises UnknownTopicError, OSError, and StorageError if files are replaced faster than they
-        are read.
-        """
+        """Scan until the result is stable; raises UnknownTopicError, OSError, StorageError."""
         for number in range(_ROUNDS):
             if self._round():
                 return
@@ -97,7 +92,6 @@ class TopicScan:
             self._is_held = False
 
     def _round(self) -> bool:
-        """List the files, and read what has changed; return whether the result is stable."""
         state = self._engine.state()
         listed = topic_files(self._engine, self._topic)
         changed = [file for file in listed if not self._is_known(file)]
@@ -137,10 +131,7 @@ class TopicScan:
         return _Known(file, fixed, self._scan(file, start, None))
 
     def _committed_size(self, file: TopicFile, state: State) -> int:
-        """Return how many bytes of a file are committed and stay; 0 if unknown.
-
-        The bytes after them may be truncated. In a broker's log, all bytes may be.
-        """
+        """Return how many bytes of a file no truncation can remove; 0 if unknown, or a broker's."""
         if self._engine.is_brokers or file.kind is not FileKind.LOG or file.partition is None:
             return 0
         directory = self._engine.partition_directory(self._topic, file.partition)

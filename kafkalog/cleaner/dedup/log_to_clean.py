@@ -95,10 +95,7 @@ def log_to_clean(
     pinned_offset: int = layout.INT64_MAX,
     is_awaited: bool = False,
 ) -> LogToClean:
-    """Plan the cleaning of a partition with the given state and live segments.
-
-    The plan ends below `pinned_offset`, because a reader needs the log as of that offset.
-    """
+    """Plan the cleaning of a partition; it ends below `pinned_offset`, which a reader needs."""
     total = sum(s.size for s in segments if s.base_offset < state.active_base) + state.active_size
     first_dirty = valid_first_dirty_offset(state)
     clean_bytes = sum(
@@ -208,7 +205,6 @@ def largest_timestamp(segment: SegmentFiles) -> int:
 def _compaction_delay_ms(
     cleanable: Sequence[SegmentFiles], config: TopicConfig, now_ms: int
 ) -> int:
-    """Return how far the oldest dirty segment exceeds max.compaction.lag.ms; 0 if it does not."""
     if config.max_compaction_lag_ms >= layout.INT64_MAX:
         return 0
     firsts = [first for s in cleanable if (first := _first_timestamp(s)) > 0]

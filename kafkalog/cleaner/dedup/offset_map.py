@@ -196,10 +196,9 @@ class OffsetMap:
         return found
 
     def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
-        """Return which records (n) have a later record of their key at or below `latest_offset`.
+        """Return which records (n) with a key have a later record, up to `latest_offset`.
 
-        False for records without a key and beyond `latest_offset` (C51, C52). Raises
-        CorruptBatchError.
+        Rules C51 and C52. Raises CorruptBatchError.
         """
         known = self.obsolete_offsets
         if known is not None and run.table.base_offsets[0] >= known.start:

@@ -56,10 +56,7 @@ _GUESSES: Final = 8
 
 
 def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
-    """Return the top 33 bits of the keys' hashes, the other bits zero: uint64 (r).
-
-    All records `rows` have keys, which were checked to lie within the arena.
-    """
+    """Return the top 33 bits of the hashes of valid keys, the other bits zero: uint64 (r)."""
     hashes: Uint64s = np.empty((len(rows), 2), dtype=np.uint64)
     kernels.hash_keys(
         records.arena,
@@ -72,7 +69,6 @@ def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
 
 
 def _key_hash(key: bytes, secret: bytes) -> int:
-    """Return the `key_hashes` of one key."""
     hashes: Uint64s = np.zeros((1, 2), dtype=np.uint64)
     kernels.hash_keys(
         np.frombuffer(key, dtype=np.uint8),
@@ -87,8 +83,8 @@ def _key_hash(key: bytes, secret: bytes) -> int:
 class KeyIndexWriter:
     """Collect the entries of one segment; `finish` or `discard` it.
 
-    At most `run_entries` entries are in memory; more go to a temporary file in sorted runs. The
-    index has a temporary name, which the next cleaner removes if this one dies.
+    More than `run_entries` entries go to a temporary file in sorted runs. The index has a temporary
+    name, which the next cleaner removes if this one dies.
     """
 
     def __init__(
@@ -124,8 +120,8 @@ class KeyIndexWriter:
     def finish(self, log: Path, size: int, positions: Sequence[int]) -> None:
         """Write the index of the finished `.log` file; the caller syncs it.
 
-        The checksums of up to eight batches at the ascending `positions` are included. Raises
-        OSError, StorageError.
+        It has the checksums of up to eight of the batches at `positions`. Raises OSError,
+        StorageError.
         """
         header = self._header(log, size, positions)
         files.create(self.temporary)
@@ -250,7 +246,6 @@ class KeyIndex:
         self.count = count
         """Number of entries: one per record with a key."""
         self.secret = secret
-        """The secret of the hashes."""
         self.is_unchanged = is_unchanged
         """Whether the segment is unchanged; see `unchanged_segments`."""
         self._fd = fd
@@ -258,10 +253,7 @@ class KeyIndex:
 
     @classmethod
     def open(cls, directory: Path, segment: OpenSegment) -> KeyIndex | None:
-        """Open the index of a segment; None if it has none that is whole and its own.
-
-        The caller holds the partition's segments lock, shared or exclusive.
-        """
+        """Open the index of a segment; None if it has no valid one. Hold the segments lock."""
         base_offset = segment.files.base_offset
         if not segment.is_live:
             return None
@@ -343,10 +335,7 @@ class KeyIndex:
         return entries[: self.count - first * layout.KEYS_BLOCK_ENTRIES]
 
     def _first_block(self, low: int) -> int | None:
-        """Return the first block whose last entry is at least `low`; None if a block is damaged.
-
-        Hashes are spread evenly, so guess the place, and correct the guess by the entries there.
-        """
+        """Return the first block that ends at or above `low`; hashes are even, so guess it."""
         first, last = 0, max(0, self._block_count - 1)
         guess = (low * self.count >> 64) // layout.KEYS_BLOCK_ENTRIES
         guesses = 0
@@ -382,7 +371,6 @@ class KeyIndex:
 
 
 def _is_sound(data: files.Buffer) -> bool:
-    """Return whether a block is complete and has its checksum."""
     if len(data) < layout.KEYS_BLOCK:
         return False
     (crc,) = layout.CHECKSUM.unpack_from(data, layout.KEYS_BLOCK - layout.CHECKSUM.size)

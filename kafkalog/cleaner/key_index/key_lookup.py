@@ -122,7 +122,6 @@ class KeyLookup:
             return record
 
     def _partition(self, topic: TopicState, number: int) -> PartitionLookup:
-        """Return the open partition; reopen it if it has changed."""
         if number in self._open:
             topic_id, held = self._open[number]
             if 0 <= number < len(topic.partitions) and (topic_id, held.snapshot.state) == (
@@ -168,10 +167,7 @@ def _partition_number(partition: int) -> int:
 
 
 class PartitionLookup:
-    """Look up keys in one partition snapshot, opened whole; a context manager.
-
-    It leaves the snapshot open.
-    """
+    """Look up keys in a snapshot, opened whole, that stays open; a context manager."""
 
     def __init__(self, snapshot: PartitionSnapshot) -> None:
         self.snapshot = snapshot
@@ -259,7 +255,6 @@ class PartitionLookup:
         return self._scanned(segment, key, start, end)
 
     def _scanned(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
-        """Scan a segment for the latest record of a key."""
         latest: Record | None = None
         first = max(start, segment.files.base_offset)
         with self._outcomes() as outcomes:

@@ -205,7 +205,6 @@ def _reasons_to_clean(log: LogToClean) -> Iterator[Reason]:
 def _cleaners(
     log: LogToClean, state: PartitionState, is_running: bool | None, *, first: str
 ) -> Iterator[Reason]:
-    """Report whether a cleaner runs; `first` is the code of the first finding."""
     if not log.has_work and log.first_dirty_offset >= state.high_watermark:
         return
     if is_running:
@@ -415,7 +414,6 @@ def _last(log: LogToClean) -> str:
 
 
 def _size(size: int) -> str:
-    """Return a number of bytes for people."""
     value, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value /= 1024

@@ -1,8 +1,4 @@
-"""The cleaner's view of each partition; reads only names, sizes, index ends and small files.
-
-It reads no record and writes nothing, so it may be called often, on a log that is being written,
-cleaned, or a broker's.
-"""
+"""The status of each partition, for the cleaner; reads no record and writes nothing."""
 
 from __future__ import annotations
 
@@ -88,7 +84,7 @@ def _word(log: LogToClean, *, is_marked: bool, is_paused: bool) -> str:
 
 
 def _tombstones(last: LastCleaning | None, first_dirty_offset: int) -> int | None:
-    """Return the number of waiting tombstones, if our last cleaning was the last of all."""
+    """Return the number of waiting tombstones; None if our last cleaning was not the last."""
     if last is None or last.end_offset != first_dirty_offset:
         return None
     return last.tombstones

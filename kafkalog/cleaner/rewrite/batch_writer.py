@@ -217,7 +217,6 @@ class BatchWriter:
     # --- what goes into which output ---
 
     def _append(self, written: _Written) -> None:
-        """Append batches to the last output, and to new outputs as needed (C118)."""
         pieces, sizes, bases, lasts, tops = written.joined()
         self._stats.bytes_written += int(sizes.sum())
         while len(sizes):
@@ -250,7 +249,6 @@ class _Written:
         self._figures: list[Integers] = [np.empty((4, 0), dtype=np.int64)]
 
     def copy(self, run: Chunk, first: int, end: int) -> None:
-        """Add the adjacent batches [first, end) unchanged."""
         table = run.table
         stop = int(table.positions[end - 1] + table.sizes[end - 1])
         self._pieces.append(memoryview(run.buffer)[int(table.positions[first]) : stop])
@@ -258,7 +256,6 @@ class _Written:
         self._figures.append(np.stack([column[first:end] for column in columns]))
 
     def add(self, batches: Sequence[NewBatch]) -> None:
-        """Add encoded batches."""
         self._pieces += [batch.data for batch in batches]
         figures = [
             (len(batch.data), batch.base_offset, batch.last_offset, batch.max_timestamp)
@@ -267,7 +264,6 @@ class _Written:
         self._figures.append(np.array(figures, dtype=np.int64).T)
 
     def add_bytes(self, data: bytes) -> NewBatch:
-        """Add one batch v2, and return it."""
         from kafkalog.storage_engine.format.batch import parse_header
 
         header = parse_header(data)
@@ -289,7 +285,6 @@ class _Keys:
         self._offsets: list[Integers] = []
 
     def add(self, run: Chunk, records: RecordTable, rows: Integers, secret: bytes) -> None:
-        """Add the data records with keys among the records `rows` of a run."""
         is_data = records.key_sizes[rows] >= 0
         is_control = (run.table.attributes & layout.CONTROL_BIT) != 0
         if is_control.any():
@@ -301,7 +296,6 @@ class _Keys:
             self._offsets.append(records.offsets[rows])
 
     def take(self, last_offset: int) -> tuple[Uint64s, Integers]:
-        """Return and forget (hashes, offsets) up to an offset."""
         hashes = np.concatenate([np.empty(0, dtype=np.uint64), *self._hashes])
         offsets = np.concatenate([np.empty(0, dtype=np.int64), *self._offsets])
         count = int(np.searchsorted(offsets, last_offset, side="right"))
@@ -310,10 +304,7 @@ class _Keys:
 
 
 def _is_unchanged(run: Chunk, records: RecordTable, plan: Plan, retained: Retained) -> bool:
-    """Return whether nothing in the remaining run depends on time, a transaction or a producer.
-
-    A delete horizon without tombstones does not matter.
-    """
+    """Return whether nothing in the remaining run depends on time, a transaction or a producer."""
     stays = (retained.kept > 0) | retained.stays_empty
     special = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
     table = run.table
@@ -330,7 +321,6 @@ def _is_unchanged(run: Chunk, records: RecordTable, plan: Plan, retained: Retain
 
 
 def _with_records(plan: Plan, first: int, end: int) -> Integers:
-    """Return which of the batches [first, end) keep records."""
     bounds = plan.bounds
     found: Integers = first + np.flatnonzero(bounds[first + 1 : end + 1] != bounds[first:end])
     return found

@@ -63,9 +63,8 @@ __all__ = ["CleaningAborted", "clean_round"]
 _log = logging.getLogger(__name__)
 
 SWAP_SIZE: Final = 1 << 30
-"""Bytes of finished outputs that are swapped in early; at most so much work is lost in a crash. The
-next swap waits until as many bytes as all before are finished, so that gap lists are rarely
-written."""
+"""Bytes of outputs that are swapped in before the rewriting ends, to bound the work that a crash
+costs. The next swap waits for as many bytes as all before."""
 GAPS_MAX: Final = 1 << 20
 """Gaps in memory that cause an early swap: 16 MiB."""
 
@@ -189,8 +188,6 @@ def _delete_horizon_ms(config: TopicConfig, now_ms: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _SecondPass:
-    """Rewrites and swaps the segments below the round's end, group by group."""
-
     log: LogToClean
     rules: RetentionRules
     publisher: _Publisher
@@ -198,7 +195,6 @@ class _SecondPass:
     merges: bool
 
     def clean(self, end: int) -> None:
-        """Rewrite every group of segments that begins below the round's end."""
         try:
             self._rewrite(end)
         except Exception:
@@ -242,10 +238,7 @@ class _SecondPass:
             stats.segments_after += len(kept)
 
     def _write(self, group: Sequence[SegmentFiles], end: int) -> RewrittenGroup:
-        """Write what stays of a group, which ends before offset `end`, to `.cleaned` files.
-
-        No output is left if it raises.
-        """
+        """Write what stays of a group to `.cleaned` files; leave no file after an error."""
         rules, transactions = self.rules, self.rules.transactions
         records_before, bytes_before = rules.stats.left_out
         start = group[0].base_offset
@@ -352,7 +345,6 @@ class _Publisher:
         return self._active
 
     def add_finished(self, group: RewrittenGroup) -> None:
-        """Add a changed group; its swap may wait for others."""
         self._finished.append(group)
         self._waiting_size += group.size
         self._waiting_gaps += group.gap_count
@@ -393,12 +385,10 @@ class _Publisher:
         self._waiting_size = self._waiting_gaps = 0
 
     def discard_finished(self) -> None:
-        """Remove the waiting outputs."""
         for group in self._finished:
             group.discard()
 
     def _swap(self, groups: Sequence[RewrittenGroup]) -> None:
-        """Replace the sources of adjacent groups by their outputs."""
         snapshot = self._snapshot
         with self._changing() as transaction:
             # Under the lock: who pins this record finds the segments as they are after the swap.

@@ -104,7 +104,6 @@ class PartitionCleaner:
     def _clean(
         self, pace: _Pace, topic_id: str, started: float, *, force: bool, until_clean: bool
     ) -> None:
-        """Clean under the partition's cleaner lock; do nothing if another cleaner has it."""
         stats, directory = pace.stats, pace.directory
         topic, partition = stats.topic, stats.partition
         with (
@@ -186,7 +185,6 @@ class PartitionCleaner:
                 transaction.publish(self.now_ms)
 
     def _mark(self, topic: str, partition: int, fault: Exception) -> str:
-        """Mark a partition uncleanable; return the reason."""
         reason = fault_reason(fault)
         if isinstance(fault, OSError) and not fault.filename:  # an error of a file descriptor
             reason = f"{self.engine.root / layout.partition_directory(topic, partition)}: {reason}"
@@ -219,10 +217,8 @@ class _Pace:
     directory: Path
     stats: CleanerStats
     counted: int = 0
-    """Bytes that the throttler has counted."""
 
     def check(self) -> None:
-        """Abort if asked to; report progress; wait for the rate."""
         self._abort_if_asked()
         self.cleaner.progress(self.stats)
         self.count()
@@ -230,7 +226,6 @@ class _Pace:
             self.cleaner.throttler.wait(self._abort_if_asked)
 
     def count(self) -> None:
-        """Report to the throttler the bytes moved since the last call."""
         if self.cleaner.throttler is not None:
             moved = bytes_moved(self.stats)
             self.cleaner.throttler.count(moved - self.counted)

@@ -58,8 +58,7 @@ def abort_and_pause(engine: Engine, topic: str, partition: int) -> Iterator[None
 def is_paused(directory: Path) -> bool:
     """Return whether cleaners are kept away from a partition; never waits for long.
 
-    Two processes that ask at the same time may mistake each other for a pauser, so a yes is checked
-    again after a random pause.
+    Two processes that ask at the same time see each other's lock, so a yes is checked again.
     """
     lock = locks.FileLock(directory / layout.CLEANING_PAUSED)
     if not lock.path.exists():

@@ -102,8 +102,8 @@ def plan(
 ) -> tuple[LogToClean, PartitionState]:
     """Plan from a listing and a state that fit each other; return plan and state.
 
-    Raises StorageError if the active segment has committed bytes and is missing. A broker's log may
-    change meanwhile, so there it is no error.
+    Raises StorageError if the active segment has committed bytes and is missing, except in a
+    broker's.
     """
     directory = engine.partition_directory(topic, partition)
     with engine.listing_lock(directory):
@@ -133,10 +133,7 @@ def plan(
 
 
 class Plans:
-    """The plans of a log's partitions at one time, made on first use.
-
-    Callers that share it see the same plans, and list the pins only once.
-    """
+    """The plans and pins of a log at one time; each plan is made on first use."""
 
     def __init__(self, engine: Engine, now_ms: int) -> None:
         """Load the pins."""

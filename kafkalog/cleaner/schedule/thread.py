@@ -138,7 +138,6 @@ class CleanerThread:
     # --- the threads -----------------------------------------------------------------------------
 
     def _thread_count(self) -> int:
-        """Return the number of threads; without compaction, one for retention."""
         return max(1, self._config.threads if self._config.enable else 1)
 
     def _start_one(self, *, wait_s: float) -> None:
@@ -240,9 +239,7 @@ class CleanerThread:
             self.failures += 1
 
     def _retain(self, now_ms: int, *, is_compacting: bool) -> None:
-        """Apply retention to compacted topics at every call, to the others at their interval.
-
-        If compaction is disabled, compacted topics are skipped (C141).
+        """Apply retention: always to compacted topics if compaction runs (C141), else at intervals.
         """
         with self._lock:
             last_ms, interval_ms = self._all_retained_ms, self._config.retention_check_interval_ms

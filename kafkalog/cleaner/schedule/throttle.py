@@ -21,10 +21,7 @@ _LONGEST_NAP_S = 0.1
 
 
 class Throttler:
-    """Count bytes; every 300 ms, make the counting threads wait until the rate is kept.
-
-    `clock` returns monotonic seconds.
-    """
+    """Count bytes; every 300 ms, make the counting threads wait until the rate is kept."""
 
     def __init__(
         self,
@@ -56,10 +53,7 @@ class Throttler:
             self._resume_at = self._period_start = self._clock()
 
     def wait(self, check_abort: Callable[[], None]) -> None:
-        """Wait as long as the rate demands; all threads wait until the same time.
-
-        `check_abort` is called repeatedly; an exception of it ends the wait.
-        """
+        """Wait, like all threads, as long as the rate demands, or until `check_abort` raises."""
         while (left := self._resume_at - self._clock()) > 0:
             check_abort()
             self._sleep(min(left, _LONGEST_NAP_S))

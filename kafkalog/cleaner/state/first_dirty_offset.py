@@ -33,10 +33,7 @@ def valid_first_dirty_offset(state: PartitionState) -> int:
 
 
 def heal_first_dirty_offsets(engine: Engine, *, now_ms: int) -> int:
-    """Correct the first dirty offsets of compacted partitions; return how many were wrong.
-
-    It takes a lock only if one is wrong.
-    """
+    """Correct wrong first dirty offsets of compacted partitions; return how many."""
     if not any(_invalid(engine.state())):
         return 0
     with engine.transaction() as transaction:

@@ -91,7 +91,6 @@ def read_cleanings(directory: Path) -> list[LastCleaning]:
 
 
 def _cleaning(figures: Any) -> LastCleaning | None:
-    """Return a cleaning from its figures; None if they are malformed."""
     if not isinstance(figures, dict):
         return None
     values = [figures.get(field.name) for field in fields(LastCleaning)]

@@ -84,7 +84,6 @@ def _key(directory: Path) -> tuple[str, bytes]:
 
 
 def _signs(directory: Path) -> _Signs:
-    """Return the signs of the files that change when a cleaner succeeds or leaves a mark."""
     found: list[tuple[int, int, int] | None] = []
     for name in (layout.UNCLEANABLE, layout.LAST_CLEANING):
         try:

@@ -34,10 +34,7 @@ class _Run:
 
 
 class OffsetList:
-    """Append, then `sort`, then `contains`; `close` removes the file.
-
-    Bytes written and read are reported to `on_moved`. Raises StorageError if the disk is full.
-    """
+    """Append, then `sort`, then `contains`; `close` removes the file. Raises StorageError."""
 
     def __init__(
         self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None

@@ -23,11 +23,7 @@ __all__ = ["SpillFile", "sweep_spill_files"]
 
 
 class SpillFile:
-    """Words of 8 bytes, appended and read back; `close` removes the file.
-
-    Bytes written and read are reported to `on_moved`. Raises StorageError for a full or failing
-    disk.
-    """
+    """Words of 8 bytes, appended and read back; `close` removes the file. Raises StorageError."""
 
     def __init__(
         self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None

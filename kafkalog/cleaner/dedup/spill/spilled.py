@@ -59,7 +59,7 @@ class Spilled:
         self._forget = forget
 
     def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
-        """Return which records (n) have a later record of their key at or below `latest_offset`.
+        """Return which records (n) with a key have a later record, up to `latest_offset`.
 
         False in batches that the first pass left out. Fastest in log order. Raises StorageError.
         """
@@ -94,8 +94,8 @@ class Spilled:
 class Spill:
     """Collect the keys of a log: the dirty ones through an offset map, then the clean ones.
 
-    Bytes written and read are reported to `on_moved`. Every method raises StorageError if the disk
-    is full. Always `close` it; after `resolve`, the files of the result stay.
+    Bytes written and read are reported to `on_moved`. Raises StorageError if the disk is full.
+    Always `close` it; after `resolve`, the files of the result stay.
     """
 
     def __init__(

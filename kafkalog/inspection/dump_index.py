@@ -150,7 +150,6 @@ class _Batches:
         self._last: BatchHeader | None = None
 
     def at_or_after(self, offset: int) -> BatchHeader | None:
-        """Return the first batch that ends at or above `offset`."""
         if self._last is not None and self._last.last_offset > offset:
             position = locate(self._fd, self._limit, self._index, offset)
             self._headers = headers(self._fd, position, self._limit)
@@ -164,7 +163,6 @@ class _Batches:
 
 
 def _sanity(path: Path, base_offset: int, entry_size: int, *, is_time_index: bool) -> Entry:
-    """Check the size and the last entry, in a time index also the first (Kafka: sanityCheck)."""
     size = path.stat().st_size
     if size % entry_size:
         expected = f"a multiple of {entry_size} bytes"

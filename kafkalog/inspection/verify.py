@@ -190,7 +190,6 @@ def _partitions(root: Path) -> Iterator[tuple[tuple[str, int], Path]]:
 
 
 def _topic_partitions(root: Path, state: State | None) -> set[tuple[str, int]]:
-    """Return the partitions on disk and those in the journal."""
     found = {partition for partition, _ in _partitions(root)}
     if state is not None:
         for topic in state.topics.values():
@@ -234,7 +233,6 @@ def _loader(journal: Journal, topic: TopicState, partition: int) -> Callable[[],
 def _partition(
     partition: PartitionFiles, deep: bool, progress: Callable[[int], None], faults: list[str]
 ) -> Iterator[Finding]:
-    """Verify one partition; a partition that is too damaged to be read is a finding."""
     try:
         yield from verify_partition(partition, deep=deep, progress=progress)
     except UnknownTopicError:
@@ -254,7 +252,6 @@ def _partition(
 
 
 def _unread(path: Path, fault: OSError, faults: list[str]) -> Iterator[Finding]:
-    """Report damage as a finding; add an error that prevents the check to `faults`."""
     text = str(fault.strerror or fault)
     if fault.errno in _DAMAGE_ERRORS:
         yield Finding(path, 0, "a file that can be read", text)
@@ -266,7 +263,6 @@ def _unread(path: Path, fault: OSError, faults: list[str]) -> Iterator[Finding]:
 
 
 def _read_journal(journal: Journal, faults: list[str]) -> tuple[State | None, list[Finding]]:
-    """Return the published state (None if the journal cannot be read) and the findings."""
     path = journal.path
     try:
         state = journal.published()
@@ -302,10 +298,7 @@ def _compare_checkpoints(
     topic: str | None,
     deleted: set[str],
 ) -> Iterator[Finding]:
-    """Compare the root's checkpoints with the ends of the logs.
-
-    Entries of `deleted` topics are ignored, because they may be about an earlier topic.
-    """
+    """Compare the root's checkpoints with the logs' ends, except for topics that were `deleted`."""
     from kafkalog.storage_engine.segment.segments import list_segments, next_offset
 
     ends: dict[tuple[str, int], int | None] = {}
@@ -331,7 +324,6 @@ def _compare_checkpoints(
 
 
 def _deleted_directories(state: State) -> Iterator[str]:
-    """Yield the names of the directories of deleted topics that are not removed yet."""
     for deleted in state.deleting.values():
         for number in range(deleted.partitions):
             yield layout.deleted_directory(deleted.name, number, deleted.topic_id)

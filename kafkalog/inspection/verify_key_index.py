@@ -1,8 +1,4 @@
-"""Check the checksums of key indexes, for `verify`.
-
-A damaged key index is a notice, because lookups ignore it. Whether an index belongs to the segment
-beside it is not checked: an index that does not is never used.
-"""
+"""Check the checksums of key indexes. Damage is a notice, because lookups ignore the index."""
 
 from __future__ import annotations
 
@@ -43,7 +39,6 @@ def verify_key_indexes(directory: Path) -> Iterator[Finding]:
 
 
 def _first_bad(fd: int) -> int | None:
-    """Return the position of the first block that is incomplete or has a wrong checksum."""
     position = 0
     step = layout.KEYS_BLOCK * _BLOCKS_AT_ONCE
     while data := files.read_at(fd, step, position):

@@ -23,11 +23,7 @@ __all__ = ["SpillFile", "sweep_spill_files"]
 
 
 class SpillFile:
-    """Words of 8 bytes, appended and read back; `close` removes the file.
-
-    Bytes written and read are reported to `on_moved`. Raises StorageError for a full or failing
-    disk.
-    """
+    """Words of 8 bytes, appended and read back; `close` removes the file. Raises StorageError."""
 
     def __init__(
         self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None
@@ -89,8 +85,7 @@ class SpillFile:
 
 
 def sweep_spill_files(directory: Path) -> int:
-    """Remove dead cleaners' files from a partition's directory, under its cleaner lock; return how
-    many."""
+    """Remove dead cleaners' files, under the partition's cleaner lock; return how many."""
     count = 0
     for name in files.list_names(directory):
         if name.startswith(layout.SPILL):

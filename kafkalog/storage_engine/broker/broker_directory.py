@@ -336,7 +336,7 @@ def _check_is_brokers(root: Path) -> None:
     if (root / layout.COMMIT).exists():
         raise LockedByBrokerError(
             f"{root}: this directory was taken over with `kafkalog adopt` since it was opened; "
-            "open it anew to read it"
+            "open it again to read it"
         )
 
 

@@ -53,7 +53,7 @@ class PartitionState:
 
     @property
     def cleaned_to(self) -> int:
-        """A snapshot must not end below this offset: the cleaner may have removed records below it."""
+        """A snapshot must not end below: the cleaner may have removed records under this offset."""
         return max(self.first_dirty_offset, self.cleaning_offset)
 
 

@@ -135,7 +135,7 @@ class BrokerDirectories:
         start: int | None = None,
         known_end: int = 0,
     ) -> PartitionSnapshot:
-        """Open a snapshot of a partition, as `Engine.snapshot` does; raises StorageError."""
+        """Open a snapshot of a partition, as `Store.snapshot` does; raises StorageError."""
         from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 
         with self._guard:

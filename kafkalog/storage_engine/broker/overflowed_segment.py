@@ -1,7 +1,7 @@
 """Split segments of old brokers whose offsets span more than an index can express.
 
 An index stores offsets relative to the segment's base in 32 bits. Brokers before 1.1.1 ignored that
-in compaction and replication. Such a segment is split as a cleaning replaces one. The parts are
+in compaction and replication. The split works like a swap of a cleaning: the parts are first
 written as `.cleaned`, become `.swap`, and only then replace their source.
 
 Kafka: LocalLog.splitOverflowedSegment (KAFKA-6264).

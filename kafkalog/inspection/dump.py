@@ -1,8 +1,7 @@
-"""What a file of a log holds, entry by entry: every suffix of Kafka's, and the `commit` journal.
+"""Dump a file of a log, entry by entry: each of Kafka's file types, and the `commit` journal.
 
-`dump_file` yields one dict per entry, with `type` first and Kafka's names for the rest; what is
-wrong with the file is an entry of the type `finding`. Nothing is repaired, nothing raised but for a
-file that cannot be opened. `dump_text` has the lines that Kafka's tool prints for the same.
+`dump_file` yields one dict per entry: `type`, then Kafka's field names. Damage is an entry of type
+`finding`, not an error. `dump_text` makes the lines that Kafka's tool prints.
 
 Kafka: DumpLogSegments.
 """
@@ -36,11 +35,12 @@ _TEXT_SIZE_MAX: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """What to print of a file; the names are those of Kafka's options.
+    """Options of the dump; the names are those of Kafka's options.
 
-    `deep_iteration`: records too; `print_data_log`: with their keys and values. Of an index:
-    `verify_index_only` yields findings alone, `index_sanity_check` looks at its size and its last
-    entry. `max_bytes`: of a `.log`, from its beginning."""
+    `deep_iteration` adds records, `print_data_log` also their keys and values. For an index,
+    `verify_index_only` yields only findings, and `index_sanity_check` checks size and last entry.
+    `max_bytes` limits how much of a `.log` is read.
+    """
 
     print_data_log: bool = False
     deep_iteration: bool = False
@@ -50,12 +50,12 @@ class DumpOptions:
 
     @property
     def is_deep(self) -> bool:
-        """Whether records are looked at."""
+        """Whether records are decoded."""
         return self.deep_iteration or self.print_data_log
 
 
 def finding(path: Path, kind: str, position: int, expected: object, found: object) -> Entry:
-    """Return the entry for something wrong at a byte of a file."""
+    """Return the entry for a problem at a byte of a file."""
     return {
         "type": "finding",
         "kind": kind,
@@ -67,19 +67,14 @@ def finding(path: Path, kind: str, position: int, expected: object, found: objec
 
 
 def is_damage(entry: Entry) -> bool:
-    """Tell whether an entry says that the file is damaged.
-
-    Gaps in the offsets are what cleaning leaves, and zeros at the end of a preallocated file are
-    room for more.
-    """
+    """Return whether an entry reports damage; gaps from cleaning and preallocated zeros do not."""
     return entry["type"] == "finding" and entry["kind"] not in {"gap", "preallocated"}
 
 
 def dump_file(path: Path, options: DumpOptions | None = None) -> Iterator[Entry]:
-    """Yield what a file holds, its kind told from its name.
+    """Yield the entries of a file; its name decides its type.
 
-    Raises InvalidInputError for a name of no known kind, StorageError for a file that cannot be
-    read.
+    Raises InvalidInputError for a name of unknown type, StorageError for an unreadable file.
     """
     options = DumpOptions() if options is None else options
     try:
@@ -131,7 +126,7 @@ def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
         yield {"type": "properties", **properties(path)}
     else:
         raise InvalidInputError(
-            f"{path}: not the name of a file that can be dumped: a segment's file "
+            f"{path}: a file of this name cannot be dumped; expected a segment's file "
             f"(20 digits and {', '.join((*layout.SEGMENT_SUFFIXES, layout.SNAPSHOT))}), "
             f"a checkpoint, {layout.PARTITION_METADATA} or {layout.COMMIT}"
         )
@@ -181,7 +176,7 @@ def _producer_snapshot(path: Path) -> Iterator[Entry]:
 
 
 def _first_sequence(last_sequence: int, offset_delta: int) -> int:
-    """Return a batch's first sequence number; they begin anew at 0 after the largest int32."""
+    """Return a batch's first sequence number; numbers wrap to 0 after the largest int32."""
     first = last_sequence - offset_delta
     return first if first >= 0 else first + layout.INT32_MAX + 1
 
@@ -190,7 +185,7 @@ def _first_sequence(last_sequence: int, offset_delta: int) -> int:
 
 
 def checkpoint_entries(path: Path, width: int) -> Iterator[list[str]]:
-    """Yield the tokens of a checkpoint's entries, `width` each, all but a topic whole numbers.
+    """Yield the tokens of a checkpoint's entries, `width` each; all but a topic are whole numbers.
 
     Raises CorruptLogError for a file that Kafka would refuse. Kafka: CheckpointFile.
     """
@@ -230,7 +225,7 @@ def _shown(data: bytes) -> str:
 
 
 def properties(path: Path) -> dict[str, str]:
-    """Return the names and values of `partition.metadata` or `meta.properties`.
+    """Return the names and values in `partition.metadata` or `meta.properties`.
 
     Raises CorruptLogError for a line that is neither a pair nor a comment.
     """

@@ -19,7 +19,6 @@ from typing import Final
 
 import numpy as np
 
-from kafkalog.cleaner.dedup import kernels
 from kafkalog.cleaner.dedup.offset_map import Int64s, Uint64s
 from kafkalog.cleaner.key_index.key_index import KeyIndexWriter
 from kafkalog.errors import StorageError
@@ -28,7 +27,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.files import Buffer
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.gaps import GapCollector, Section
-from kafkalog.storage_engine.segment.index import offset_entry, time_entry
+from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 
 __all__ = ["CleanedSegment"]
 
@@ -49,13 +48,11 @@ class CleanedSegment:
         self.base_offset = base_offset
         self.size = 0
         self._gaps = GapCollector(base_offset)
-        self._config = config
-        self._offset_entries: list[bytes] = []
-        self._time_entries: list[bytes] = []
-        self._since_entry = 0
-        self._top_timestamp = layout.NO_TIMESTAMP
-        self._top_offset = base_offset
-        self._last_timestamp = layout.NO_TIMESTAMP
+        self._index = IndexBuilder(
+            base_offset,
+            config.index_interval_bytes,
+            offset_entries_max=config.segment_index_bytes // layout.OFFSET_INDEX_ENTRY.size,
+        )
         self._transaction_entries = bytearray()
         self._sampled: list[int] = []
         self._last_position = 0
@@ -104,27 +101,8 @@ class CleanedSegment:
             return
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._in_room(layout.LOG, lambda: files.write_at(self._fd, data, self.size))
-        rows = np.empty(len(sizes), dtype=np.int64)
-        tops = np.empty(len(sizes), dtype=np.int64)
-        top_offsets = np.empty(len(sizes), dtype=np.int64)
-        count, self._since_entry, self._top_timestamp, self._top_offset = map(
-            int,
-            kernels.choose_index_entries(
-                sizes, last_offsets, max_timestamps,
-                self._since_entry, self._config.index_interval_bytes,
-                self._top_timestamp, self._top_offset, rows, tops, top_offsets,
-            ),
-        )  # fmt: skip
-        rows = rows[:count]
         positions = self.size + np.cumsum(sizes) - sizes
-        for offset, position in zip(
-            last_offsets[rows].tolist(), positions[rows].tolist(), strict=True
-        ):
-            self._index(offset, position)
-        for timestamp, offset in zip(
-            tops[:count].tolist(), top_offsets[:count].tolist(), strict=True
-        ):
-            self._index_time(timestamp, offset)
+        rows = self._index.add_batches(positions, last_offsets, max_timestamps)
         self._last_position = int(positions[-1])
         self._sampled += positions[rows].tolist()
         if len(self._sampled) > _SAMPLED_MAX:
@@ -149,14 +127,15 @@ class CleanedSegment:
 
         As in Kafka the transaction index has its own time. The key index is `finish_keys`'.
         """
-        self._index_time(self._top_timestamp, self._top_offset)
+        index = self._index
+        index.add_time()
         self._close()
         contents = {
-            layout.INDEX: b"".join(self._offset_entries),
-            layout.TIME_INDEX: b"".join(self._time_entries),
+            layout.INDEX: bytes(index.offset_entries),
+            layout.TIME_INDEX: bytes(index.time_entries),
         }
-        self._offset_entries.clear()  # many finished segments may wait for their swap
-        self._time_entries.clear()
+        index.offset_entries.clear()  # many finished segments may wait for their swap
+        index.time_entries.clear()
         if self._transaction_entries:
             contents[layout.TRANSACTION_INDEX] = bytes(self._transaction_entries)
         for suffix, content in contents.items():
@@ -240,18 +219,6 @@ class CleanedSegment:
             _log.warning("%s: no key index, lookups scan the segment instead: %s", path, fault)
             self.keys.discard()
             self.keys = None
-
-    def _index(self, offset: int, position: int) -> None:
-        entry = offset_entry(self.base_offset, offset, position)
-        if (len(self._offset_entries) + 1) * len(entry) <= self._config.segment_index_bytes:
-            self._offset_entries.append(entry)
-
-    def _index_time(self, timestamp: int, offset: int) -> None:
-        if timestamp <= self._last_timestamp:
-            return
-        entry = time_entry(self.base_offset, timestamp, offset)
-        self._time_entries.append(entry)
-        self._last_timestamp = timestamp
 
 
 def _write(path: Path, data: bytes) -> None:

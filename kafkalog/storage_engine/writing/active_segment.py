@@ -2,10 +2,7 @@
 
 Invariants
 ----------
-
 - No reader reads beyond the recorded size. Bytes there are those of a dead commit, or preallocated.
-- The distance to the previous index entry decides about a new one, not the bytes since the file was
-  opened. Many small commits thus get the same index as one large commit.
 - The truncation of an index is synced, because the entries that follow are not. Otherwise a power
   cut could bring old entries back, and readers would apply them to new batches.
 - A `.txnindex` file exists only if a transaction was aborted.
@@ -27,6 +24,7 @@ from kafkalog.storage_engine.format.batch import Buffer, check_batch
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 from kafkalog.storage_engine.segment.segments import header_at, headers, locate
 from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
@@ -75,13 +73,12 @@ class ActiveSegment:
         self._written = self._opened_size = self.size
         self._is_dirty = False
         self._lifetime_ms: int | None = None
-        self._offset_entries = bytearray()
-        self._time_entries = bytearray()
+        self._index = IndexBuilder(
+            base_offset, config.index_interval_bytes, find_largest=self._largest_on_disk
+        )
         self._transaction_entries = bytearray()
         self._log_fd = self._index_fd = self._time_index_fd = self._transaction_fd = -1
         self._first_timestamp: int | None = None
-        self._largest = (layout.NO_TIMESTAMP, 0)
-        self._knows_largest = False
         self._transactions_size = 0
         self._open(end_offset, has_transactions)
 
@@ -126,23 +123,23 @@ class ActiveSegment:
 
     def _truncate_indexes(self, end: int) -> None:
         """Drop torn index entries and those at or above the end; remember the last ones kept."""
-        self._index_count, last = _truncate_entries(
+        offset_count, last = _truncate_entries(
             self._index_fd,
             layout.OFFSET_INDEX_ENTRY.size,
             layout.OFFSET_INDEX_ENTRY.iter_unpack,
             lambda relative, position: relative < end and 0 < position < self.size,
         )
-        self._indexed_position = last[1] if last else 0
-        """Position of the batch of the last offset index entry; 0 without one."""
-        self._time_index_count, last = _truncate_entries(
+        indexed_position = last[1] if last else 0
+        time_count, last = _truncate_entries(
             self._time_index_fd,
             layout.TIME_INDEX_ENTRY.size,
             layout.TIME_INDEX_ENTRY.iter_unpack,
             lambda timestamp, relative: relative < end and (timestamp, relative) != (0, 0),
         )
-        self._last_time_entry: tuple[int, int] | None = None
-        if last:
-            self._last_time_entry = last[0], self.base_offset + last[1]
+        self._last_time = (last[0], self.base_offset + last[1]) if last else None
+        """The last kept time index entry at opening."""
+        timestamp = last[0] if last else layout.NO_TIMESTAMP
+        self._index.resume((offset_count, indexed_position), (time_count, timestamp))
 
     def _truncate_transactions(self, end_offset: int) -> None:
         """Drop entries without a marker: those of a dead commit, whole or torn."""
@@ -232,31 +229,20 @@ class ActiveSegment:
             return True
         if self.size > self._config.segment_bytes - size:
             return False
-        if self._index_count >= self._index_slots or self._time_index_count >= self._time_slots:
+        index = self._index
+        if index.offset_count >= self._index_slots or index.time_count >= self._time_slots:
             return False
         first = self._read_first_timestamp(max_timestamp)
         waited = max_timestamp - first if first >= 0 else 0
         return waited <= self._read_lifetime_ms()
 
     def add(self, size: int, max_timestamp: int, last_offset: int) -> None:
-        """Count the next batch, and index it if the last entry is far enough behind.
-
-        That is more than `index.interval.bytes`. Pass the bytes to `write`.
-        """
+        """Count the next batch, and index it if due. Pass the bytes to `write`."""
         position = self.size
         self.size += size
-        if max_timestamp > self._largest[0]:
-            self._largest = max_timestamp, last_offset
         if self._first_timestamp is None and position == 0:
             self._first_timestamp = max_timestamp
-        if position - self._indexed_position <= self._config.index_interval_bytes:
-            return
-        self._index_time()
-        self._offset_entries += layout.OFFSET_INDEX_ENTRY.pack(
-            last_offset - self.base_offset, position
-        )
-        self._index_count += 1
-        self._indexed_position = position
+        self._index.add(position, last_offset, max_timestamp)
 
     def add_aborted(self, transaction: AbortedTransaction) -> None:
         """Note a transaction whose ABORT marker was added, for the next `write`."""
@@ -271,10 +257,11 @@ class ActiveSegment:
         self._write_entries()
 
     def _write_entries(self) -> None:
-        end = self._index_count * layout.OFFSET_INDEX_ENTRY.size
-        _write_up_to(self._index_fd, self._offset_entries, end)
-        end = self._time_index_count * layout.TIME_INDEX_ENTRY.size
-        _write_up_to(self._time_index_fd, self._time_entries, end)
+        index = self._index
+        end = index.offset_count * layout.OFFSET_INDEX_ENTRY.size
+        _write_up_to(self._index_fd, index.offset_entries, end)
+        end = index.time_count * layout.TIME_INDEX_ENTRY.size
+        _write_up_to(self._time_index_fd, index.time_entries, end)
         if self._transaction_entries:
             if self._transaction_fd < 0:
                 path = self._path(layout.TRANSACTION_INDEX)
@@ -308,25 +295,11 @@ class ActiveSegment:
             self._first_timestamp = otherwise if header is None else header.max_timestamp
         return self._first_timestamp
 
-    def _index_time(self) -> None:
-        """Add a time index entry if the largest timestamp has grown since the last entry."""
-        if not self._knows_largest:
-            self._largest = max(self._largest_on_disk(), self._largest, key=lambda pair: pair[0])
-            self._knows_largest = True
-        timestamp, offset = self._largest
-        last = self._last_time_entry
-        if timestamp <= (layout.NO_TIMESTAMP if last is None else last[0]):
-            return
-        self._time_entries += layout.TIME_INDEX_ENTRY.pack(timestamp, offset - self.base_offset)
-        self._time_index_count += 1
-        self._last_time_entry = timestamp, offset
-
     def _largest_on_disk(self) -> tuple[int, int]:
-        """Return the largest timestamp at opening: of the time index's last entry, or a later
-        batch.
-        """
-        largest = self._last_time_entry or (layout.NO_TIMESTAMP, self.base_offset)
-        for _, header in headers(self._log_fd, self._indexed_position, self._opened_size):
+        """Return the largest timestamp at opening, of the last time entry or a later batch."""
+        largest = self._last_time or (layout.NO_TIMESTAMP, self.base_offset)
+        start = self._index.indexed_position
+        for _, header in headers(self._log_fd, start, self._opened_size):
             if header.max_timestamp > largest[0]:
                 largest = header.max_timestamp, header.last_offset
         return largest
@@ -344,7 +317,7 @@ class ActiveSegment:
     def finish(self) -> None:
         """Make the segment read-only: add its last time index entry, trim and sync it."""
         if self.size:
-            self._index_time()
+            self._index.add_time()
         self._write_entries()
         if os.fstat(self._log_fd).st_size > self.size:
             files.truncate(self._log_fd, self.size)

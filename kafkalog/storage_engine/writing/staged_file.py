@@ -14,6 +14,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 
 _JOINED_SIZE = 4 << 20
 """Up to this size, joining parts is cheaper than writing each."""
@@ -77,12 +78,8 @@ class StagedFileWriter:
         self.size = 0
         self._crc = 0
         self._config: TopicConfig | None = None
-        self._index = bytearray()
-        self._time_index = bytearray()
+        self._index: IndexBuilder | None = None
         self._offset = 0
-        self._indexed_position = 0
-        self._largest = (layout.NO_TIMESTAMP, 0)
-        self._time_indexed = layout.NO_TIMESTAMP
 
     def append(self, parts: Sequence[memoryview]) -> None:
         """Write bytes at the end, joining many small parts."""
@@ -97,13 +94,14 @@ class StagedFileWriter:
     def begin_segment(self, config: TopicConfig) -> None:
         """Mark the file as a segment of a topic, which needs indexes."""
         self._config = config
+        self._index = IndexBuilder(0, config.index_interval_bytes)
 
     def append_batches(self, part: RunPart, first: int) -> tuple[int, int]:
         """Append batches from `first` on until the segment is full; return the next one, and rows.
 
         A batch larger than a segment gets its own.
         """
-        assert self._config is not None
+        assert self._config is not None and self._index is not None
         last, rows = first, 0
         ends = [*part.positions[1:], len(part.data)]
         size = self.size
@@ -114,7 +112,8 @@ class StagedFileWriter:
                 break
             layout.STAMP_OFFSET.pack_into(part.data, position, self._offset)
             self._offset += part.counts[last]
-            self._index_batch(size, parse_header(part.data, position).max_timestamp)
+            header = parse_header(part.data, position)
+            self._index.add(size, self._offset - 1, header.max_timestamp)
             size += batch_size
             rows += part.counts[last]
             last += 1
@@ -122,31 +121,17 @@ class StagedFileWriter:
             self.append([part.data[part.positions[first] : ends[last - 1]]])
         return last, rows
 
-    def _index_batch(self, position: int, timestamp: int) -> None:
-        assert self._config is not None
-        if timestamp > self._largest[0]:
-            self._largest = timestamp, self._offset - 1
-        if position - self._indexed_position > self._config.index_interval_bytes:
-            self._index += layout.OFFSET_INDEX_ENTRY.pack(self._offset - 1, position)
-            self._indexed_position = position
-            self._index_time()
-
-    def _index_time(self) -> None:
-        if self._largest[0] > self._time_indexed:
-            self._time_index += layout.TIME_INDEX_ENTRY.pack(*self._largest)
-            self._time_indexed = self._largest[0]
-
     def finish(self) -> StagedFile:
         """Sync and close; return the description for the commit.
 
         Raises StorageError if a segment's file is gone. The commit of another attempt has then
         removed it, and the indexes must not be left behind.
         """
-        if self._config is not None:
-            self._index_time()
+        if self._index is not None:
+            self._index.add_time()
             for suffix, data in (
-                (layout.STAGED_INDEX, self._index),
-                (layout.STAGED_TIME_INDEX, self._time_index),
+                (layout.STAGED_INDEX, self._index.offset_entries),
+                (layout.STAGED_TIME_INDEX, self._index.time_entries),
             ):
                 files.create(self._beside(suffix), data)
             if not self._beside(layout.STAGED).exists():

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.sink.upsert.delta.columns import DeltaColumns, delta_type, table_schema
-from kafkalog.sink.upsert.delta.constraints import first_refused, is_refusal
 from kafkalog.sink.upsert.delta.log import (
     ApplicationTransaction,
     application_transactions,
@@ -219,8 +218,6 @@ class DeltaUpsert(Upsert):
         except Exception as fault:
             if source.fault is not None:
                 raise source.fault from None
-            if is_refusal(fault) and (refused := first_refused(table, target, rows.read())):
-                raise InvalidInputError(refused) from None
             raise StorageError(
                 f"{self.where}: micro-batch {batch.batch_id}: {_one_line(fault)}"
             ) from fault

@@ -194,7 +194,6 @@ class _Adopting:
         self._before = self._journal_before()
 
     def _journal_before(self) -> State:
-        """Return the state of the log when it was last ours."""
         path = self.root / layout.COMMIT_RELEASED
         if path.exists():
             try:
@@ -206,7 +205,6 @@ class _Adopting:
     # --- load, without writing -------------------------------------------------------------------
 
     def load(self, given: Mapping[str, Mapping[str, str]], progress: Progress | None) -> None:
-        """Load every partition, and determine the ids and configs of their topics."""
         offsets = {
             name: checkpoints.read_offset_checkpoint(self.root / name)
             for name in (
@@ -304,7 +302,6 @@ class _Adopting:
         return found if found is not None and found.topic_id == self._ids[topic] else None
 
     def _usable(self, topic: str, found: Mapping[str, str]) -> dict[str, str]:
-        """Return the configs that kafkalog supports, and report the others."""
         usable = {}
         left_out = []
         for name, value in sorted(found.items()):
@@ -400,7 +397,6 @@ class _Adopting:
             ) from fault
 
     def record(self) -> AdoptReport:
-        """Create `commit`."""
         state = self._found()
         checkpoints.write_root_checkpoints(self.root, state)
         write_adopted_topics(self.root, self._broker_ids())
@@ -426,12 +422,10 @@ class _Adopting:
         }
 
     def _is_still_true(self, writer: str) -> bool:
-        """Return whether a writer's topic is still the same."""
         target = writer.rpartition(" ")[2]
         return target == "*" or self._topic_before(target) is not None
 
     def _state(self, topic: str, number: int, state: PartitionState) -> PartitionState:
-        """Return a partition's state for the journal."""
         first_dirty = min(
             max(state.first_dirty_offset, state.log_start_offset), state.high_watermark
         )

@@ -54,8 +54,6 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class _Root:
-    """One log directory, as of one look."""
-
     path: Path
     stamp: tuple[object, ...]
     """Changes when the broker starts or stops, creates or deletes partitions, or moves a
@@ -209,7 +207,6 @@ class BrokerDirectories:
         )
 
     def _topic_id(self, name: str, numbers: list[int]) -> str | None:
-        """Return the topic id in the first sound `partition.metadata` of a topic."""
         for number in numbers:
             with contextlib.suppress(KafkaLogError, OSError, ValueError):
                 topic_id = checkpoints.read_topic_id(self._directories[name, number][1])
@@ -398,7 +395,6 @@ def _metadata(roots: Sequence[Path]) -> Mapping[str, BrokerTopic]:
 
 
 def _usable(found: Mapping[str, str]) -> dict[str, str]:
-    """Return the configs that kafkalog supports, if their values are valid."""
     usable = {}
     for name, value in found.items():
         with contextlib.suppress(InvalidInputError):

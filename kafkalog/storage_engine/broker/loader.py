@@ -111,8 +111,6 @@ def load_partition(
 
 
 class _Loading:
-    """One load in progress."""
-
     def __init__(self, directory: Path, log_start: int, now_ms: int) -> None:
         self.directory = directory
         self.segments = list_segments(directory)
@@ -135,7 +133,6 @@ class _Loading:
     # --- the end of the log ----------------------------------------------------------------------
 
     def load(self, *, is_clean: bool, recovery_point: int) -> None:
-        """Load a log that no broker holds."""
         first = len(self.bases)
         if not is_clean:
             first = max(0, bisect_right(self.bases, recovery_point) - 1)
@@ -160,7 +157,6 @@ class _Loading:
         self._truncate_epochs()
 
     def load_live(self, end: int, first_dirty: int, earlier: LoadedPartition | None) -> None:
-        """Load a log up to the checkpoint of a running broker."""
         self.end_offset = max(end, self.log_start)
         if self.bases and first_dirty <= self.bases[-1]:
             # The cleaner stays below the high watermark, and its checkpoint may be newer.

@@ -200,8 +200,6 @@ class _RecordFields:
 
 
 class _Topics:
-    """The topics after the replayed records."""
-
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # by topic id
         self._partitions: dict[str, int] = {}  # by topic id
@@ -221,7 +219,6 @@ class _Topics:
         }
 
     def replay(self, path: Path, position: int, value: bytes) -> None:
-        """Replay one record; `path` and `position` are for messages only."""
         fields = _RecordFields(value)
         try:
             version, api_key, _ = fields.unsigned(), fields.unsigned(), fields.unsigned()

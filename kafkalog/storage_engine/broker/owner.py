@@ -44,7 +44,6 @@ def check_has_log(roots: Sequence[Path]) -> None:
 
 
 def _check_one_broker(roots: Sequence[Path]) -> None:
-    """Raise InvalidInputError if `meta.properties` name different clusters or brokers."""
     if len(roots) < 2:
         return
     names = [

@@ -180,7 +180,6 @@ def _checked_ids(topic_ids: Mapping[str, str]) -> dict[str, str]:
 
 
 def _checked_properties(path: Path) -> bytes:
-    """Return the content of a broker's `meta.properties`."""
     properties = checkpoints.read_properties(path)
     if not properties.keys() & {"node.id", "broker.id"}:
         raise InvalidInputError(
@@ -192,7 +191,6 @@ def _checked_properties(path: Path) -> bytes:
 
 
 def _check_ids_differ(state: State, topic_ids: Mapping[str, str]) -> None:
-    """Raise UnknownTopicError, or InvalidInputError if two topics would have one id."""
     for name in topic_ids:
         state.topic(name)
     owners: dict[str, str] = {}
@@ -217,7 +215,6 @@ class _Releasing:
     def prepare(
         self, topic_ids: Mapping[str, str], properties: bytes | None, progress: Progress | None
     ) -> None:
-        """Bring every file into the state in which a broker leaves it."""
         journal = Journal(self.root / layout.COMMIT)
         state = journal.recover()
         _check_ids_differ(state, topic_ids)  # before anything is changed
@@ -247,7 +244,6 @@ class _Releasing:
         self._check_lock()
 
     def keep_properties(self, properties: bytes | None) -> None:
-        """Store a given `meta.properties` aside for `hand_over`."""
         if properties is not None:
             files.write_atomically(self.root / layout.META_ASIDE, properties)
 
@@ -394,7 +390,6 @@ def _set_times(directory: Path) -> None:
 
 
 def _remove_ours(directory: Path) -> bool:
-    """Remove our files of a partition; return whether there were any."""
     names = [name for name in sorted(os.listdir(directory)) if name.startswith(layout.OURS)]
     for name in names:
         files.remove(directory / name)

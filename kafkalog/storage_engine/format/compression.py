@@ -242,7 +242,6 @@ def lz4_header_checksum(descriptor: bytes) -> int:
 
 
 def _xxh32(data: bytes) -> int:
-    """Return the xxHash32 (seed 0) of fewer than 16 bytes."""
     result = _XXH32_PRIMES[4] + len(data)
     words = len(data) // 4 * 4
     for i in range(0, words, 4):

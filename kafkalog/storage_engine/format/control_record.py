@@ -128,8 +128,6 @@ def _first_record(data: bytes, *, is_only: bool) -> tuple[int, bytes | None, byt
 
 
 class _Fields:
-    """The fields of a record, read in order."""
-
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.position = 0

@@ -141,7 +141,6 @@ def plain(names: dict[str, Any]) -> None:
 
 @functools.cache
 def _warn() -> None:
-    """Warn once per process."""
     warnings.warn(
         f"kafkalog: the kernels are not compiled and run as Python, {_SLOWER} times slower. "
         "Install a C compiler and Python's headers (Debian: apt-get install gcc libc6-dev "

@@ -116,7 +116,6 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
 
 
 def _local_path(given: str) -> Path:
-    """Return an absolute path, or the path of a `file:` URI."""
     if "\0" in given:
         raise InvalidInputError(f"path {given!r} holds a zero byte")
     if given.startswith("/"):

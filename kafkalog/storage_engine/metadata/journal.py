@@ -61,8 +61,6 @@ _NO_CHANGE = (
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The header: which file this is, and how far it is published and synced."""
-
     generation: bytes
     published_end: int
     synced_end: int
@@ -74,8 +72,6 @@ class _Header:
 
 @dataclass(frozen=True, slots=True)
 class _Replay:
-    """A state and the end of its record, and the same for the last synced record."""
-
     header: _Header
     state: State
     end: int
@@ -487,7 +483,6 @@ def _published(end: int, synced_end: int) -> bytes:
 
 
 def _image(state: State, size_min: int) -> bytearray:
-    """Return a whole journal file whose only record is a snapshot of `state`."""
     record = _record(state.number, state.snapshot()) if state.number else b""
     end = layout.JOURNAL_RECORDS_POSITION + len(record)
     image = bytearray(max(size_min, 4 * end))

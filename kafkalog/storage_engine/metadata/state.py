@@ -61,7 +61,6 @@ _PARTITION_FIELDS = tuple(f.name for f in dataclasses.fields(PartitionState))
 
 
 def _partition_state(values: Sequence[int]) -> PartitionState:
-    """Return a partition's state from a record; raises ValueError for an invalid offset."""
     fields = [int(value) for value in values[: len(_PARTITION_FIELDS)]]
     if fields and not -1 <= min(fields) <= max(fields) <= layout.INT64_MAX:
         raise ValueError(f"{fields}: expected numbers from -1 to {layout.INT64_MAX}")
@@ -221,7 +220,6 @@ class State:
 
 
 def _check_topic(name: str, topic_id: str, partitions: int) -> None:
-    """Raise ValueError for an invalid topic id or number of partitions."""
     if not _TOPIC_ID.fullmatch(topic_id):
         raise ValueError(f"topic {name!r}: {topic_id!r} is no topic id")
     if not 0 < partitions <= layout.PARTITIONS_MAX:

@@ -37,7 +37,7 @@ _ROOM: Final = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """A column of one value, an integer or the topic's name."""
+    """A column of one value: an integer, or for `topic` its name."""
 
     name: str
     value: int
@@ -140,7 +140,6 @@ class ChunkReader:
             first = stop
 
     def _repeated(self, constant: _Constant, count: int) -> pa.Array:
-        """Return a column of one value, a slice of a cached one."""
         column = self._constants.get(constant)
         if column is None or len(column) < count:
             room = max(_ROOM, 1 << (count - 1).bit_length())
@@ -177,12 +176,10 @@ class _Values:
 
     @property
     def size(self) -> int:
-        """Bytes of all values."""
         return int(self._offsets[-1]) if len(self._offsets) else 0
 
     @property
     def ends(self) -> npt.NDArray[np.int32] | int:
-        """The end of each value (n), or 0."""
         return self._offsets[1:] if len(self._offsets) else 0
 
     def column(self, nulls: int) -> pa.Array:

@@ -71,8 +71,6 @@ WINDOW = 128
 
 
 class _Window:
-    """Consecutive open segments, and the list of gaps in them."""
-
     def __init__(
         self,
         directory: Path,
@@ -381,7 +379,6 @@ class PartitionSnapshot:
 
     @contextlib.contextmanager
     def _window_at(self, offset: int) -> Iterator[_Window]:
-        """Open the window of an offset, unless it is open."""
         load_state = self._load_state
         if load_state is None or self._window.covers(offset):
             yield self._window

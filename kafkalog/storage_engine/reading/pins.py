@@ -82,7 +82,6 @@ _ASK_PAUSE_S = 0.003
 _LISTINGS = 10
 """Attempts to list a root without a change during the listing."""
 _NOT_WRITABLE = files.NOT_WRITABLE | {errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
-"""Includes the errors of file systems without hard links."""
 _NAME = re.compile(rf"^{layout.PIN}([0-9a-f]{{16}})-([0-9]+|x)-[0-9a-f]{{16}}(\.[0-9a-f]+)?$")
 
 
@@ -236,7 +235,6 @@ class LivePins:
         self._everywhere = _NONE
         """For pins that this process cannot read."""
         self._least: dict[tuple[str, str], dict[int, _Hold]] = {}
-        """By topic and its id, then by partition."""
         self.has_changelog = _is_held(root / layout.CHANGELOG_LOCK)
         """Whether a reader of a changelog is active now."""
         for path, renewed_ms in _live(root, now_ms, held_only=held_only):
@@ -374,8 +372,6 @@ def _listed(root: Path) -> list[_Entry]:
 
 
 class _Entry(NamedTuple):
-    """A pin in a listing of its root."""
-
     path: str
     inode: int
     renewed_ms: int
@@ -385,7 +381,6 @@ class _Entry(NamedTuple):
 
 
 def _entries(root: Path) -> Iterator[_Entry]:
-    """Yield the pins of a root."""
     with os.scandir(root) as entries:
         for entry in entries:
             if entry.name.startswith(layout.PIN) and entry.is_file(follow_symlinks=False):

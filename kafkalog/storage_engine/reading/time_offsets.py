@@ -190,5 +190,4 @@ def _search(
 
 
 def _may_hold(header: BatchHeader, start: int, end: int) -> bool:
-    """Return whether a batch may have records of [start, end)."""
     return header.records_count != 0 and header.last_offset >= start and header.base_offset < end

@@ -205,7 +205,6 @@ def _arena(
 def _unwrap(
     view: memoryview, rows: BatchTable, section: int, limit: int, fault: ChunkFault
 ) -> bytes | memoryview:
-    """Return the decompressed value of a wrapper."""
     start = int(rows.positions[section])
     end = start + int(rows.sizes[section])
     magic = int(rows.magics[section])

@@ -52,7 +52,6 @@ def record_batches(records: Any) -> list[pa.RecordBatch]:
 
 
 def _is_of_values(records: Any) -> bool:
-    """Return whether it is a mapping that is not itself a record."""
     return isinstance(records, Mapping) and not records.keys() <= set(_FIELDS)
 
 
@@ -114,7 +113,6 @@ def _of_tuples(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 def _converted(
     rows: list[tuple[Any, ...]], number: int, convert: Callable[[Any], Any]
 ) -> list[Any]:
-    """Return one field of all rows."""
     found: list[Any] = []
     try:
         for row in rows:

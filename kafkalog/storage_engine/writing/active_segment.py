@@ -137,7 +137,6 @@ class ActiveSegment:
             lambda timestamp, relative: relative < end and (timestamp, relative) != (0, 0),
         )
         self._last_time = (last[0], self.base_offset + last[1]) if last else None
-        """The last kept time index entry at opening."""
         timestamp = last[0] if last else layout.NO_TIMESTAMP
         self._index.resume((offset_count, indexed_position), (time_count, timestamp))
 
@@ -365,7 +364,6 @@ class ActiveSegment:
 
 
 def _write_up_to(fd: int, pending: bytearray, end: int) -> None:
-    """Write the pending entries so that the file ends at byte `end`."""
     if pending:
         files.write_at(fd, pending, end - len(pending))
         pending.clear()

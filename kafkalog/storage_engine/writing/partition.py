@@ -241,7 +241,6 @@ class Appender:
         self._advance(next_offset, active_base=active.base_offset, active_size=active.size)
 
     def _advance(self, next_offset: int, **active: int) -> None:
-        """Move the log end, and the last stable offset too if no transaction is open."""
         stable = self.state.last_stable_offset if self._holds_back() else next_offset
         self.state = replace(
             self.state, high_watermark=next_offset, last_stable_offset=stable, **active
@@ -300,9 +299,7 @@ class Appender:
         )
 
     def _take_snapshot(self, base_offset: int) -> None:
-        """Write the producer snapshot at the base of a new segment, if there are producers (rule
-        R7).
-        """
+        """Write the producer snapshot where a segment begins, if there are producers (rule R7)."""
         named = self._recorded.producer_snapshot
         if self._has_lost_producers or (self._producers is None and named < 0):
             return

@@ -91,15 +91,12 @@ def _tidy(appender: Appender, state: PartitionState) -> None:
 
 
 class _RequestReader:
-    """A source with `remaining` bytes, read in pieces; `name` is for messages."""
-
     def __init__(self, name: str, size: int, stream: IO[bytes]) -> None:
         self.name = name
         self.remaining = size
         self._stream = stream
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` bytes; fewer only at the end."""
         try:
             piece = self._stream.read(min(size, self.remaining))
         except OSError as fault:
@@ -161,8 +158,6 @@ def _copy(source: IO[bytes], target: Path) -> None:
 
 
 class _Follower:
-    """Append the batches of one source to a partition."""
-
     def __init__(
         self, appender: Appender, reader: _RequestReader, now_ms: int, partition: str
     ) -> None:
@@ -178,10 +173,8 @@ class _Follower:
         self._rows = 0
         self._buffer = bytearray()
         self._position = 0
-        """The buffer's position in the source."""
 
     def append_all(self) -> int:
-        """Append all batches with their producers and epochs; return the number of records."""
         while piece := self._reader.read(_PIECE_SIZE):
             self._buffer += piece
             self._append_buffer()
@@ -193,7 +186,6 @@ class _Follower:
         return self._rows
 
     def _append_buffer(self) -> None:
-        """Append the whole batches of the buffer, and a batch that is larger than a piece."""
         start = position = 0  # of the slice not yet written, and of the next batch
         buffer = self._buffer
         with memoryview(buffer) as view:
@@ -268,10 +260,7 @@ class _Follower:
         return is_new
 
     def _check(self, buffer: memoryview, position: int) -> BatchHeader | None:
-        """Return the header at `position`, even if the buffer lacks a part of the batch.
-
-        Returns None if the buffer lacks a part of the header.
-        """
+        """Return the header at `position`, or None if the buffer lacks a part of it."""
         held = len(buffer) - position
         magic = buffer[position + layout.MAGIC_POSITION] if held > layout.MAGIC_POSITION else None
         if magic is not None and magic < layout.MAGIC:

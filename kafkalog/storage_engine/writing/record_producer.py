@@ -104,7 +104,6 @@ class Producer:
         self._flushed = UNKNOWN
         """Records up to this number do not wait for `linger.ms`."""
         self._fault: BaseException | None = None
-        """The error of the last commit, or None."""
         self._failures = 0
         self._retry_s = 0.0
         self._is_closed = self._is_stopped = False
@@ -240,7 +239,6 @@ class Producer:
     # --- waiting for commits ---------------------------------------------------------------------
 
     def _wait_for(self, sent: SentRecords, timeout: float | None) -> None:
-        """Wait until some records are committed, for `SentRecord.result`."""
         self._check_process()
         with self._changed:
             self._changed.wait_for(lambda: sent.is_committed or self._fault is not None, timeout)
@@ -263,7 +261,6 @@ class Producer:
             self._changed.wait()
 
     def _due_s(self) -> float:
-        """Return the time of the thread's next commit."""
         next_one = self._committing or self._gathered
         if not len(next_one):
             return math.inf
@@ -274,7 +271,6 @@ class Producer:
         return -math.inf if self._is_full() else self._gathered.since_s + self._linger_s
 
     def _next(self) -> SentRecords | None:
-        """Wait for records to commit; return None at the end."""
         while not self._is_stopped:
             wait_s = self._due_s() - time.monotonic()
             if wait_s > 0:

@@ -118,7 +118,6 @@ def _sizes(segments: Sequence[SegmentFiles], state: PartitionState) -> list[int]
 
 
 def _is_expired(segment: SegmentFiles, size: int, horizon_ms: int) -> bool:
-    """Return whether all records of a segment are older than `horizon_ms`."""
     hint = TimeIndex(segment.time_index, segment.base_offset).last_entry()
     if hint is not None and hint[0] >= horizon_ms:
         return False
@@ -281,11 +280,7 @@ def delete_records(store: Store, topic: str, partition: int, before: int, *, now
 
 
 def _trim_epochs(directory: Path, log_start: int, high_watermark: int) -> None:
-    """Drop the epochs of deleted records.
-
-    If the disk refuses, they stay until the partition's next retention. Old epochs are harmless,
-    and a full disk must not stop the work that frees space.
-    """
+    """Drop the epochs of deleted records; only log a failure, so that a full disk frees space."""
     try:
         checkpoints.trim_leader_epochs(directory, log_start, high_watermark)
     except OSError as fault:

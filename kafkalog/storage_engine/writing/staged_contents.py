@@ -21,7 +21,6 @@ from kafkalog.storage_engine.writing.staged_file import StagedFile
 from kafkalog.storage_engine.writing.staging import Run, StagedMessage
 
 _KEPT_SIZE = 32 << 20
-"""Bytes of staged files that a commit keeps in memory."""
 _PIECE_SIZE = 1 << 20
 
 

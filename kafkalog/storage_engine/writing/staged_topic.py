@@ -130,7 +130,6 @@ class StagedTopic:
         return run is not None and (run.is_segment or run.size >= LARGE_RUN_SIZE)
 
     def _add(self, encoded: Encoded, partitions: list[int], rows: list[int]) -> None:
-        """Add finished batches, one group for each partition, to the runs."""
         first = 0
         starts = [*encoded.positions, len(encoded.data)]
         for partition, count, end in zip(partitions, rows, encoded.ends, strict=True):

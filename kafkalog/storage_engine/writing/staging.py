@@ -229,7 +229,6 @@ class StagedWriter:
         return self._spark_partition + written
 
     def _encode(self, gathered: Mapping[str, list[pa.RecordBatch]]) -> None:
-        """Encode collected rows into finished batches, and spill them if they are many."""
         for name, batches in gathered.items():
             for batch in _joined(batches):
                 self._topics[name].encode(batch, self._batch_size, self._now_ms())
@@ -251,7 +250,6 @@ class StagedWriter:
                 topic.held_size = 0
 
     def _spill(self, name: str, partitions: Iterable[int]) -> None:
-        """Move pending runs to the task's shared file."""
         pending = self._topics[name].pending
         small: list[tuple[int, PendingRun]] = []
         for partition in partitions:
@@ -319,7 +317,6 @@ def _size_of(rows: pa.RecordBatch) -> int:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Return the same rows in as few batches as Arrow allows."""
     import pyarrow as pa
 
     if len(batches) == 1:

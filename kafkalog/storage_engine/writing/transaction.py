@@ -70,7 +70,6 @@ class Transaction:
         self._touched: set[str] = set()
         self._needs_sync = False
         self._may_work = False
-        """Whether files may be changed and synced: see `_begin_work`."""
         self._uncertain: dict[tuple[str, int], OSError] = {}
         """Partitions where the changes of an earlier holder could not be made durable, and why.
 
@@ -379,7 +378,6 @@ class Transaction:
     def _unsynced(
         self,
     ) -> Iterator[tuple[Path, partition_directory.Place, partition_directory.Place]]:
-        """Yield (directory, start, end) of the bytes that relaxed commits wrote."""
         for (topic, number), start in self.state.unsynced.items():
             directory = self._root / layout.partition_directory(topic, number)
             state = self.state.topic(topic).partitions[number]

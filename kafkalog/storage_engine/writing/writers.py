@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["forget_writer", "writers"]
 
 _NAMED: Final = 20
-"""The most writers that an error names."""
 
 
 def writers(

@@ -1,7 +1,7 @@
-"""The arena of a chunk: the bytes in which the records of its batches can be read.
+"""The arena of a chunk: the bytes in which the records of its batches are read.
 
-That is the chunk itself where nothing in it is compressed, else its decompressed record sections,
-one behind the other.
+It is the chunk itself if nothing is compressed, else its decompressed record sections, one after
+the other.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ def sections(
     run_size: int | None,
     fault: ChunkFault,
 ) -> tuple[npt.NDArray[np.uint8], Integers, Integers]:
-    """Return an arena, and the start and the end of the record section of each batch of `fault`.
+    """Return an arena, and the start and end of the record section of each batch of `fault`.
 
-    No section has more than `limit` bytes. With a `run_size` there are fewer than it selects
-    where the first ones, decompressed, are so many bytes already: then the last of them ends it.
-    Raises CorruptBatchError.
+    No section has more than `limit` bytes. With a `run_size`, it stops after the batch that makes
+    the decompressed sections this large. Raises CorruptBatchError.
     """
     selection = fault.selection
     starts = table.positions[selection] + layout.BATCH_OVERHEAD
@@ -54,7 +53,7 @@ def sections(
     counts = table.counts[selection].tolist()
     with memoryview(buffer) as view:
         for number, codec in enumerate(codecs.tolist()):
-            if counts[number] == 0:  # nobody looks at the bytes of an empty batch
+            if counts[number] == 0:  # no caller reads an empty batch
                 parts.append(b"")
                 continue
             try:
@@ -69,7 +68,7 @@ def sections(
                 break
     ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
     starts = np.append(0, ends[:-1])
-    if len(parts) == 1:  # a large batch is not copied once more
+    if len(parts) == 1:  # saves a copy of a large batch
         return np.frombuffer(parts[0], dtype=np.uint8), starts, ends
     arena = columns.allocate(total)
     for part, start, end in zip(parts, starts.tolist(), ends.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Where Kafka's default partitioner sends keys.
+"""The partitions of keys by Kafka's default partitioner.
 
 Kafka: Utils.murmur2 and toPositive, BuiltInPartitioner.partitionForKey.
 """

@@ -245,7 +245,6 @@ def _telling(table: BatchTable) -> npt.NDArray[np.int64]:
 
 
 def _position_of(segment: SegmentFiles, offset: int) -> int:
-    """Return the position of a batch such that all earlier batches lie below `offset`."""
     fd = files.open_to_read(segment.log)
     try:
         index = OffsetIndex(segment.index, segment.base_offset)

@@ -193,7 +193,6 @@ class MarkerCache:
         # Reentrant: the garbage collector may end a read of this thread while it holds the lock.
         self._guard = threading.RLock()
         self._kept: tuple[_Kept, ...] = ()
-        """In order of use, the latest last."""
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -74,7 +74,6 @@ class TransactionOutcomes:
         self._load_identity = identity
         self._identity: LogIdentity | None = None
         self._markers: Markers | None = None
-        """From the first batch that needs a marker on."""
         self._offset = 0
         """The base offset of the last batch that needed a marker."""
         self._ahead: Iterator[Chunk] | None = None

@@ -1,12 +1,11 @@
-"""The segment that is appended to: its files, cut to what is committed, and its index entries.
+"""The active segment: its files, truncated to the committed size, and its index entries.
 
 Invariants
 ----------
-- Nothing beyond the recorded size is ever read: there lies what a dead commit left, or, with
-  `preallocate`, room for what comes.
-- What is cut off an index is cut off durably: nobody syncs the entries that come in its place, and
-  what a power cut brought back would be believed of the batches that have those offsets by then.
-- A `.txnindex` file exists only where a transaction was aborted.
+- No reader reads beyond the recorded size. Bytes there are those of a dead commit, or preallocated.
+- The truncation of an index is synced, because the entries that follow are not. Otherwise a power
+  cut could bring old entries back, and readers would apply them to new batches.
+- A `.txnindex` file exists only if a transaction was aborted.
 
 Kafka: LogSegment.append, LogSegment.shouldRoll, LogSegment.onBecomeInactiveSegment.
 """
@@ -36,13 +35,13 @@ from kafkalog.storage_engine.transactions.transaction_index import (
 __all__ = ["ActiveSegment"]
 
 _BLOCK = 4096
-"""Index entries that are looked at together where the last one is not one to keep."""
+"""Index entries read at once if the last one is not kept."""
 
 
 class ActiveSegment:
     """The open files of one segment: `add` and `write` batches, then `sync`, `finish` or `close`.
 
-    `size` counts the bytes of all batches that were added, written or not.
+    `size` counts the bytes of all added batches, written or not.
     """
 
     def __init__(
@@ -56,19 +55,19 @@ class ActiveSegment:
         end_offset: int,
         has_transactions: bool,
     ) -> None:
-        """Open the segment, and cut its files to its bytes and to the log's end.
+        """Open the segment, and truncate its files to `size` and `end_offset`.
 
-        `has_transactions` says that there may be a `.txnindex`. Raises StorageError where the log
-        has fewer bytes, and OSError.
+        `has_transactions` is True if a `.txnindex` may exist. Raises StorageError if the log is
+        shorter, and OSError.
         """
         self.base_offset, self.size = base_offset, size
         self.has_new_name = size == 0
-        """Whether names in the directory wait for its sync: one has come or gone since this was
-        opened. Or, of an empty segment, before: whoever made its file may have died, or failed."""
+        """Whether a new or removed name waits for the directory's sync. True from the start for an
+        empty segment, because the process that made its file may have died or failed."""
         self._stem = f"{directory}/{layout.segment_file(base_offset, '')}"
         self._config = config
         self._index_slots = config.segment_index_bytes // layout.OFFSET_INDEX_ENTRY.size
-        # The last one is for the roll.
+        # The roll needs the last slot.
         self._time_slots = config.segment_index_bytes // layout.TIME_INDEX_ENTRY.size - 1
         self._name = f"{topic_id}/{directory.name}/{self.base_offset}"
         self._written = self._opened_size = self.size
@@ -83,7 +82,7 @@ class ActiveSegment:
         self._transactions_size = 0
         self._open(end_offset, has_transactions)
 
-    # --- the cut ---------------------------------------------------------------------------------
+    # --- truncate --------------------------------------------------------------------------------
 
     def _open(self, end_offset: int, has_transactions: bool) -> None:
         log = self._stem + layout.LOG
@@ -108,13 +107,13 @@ class ActiveSegment:
         if found < self.size:
             raise StorageError(
                 f"{self._path(layout.LOG)}: the journal records {self.size} bytes, the file has "
-                f"{found}: it was cut by something other than kafkalog"
+                f"{found}: something other than kafkalog truncated it"
             )
         if not self._config.preallocate:
             if found > self.size:
                 files.truncate(self._log_fd, self.size)
             return
-        # Room that a dead commit began to fill is made anew; the rest is room already.
+        # Allocate again what a dead commit began to fill; the rest is still preallocated.
         if found > self.size and any(files.read_at(self._log_fd, layout.BATCH_OVERHEAD, self.size)):
             files.truncate(self._log_fd, self.size)
             found = self.size
@@ -122,7 +121,7 @@ class ActiveSegment:
             files.preallocate(self._log_fd, self._config.segment_bytes)
 
     def _truncate_indexes(self, end: int) -> None:
-        """Drop index entries at or above the cut, and torn ones; remember the last that stay."""
+        """Drop torn index entries and those at or above the end; remember the last ones kept."""
         offset_count, last = _truncate_entries(
             self._index_fd,
             layout.OFFSET_INDEX_ENTRY.size,
@@ -137,12 +136,11 @@ class ActiveSegment:
             lambda timestamp, relative: relative < end and (timestamp, relative) != (0, 0),
         )
         self._last_time = (last[0], self.base_offset + last[1]) if last else None
-        """What the last time index entry says that stayed when the segment was opened."""
         timestamp = last[0] if last else layout.NO_TIMESTAMP
         self._index.resume((offset_count, indexed_position), (time_count, timestamp))
 
     def _truncate_transactions(self, end_offset: int) -> None:
-        """Drop entries without their marker: of a commit that died, in whatever form they came."""
+        """Drop entries without a marker: those of a dead commit, whole or torn."""
         path = self._path(layout.TRANSACTION_INDEX)
         self._transactions_size, found = size_kept(
             path, lambda entry: self._has_marker(entry, end_offset)
@@ -159,11 +157,11 @@ class ActiveSegment:
                 os.close(fd)
 
     def _has_marker(self, entry: AbortedTransaction, end_offset: int) -> bool:
-        """Tell whether the producer of an entry has a control batch where that says.
+        """Return whether the entry's producer has a control batch at the entry's offset.
 
-        Of half an entry, too: its offset may be below the cut, but the producer's markers that are
-        there lie before the transaction's begin. Of a damaged log it may have, wherever the damage
-        could hide it: without its entry, what was aborted would be read.
+        The test also rejects a torn entry: its offset may lie below the end, but the producer's
+        existing markers lie before the transaction's begin. In a damaged log, an entry is kept
+        wherever the damage could hide its marker; without it, aborted records would be read.
         """
         offset, next_offset = entry.last_offset, self.base_offset
         if not entry.first_offset < offset < end_offset:
@@ -193,11 +191,11 @@ class ActiveSegment:
     def stamp(
         self, batches: bytearray, position: int, first_offset: int, next_offset: int, epoch: int
     ) -> tuple[int, int]:
-        """Give finished batches from `position` on their places, as far as they belong here.
+        """Stamp finished batches from `position` on, as far as they belong into this segment.
 
-        Their base offsets count from `first_offset`, and one begins where the last has ended.
-        Returns the position and the offset that come next: of a batch that needs a new segment, or
-        of what is no whole batch v2 with such offsets. The bytes follow by `write`.
+        Their base offsets count from `first_offset`, and each must begin where the last one ended.
+        Returns the next position and offset: of a batch that needs a new segment, or of bytes that
+        are not a whole batch v2 with such offsets. Pass the bytes to `write`.
         """
         unpack, pack = layout.BATCH_PLACE.unpack_from, layout.STAMP.pack_into
         while (remaining := len(batches) - position) >= layout.BATCH_OVERHEAD:
@@ -218,10 +216,10 @@ class ActiveSegment:
         return position, next_offset
 
     def has_room(self, size: int, max_timestamp: int, base_offset: int, last_offset: int) -> bool:
-        """Tell whether a batch of those offsets belongs here, and not into a new segment.
+        """Return whether a batch with these offsets belongs here, not into a new segment.
 
-        Decided by size, time, full indexes and offset span (conformance R1 to R5). An empty segment
-        takes everything whose offsets it can count.
+        Size, time, full indexes and the span of offsets decide (conformance R1 to R5). An empty
+        segment accepts every batch whose offsets fit its indexes.
         """
         if last_offset - self.base_offset > layout.INT32_MAX:
             return self.size == 0 and base_offset == self.base_offset
@@ -237,10 +235,7 @@ class ActiveSegment:
         return waited <= self._read_lifetime_ms()
 
     def add(self, size: int, max_timestamp: int, last_offset: int) -> None:
-        """Take the next batch into account, and give it an index entry if it is to have one.
-
-        The bytes follow by `write`.
-        """
+        """Count the next batch, and index it if due. Pass the bytes to `write`."""
         position = self.size
         self.size += size
         if self._first_timestamp is None and position == 0:
@@ -248,11 +243,11 @@ class ActiveSegment:
         self._index.add(position, last_offset, max_timestamp)
 
     def add_aborted(self, transaction: AbortedTransaction) -> None:
-        """Note a transaction whose ABORT marker was added; written with the next `write`."""
+        """Note a transaction whose ABORT marker was added, for the next `write`."""
         self._transaction_entries += transaction_entry(transaction)
 
     def write(self, data: Buffer) -> None:
-        """Write the next bytes of the batches that were added, and the entries they got."""
+        """Write the next bytes of the added batches, and their index entries."""
         if data:
             files.write_at(self._log_fd, data, self._written)
             self._written += len(data)
@@ -285,7 +280,7 @@ class ActiveSegment:
         return self._lifetime_ms
 
     def _jitter_ms(self) -> int:
-        """Draw from [0, jitter), once per segment and the same in every process: by its name."""
+        """Draw from [0, jitter) by the segment's name, so every process gets the same."""
         jitter = min(self._config.segment_jitter_ms, self._config.segment_ms)
         if jitter == 0:
             return 0
@@ -299,10 +294,7 @@ class ActiveSegment:
         return self._first_timestamp
 
     def _largest_on_disk(self) -> tuple[int, int]:
-        """Find the largest timestamp as opened: the time index's last, or of a batch after it.
-
-        Asked for once at most, before an entry is added.
-        """
+        """Return the largest timestamp at opening, of the last time entry or a later batch."""
         largest = self._last_time or (layout.NO_TIMESTAMP, self.base_offset)
         start = self._index.indexed_position
         for _, header in headers(self._log_fd, start, self._opened_size):
@@ -313,7 +305,7 @@ class ActiveSegment:
     # --- durability ------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make the log durable, and what it says of aborted transactions; indexes are hints."""
+        """Sync the log and the aborted transactions; indexes are only hints."""
         if self._is_dirty:
             files.sync_file(self._log_fd)
             self._is_dirty = False
@@ -321,7 +313,7 @@ class ActiveSegment:
             files.sync_file(self._transaction_fd)
 
     def finish(self) -> None:
-        """Make the segment one that is only read: its last time index entry, no room, synced."""
+        """Make the segment read-only: add its last time index entry, trim and sync it."""
         if self.size:
             self._index.add_time()
         self._write_entries()
@@ -334,9 +326,10 @@ class ActiveSegment:
         self.close()
 
     def finish_truncation(self) -> None:
-        """Do `finish` after a cut; where that fails, it is to be cut again by the next holder.
+        """Do `finish` after a truncation; if it fails, make the next holder truncate again.
 
-        Its sync is not to be repeated alone, and what is cut already nobody would cut.
+        Repeating the sync alone is not enough, and a holder that finds nothing to truncate syncs
+        nothing. Therefore it writes a byte beyond the end.
         """
         try:
             self.finish()
@@ -348,16 +341,16 @@ class ActiveSegment:
             raise
 
     def reopen(self) -> None:
-        """Open the files once more after `close`, in the same commit: so they are as they were.
+        """Open the files again after `close`, in the same commit, so they are unchanged.
 
-        A `.txnindex` is opened when it is written to.
+        A `.txnindex` is opened on its next write.
         """
         self._log_fd = _open(self._stem + layout.LOG)
         self._index_fd = _open(self._stem + layout.INDEX)
         self._time_index_fd = _open(self._stem + layout.TIME_INDEX)
 
     def close(self) -> None:
-        """Close the files; nothing is undone."""
+        """Close the files; undo nothing."""
         fds = (self._log_fd, self._index_fd, self._time_index_fd, self._transaction_fd)
         self._log_fd = self._index_fd = self._time_index_fd = self._transaction_fd = -1
         for fd in fds:
@@ -377,7 +370,6 @@ def _open(path: str | Path, *, create: bool = False) -> int:
 
 
 def _write_up_to(fd: int, pending: bytearray, end: int) -> None:
-    """Write entries so that the file ends at byte `end` with them; none are pending then."""
     if pending:
         files.write_at(fd, pending, end - len(pending))
         pending.clear()
@@ -389,11 +381,11 @@ def _truncate_entries(
     unpack: Callable[[bytes], Iterable[tuple[Any, ...]]],
     is_kept: Callable[..., bool],
 ) -> tuple[int, tuple[Any, ...] | None]:
-    """Cut an index file behind its last entry that is kept; return how many stay, and that one."""
+    """Truncate an index file after its last kept entry; return the number kept, and that entry."""
     size = os.fstat(fd).st_size
     count = size // entry_size
     last = None
-    block = 1  # mostly the last one stays; a file that is padded with zeros ends far before
+    block = 1  # usually the last entry stays, except in a file padded with zeros
     while count and last is None:
         first = max(0, count - block)
         data = files.read_at(fd, (count - first) * entry_size, first * entry_size)
@@ -409,7 +401,7 @@ def _truncate_entries(
 
 
 def _truncate_durably(fd: int, size: int) -> None:
-    """Cut an index, and sync it; where that fails it is as it was, so that the next holder cuts."""
+    """Truncate and sync an index; on failure restore it, so that the next holder truncates."""
     tail = files.read_at(fd, os.fstat(fd).st_size - size, size)
     files.truncate(fd, size)
     try:

@@ -1,4 +1,4 @@
-"""One staged file: runs of finished batches, or one that becomes a segment, with its indexes."""
+"""One staged file: runs of finished batches, or one run that becomes a segment with indexes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 
 _JOINED_SIZE = 4 << 20
-"""Up to so many bytes it costs less to join parts than to write each of them."""
+"""Up to this size, joining parts is cheaper than writing each."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file the commit verifies: its name below the root, its size, its CRC-32C."""
+    """A file for the commit to verify: its name below the root, its size, its CRC-32C."""
 
     name: str
     size: int
@@ -31,7 +31,7 @@ class StagedFile:
 
 @dataclass(slots=True)
 class RunPart:
-    """Finished batches of one log partition that follow each other in memory.
+    """Consecutive finished batches of one log partition, in memory.
 
     positions, counts: byte position in `data` and number of records of each batch
     """
@@ -42,20 +42,20 @@ class RunPart:
 
 
 class PendingRun:
-    """Finished batches of one log partition, not yet written; base offsets count from 0."""
+    """Unwritten finished batches of one log partition; base offsets count from 0."""
 
     def __init__(self) -> None:
         self.is_segment = False
-        """It goes into a file that becomes a segment."""
+        """Whether it goes into a file that becomes a segment."""
         self.clear()
 
     def clear(self) -> None:
-        """Forget the batches: they are written."""
+        """Drop the batches after they were written."""
         self.parts: list[RunPart] = []
         self.size = self.rows = 0
 
     def add(self, part: RunPart, rows: int) -> None:
-        """Add batches whose base offsets count from 0, and let them follow those before."""
+        """Add batches whose base offsets count from 0, and renumber them after the others."""
         if self.rows:
             next_offset = self.rows
             for position, count in zip(part.positions, part.counts, strict=True):
@@ -67,7 +67,7 @@ class PendingRun:
 
 
 class StagedFileWriter:
-    """Writes one staged file; a segment's has its indexes written beside it."""
+    """Write one staged file, with its indexes if it becomes a segment."""
 
     def __init__(self, root: Path, name: str) -> None:
         """`name` is the file's path below the root, without its suffix."""
@@ -81,7 +81,7 @@ class StagedFileWriter:
         self._offset = 0
 
     def append(self, parts: Sequence[memoryview]) -> None:
-        """Write bytes at the end, many small parts at once."""
+        """Write bytes at the end, joining many small parts."""
         if not parts:
             return
         large = len(parts) == 1 or sum(map(len, parts)) > _JOINED_SIZE
@@ -91,14 +91,14 @@ class StagedFileWriter:
             self.size += len(data)
 
     def begin_segment(self, config: TopicConfig) -> None:
-        """Say that the file becomes a segment of a topic, and so wants indexes."""
+        """Mark the file as a segment of a topic, which needs indexes."""
         self._config = config
         self._index = IndexBuilder(0, config.index_interval_bytes)
 
     def append_batches(self, part: RunPart, first: int) -> tuple[int, int]:
         """Append batches from `first` on until the segment is full; return the next one, and rows.
 
-        A batch that alone is larger than a segment gets one of its own.
+        A batch larger than a segment gets its own.
         """
         assert self._config is not None and self._index is not None
         last, rows = first, 0
@@ -121,10 +121,10 @@ class StagedFileWriter:
         return last, rows
 
     def finish(self) -> StagedFile:
-        """Sync and close; returns what the commit verifies.
+        """Sync and close; return the description for the commit.
 
-        Raises StorageError if a segment's file is gone: another attempt was committed meanwhile,
-        which removed it, and indexes written since would stay behind.
+        Raises StorageError if a segment's file is gone. The commit of another attempt has then
+        removed it, and the indexes must not be left behind.
         """
         if self._index is not None:
             self._index.add_time()
@@ -144,7 +144,7 @@ class StagedFileWriter:
         return StagedFile(self._stem + layout.STAGED, self.size, self._crc)
 
     def discard(self) -> None:
-        """Close and remove the file: its attempt has failed."""
+        """Close and remove the file after a failed attempt."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

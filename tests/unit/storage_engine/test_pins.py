@@ -281,7 +281,9 @@ def test_a_late_task_whose_moment_is_kept_no_more_is_refused(
 
     append(engine)
     assert pinned(engine, TWO, NOW + 2 * LEASE_MS) == second
-    with pytest.raises(StorageError, match="the moment they read is kept no more; run the action"):
+    with pytest.raises(
+        StorageError, match="the snapshot they read is no longer kept; run the action"
+    ):
         pinned(engine, now_ms=NOW + 2 * LEASE_MS)
     pins.sweep_pins(engine.root, NOW + DAY + 2 * LEASE_MS)
     assert pinned(engine, now_ms=NOW + DAY + 2 * LEASE_MS).number == second.number + 1

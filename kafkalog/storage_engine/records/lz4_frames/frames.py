@@ -1,4 +1,4 @@
-"""The lz4 frames of many batches in one call; None where the library has to be asked."""
+"""Decompress the lz4 frames of many batches in one call, or leave them to the library."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Integers = npt.NDArray[np.int64]
 
 _ROOM_MIN: Final = 1 << 16
 _ROOM_MAX: Final = 16 << 20
-"""Bytes up to which the room is doubled when frames hold more than they seem to."""
+"""The room doubles up to this size if frames hold more than expected."""
 _BEHIND: Final = 1 << 18
-"""Room for the frame that ends a run, if it is an ordinary one."""
+"""Room for the last frame of a run, if it is an ordinary one."""
 _RATIO: Final = compression.LZ4_LIKELY_RATIO
 
 
 def decompress_frames(
     buffer: Buffer, starts: Integers, ends: Integers, *, run_size: int | None, limit: int
 ) -> tuple[npt.NDArray[np.uint8], Integers] | None:
-    """Decompress the frames that lie in buffer[starts:ends] (s), one behind the other.
+    """Decompress the frames in buffer[starts:ends] (s), one after the other.
 
-    Only the first ones, up to that which makes them `run_size` bytes. Returns the bytes, and where
-    each frame ends in them. None where one is of another kind than producers write, damaged, larger
-    than `limit`, or of many bytes: then nothing is known of any.
+    Stops after the frame that makes them `run_size` bytes. Returns the bytes, and the end of each
+    frame in them. Returns None for the whole call if a frame is unusual, damaged, larger than
+    `limit`, or too large for the room.
     """
     source = np.frombuffer(buffer, dtype=np.uint8)
     run_size = layout.INT64_MAX if run_size is None else run_size
@@ -63,7 +63,7 @@ def decompress_frames(
 
 @cache
 def _checksums() -> Integers:
-    """Return the header checksums of independent blocks of each size, then of linked ones (8)."""
+    """Return the header checksums for independent blocks of each size, then for linked ones (8)."""
     descriptors = [bytes((flags, code << 4)) for flags in (0x60, 0x40) for code in (4, 5, 6, 7)]
     checksums = [compression.lz4_header_checksum(descriptor) for descriptor in descriptors]
     return np.array(checksums, dtype=np.int64)

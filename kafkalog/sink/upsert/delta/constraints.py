@@ -1,7 +1,7 @@
-"""Which record a Delta table's CHECK constraints refuse.
+"""The search for the record that a Delta table's CHECK constraints refuse.
 
-Delta only says that some rows are refused. So the rows are written once more, into a scratch table
-with the same constraint, fewer and fewer of them: a way for errors, not for data.
+Delta only says that some rows are refused. To find the first one, the rows are written again, by
+halves, into a scratch table with the same constraint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONSTRAINT = "delta.constraints."
 
 
 def is_refusal(fault: Exception) -> bool:
-    """Return whether a constraint of the table is what went wrong."""
+    """Return whether a constraint of the table caused the fault."""
     return "validation check" in str(fault)
 
 
@@ -32,7 +32,7 @@ def first_refused(
 ) -> str | None:
     """Name the first record that a constraint of the table refuses, and the constraint.
 
-    None when the table has none, or none of them refuses a row by the columns that the rows have.
+    None if the table has no constraint, or none refuses a row by the columns that the rows have.
     """
     import pyarrow.compute as pc
 
@@ -71,7 +71,6 @@ class _Check:
         self._scratch.alter.add_constraint({name: text})
 
     def first_refused(self, stored: pa.RecordBatch, target: DeltaColumns) -> int | None:
-        """Return the first of the rows that is refused."""
         if stored.num_rows == 0:
             return None
         (rows,) = target.fit(stored)

@@ -82,9 +82,10 @@ def find_latest_records(
     """Find the records that the dirty section makes obsolete; return them, and the round's end.
 
     The end is `log.end`, or where a map without spill was full. A call of `make_is_mapped(start)`
-    returns an `IsMapped` for chunks from `start` on. All records whose keys count go to
+    returns an `IsMapped` for chunks from `start` on. All dirty records whose keys count go to
     `on_records`. The caller holds the partition's cleaner lock and closes the result. Raises
     CorruptBatchError, and StorageError if the disk has no room for the keys.
+
     """
     sweep_spill_files(log.directory)
     deaths = _read_deaths(log.directory)

@@ -9,8 +9,8 @@ swaps come after the rewriting, except in very large rounds (`SWAP_SIZE`). Befor
 journal records the round's end (`cleaning_offset`), so that no snapshot of an older offset opens on
 a log that lacks records. After the last swap the journal records that all below is clean
 (`first_dirty_offset`). If a cleaner dies in between, the next one repeats the round, with the same
-result. A round that fails swaps in its finished segments. It ends below every live pin (`pins`),
-and checks for new pins after it has written to the journal.
+result. A round that fails swaps in its finished segments. Every round ends below all live pins
+(`pins`), and checks for new ones after it has written to the journal.
 
 Kafka: Cleaner.doClean, cleanSegments.
 """

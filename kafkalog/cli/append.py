@@ -40,6 +40,7 @@ from kafkalog.cli.terminal.output import (
 )
 from kafkalog.cli.terminal.text_records import TextLines
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,7 +154,7 @@ def _opened(file: Path | None) -> Iterator[IO[bytes]]:
     if file is None or str(file) == "-":
         yield sys.stdin.buffer
     else:
-        with file.open("rb") as lines:
+        with files.open_stream(file) as lines:
             yield lines
 
 

@@ -40,6 +40,7 @@ from kafkalog.cli.terminal.output import (
     print_line,
 )
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     from kafkalog.cli.report_file import ReportFile
@@ -175,7 +176,8 @@ def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[b
         data = sys.stdin.buffer.read()
     else:
         check_input(file)
-        data = file.read_bytes()
+        with files.open_stream(file) as stream:
+            data = stream.read()
     for number, line in enumerate(data.split(b"\n"), 1):
         text = line.removesuffix(b"\r")
         if text:

@@ -22,6 +22,7 @@ from kafkalog.cli.terminal.output import (
     print_json,
     print_line,
 )
+from kafkalog.storage_engine.fs import files
 
 EXAMPLES: Final = (
     "kafkalog release /data/kafka-logs",
@@ -84,7 +85,8 @@ def _read_ids(path: Path) -> dict[str, str]:
     check_input(path)
     found: dict[str, str] = {}
     try:
-        lines = path.read_text().splitlines()
+        with files.open_stream(path) as stream:
+            lines = stream.read().decode().splitlines()
     except UnicodeDecodeError:
         raise InvalidInputError(f"{path}: expected a text file of topics and ids") from None
     is_described = any(_DESCRIBED.search(line) for line in lines)

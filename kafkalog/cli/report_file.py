@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,9 +41,9 @@ class ReportFile:
         check_outside(path, [root], "a report", "--report")
         if path.exists() or path.is_symlink():
             raise InvalidInputError(f"{path}: is there already; name another file with --report")
-        temporary = path.with_name(path.name + layout.TEMPORARY)
+        temporary = _temporary(path)
         try:
-            temporary.open("w").close()
+            files.create(temporary)
         except OSError as fault:
             raise InvalidInputError(
                 f"{path}: {fault.strerror}; name another file with --report"
@@ -53,6 +54,10 @@ class ReportFile:
             files.remove(temporary)
 
 
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + layout.TEMPORARY)
+
+
 def _free(stem: str) -> Path:
     """Return a name that no other run has, or had, in this working directory."""
     stamp = f"{datetime.fromtimestamp(clock.now_ms() / 1000, UTC):%Y%m%dT%H%M%SZ}"
@@ -60,6 +65,6 @@ def _free(stem: str) -> Path:
         path = Path(f"{stem}-{stamp}{f'-{number}' if number > 1 else ''}.json")
         if not path.exists():
             with contextlib.suppress(FileExistsError):
-                path.with_name(path.name + layout.TEMPORARY).open("x").close()
+                os.close(files.open_empty(_temporary(path), exclusive=True))
                 break
     return path

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from kafkalog.datasource.offsets import Offsets, from_json
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.fs import files
 
 __all__ = ["QueryCheckpoint", "read_checkpoint"]
 
@@ -80,13 +81,13 @@ def _last(directory: Path) -> int:
     """Return the last batch that a directory has a file of, -1 for none."""
     if not directory.is_dir():
         return -1
-    numbers = [int(path.name) for path in directory.iterdir() if path.name.isdecimal()]
+    numbers = [int(name) for name in files.list_names(directory) if name.isdecimal()]
     return max(numbers, default=-1)
 
 
 def _query_id(path: Path) -> str | None:
     try:
-        found = json.loads((path / "metadata").read_text(encoding="utf-8"))
+        found = json.loads(files.read_file(path / "metadata"))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return str(found["id"]) if isinstance(found, dict) and "id" in found else None
@@ -117,7 +118,7 @@ def _batch(path: Path, batch: int) -> dict[str, Offsets]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return files.read_file(file).decode()
     except UnicodeDecodeError as fault:
         raise InvalidInputError(
             f"{file}: expected the offsets of a query's sources in UTF-8, found another byte at "

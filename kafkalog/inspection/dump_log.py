@@ -1,7 +1,4 @@
-"""Dump the batches of a `.log` file, and their records.
-
-This is the only place that runs Python per record, because it prints each record.
-"""
+"""Dump the batches of a `.log` file and their records: the only place with Python per record."""
 
 from __future__ import annotations
 
@@ -192,10 +189,7 @@ def _headers(arena: memoryview, position: int) -> list[tuple[bytes, bytes | None
 
 
 def _varint(arena: memoryview, position: int) -> tuple[int, int]:
-    """Return (value, next position) of the zigzag varint at `position`.
-
-    Drop bits past the 32nd, as Java and the kernel do.
-    """
+    """Return (value, next position) of the zigzag varint at `position`, in 32 bits as in Java."""
     value = 0
     for place in range(_VARINT_SIZE_MAX):
         byte = arena[position + place]
@@ -207,7 +201,6 @@ def _varint(arena: memoryview, position: int) -> tuple[int, int]:
 
 
 def _control(key: bytes | None, value: bytes | None) -> dict[str, Any]:
-    """Return the fields of a control record; show an unknown type or a short key as it is."""
     if key is None or len(key) < layout.CONTROL_KEY.size:
         return {"controlType": f"invalid key {(key or b'').hex()!r}"}
     _, number = layout.CONTROL_KEY.unpack_from(key)

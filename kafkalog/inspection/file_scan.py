@@ -168,7 +168,6 @@ class FileScan:
         return ScannedChunk(buffer, table, self.path, self.position, valid)
 
     def _large(self, size: int) -> ScannedChunk | None:
-        """Checksum one batch in pieces, and load it only if the checksum is right."""
         start, end = self.position, self.position + size
         header = read_header(files.read_at(self._fd, layout.BATCH_OVERHEAD, start), 0, size)
         if header is None:

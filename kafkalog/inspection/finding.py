@@ -10,10 +10,7 @@ __all__ = ["Finding"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A place in a file, what is expected there, and what `verify` found.
-
-    If `is_damage` is false, the finding is a notice: nothing is lost or wrong.
-    """
+    """A place in a file, what is expected there, and what was found: damage, or else a notice."""
 
     path: Path
     position: int

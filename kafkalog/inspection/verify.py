@@ -11,7 +11,6 @@ indexes: these are notices, because the broker's next start or `adopt` repairs t
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -27,6 +26,7 @@ from kafkalog.inspection.dump import checkpoint_entries
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_partition import PartitionFiles, verify_partition
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
@@ -136,7 +136,7 @@ def log_size(root: Path, topic: str | None = None) -> int:
         parsed = layout.parse_partition_directory(directory.name)
         if topic is not None and parsed is not None and parsed[0] != topic:
             continue
-        with os.scandir(directory) as entries:
+        with files.scan(directory) as entries:
             for entry in entries:
                 file = layout.parse_segment_file(entry.name)
                 if file is not None and file[1:] == (layout.LOG, ""):
@@ -175,14 +175,14 @@ def _has_lost_journal(root: Path) -> bool:
 def _is_partition(directory: Path) -> bool:
     if (directory / layout.COMMIT).exists():
         return False
-    names = os.listdir(directory)
+    names = files.list_names(directory)
     found = (layout.parse_segment_file(name) for name in names)
     return any(parsed is not None and parsed[1] == layout.LOG for parsed in found)
 
 
 def _partitions(root: Path) -> Iterator[tuple[tuple[str, int], Path]]:
     """Yield ((topic, partition), directory) for each directory with a partition's name."""
-    with os.scandir(root) as entries:
+    with files.scan(root) as entries:
         for entry in entries:
             parsed = layout.parse_partition_directory(entry.name)
             if parsed is not None and entry.is_dir():
@@ -190,7 +190,6 @@ def _partitions(root: Path) -> Iterator[tuple[tuple[str, int], Path]]:
 
 
 def _topic_partitions(root: Path, state: State | None) -> set[tuple[str, int]]:
-    """Return the partitions on disk and those in the journal."""
     found = {partition for partition, _ in _partitions(root)}
     if state is not None:
         for topic in state.topics.values():
@@ -234,7 +233,6 @@ def _loader(journal: Journal, topic: TopicState, partition: int) -> Callable[[],
 def _partition(
     partition: PartitionFiles, deep: bool, progress: Callable[[int], None], faults: list[str]
 ) -> Iterator[Finding]:
-    """Verify one partition; a partition that is too damaged to be read is a finding."""
     try:
         yield from verify_partition(partition, deep=deep, progress=progress)
     except UnknownTopicError:
@@ -254,7 +252,6 @@ def _partition(
 
 
 def _unread(path: Path, fault: OSError, faults: list[str]) -> Iterator[Finding]:
-    """Report damage as a finding; add an error that prevents the check to `faults`."""
     text = str(fault.strerror or fault)
     if fault.errno in _DAMAGE_ERRORS:
         yield Finding(path, 0, "a file that can be read", text)
@@ -266,7 +263,6 @@ def _unread(path: Path, fault: OSError, faults: list[str]) -> Iterator[Finding]:
 
 
 def _read_journal(journal: Journal, faults: list[str]) -> tuple[State | None, list[Finding]]:
-    """Return the published state (None if the journal cannot be read) and the findings."""
     path = journal.path
     try:
         state = journal.published()
@@ -302,10 +298,7 @@ def _compare_checkpoints(
     topic: str | None,
     deleted: set[str],
 ) -> Iterator[Finding]:
-    """Compare the root's checkpoints with the ends of the logs.
-
-    Entries of `deleted` topics are ignored, because they may be about an earlier topic.
-    """
+    """Compare the root's checkpoints with the logs' ends, except for topics that were `deleted`."""
     from kafkalog.storage_engine.segment.segments import list_segments, next_offset
 
     ends: dict[tuple[str, int], int | None] = {}
@@ -331,7 +324,6 @@ def _compare_checkpoints(
 
 
 def _deleted_directories(state: State) -> Iterator[str]:
-    """Yield the names of the directories of deleted topics that are not removed yet."""
     for deleted in state.deleting.values():
         for number in range(deleted.partitions):
             yield layout.deleted_directory(deleted.name, number, deleted.topic_id)
@@ -340,7 +332,7 @@ def _deleted_directories(state: State) -> Iterator[str]:
 def _foreign(root: Path, state: State | None) -> Iterator[Finding]:
     """Report what is neither Kafka's nor ours, and directories that were set aside for good."""
     removed = set() if state is None else set(_deleted_directories(state))
-    with os.scandir(root) as entries:
+    with files.scan(root) as entries:
         names = sorted((entry.name, entry.is_dir()) for entry in entries)
     for name, is_directory in names:
         plain = name.removesuffix(layout.TEMPORARY)

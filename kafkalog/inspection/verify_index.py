@@ -56,7 +56,6 @@ class _IndexCheck(ABC):
         self.is_missing = self._ended
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -104,11 +103,7 @@ class _IndexCheck(ABC):
             yield Finding(self.path, self._position(place), expected, found)
 
     def _rest(self, expected: str, *, is_active: bool) -> Iterator[Finding]:
-        """Report entries beyond the segment's end, and half an entry.
-
-        In an active segment, a commit in flight or a dead one may leave these: they are at most a
-        notice.
-        """
+        """Report entries beyond the end, and half an entry; a commit in flight may leave these."""
         if not is_active:
             yield from self._load()
             left = len(self._first) - self._cursor
@@ -133,7 +128,6 @@ def _columns(first: str, second: str) -> np.dtype[np.void]:
 
 
 def _dtype(format_text: str) -> np.dtype[np.void]:
-    """Return the dtype of an entry in `layout`; the type letters are those of `struct`."""
     return _columns(*format_text.removeprefix(">"))
 
 

@@ -1,8 +1,4 @@
-"""Check the checksums of key indexes, for `verify`.
-
-A damaged key index is a notice, because lookups ignore it. Whether an index belongs to the segment
-beside it is not checked: an index that does not is never used.
-"""
+"""Check the checksums of key indexes. Damage is a notice, because lookups ignore the index."""
 
 from __future__ import annotations
 
@@ -24,9 +20,10 @@ _BLOCKS_AT_ONCE: Final = 256
 
 def verify_key_indexes(directory: Path) -> Iterator[Finding]:
     """Yield a notice for each damaged key index of a partition, at its first bad block."""
-    for path in sorted(directory.glob(f"{layout.OURS}*{layout.KEYS}")):
-        if path.name.startswith(layout.SPILL):
-            continue  # a cleaner is writing it, or died while it did
+    for name in sorted(files.list_names(directory)):
+        if not layout.is_key_index(name) or name.startswith(layout.SPILL):
+            continue  # a spill is being written, or a dead cleaner left it
+        path = directory / name
         try:
             fd = files.open_to_read(path)
         except FileNotFoundError:
@@ -42,7 +39,6 @@ def verify_key_indexes(directory: Path) -> Iterator[Finding]:
 
 
 def _first_bad(fd: int) -> int | None:
-    """Return the position of the first block that is incomplete or has a wrong checksum."""
     position = 0
     step = layout.KEYS_BLOCK * _BLOCKS_AT_ONCE
     while data := files.read_at(fd, step, position):

@@ -64,9 +64,7 @@ class _Opened:
     segment: SegmentFiles
     fd: int
     following: int | None
-    """Base offset of the next segment."""
     first: int
-    """Base offset of the partition's first segment."""
     first_wanted: int
     """Base offset of the segment with the log start; retention deletes the segments before it."""
     state: PartitionState | None
@@ -176,7 +174,6 @@ def _open_now(partition: PartitionFiles, wanted: int | None) -> _Opened | None:
 
 
 def _gap_lists(partition: PartitionFiles) -> Iterator[Finding]:
-    """Check both gap lists, in our logs."""
     if partition.load_state is None:
         return
     with locks.SegmentsLock(partition.directory).shared():
@@ -227,7 +224,6 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
 
 
 def _end_of(opened: _Opened) -> int:
-    """Return the base offset of the next segment, or the log's end."""
     if opened.following is not None:
         return opened.following
     return layout.INT64_MAX if opened.state is None else opened.state.high_watermark
@@ -246,7 +242,6 @@ def _softened(finding: Finding, is_rebuilt: bool) -> Finding:
 def _against_journal(
     partition: PartitionFiles, last: _Opened | None, log: LogCheck
 ) -> Iterator[Finding]:
-    """Compare the journal's state of the partition with its last segment."""
     if partition.load_state is None:
         return
     state = partition.load_state() if last is None or last.state is None else last.state
@@ -283,7 +278,7 @@ def _against_journal(
 
 def _names(directory: Path) -> Iterator[Finding]:
     """Report names that nothing reads: foreign files, indexes without a log."""
-    names = sorted(os.listdir(directory))
+    names = sorted(files.list_names(directory))
     logs = {
         parsed[0]
         for name in names
@@ -362,7 +357,7 @@ def _epochs_within(partition: PartitionFiles, log: LogCheck, end: int | None) ->
 def _snapshots(partition: PartitionFiles, last: _Opened | None) -> Iterator[Finding]:
     """Check the producer snapshots; a killed broker may leave half of one."""
     directory, is_damage = partition.directory, partition.recovery_point is None
-    names = sorted(os.listdir(directory))
+    names = sorted(files.list_names(directory))
     if last is not None and last.state is not None and last.state.producer_snapshot >= 0:
         wanted = layout.segment_file(last.state.producer_snapshot, layout.SNAPSHOT)
         is_current = partition.load_state is None or partition.load_state() == last.state
@@ -374,7 +369,7 @@ def _snapshots(partition: PartitionFiles, last: _Opened | None) -> Iterator[Find
             continue
         path = directory / name
         try:
-            entries = parse_snapshot(path.read_bytes(), path)
+            entries = parse_snapshot(files.read_file(path), path)
         except FileNotFoundError:
             continue  # swept meanwhile
         except CorruptLogError as fault:

@@ -227,7 +227,6 @@ class SegmentCheck:
 
 
 def _records(chunk: ScannedChunk) -> Iterator[Finding]:
-    """Decode every record of the valid batches; report each batch that does not decode."""
     table = chunk.table
     codecs = table.attributes & layout.CODEC_MASK
     wanted = chunk.is_valid & (table.counts != 0) & (codecs <= layout.CODEC_ZSTD)

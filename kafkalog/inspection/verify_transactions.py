@@ -18,6 +18,7 @@ from kafkalog.errors import CorruptBatchError
 from kafkalog.inspection.file_scan import ScannedChunk
 from kafkalog.inspection.finding import Finding
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 
 __all__ = ["TransactionCheck"]
 
@@ -44,7 +45,7 @@ class TransactionCheck:
         """The position of the last entry whose marker was found."""
 
     def begin(self, path: Path, base_offset: int, *, is_ours: bool = False) -> Iterator[Finding]:
-        """Read the `.txnindex` of the next segment, if there is one.
+        """Read the `.txnindex` of the next segment, if any.
 
         `is_ours` marks our active segment: its next writer truncates the entries of a dead commit.
         """
@@ -66,7 +67,7 @@ class TransactionCheck:
             if size > _FILE_SIZE_MAX:
                 yield Finding(path, 0, f"{_FILE_SIZE_MAX} bytes at most", f"{size} bytes")
                 return
-            data = path.read_bytes()
+            data = files.read_file(path)
         except FileNotFoundError:
             return
         before = base_offset - 1
@@ -151,7 +152,6 @@ class TransactionCheck:
 def _types(
     chunk: ScannedChunk, selection: np.ndarray[tuple[int], np.dtype[np.intp]]
 ) -> dict[int, int]:
-    """Return the control type of each batch, by its row; `_UNKNOWN` if it does not decode."""
     types = dict.fromkeys(selection.tolist(), _UNKNOWN)
     size = layout.CONTROL_KEY.size
     try:

@@ -43,7 +43,7 @@ def sync_plan(location: str | None, batch_id: int) -> None:
     sources = directory / "sources"
     inputs: list[Path] = []
     with suppress(FileNotFoundError):
-        inputs = [sources / name for name in os.listdir(sources)]
+        inputs = [sources / name for name in files.list_names(sources)]
     plans = [directory / "offsets", *inputs]
     names = (str(batch_id), f".{batch_id}.crc", f"{batch_id}.compact", f".{batch_id}.compact.crc")
     for plan in plans:
@@ -82,7 +82,7 @@ def _sync_file(path: Path) -> None:
     nothing and succeed: so its bytes are written once more, the same in place.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_to_read(path)
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
@@ -96,7 +96,7 @@ def _sync_file(path: Path) -> None:
 
 
 def _write_again(path: Path) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = files.open_to_write(path)
     try:
         files.write_at(fd, files.read_at(fd, os.fstat(fd).st_size, 0), 0)
     finally:

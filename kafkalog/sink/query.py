@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -164,7 +165,7 @@ def checkpoint_query_id(location: str | None) -> str | None:
     if directory is None:
         return None
     try:
-        return str(json.loads((directory / "metadata").read_text())["id"])
+        return str(json.loads(files.read_file(directory / "metadata"))["id"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -45,7 +45,7 @@ def census(
     """Count the dead records of each segment, from the log start up to the last stable offset.
 
     The snapshot was opened `whole`. If the keys exceed the budget, the log is read once per part of
-    them. Between runs `check_abort` may raise. Raises CorruptBatchError and StorageError.
+    them. Raises CorruptBatchError, StorageError, and what `check_abort` raises between runs.
     """
     start, end = snapshot.state.log_start_offset, snapshot.state.last_stable_offset
     bases = np.array([segment.base_offset for segment in snapshot.segments], dtype=np.int64)
@@ -71,7 +71,6 @@ def census(
 def _counting(
     tombstones: Int64s, bases: Int64s, start: int, end: int
 ) -> Callable[[RecordTable], None]:
-    """Return a function that counts tombstones by segment."""
 
     def see(records: RecordTable) -> None:
         offsets = records.offsets
@@ -95,7 +94,6 @@ class _Sums:
         self._is_counted = False
 
     def add_latest(self, snapshot: PartitionSnapshot, start: int, end: int, latest: Int64s) -> None:
-        """Add the latest offsets (n, ascending) of one part of the keys."""
         for chunk in snapshot.chunks(start, end):
             table = chunk.table
             is_data = (table.attributes & layout.CONTROL_BIT) == 0
@@ -112,7 +110,6 @@ class _Sums:
         self._is_counted = True
 
     def told(self, tombstones: Int64s) -> list[SegmentCensus]:
-        """Return the sums as figures."""
         columns = (
             self._bases,
             self._records,

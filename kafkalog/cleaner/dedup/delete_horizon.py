@@ -35,7 +35,7 @@ def is_told(directory: Path) -> bool:
 def read_delete_horizon(directory: Path, first_dirty_offset: int) -> int | None:
     """Return the earliest delete horizon (ms) below that offset; None if unknown, or never."""
     try:
-        content = json.loads((directory / layout.DELETE_HORIZON).read_bytes())
+        content = json.loads(files.read_file(directory / layout.DELETE_HORIZON))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     if not isinstance(content, dict) or content.get("version") != _VERSION:

@@ -60,13 +60,10 @@ class LatestRecords(Protocol):
         """Share of the offset map's slots that were taken (rule C8)."""
 
     def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
-        """Return which records (n) have a later record of their key at or below `latest_offset`.
-
-        False for records without a key and beyond `latest_offset`.
-        """
+        """Return which records (n) with a key have a later record, up to `latest_offset`."""
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Return which batches (b) are known, without reading keys, to hold only obsolete records."""
+        """Return which batches (b) are known to be wholly obsolete, without reading keys."""
 
     def close(self) -> None:
         """Release memory and temporary files."""
@@ -82,8 +79,7 @@ def find_latest_records(
     check_abort: Callable[[], None],
     on_records: Callable[[RecordTable], None] | None = None,
 ) -> tuple[LatestRecords, int]:
-    """Find the records that the dirty section makes obsolete; return them, and the end of the
-    round.
+    """Find the records that the dirty section makes obsolete; return them, and the round's end.
 
     The end is `log.end`, or where a map without spill was full. A call of `make_is_mapped(start)`
     returns an `IsMapped` for chunks from `start` on. All records whose keys count go to
@@ -143,10 +139,7 @@ def find_latest_records(
 
 
 class _Overflow:
-    """Create the spill when the map is full; close it on exit.
-
-    A spilling round counts as dead until it ends. An error other than of the disk takes this back.
-    """
+    """Creates the spill when the map is full; counts a death until the round ends normally."""
 
     def __init__(
         self,
@@ -295,7 +288,6 @@ def _take_clean_section(
     stats: CleanerStats,
     check_abort: Callable[[], None],
 ) -> None:
-    """Spill the keys below the first dirty offset."""
     start = log.segments[0].base_offset if log.segments else log.first_dirty_offset
     is_mapped = make_is_mapped(start)
     for chunk in snapshot.chunks(start, log.first_dirty_offset, chunk_size=config.io_buffer_size):
@@ -328,9 +320,8 @@ def _check_space(log: LogToClean, keys: int, read: int) -> None:
 
 
 def _read_deaths(directory: Path) -> int:
-    """Return how many spilling rounds in a row did not finish."""
     try:
-        content = json.loads((directory / layout.SPILLING).read_bytes())
+        content = json.loads(files.read_file(directory / layout.SPILLING))
     except (FileNotFoundError, ValueError, RecursionError):
         return 0
     deaths = content.get("deaths") if isinstance(content, dict) else None

@@ -50,11 +50,7 @@ class ObsoleteOffsets:
         return flags
 
     def hold_all_of(self, table: BatchTable) -> Flags:
-        """Return which batches (b) have records, all of them obsolete.
-
-        A batch may have offsets without a record; its checksummed header tells the number of
-        records.
-        """
+        """Return which batches (b) have records, all of them obsolete, by their headers' counts."""
         flags: Flags = np.empty(len(table), dtype=np.bool_)
         firsts, lasts, counts = map(
             np.ascontiguousarray, (table.base_offsets, table.last_offsets, table.counts)

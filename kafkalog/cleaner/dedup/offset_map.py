@@ -168,8 +168,7 @@ class OffsetMap:
         end: int = _END,
         part: Part = WHOLE,
     ) -> tuple[int, int]:
-        """Put records with start <= offset < end from index `first` on; a later one replaces an
-        earlier.
+        """Put the records with start <= offset < end, from index `first` on, in order.
 
         Returns (index of the record that found the map full, or n; index of the last record put, or
         -1). Like in Kafka, any record with a key ends the build of a full map, even if its key is
@@ -197,10 +196,9 @@ class OffsetMap:
         return found
 
     def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
-        """Return which records (n) have a later record of their key at or below `latest_offset`.
+        """Return which records (n) with a key have a later record, up to `latest_offset`.
 
-        False for records without a key and beyond `latest_offset` (C51, C52). Raises
-        CorruptBatchError.
+        Rules C51 and C52. Raises CorruptBatchError.
         """
         known = self.obsolete_offsets
         if known is not None and run.table.base_offsets[0] >= known.start:
@@ -213,7 +211,7 @@ class OffsetMap:
         return flags
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Return which batches (b) are known, without reading keys, to hold only obsolete records."""
+        """Return which batches (b) are known to be wholly obsolete, without reading keys."""
         known = self.obsolete_offsets
         if known is None:
             return np.zeros(len(table), dtype=np.bool_)

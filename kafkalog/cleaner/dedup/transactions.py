@@ -63,8 +63,8 @@ class CleanedTransactions:
     def see(self, chunk: Chunk) -> Seen:
         """Return which batches of the next chunk may go, as far as transactions decide.
 
-        Raises CorruptBatchError for a malformed control batch, CorruptLogError if the transaction
-        index contradicts a marker or cannot be read.
+        Raises CorruptBatchError, and CorruptLogError if the index contradicts a marker or is
+        unreadable.
         """
         table = chunk.table
         is_control = (table.attributes & layout.CONTROL_BIT) != 0
@@ -102,7 +102,6 @@ class CleanedTransactions:
         return entries
 
     def _keep_entry(self, chunk: Chunk, producer_id: int, marker_offset: int) -> None:
-        """Keep the index entry of a transaction whose marker stays."""
         if self._index_base != chunk.segment_base:
             name = layout.segment_file(chunk.segment_base, layout.TRANSACTION_INDEX)
             entries = aborted_transactions([chunk.path.parent / name])
@@ -114,11 +113,10 @@ class CleanedTransactions:
 
 
 def mapped_batches(snapshot: PartitionSnapshot) -> Callable[[Chunk], npt.NDArray[np.bool_]]:
-    """Return a function that selects, chunk by chunk in log order, the batches (b) whose keys
-    count.
+    """Return a function that selects, chunk by chunk, the batches (b) whose keys count.
 
-    Keys of control batches and aborted data do not (C17, C18); keys of open transactions do. The
-    function raises what `CleanedTransactions.see` raises.
+    Call it in log order. Keys of control batches and aborted data do not count (C17, C18); keys of
+    open transactions do. The function raises what `CleanedTransactions.see` raises.
     """
     outcomes = snapshot.transaction_outcomes()
 

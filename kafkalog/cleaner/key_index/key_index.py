@@ -5,7 +5,7 @@ record with a key: 33 bits of the key's hash and the position of its batch, sort
 block or two of the file, then the batch, and compares the keys. A colliding hash costs one more
 batch.
 
-No key of the segment may be missing. So an index is used only if it is whole and of this segment:
+No key of the segment may be missing. An index is used only if it is whole and of this segment:
 
 - It is renamed into place after its segment, and removed before the segment is replaced or retired,
   under the exclusive segments lock. `KeyIndex.open` holds the lock shared.
@@ -13,7 +13,7 @@ No key of the segment may be missing. So an index is used only if it is whole an
   were copied. Every block has a checksum.
 
 If an index does not fit, lookups scan the segment, and the next cleaning writes a new one. Keys are
-hashed by SipHash under a secret in the file, so that nobody can construct keys that collide. All
+hashed by SipHash under a secret in the file, so that no writer can construct colliding keys. All
 indexes of a partition share the secret, so that a cleaning can look its dirty keys up in all of
 them (`unchanged_segments`). An old index is removed at once: an erased key leaves no hash.
 
@@ -56,10 +56,7 @@ _GUESSES: Final = 8
 
 
 def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
-    """Return the top 33 bits of the keys' hashes, the other bits zero: uint64 (r).
-
-    All records `rows` have keys, which were checked to lie within the arena.
-    """
+    """Return the top 33 bits of the hashes of valid keys, the other bits zero: uint64 (r)."""
     hashes: Uint64s = np.empty((len(rows), 2), dtype=np.uint64)
     kernels.hash_keys(
         records.arena,
@@ -72,7 +69,6 @@ def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
 
 
 def _key_hash(key: bytes, secret: bytes) -> int:
-    """Return the `key_hashes` of one key."""
     hashes: Uint64s = np.zeros((1, 2), dtype=np.uint64)
     kernels.hash_keys(
         np.frombuffer(key, dtype=np.uint8),
@@ -87,8 +83,8 @@ def _key_hash(key: bytes, secret: bytes) -> int:
 class KeyIndexWriter:
     """Collect the entries of one segment; `finish` or `discard` it.
 
-    At most `run_entries` entries are in memory; more go to a temporary file in sorted runs. The
-    index has a temporary name, which the next cleaner removes if this one dies.
+    More than `run_entries` entries go to a temporary file in sorted runs. The index has a temporary
+    name, which the next cleaner removes if this one dies.
     """
 
     def __init__(
@@ -124,12 +120,12 @@ class KeyIndexWriter:
     def finish(self, log: Path, size: int, positions: Sequence[int]) -> None:
         """Write the index of the finished `.log` file; the caller syncs it.
 
-        The checksums of up to eight batches at the ascending `positions` are included. Raises
-        OSError, StorageError.
+        It has the checksums of up to eight of the batches at `positions`. Raises OSError,
+        StorageError.
         """
         header = self._header(log, size, positions)
         files.create(self.temporary)
-        fd = os.open(self.temporary, os.O_WRONLY | os.O_CLOEXEC)
+        fd = files.open_to_write(self.temporary)
         try:
             files.write_at(fd, header, 0)
             place = layout.KEYS_BLOCK
@@ -250,7 +246,6 @@ class KeyIndex:
         self.count = count
         """Number of entries: one per record with a key."""
         self.secret = secret
-        """The secret of the hashes."""
         self.is_unchanged = is_unchanged
         """Whether the segment is unchanged; see `unchanged_segments`."""
         self._fd = fd
@@ -258,10 +253,7 @@ class KeyIndex:
 
     @classmethod
     def open(cls, directory: Path, segment: OpenSegment) -> KeyIndex | None:
-        """Open the index of a segment; None if it has none that is whole and its own.
-
-        The caller holds the partition's segments lock, shared or exclusive.
-        """
+        """Open the index of a segment; None if it has no valid one. Hold the segments lock."""
         base_offset = segment.files.base_offset
         if not segment.is_live:
             return None
@@ -286,8 +278,7 @@ class KeyIndex:
             os.close(fd)
 
     def positions(self, key: bytes) -> list[int] | None:
-        """Return the ascending positions of all batches that may hold a key; None if the index is
-        damaged."""
+        """Return the ascending positions of batches that may hold a key; None if damaged."""
         low = _key_hash(key, self.secret)
         place = self._first_block(low)
         found: list[int] = []
@@ -305,8 +296,7 @@ class KeyIndex:
         return None if place is None else sorted(set(found))
 
     def positions_of(self, hashes: Uint64s) -> Int64s | None:
-        """Return the ascending positions of batches that may hold one of many keys; reads all
-        blocks.
+        """Return the ascending positions of batches that may hold one of many keys.
 
         The argument is their `key_hashes`, ascending and distinct. Returns None if the index is
         damaged.
@@ -345,10 +335,7 @@ class KeyIndex:
         return entries[: self.count - first * layout.KEYS_BLOCK_ENTRIES]
 
     def _first_block(self, low: int) -> int | None:
-        """Return the first block whose last entry is at least `low`; None if a block is damaged.
-
-        Hashes are spread evenly, so guess the place, and correct the guess by the entries there.
-        """
+        """Return the first block that ends at or above `low`; hashes are even, so guess it."""
         first, last = 0, max(0, self._block_count - 1)
         guess = (low * self.count >> 64) // layout.KEYS_BLOCK_ENTRIES
         guesses = 0
@@ -384,7 +371,6 @@ class KeyIndex:
 
 
 def _is_sound(data: files.Buffer) -> bool:
-    """Return whether a block is complete and has its checksum."""
     if len(data) < layout.KEYS_BLOCK:
         return False
     (crc,) = layout.CHECKSUM.unpack_from(data, layout.KEYS_BLOCK - layout.CHECKSUM.size)

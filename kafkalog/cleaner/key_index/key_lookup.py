@@ -102,7 +102,7 @@ class KeyLookup:
                 self._close(number)
 
     def get(self, key: bytes | str, *, partition: int | None = None) -> Record | None:
-        """Return the latest record of a key; None if there is none, or it is a tombstone.
+        """Return the latest record of a key; None if it has no record, or a tombstone.
 
         Text is encoded as UTF-8. The key is searched where Kafka's default partitioner puts it, or
         in `partition`. Raises InvalidInputError for an invalid key or partition, and after `close`;
@@ -122,7 +122,6 @@ class KeyLookup:
             return record
 
     def _partition(self, topic: TopicState, number: int) -> PartitionLookup:
-        """Return the open partition; reopen it if it has changed."""
         if number in self._open:
             topic_id, held = self._open[number]
             if 0 <= number < len(topic.partitions) and (topic_id, held.snapshot.state) == (
@@ -168,10 +167,7 @@ def _partition_number(partition: int) -> int:
 
 
 class PartitionLookup:
-    """Look up keys in one partition snapshot, opened whole; a context manager.
-
-    It leaves the snapshot open.
-    """
+    """Look up keys in a snapshot, opened whole, that stays open; a context manager."""
 
     def __init__(self, snapshot: PartitionSnapshot) -> None:
         self.snapshot = snapshot
@@ -221,7 +217,7 @@ class PartitionLookup:
         return key_count * (scanned + len(self._indexes) * _INDEXED_SIZE) < size
 
     def latest(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
-        """Return the latest record of a key below `end`; None if there is none, or a tombstone."""
+        """Return the latest record of a key below `end`; None for no record, or a tombstone."""
         try:
             return self._latest(key, min(end, self.snapshot.state.last_stable_offset))
         except KafkaLogError:
@@ -259,7 +255,6 @@ class PartitionLookup:
         return self._scanned(segment, key, start, end)
 
     def _scanned(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
-        """Scan a segment for the latest record of a key."""
         latest: Record | None = None
         first = max(start, segment.files.base_offset)
         with self._outcomes() as outcomes:
@@ -276,7 +271,7 @@ class PartitionLookup:
     def _of_chunk(
         self, chunk: Chunk, outcomes: TransactionOutcomes, key: bytes, start: int, end: int
     ) -> Record | None:
-        """Return the last record of a key in a chunk, or its tombstone."""
+        """Return the last record of a key in a chunk, possibly a tombstone."""
         is_wanted: npt.NDArray[np.bool_] = (chunk.table.attributes & layout.CONTROL_BIT) == 0
         is_wanted &= ~outcomes.is_aborted(chunk)
         found: Record | None = None

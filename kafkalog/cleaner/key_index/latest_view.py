@@ -121,13 +121,11 @@ class _Passes:
         self.left = 0
 
     def tell(self, records: RecordTable) -> None:
-        """Report that the current pass has reached the last of these records."""
         if self._progress is not None and len(records.offsets):
             offsets = int(records.offsets[-1]) + 1 - self._start
             self._tell(min(max(offsets, 0), self._size))
 
     def end_one(self) -> None:
-        """Count the pass at hand as done."""
         self._done += 1
         self.left -= 1
         self._tell(0)
@@ -141,10 +139,7 @@ class _Passes:
 def _at(
     snapshot: PartitionSnapshot, offsets: Int64s, schema: pa.Schema, passes: _Passes
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records at these offsets (n, ascending), except tombstones.
-
-    Batches without such records are not decompressed.
-    """
+    """Yield the records at these offsets (n, ascending), except tombstones."""
     from kafkalog.storage_engine.records.arrow_batches import arrow_batches
 
     if not len(offsets):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.census import SegmentCensus
@@ -70,13 +71,13 @@ def leftovers(directory: Path) -> Leftovers:
     """Return the sizes of what a cleaning writes and leaves; what vanishes meanwhile is nothing."""
     found = Leftovers()
     with contextlib.suppress(OSError):
-        for path in directory.iterdir():
-            parsed = layout.parse_segment_file(path.name)
+        for name in files.list_names(directory):
+            parsed = layout.parse_segment_file(name)
             if parsed is None or not parsed[2]:
                 continue
             size = 0
             with contextlib.suppress(OSError):
-                size = path.stat().st_size
+                size = (directory / name).stat().st_size
             if parsed[2] == layout.DELETED:
                 found.retired_bytes += size
             else:

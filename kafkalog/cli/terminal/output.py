@@ -7,6 +7,7 @@ import binascii
 import contextlib
 import io
 import json
+import os
 import select
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 from kafkalog.cli.terminal.colours import Style, is_terminal, styled
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.fs import files
 
 __all__ = [
     "LOG_HELP",
@@ -240,7 +242,7 @@ def check_input(path: Path) -> None:
     try:
         # To open a pipe would take it from who reads it next.
         if path.is_file():
-            path.open("rb").close()
+            os.close(files.open_to_read(path))
         else:
             path.stat()
     except OSError as fault:

@@ -37,7 +37,7 @@ class Generations:
     def add(self, topic: str, topic_id: str, *, was_emptied: bool = False) -> int:
         """Make the next generation, because its table `was_emptied` or not; returns its number."""
         number = (self.current() or 0) + 1
-        self.root.mkdir(parents=True, exist_ok=True)
+        files.make_directories(self.root)
         earlier = sorted(self.query_ids())
         about = json.dumps(
             {
@@ -75,7 +75,7 @@ class Generations:
         """Return what a generation's file says: topic, its id, earlier queries, `was_emptied`."""
         path = self.root / f"{number}.json"
         try:
-            about = json.loads(path.read_text())
+            about = json.loads(files.read_file(path))
             earlier = [str(query_id) for query_id in about.get("query_ids", [])]
             was_emptied = about.get("was_emptied") is True
             return str(about["topic"]), str(about["topic_id"]), earlier, was_emptied
@@ -99,7 +99,7 @@ class Generations:
     def last_committed(self, number: int) -> int | None:
         """Return the last micro-batch that Spark has noted as done; None when there is none."""
         with contextlib.suppress(FileNotFoundError):
-            names = [path.name for path in (self.path(number) / "commits").iterdir()]
+            names = files.list_names(self.path(number) / "commits")
             return max((int(name) for name in names if name.isdecimal()), default=None)
         return None
 
@@ -117,15 +117,16 @@ class Generations:
     def _numbers(self) -> list[int]:
         with contextlib.suppress(FileNotFoundError):
             return [
-                int(path.name)
-                for path in self.root.iterdir()
-                if path.name.isdecimal() and path.is_dir()
+                int(name)
+                for name in files.list_names(self.root)
+                if name.isdecimal() and (self.root / name).is_dir()
             ]
         return []
 
 
 def _remove_tree(directory: Path) -> None:
-    for path in sorted(directory.iterdir()):
+    for name in sorted(files.list_names(directory)):
+        path = directory / name
         if path.is_dir() and not path.is_symlink():
             _remove_tree(path)
     files.remove_directory(directory)

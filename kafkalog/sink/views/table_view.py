@@ -30,7 +30,7 @@ from kafkalog.sink.views.live_keys import has_live_keys
 from kafkalog.sink.views.view_fitness import check_owned, is_emptied, position_of, reason_to_rebuild
 from kafkalog.sink.views.view_progress import PartitionProgress, ViewProgress
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.metadata.address import log_directories
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 
@@ -259,7 +259,7 @@ class KTableView:
         root = self._generations.root
         if root.exists() and not root.is_dir():
             raise InvalidInputError(f"{root}: a view's checkpoint is a directory, this is a file")
-        root.mkdir(parents=True, exist_ok=True)
+        files.make_directories(root)
         with _turn:
             other = _running.get(root)
             if other is not None and other._has_ended:  # and nobody said stop

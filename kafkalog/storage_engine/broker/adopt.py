@@ -361,7 +361,7 @@ class _Adopting:
             # Lists from the time when the log was ours may describe files that are gone.
             stale = [directory / name for name in (layout.GAPS, layout.RAW_GAPS)]
             stale = [path for path in stale if path.exists()]
-            stale += directory.glob(f"{layout.OURS}*{layout.KEYS}")
+            stale += [directory / n for n in files.list_names(directory) if layout.is_key_index(n)]
             for path in stale:
                 files.remove(path)
             files.sync_directory(directory)

@@ -30,7 +30,7 @@ def write_adopted_topics(root: Path, ids: Mapping[str, str]) -> None:
 
 def _read(root: Path) -> dict[str, str] | None:
     try:
-        lines = (root / layout.ADOPTED_TOPICS).read_text(errors="replace").splitlines()
+        lines = files.read_file(root / layout.ADOPTED_TOPICS).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return None
     return {tokens[0]: tokens[1] for line in lines if len(tokens := line.split()) == 2}

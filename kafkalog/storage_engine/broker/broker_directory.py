@@ -35,7 +35,7 @@ from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import clock, locks
+from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
@@ -361,7 +361,7 @@ def _partitions(roots: Sequence[_Root]) -> dict[_Key, tuple[_Root, Path]]:
     found: dict[_Key, tuple[_Root, Path]] = {}
     for root in roots:
         try:
-            with os.scandir(root.path) as entries:
+            with files.scan(root.path) as entries:
                 names = [entry.name for entry in entries if entry.is_dir()]
         except OSError as fault:
             raise _unreadable(root.path, fault) from fault

@@ -85,7 +85,7 @@ def _listing(directory: Path) -> tuple[Path, list[str]]:
     if directory.name != layout.METADATA_DIRECTORY:
         directory = directory / layout.METADATA_DIRECTORY
     try:
-        return directory, os.listdir(directory)
+        return directory, files.list_names(directory)
     except (FileNotFoundError, NotADirectoryError):
         return directory, []
 

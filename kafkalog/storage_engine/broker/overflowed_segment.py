@@ -83,7 +83,7 @@ def _copy(source: Path, start: int, end: int, target: Path) -> None:
     with contextlib.ExitStack() as opened:
         source_fd = files.open_to_read(source)
         opened.callback(os.close, source_fd)
-        fd = os.open(target, os.O_RDWR | os.O_CLOEXEC)
+        fd = files.open_to_write(target)
         opened.callback(os.close, fd)
         for position in range(start, end, _COPY_SIZE):
             data = files.read_at(source_fd, min(_COPY_SIZE, end - position), position)

@@ -27,7 +27,6 @@ Kafka: LogManager.shutdown, UnifiedLog.close, CleanShutdownFileHandler.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +119,7 @@ def _is_ours(root: Path) -> bool:
 
 def _has_leftovers(root: Path) -> bool:
     """Return whether an earlier run died after renaming `commit`, or an adoption before that."""
-    names = {name for name in os.listdir(root) if name.startswith(layout.OURS)}
+    names = {name for name in files.list_names(root) if name.startswith(layout.OURS)}
     if names & {layout.META_ASIDE, layout.GUARD}:
         return True
     return layout.COMMIT_RELEASED in names and any(
@@ -129,7 +128,7 @@ def _has_leftovers(root: Path) -> bool:
 
 
 def _partition_directories(root: Path) -> list[Path]:
-    with os.scandir(root) as entries:
+    with files.scan(root) as entries:
         found = [
             Path(entry.path)
             for entry in entries
@@ -159,7 +158,7 @@ def _check_is_as_released(root: Path, wanted: Mapping[str, str], properties: byt
                 f"{name!r}: `kafkalog adopt` it, then release it again"
             )
     found = root / layout.META_PROPERTIES
-    if properties is not None and found.exists() and found.read_bytes() != properties:
+    if properties is not None and found.exists() and files.read_file(found) != properties:
         raise InvalidInputError(
             f"{root}: the log is released already, with another {layout.META_PROPERTIES}; to "
             "replace that one, remove it first"
@@ -187,7 +186,7 @@ def _checked_properties(path: Path) -> bytes:
             f"{', '.join(sorted(properties)) or 'no properties'}; take that of the log directory "
             "this one is to replace"
         )
-    return path.read_bytes()
+    return files.read_file(path)
 
 
 def _check_ids_differ(state: State, topic_ids: Mapping[str, str]) -> None:
@@ -299,7 +298,7 @@ class _Releasing:
         aside = self.root / layout.CLEAN_ASIDE
         content = checkpoints.clean_shutdown()
         if aside.exists():
-            content = aside.read_bytes() or content
+            content = files.read_file(aside) or content
         elif others := self._foreign_partitions(state):
             files.remove(self.root / layout.CLEAN_SHUTDOWN)
             files.sync_directory(self.root)
@@ -339,7 +338,7 @@ class _Releasing:
 
     def _remove_ours_in_root(self) -> None:
         kept = {layout.COMMIT_RELEASED, layout.META_ASIDE, layout.GUARD}
-        for name in sorted(os.listdir(self.root)):
+        for name in sorted(files.list_names(self.root)):
             if name.startswith(layout.OURS) and name not in kept:
                 path = self.root / name
                 if not path.is_dir():
@@ -390,7 +389,7 @@ def _set_times(directory: Path) -> None:
 
 
 def _remove_ours(directory: Path) -> bool:
-    names = [name for name in sorted(os.listdir(directory)) if name.startswith(layout.OURS)]
+    names = [name for name in sorted(files.list_names(directory)) if name.startswith(layout.OURS)]
     for name in names:
         files.remove(directory / name)
     files.sync_directory(directory)

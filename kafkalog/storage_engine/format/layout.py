@@ -304,6 +304,11 @@ def key_index_file(base_offset: int) -> str:
     return f"{OURS}{base_offset:0{_DIGITS}d}{KEYS}"
 
 
+def is_key_index(name: str) -> bool:
+    """Tell whether a file is a key index, by its name."""
+    return name.startswith(OURS) and name.endswith(KEYS)
+
+
 def parse_segment_file(name: str) -> tuple[int, str, str] | None:
     """Return (base offset, suffix, stage) of a segment's file; the stage of a live file is ''."""
     match = _SEGMENT_FILE.match(name)

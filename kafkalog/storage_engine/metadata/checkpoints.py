@@ -53,7 +53,7 @@ def read_offset_checkpoint(path: Path) -> dict[tuple[str, int], int]:
 def _read(path: Path, names: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, tokens) of a checkpoint file's entries."""
     try:
-        data = path.read_bytes()
+        data = files.read_file(path)
     except FileNotFoundError:
         return
     yield from _parsed(path, data, names)
@@ -242,7 +242,7 @@ def read_properties(path: Path) -> dict[str, str]:
     Raises StorageError if it is not text; OSError.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = files.read_file(path).decode().splitlines()
     except FileNotFoundError:
         return {}
     except UnicodeDecodeError as fault:

@@ -7,11 +7,11 @@ which kafkalog must not touch.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 
 __all__ = [
     "check_is_free",
@@ -34,7 +34,7 @@ def partitions_to_adopt(root: Path) -> list[tuple[str, int]]:
     counts only if it has a segment or our canary. Raises InvalidInputError if there is nothing to
     adopt, StorageError for a link or a number that no partition or segment can have.
     """
-    names = set(os.listdir(root))
+    names = set(files.list_names(root))
     is_owned = not names.isdisjoint(_OWNED)
     found = []
     for name in names:
@@ -72,7 +72,7 @@ def _no_log(root: Path, creating: str) -> InvalidInputError:
 
 
 def _has_segment(directory: Path) -> bool:
-    parsed = map(layout.parse_segment_file, os.listdir(directory))
+    parsed = map(layout.parse_segment_file, files.list_names(directory))
     return any(found is not None and found[1:] == (layout.LOG, "") for found in parsed)
 
 
@@ -87,7 +87,7 @@ def _check_can_be_taken(directory: Path, partition: int) -> None:
             f"{directory}: the name is that of a partition above {layout.PARTITIONS_MAX}: if it is "
             "none, move the directory away"
         )
-    for name in os.listdir(directory):
+    for name in files.list_names(directory):
         parsed = layout.parse_segment_file(name)
         if parsed is not None and parsed[0] > layout.LOG_START_MAX:
             raise StorageError(
@@ -101,7 +101,7 @@ def check_journal_is_not_lost(root: Path) -> None:
     if not root.is_dir() or (root / layout.COMMIT).exists():
         return
     was_released = (root / layout.COMMIT_RELEASED).exists()
-    for name in sorted(os.listdir(root)):
+    for name in sorted(files.list_names(root)):
         if layout.parse_partition_directory(name) and (root / name / layout.CANARY).exists():
             if (root / layout.COMMIT).exists():
                 return  # another process has just created the log
@@ -142,7 +142,7 @@ def check_is_free(root: Path) -> None:
         return
     foreign = sorted(
         name
-        for name in os.listdir(root)
+        for name in files.list_names(root)
         if not name.startswith((".", layout.OURS)) and name != _LOST_AND_FOUND
     )
     if foreign and not (root / layout.COMMIT).exists():

@@ -26,7 +26,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,9 @@ class Journal:
         """
         return self._load().state
 
-    def _open(self, flags: int) -> int:
+    def _open(self, open_: Callable[[Path], int] = files.open_to_read) -> int:
         try:
-            return files.open_file(self.path, flags)
+            return open_(self.path)
         except PermissionError as fault:
             raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
         except FileNotFoundError as fault:
@@ -146,7 +146,7 @@ class Journal:
             ) from fault
 
     def _load(self) -> _Replay:
-        fd = self._open(os.O_RDONLY)
+        fd = self._open()
         try:
             header = self._read_header(fd)
             known = self._replay
@@ -160,7 +160,7 @@ class Journal:
 
     def is_recovered(self) -> bool:
         """Return whether no whole record follows the published ones."""
-        fd = self._open(os.O_RDONLY)
+        fd = self._open()
         try:
             header = self._read_header(fd)
             self._replay = replay = self._read(fd, header)
@@ -177,7 +177,7 @@ class Journal:
         Includes records that are not published. The header is `formatVersion`, `generation` (hex),
         `publishedEnd` and `syncedEnd` (bytes). Raises CorruptJournalError and StorageError.
         """
-        fd = self._open(os.O_RDONLY)
+        fd = self._open()
         try:
             header = self._read_header(fd)
         finally:
@@ -191,7 +191,7 @@ class Journal:
         return fields, self._all_records(header.published_end)
 
     def _all_records(self, published_end: int) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
-        fd = self._open(os.O_RDONLY)
+        fd = self._open()
         try:
             position, number = layout.JOURNAL_RECORDS_POSITION, 0
             while (found := self._next_record(fd, position, number)) is not None:
@@ -326,7 +326,7 @@ class Journal:
 
     def recover(self) -> State:
         """Make the records of a dead process durable, publish them, and return the state."""
-        fd = self._open(os.O_RDWR)
+        fd = self._open(files.open_to_write)
         try:
             header = self._read_header(fd)
             # Only one host writes, so to a writer another boot is a later one, even if the host's
@@ -383,7 +383,7 @@ class Journal:
             known = self.rewrite(content["time_ms"])  # all data are synced: see `is_full`
         # Apply it before writing: a record that `State.apply` refuses could never be read again.
         replay = known.after(known.end + len(record), number, content)
-        fd = self._open(os.O_RDWR)
+        fd = self._open(files.open_to_write)
         try:
             try:
                 files.write_at(fd, record, known.end)
@@ -418,7 +418,7 @@ class Journal:
         return self._note(layout.JOURNAL_WORKING_POSITION)
 
     def _note(self, position: int) -> bool:
-        fd = self._open(os.O_RDWR)
+        fd = self._open(files.open_to_write)
         try:
             if files.read_at(fd, 1, position) != b"\0":
                 return False

@@ -22,7 +22,7 @@ def create_log(root: Path) -> None:
     """
     directory_signs.check_is_free(root)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        files.make_directories(root)
         _sync_names_up_to(root)
     except OSError as fault:
         raise StorageError(

@@ -114,7 +114,7 @@ def add(root: Path, ended: Mapping[str, bytes], now_ms: int) -> None:
 def _lines(path: Path) -> bytes:
     """Return the lines; b"" for a missing file, or one that was just created."""
     try:
-        data = path.read_bytes()
+        data = files.read_file(path)
     except FileNotFoundError:
         return b""
     except PermissionError as fault:

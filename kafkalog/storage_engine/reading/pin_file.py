@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from kafkalog.errors import CorruptLogError
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.state import PartitionState, State
 
 __all__ = ["Pin", "PinnedPartition", "encoded", "read", "read_either"]
@@ -65,7 +66,7 @@ def _pinned(held: PartitionState) -> PinnedPartition:
 def read(path: Path) -> Pin | None:
     """Return a pin, or None if the file is missing. Raises CorruptLogError."""
     try:
-        found = _decoded(path, path.read_bytes())
+        found = _decoded(path, files.read_file(path))
     except FileNotFoundError:
         return None
     if found is None:
@@ -85,10 +86,10 @@ def read_either(path: Path) -> Pin | None:
     Returns None for a pin of a later release. Raises OSError and CorruptLogError.
     """
     try:
-        return _decoded(path, path.read_bytes())
+        return _decoded(path, files.read_file(path))
     except FileNotFoundError:
         path = path.with_suffix("")
-        return _decoded(path, path.read_bytes())
+        return _decoded(path, files.read_file(path))
 
 
 def _decoded(path: Path, data: bytes) -> Pin | None:

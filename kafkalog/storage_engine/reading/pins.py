@@ -328,7 +328,7 @@ def _sweep(root: Path, now_ms: int, action: str | None) -> int:
                 if not (is_earlier or is_over or is_surplus):
                     later[series] += 1
                 elif not _is_held(Path(path)):
-                    gone[name] = None if is_earlier else Path(path).read_bytes()
+                    gone[name] = None if is_earlier else files.read_file(path)
         ended = {name: content for name, content in gone.items() if content is not None}
         if ended:
             ended_pins.add(root, ended, now_ms)
@@ -381,7 +381,7 @@ class _Entry(NamedTuple):
 
 
 def _entries(root: Path) -> Iterator[_Entry]:
-    with os.scandir(root) as entries:
+    with files.scan(root) as entries:
         for entry in entries:
             if entry.name.startswith(layout.PIN) and entry.is_file(follow_symlinks=False):
                 try:

@@ -429,7 +429,7 @@ def _write(path: Path, stored: Sequence[_Stored]) -> None:
     )
     temporary = path.with_name(path.name + layout.TEMPORARY)
     files.create(temporary, table + layout.CHECKSUM.pack(crc32c(table)))
-    fd = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
+    fd = files.open_to_write(temporary)
     try:
         position = len(table) + layout.CHECKSUM.size
         for part, source in stored:

@@ -60,7 +60,7 @@ class _IndexFile(ABC):
         Ends before the first one that is not above the one before it: padding, or garbage.
         """
         try:
-            data = self.path.read_bytes()
+            data = files.read_file(self.path)
         except FileNotFoundError:
             return []
         found: list[tuple[int, int]] = []

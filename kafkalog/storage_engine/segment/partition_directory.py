@@ -61,7 +61,7 @@ def write_again(directory: Path, start: Place, end: Place) -> None:
         if base_offset > end[0]:
             continue
         try:
-            fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
+            fd = files.open_to_write(log)
         except FileNotFoundError:
             continue  # a cleaner replaced it, by synced files
         try:
@@ -77,7 +77,7 @@ def write_again(directory: Path, start: Place, end: Place) -> None:
 def _logs(directory: Path, start: Place) -> Iterator[tuple[int, Path]]:
     names: list[str] = []
     with contextlib.suppress(*_MISSING):
-        names = os.listdir(directory)
+        names = files.list_names(directory)
     for name in names:
         parsed = layout.parse_segment_file(name)
         if parsed and parsed[1:] == (layout.LOG, "") and parsed[0] >= start[0]:
@@ -146,7 +146,7 @@ def check_topic_id(directory: Path, topic_id: str) -> None:
 
 def _remove_leftover(directory: Path) -> None:
     is_link = directory.is_symlink()
-    names = set() if is_link else set(os.listdir(directory))
+    names = set() if is_link else set(files.list_names(directory))
     logs = [directory / name for name in names if name.endswith(layout.LOG)]
     is_unrecorded = layout.UNRECORDED in names
     # A power cut may have kept neither mark: then it is ours if only what we make is in it.

@@ -41,7 +41,7 @@ def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch
 
     `directory` is the partition's, which a StorageError names.
     """
-    fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
+    fd = files.open_to_write(log)
     try:
         size, position, next_offset = os.fstat(fd).st_size, 0, base_offset
         while position < size:

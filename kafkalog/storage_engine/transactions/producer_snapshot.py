@@ -13,7 +13,6 @@ Kafka: ProducerStateManager.{readSnapshot, writeSnapshot, removeStraySnapshots},
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -118,7 +117,7 @@ def read_snapshot(directory: Path, offset: int) -> Producers:
     """
     path = _path(directory, offset)
     try:
-        data = path.read_bytes()
+        data = files.read_file(path)
     except FileNotFoundError as fault:
         raise StorageError(
             f"{path}: the producer snapshot at offset {offset} is missing"
@@ -132,7 +131,7 @@ def snapshot_offsets(directory: Path) -> list[int]:
     """Return the offsets of the partition's snapshots, ascending, including damaged ones."""
     return sorted(
         parsed[0]
-        for name in os.listdir(directory)
+        for name in files.list_names(directory)
         if (parsed := layout.parse_segment_file(name)) and parsed[1:] == (layout.SNAPSHOT, "")
     )
 

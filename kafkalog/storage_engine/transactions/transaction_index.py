@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +58,7 @@ def aborted_transactions(paths: Iterable[Path]) -> list[AbortedTransaction]:
     found = []
     for path in paths:
         try:
-            data = path.read_bytes()
+            data = files.read_file(path)
         except FileNotFoundError:
             continue
         whole = len(data) - len(data) % entry.size
@@ -241,7 +242,7 @@ def size_kept(path: Path, is_kept: Callable[[AbortedTransaction], bool]) -> tupl
     zeros. A missing file has no bytes. Kafka: TransactionIndex.truncateTo.
     """
     try:
-        data = path.read_bytes()
+        data = files.read_file(path)
     except FileNotFoundError:
         return 0, 0
     entry = layout.TRANSACTION_INDEX_ENTRY

@@ -85,16 +85,15 @@ class ActiveSegment:
     # --- truncate --------------------------------------------------------------------------------
 
     def _open(self, end_offset: int, has_transactions: bool) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         log = self._stem + layout.LOG
         try:
             try:
-                self._log_fd = os.open(log, flags & ~os.O_CREAT if self.size else flags, 0o644)
+                self._log_fd = _open(log, create=not self.size)
             except FileNotFoundError:
                 what = f"the journal records {self.size} bytes, the file is missing"
                 raise StorageError(f"{log}: {what}") from None
-            self._index_fd = os.open(self._stem + layout.INDEX, flags, 0o644)
-            self._time_index_fd = os.open(self._stem + layout.TIME_INDEX, flags, 0o644)
+            self._index_fd = _open(self._stem + layout.INDEX, create=True)
+            self._time_index_fd = _open(self._stem + layout.TIME_INDEX, create=True)
             self._truncate_log()
             self._truncate_indexes(end_offset - self.base_offset)
             if has_transactions:
@@ -151,7 +150,7 @@ class ActiveSegment:
                 files.remove(path)
                 self.has_new_name = True
                 return
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = _open(path)
             try:
                 _truncate_durably(fd, self._transactions_size)
             finally:
@@ -265,7 +264,7 @@ class ActiveSegment:
             if self._transaction_fd < 0:
                 path = self._path(layout.TRANSACTION_INDEX)
                 self.has_new_name |= not path.exists()
-                self._transaction_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._transaction_fd = _open(path, create=True)
             self._transactions_size += len(self._transaction_entries)
             _write_up_to(self._transaction_fd, self._transaction_entries, self._transactions_size)
 
@@ -346,10 +345,9 @@ class ActiveSegment:
 
         A `.txnindex` is opened on its next write.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC
-        self._log_fd = os.open(self._stem + layout.LOG, flags)
-        self._index_fd = os.open(self._stem + layout.INDEX, flags)
-        self._time_index_fd = os.open(self._stem + layout.TIME_INDEX, flags)
+        self._log_fd = _open(self._stem + layout.LOG)
+        self._index_fd = _open(self._stem + layout.INDEX)
+        self._time_index_fd = _open(self._stem + layout.TIME_INDEX)
 
     def close(self) -> None:
         """Close the files; undo nothing."""
@@ -361,6 +359,14 @@ class ActiveSegment:
 
     def _path(self, suffix: str) -> Path:
         return Path(self._stem + suffix)
+
+
+def _open(path: str | Path, *, create: bool = False) -> int:
+    """Open a file of a segment; at the limit of open files the transaction closes other segments.
+
+    Raises OSError.
+    """
+    return files.open_to_write(path, create=create, within_limit=True)
 
 
 def _write_up_to(fd: int, pending: bytearray, end: int) -> None:

@@ -52,7 +52,7 @@ def check_canary(directory: Path) -> frozenset[str]:
     Raises LockedByBrokerError if a broker has loaded or removed the partition.
     """
     try:
-        names = frozenset(os.listdir(directory))
+        names = frozenset(files.list_names(directory))
     except (FileNotFoundError, NotADirectoryError):
         raise LockedByBrokerError(
             f"{directory}: the directory of the partition is missing, removed by a Kafka broker or "
@@ -376,7 +376,7 @@ class Appender:
         found = np.frombuffer(pairs, dtype=np.int64).reshape(-1, 2)
         bases = [
             parsed[0]
-            for name in os.listdir(self.directory)
+            for name in files.list_names(self.directory)
             if (parsed := layout.parse_segment_file(name)) and parsed[1:] == (layout.LOG, "")
         ]
         gaps.add_raw_gaps(self.directory, found, first_base=min(bases, default=0))
@@ -465,12 +465,12 @@ class Appender:
         self._active.close()
         self.state = self._recorded
         with locks.SegmentsLock(self.directory).exclusive():
-            self._remove_later(self._later_segments(os.listdir(self.directory)))
+            self._remove_later(self._later_segments(files.list_names(self.directory)))
             log = self._path(self.state.active_base, layout.LOG)
             if self.state.active_base == self.state.high_watermark:
                 files.remove(log)
             elif log.exists():
-                fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
+                fd = files.open_to_write(log)
                 try:
                     files.truncate(fd, self.state.active_size)
                 finally:

@@ -123,7 +123,7 @@ def _opened(root: Path, source: Source) -> Iterator[_RequestReader]:
         copy = root / (layout.staged_file(f"raw_{uuid.uuid4().hex}", 0, 0, 0, 0) + layout.STAGED)
         try:
             _copy(source, copy)
-            with copy.open("rb") as stream:
+            with files.open_stream(copy) as stream:
                 size = os.fstat(stream.fileno()).st_size
                 yield _RequestReader(
                     name if isinstance(name, str) else "the given stream", size, stream
@@ -136,13 +136,13 @@ def _open_file(path: Path) -> IO[bytes]:
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"{path}: expected a file of record batches, found another kind")
     try:
-        return path.open("rb")
+        return files.open_stream(path)
     except OSError as fault:
         raise InvalidInputError(f"{path}: cannot be read: {fault.strerror}") from None
 
 
 def _copy(source: IO[bytes], target: Path) -> None:
-    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = files.open_empty(target, exclusive=True)
     try:
         position = 0
         while piece := source.read(_PIECE_SIZE):

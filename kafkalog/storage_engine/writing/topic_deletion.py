@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -158,7 +157,7 @@ def _holds_records(directory: Path) -> bool:
     The next creation of the topic handles such remains.
     """
     with contextlib.suppress(FileNotFoundError):  # another process has moved it
-        logs = [name for name in os.listdir(directory) if name.endswith(layout.LOG)]
+        logs = [name for name in files.list_names(directory) if name.endswith(layout.LOG)]
         is_recorded = not (directory / layout.UNRECORDED).exists()
         return is_recorded and any((directory / name).stat().st_size for name in logs)
     return False

@@ -34,10 +34,7 @@ class _Run:
 
 
 class OffsetList:
-    """Append, then `sort`, then `contains`; `close` removes the file.
-
-    Bytes written and read are reported to `on_moved`. Raises StorageError if the disk is full.
-    """
+    """Append, then `sort`, then `contains`; `close` removes the file. Raises StorageError."""
 
     def __init__(
         self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None
@@ -72,7 +69,7 @@ class OffsetList:
         self._window = min(max(share, _WINDOW_MIN), _WINDOW_MAX)
 
     def contains(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which of the offsets (n) are in the list; ascending offsets and calls are cheap."""
+        """Return which of the offsets (n) are in the list; fastest if they ascend."""
         flags = np.zeros(len(offsets), dtype=np.bool_)
         if not len(offsets):
             return flags

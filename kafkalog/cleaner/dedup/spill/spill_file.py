@@ -23,11 +23,7 @@ __all__ = ["SpillFile", "sweep_spill_files"]
 
 
 class SpillFile:
-    """Words of 8 bytes, appended and read back; `close` removes the file.
-
-    Bytes written and read are reported to `on_moved`. Raises StorageError for a full or failing
-    disk.
-    """
+    """Words of 8 bytes, appended and read back; `close` removes the file. Raises StorageError."""
 
     def __init__(
         self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None
@@ -39,7 +35,7 @@ class SpillFile:
         self._fd = -1
         try:
             files.create(self.path)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = files.open_to_write(self.path)
         except OSError as fault:
             files.remove(self.path)
             raise self._fault(fault) from fault
@@ -89,10 +85,10 @@ class SpillFile:
 
 
 def sweep_spill_files(directory: Path) -> int:
-    """Remove dead cleaners' files from a partition's directory, under its cleaner lock; return how
-    many."""
+    """Remove dead cleaners' files, under the partition's cleaner lock; return how many."""
     count = 0
-    for path in directory.glob(layout.SPILL + "*"):
-        files.remove(path)
-        count += 1
+    for name in files.list_names(directory):
+        if name.startswith(layout.SPILL):
+            files.remove(directory / name)
+            count += 1
     return count

@@ -59,7 +59,7 @@ class Spilled:
         self._forget = forget
 
     def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
-        """Return which records (n) have a later record of their key at or below `latest_offset`.
+        """Return which records (n) with a key have a later record, up to `latest_offset`.
 
         False in batches that the first pass left out. Fastest in log order. Raises StorageError.
         """
@@ -78,7 +78,7 @@ class Spilled:
         return flags
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Return which batches (b) are known, without reading keys, to hold only obsolete records."""
+        """Return which batches (b) are known to be wholly obsolete, without reading keys."""
         if self._obsolete_offsets is None:
             return np.zeros(len(table), dtype=np.bool_)
         return self._obsolete_offsets.hold_all_of(table)
@@ -94,8 +94,8 @@ class Spilled:
 class Spill:
     """Collect the keys of a log: the dirty ones through an offset map, then the clean ones.
 
-    Bytes written and read are reported to `on_moved`. Every method raises StorageError if the disk
-    is full. Always `close` it; after `resolve`, the files of the result stay.
+    Bytes written and read are reported to `on_moved`. Raises StorageError if the disk is full.
+    Always `close` it; after `resolve`, the files of the result stay.
     """
 
     def __init__(
@@ -137,8 +137,7 @@ class Spill:
         self._uncounted.append(np.ascontiguousarray(last_offsets))
 
     def take_clean(self, hashes: Uint64s, offsets: Int64s) -> None:
-        """Add hashes (n, 2) and offsets of clean keys; the map's memory must be empty, and holds
-        them."""
+        """Add hashes (n, 2) and offsets of clean keys, in the map's memory, which must be empty."""
         rows = self._map.slots
         first = 0
         while first < len(offsets):

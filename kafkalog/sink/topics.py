@@ -1,4 +1,4 @@
-"""The topic of a write: made by the driver before any task runs, or by the commit."""
+"""The topic of a write, created by the driver before any task runs, or by the commit."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["new_topics", "options_without_effect", "prepare_topic", "topics_to_c
 
 
 def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
-    """Create the log, and the topic of the option `topic`, where they are missing.
+    """Create the log, and the topic of the option `topic`, if they are missing.
 
-    Raises InvalidInputError when every row would be refused for want of a key.
+    Raises InvalidInputError if the topic is compacted and the rows have no column `key`.
     """
     store = store_of(options.root)
     if options.topic is None:
@@ -41,7 +41,7 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
 
 
 def new_topics(options: SinkOptions) -> Mapping[str, NewTopic]:
-    """Return how tasks treat topics that do not exist: `*` stands for any that a row may name."""
+    """Return how tasks treat missing topics; the name `*` means any topic that a row names."""
     from kafkalog.storage_engine.writing.staging import NewTopic
 
     if options.topic is not None:
@@ -52,7 +52,7 @@ def new_topics(options: SinkOptions) -> Mapping[str, NewTopic]:
 def topics_to_create(
     options: SinkOptions, staged: Iterable[StagedMessage]
 ) -> Mapping[str, NewTopic]:
-    """Return the topics that tasks have written to and the log did not have."""
+    """Return the topics that tasks have written to and the log does not have."""
     from kafkalog.storage_engine.writing.staging import NewTopic
 
     new = NewTopic(options.num_partitions, options.topic_config)
@@ -63,9 +63,9 @@ def topics_to_create(
 
 
 def options_without_effect(options: SinkOptions, topic: TopicState) -> list[str]:
-    """Say which options ask for another topic than there is, with its values; [] when none does.
+    """Return the options that differ from the existing topic, with its values; [] if none does.
 
-    `numPartitions` and `topic.<config>` are for a topic that a write creates; they change none.
+    `numPartitions` and `topic.<config>` apply only to a topic that a write creates.
     """
     found = []
     real, asked = TopicConfig.parse(topic.config), TopicConfig.parse(options.topic_config)

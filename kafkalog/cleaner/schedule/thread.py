@@ -239,7 +239,7 @@ class CleanerThread:
             self.failures += 1
 
     def _retain(self, now_ms: int, *, is_compacting: bool) -> None:
-        """Apply retention: always to compacted topics if compaction runs (C141), else at intervals."""
+        """Apply retention to compacted topics when compaction runs (C141), else at intervals."""
         with self._lock:
             last_ms, interval_ms = self._all_retained_ms, self._config.retention_check_interval_ms
             is_due = last_ms is None or not 0 <= now_ms - last_ms < interval_ms

@@ -1,4 +1,4 @@
-"""The page itself: a picture's figures put into `page.html`."""
+"""The page: `page.html` with a picture's figures in it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def page(figures: dict[str, Any], *, is_live: bool) -> bytes:
 
 
 def figures_json(figures: dict[str, Any]) -> str:
-    """Return figures as JSON that may stand within a page: no text in them can end the script."""
+    """Return figures as JSON for use within a page: no text in them can end the script."""
     told = json.dumps(figures, separators=(",", ":"))
     return told.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

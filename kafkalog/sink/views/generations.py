@@ -1,9 +1,9 @@
-"""The checkpoints of a materialized view: a directory with one numbered checkpoint per generation.
+"""The checkpoints of a materialized view: one numbered checkpoint per generation.
 
-A view is rebuilt by a new query from the beginning of the log, which needs a checkpoint of its own.
-The highest number is the current one. `<number>.json` beside it says which topic it reads: by its
-id, so that one deleted and created again is told from the old one; and the ids of all queries of
-earlier generations, so that a table of theirs is known as the view's own.
+A new query with a new checkpoint rebuilds a view from the beginning of the log. The highest number
+is the current generation. `<number>.json` beside it names the topic and its id, which differs if
+the topic was deleted and created again. It also lists the ids of all earlier queries, by which the
+view recognizes its table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Generations"]
 
 
 class Generations:
-    """Those under the directory `root`, which is made when the first is added."""
+    """The generations under the directory `root`, which `add` creates."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -35,7 +35,7 @@ class Generations:
         return self.root / str(number)
 
     def add(self, topic: str, topic_id: str, *, was_emptied: bool = False) -> int:
-        """Make the next generation, because its table `was_emptied` or not; returns its number."""
+        """Create the next generation and return its number; `was_emptied` says why it is needed."""
         number = (self.current() or 0) + 1
         files.make_directories(self.root)
         earlier = sorted(self.query_ids())
@@ -53,7 +53,7 @@ class Generations:
         return number
 
     def topic(self, number: int) -> tuple[str, str]:
-        """Return name and id of the topic a generation reads; raises InvalidInputError."""
+        """Return the name and id of a generation's topic; raises InvalidInputError."""
         topic, topic_id, *_ = self._about(number)
         return topic, topic_id
 
@@ -62,7 +62,7 @@ class Generations:
         return self._about(number)[3]
 
     def query_ids(self) -> set[str]:
-        """Return the ids of all queries there have ever been; raises InvalidInputError."""
+        """Return the ids of the queries of all generations; raises InvalidInputError."""
         found: set[str] = set()
         for number in self._numbers():
             found.update(self._about(number)[2])
@@ -72,7 +72,6 @@ class Generations:
         return found
 
     def _about(self, number: int) -> tuple[str, str, list[str], bool]:
-        """Return what a generation's file says: topic, its id, earlier queries, `was_emptied`."""
         path = self.root / f"{number}.json"
         try:
             about = json.loads(files.read_file(path))
@@ -97,21 +96,21 @@ class Generations:
         return checkpoint_query_id(str(self.path(number)))
 
     def last_committed(self, number: int) -> int | None:
-        """Return the last micro-batch that Spark has noted as done; None when there is none."""
+        """Return the last micro-batch that Spark has recorded as done; None before the first."""
         with contextlib.suppress(FileNotFoundError):
             names = files.list_names(self.path(number) / "commits")
             return max((int(name) for name in names if name.isdecimal()), default=None)
         return None
 
     def remove_before(self, number: int) -> None:
-        """Remove the generations below a number; may be called again after dying midway."""
+        """Remove the generations below a number; repeat the call if the process died midway."""
         for old in self._numbers():
             if old < number:
                 _remove_tree(self.path(old))
                 files.remove(self.root / f"{old}.json")
 
     def lock(self) -> FileLock:
-        """Return the lock that whoever runs the view holds; the directory must exist."""
+        """Return the lock that a running view holds; the directory must exist."""
         return FileLock(self.root / "lock")
 
     def _numbers(self) -> list[int]:

@@ -265,8 +265,8 @@ def test_the_empty_key_is_given_with_key(root: Path, kafkalog: Command) -> None:
         (["--key", "k", "--now", "--dry-run"], "--now does not go with --dry-run"),
         (["--key", "k", "--now", "--no-wait"], "--now does not go with --no-wait"),
         (["--key", "k", "--no-wait", "--dry-run"], "--no-wait does not go with --dry-run"),
-        (["--key", "k", "--report", "{root}/r.json"], "a report does not belong into the log"),
-        (["--key", "k", "--report", "keys.txt"], "keys.txt: is there already"),
+        (["--key", "k", "--report", "{root}/r.json"], "a report does not belong in the log"),
+        (["--key", "k", "--report", "keys.txt"], "keys.txt: exists already"),
         (["--key", "k", "--report", "no/r.json"], "no/r.json: No such file"),
     ],
 )

@@ -75,7 +75,7 @@ def test_keys_and_values_of_lines_have_an_encoding(
         (["--key-separator", "="], b"a=\xff\n", "line 1: expected text in UTF-8"),
         (["--key-separator", "=", "--encoding", "hex"], b"zz=00\n", "line 1: key: 'zz' is no hex"),
         (["--key-separator", ""], b"", "--key-separator: expected some text"),
-        (["--key-separator", "=", "--text"], b"", "--text has values alone"),
+        (["--key-separator", "=", "--text"], b"", "--text has only values"),
         (["--null-marker", "N"], b"", "--null-marker is for lines of text"),
         (["--raw", "FILE", "--partition", "0", "--text"], b"", "--raw FILE takes no --text"),
         (["--raw", "FILE", "--partition", "0", "--encoding", "hex"], b"", "--raw FILE takes no"),

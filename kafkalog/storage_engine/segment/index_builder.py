@@ -1,9 +1,9 @@
-"""The rule that gives batches index entries, and the entries of one segment while it is written.
+"""The rule by which batches get index entries, and the entries of one segment as it is written.
 
-A batch gets an offset index entry if it begins more than `index.interval.bytes` after the batch of
-the previous entry. The time index then gets an entry too, if the largest timestamp has grown since
-its last one, and a final one at the segment's end. The distance counts, not the bytes since the
-file was opened, so many small commits get the same index as one large commit.
+A batch gets an entry in the offset index when it begins more than `index.interval.bytes` after the
+batch of the entry before. The time index gets one with it, if the largest timestamp has grown since
+its own last entry. It gets a last one when the segment ends. The distance counts, and not the
+bytes since the file was opened. Many small commits get the index that one large commit would get.
 
 Kafka: LogSegment.append, LogSegment.onBecomeInactiveSegment, LogSegment.recover.
 """

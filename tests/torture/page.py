@@ -155,9 +155,9 @@ def _found() -> Iterator[str]:
 
 _HEAD: Final = """# Reliability
 
-kafkalog promises three things. After any crash, all acknowledged records are there. Records that
-were not acknowledged are there as a whole batch or not at all. Bad bytes raise an error and never
-give a wrong record.
+kafkalog promises three things. After any crash, all acknowledged records are there. A commit that
+was not acknowledged is there as a whole or not at all. Bad bytes raise an error and never give a
+wrong record.
 
 This page says how these promises were tested, and how often. The command `make torture` runs all
 programs; it takes hours, and the power cuts need root. The command `make torture-quick` runs a

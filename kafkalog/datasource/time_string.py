@@ -26,7 +26,7 @@ _SPAN: Final = re.compile(r"(-?[0-9]{1,19})([a-z]+)?")
 
 
 def milliseconds(text: str, *, option: str) -> int:
-    """Return the whole milliseconds of a span, at most INT64_MAX.
+    """Return a span in whole milliseconds, at most INT64_MAX.
 
     Raises InvalidInputError, which names the option.
     """

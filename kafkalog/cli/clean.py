@@ -96,10 +96,7 @@ def _stable_ends(log: KafkaLog) -> dict[tuple[str, int], int]:
 
 
 def _pinned(log: KafkaLog, topic: str | None, ends: Mapping[tuple[str, int], int]) -> list[str]:
-    """Return a line for each partition whose snapshot pins stopped a forced cleaning early.
-
-    `ends` are the last stable offsets before the cleaning.
-    """
+    """Return a line for each partition that a snapshot pin kept from being cleaned to `ends`."""
     pins = LivePins(log.root, clock.now_ms(), held_only=True)
     lines: list[str] = []
     for status in log.status():

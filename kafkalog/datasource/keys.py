@@ -15,10 +15,7 @@ _SHOWN: Final = 60
 
 
 def parse_keys(text: str) -> frozenset[bytes]:
-    """Return the keys of a JSON array: texts (UTF-8), or objects with bytes in base64.
-
-    Raises InvalidInputError for other texts, and for an empty array.
-    """
+    """Return the keys of a JSON array of texts or {"base64": ...}; raises InvalidInputError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -37,10 +37,7 @@ def offsets_behind_latest(progress: Any) -> list[dict[str, str]]:
 
 
 class LagListener(StreamingQueryListener):
-    """Logs and keeps each query's lag: `spark.streams.addListener(LagListener())`.
-
-    `latest` maps a query's id to the maps of its last progress, one per source.
-    """
+    """Logs each query's lag and keeps it in `latest`, by query id: a map per source."""
 
     def __init__(self, level: int = logging.INFO) -> None:
         self.level = level

@@ -38,10 +38,7 @@ class OffsetRange:
         return self.end - self.start
 
     def split(self, parts: int) -> list[OffsetRange]:
-        """Split the range in `parts` of nearly equal size; the last ones take the remainder.
-
-        No part is empty: there are at most as many as offsets.
-        """
+        """Split the range in at most `parts` of nearly equal size; the last ones are larger."""
         parts = min(parts, self.size)
         sizes = [self.size // parts + (n >= parts - self.size % parts) for n in range(parts)]
         ends = accumulate(sizes, initial=self.start)

@@ -16,10 +16,7 @@ __all__ = ["opened_log"]
 
 
 def opened_log(directories: Sequence[str]) -> Store:
-    """Open a log, or a broker's directories, for reading; the caller closes it.
-
-    Raises InvalidInputError if there is no log.
-    """
+    """Open a log, or a broker's directories, for reading; raises InvalidInputError."""
     from kafkalog.storage_engine.store import Store
 
     return Store(directories, read_only=True, create=False)

@@ -74,10 +74,7 @@ _CREATE_TABLE: Final = "provider"
 
 
 def check_names(options: Mapping[str, str]) -> list[str]:
-    """Check the names of `options` (lower-case keys); return those without effect, sorted.
-
-    Raises InvalidInputError for a name that is unknown or forbidden.
-    """
+    """Refuse unknown and forbidden lower-case names; return those without effect, sorted."""
     supported = {name.lower() for name in SUPPORTED}
     inert = {name.lower(): name for name in INERT}
     ignored: list[str] = []

@@ -43,10 +43,7 @@ class PreviousValue(StatefulProcessor):
         self._value: ValueState = handle.getValueState("value", "value binary")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        """Yield the changes of one key in a micro-batch, in the order of the log.
-
-        They are all in memory meanwhile.
-        """
+        """Yield one key's changes of a micro-batch, all in memory, in the order of the log."""
         from pyspark.sql import Row
 
         found = self._value.get() if self._value.exists() else None

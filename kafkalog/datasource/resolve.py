@@ -58,11 +58,7 @@ def starting_offsets(
 def _starts_since(
     store: Store, options: SourceOptions, times: Mapping[TopicPartition, int]
 ) -> Offsets:
-    """Return the offset of the first record since each time (epoch ms).
-
-    A time after the last record gives -1 with startingOffsetsByTimestampStrategy=latest; raises
-    InvalidInputError otherwise.
-    """
+    """Return the offset of the first record since each time; -1 or an error without one."""
     found = offsets_for_times(store, times, isolation_level=options.isolation_level)
     starts: Offsets = {}
     for partition, offset in found.items():

@@ -66,10 +66,7 @@ class KafkaLogDataSource(DataSource):
         return KafkaLogBatchReader(SourceOptions.parse(self.options), tuple(schema.fieldNames()))
 
     def streamReader(self, schema: StructType) -> KafkaLogStreamReader:
-        """Return the micro-batch reader; its first call checks the options.
-
-        Spark loses the message of an error that is raised here.
-        """
+        """Return the micro-batch reader; Spark would lose an error raised here."""
         from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 
         return KafkaLogStreamReader(dict(self.options), schema)

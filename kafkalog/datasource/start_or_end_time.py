@@ -76,10 +76,7 @@ class StartOrEndTime:
         return {p: time for p in assigned if (time := self.partitions.get(p)) is not None}
 
     def check_stream(self) -> None:
-        """Raise InvalidInputError for a streaming query that would start at the largest timestamp.
-
-        That record changes, and a repeated first batch must start at the same one.
-        """
+        """Raise InvalidInputError for a stream from the largest timestamp, which moves."""
         if _LARGEST_TIMESTAMP in (self.everywhere, *self.partitions.values()):
             option = "startingOffsetsByTimestamp" if self.is_specific else "startingTimestamp"
             raise InvalidInputError(

@@ -96,10 +96,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial.offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit if the options have one; Spark lifts it for Trigger.Once.
-
-        Spark has no limit for both options at once; it only matters that there is one.
-        """
+        """Return a limit if the options have one; Spark lifts it for Trigger.Once."""
         options = self._options()
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -173,10 +170,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(ends)
 
     def reportLatestOffset(self) -> OffsetJson | None:
-        """Return the log's end at the last `latestOffset`, for the query's progress.
-
-        With Trigger.AvailableNow it is the query's target, as in Spark.
-        """
+        """Return the log's end at the last `latestOffset`, or the target of AvailableNow."""
         return (to_json(self._reported) if self._idle is None else self._idle.ends) or None
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
@@ -314,8 +308,5 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ends
 
     def _latest_ends(self, known: Offsets) -> Offsets:
-        """Return the end of each subscribed partition, all at one point of the journal.
-
-        `known` are offsets that were seen before.
-        """
+        """Return the end of each subscribed partition, all at one point of the journal."""
         return self._latest().of(known)

@@ -27,10 +27,7 @@ _COUNT: Final = re.compile(r"\{\d+(?:,\d*)?\}")
 
 @cache
 def topic_pattern(pattern: str) -> re.Pattern[str]:
-    """Compile the expression of `subscribePattern`; Spark finds it anywhere in a topic's name.
-
-    Raises InvalidInputError, which names the refused construct.
-    """
+    """Compile the expression, found anywhere in a name; raises InvalidInputError."""
     construct = _refused(pattern)
     if construct is not None:
         raise InvalidInputError(

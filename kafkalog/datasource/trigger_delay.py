@@ -15,10 +15,7 @@ __all__ = ["TriggerDelay"]
 
 @dataclass(slots=True)
 class TriggerDelay:
-    """Holds micro-batches back until enough offsets wait or enough time has passed.
-
-    The first batch of a run never waits: the time of the last run's batch is unknown.
-    """
+    """Holds micro-batches back for enough offsets or time; a run's first one never waits."""
 
     min_offsets: int
     max_delay_ms: int

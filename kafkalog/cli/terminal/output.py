@@ -140,10 +140,7 @@ def print_table(
     rows: Sequence[Sequence[object]],
     styles: Mapping[str, Style] = MappingProxyType({}),
 ) -> None:
-    """Print rows below their headings, with numbers aligned right.
-
-    `styles` maps the values of cells to their styles.
-    """
+    """Print rows below headings, numbers to the right; `styles` are by a cell's value."""
     texts = [[_cell(value) for value in row] for row in rows]
     widths = [
         max([len(column), *(len(row[place]) for row in texts)])
@@ -188,10 +185,7 @@ def progress(
     is_bytes: bool = False,
     is_wanted: bool = True,
 ) -> Iterator[Callable[[int], None]]:
-    """Show a bar on the standard error if that is a terminal; yield a function that advances it.
-
-    `total` is called only if a bar is shown; it returns None for an unknown total.
-    """
+    """Show a bar on a terminal, with `total()` (None: unknown); yield a function to advance it."""
     if not is_wanted or not is_terminal(sys.stderr):
         yield lambda _: None
         return

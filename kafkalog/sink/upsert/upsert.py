@@ -157,10 +157,7 @@ class Upsert(ABC):
         _applied[place] = turn
 
     def position(self, query_id: str) -> Position | None:
-        """Return how far the query has brought the table.
-
-        None if the query has not written to it, or the table or the table of positions is missing.
-        """
+        """Return the query's position; None if it has not written, or a table is missing."""
         return self.positions().get(query_id)
 
     @abstractmethod

@@ -30,10 +30,7 @@ def is_refusal(fault: Exception) -> bool:
 def first_refused(
     table: DeltaTable, target: DeltaColumns, driver_batches: Iterator[pa.RecordBatch]
 ) -> str | None:
-    """Name the first record that a constraint of the table refuses, and the constraint.
-
-    None if the table has no constraint, or none refuses a row by the columns that the rows have.
-    """
+    """Name the first record that a constraint refuses, and the constraint; None without one."""
     import pyarrow.compute as pc
 
     constraints = {

@@ -72,16 +72,16 @@ def decoded(text: str, encoding: Encoding) -> bytes:
         try:
             return base64.b64decode(text, validate=True)
         except binascii.Error as fault:
-            raise ValueError(f"{text[:40]!r} is no base64") from fault
+            raise ValueError(f"{text[:40]!r} is not base64") from fault
     if encoding is Encoding.HEX:
         try:
             return bytes.fromhex(text)
         except ValueError:
-            raise ValueError(f"{text[:40]!r} is no hex") from None
+            raise ValueError(f"{text[:40]!r} is not hex") from None
     try:
         return text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        raise ValueError(f"{text[:40]!r} is no text that UTF-8 has") from None
+        raise ValueError(f"{text[:40]!r} cannot be written in UTF-8") from None
 
 
 class PipeClosed(Exception):

@@ -116,7 +116,7 @@ class Upsert(ABC):
         replace_first: bool = False,
     ) -> None:
         if not table or "\0" in table:
-            raise InvalidInputError(f"{type(self).__name__}: {table!r} is no name for a table")
+            raise InvalidInputError(f"{type(self).__name__}: {table!r} is not a table name")
         self.table = table
         self.shape = RowShape(select=select, schema=schema, key_type=key_type)
         self.reset_writer = reset_writer

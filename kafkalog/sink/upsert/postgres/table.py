@@ -249,7 +249,7 @@ class PostgresTable:
                 )
             if changes_values(data_type, theirs):
                 raise InvalidInputError(
-                    f'table {self}: column "{name}" is {theirs}, which would round or cut the '
+                    f'table {self}: column "{name}" is {theirs}, which would round or truncate the '
                     f"rows' {ours}; cast it in select or schema to what the column holds, or make "
                     f"the column {ours}"
                 )

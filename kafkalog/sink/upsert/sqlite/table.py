@@ -192,7 +192,7 @@ def values_of(name: str, column: pa.Array) -> list[object]:
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError as fault:
-        raise ValueError(f"column {name}: text that is no UTF-8: {fault}") from fault
+        raise ValueError(f"column {name}: text that is not UTF-8: {fault}") from fault
 
 
 def _affinity(declared: str, is_strict: bool) -> str:

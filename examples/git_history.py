@@ -68,10 +68,7 @@ class Change:
 
 
 def changes(repository: Path) -> Iterator[list[Change]]:
-    """Yield the changes of each first-parent commit, the oldest first; empty commits too.
-
-    Raises GitError if there is no repository or no commit, or git fails.
-    """
+    """Yield each first-parent commit's changes, oldest first, empty ones too; raises GitError."""
     command = git(
         repository,
         "log",

@@ -160,10 +160,7 @@ def check_java() -> None:
 
 
 def start_spark() -> SparkSession:
-    """Start Spark for two cores, quietly; its workers use this interpreter.
-
-    Raises SparkUnavailableError if its Java process ends at once.
-    """
+    """Start Spark for two cores, quietly; raises SparkUnavailableError if its Java ends."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.errors import PySparkRuntimeError

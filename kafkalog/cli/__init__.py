@@ -113,7 +113,7 @@ def _run(arguments: Sequence[str]) -> int:
         _complain(f"{where}: {text}" if where else text)
         status = 1
     except Exception as fault:
-        # Those of wrong usage are typer's, or of the package below it: a matter of its release.
+        # Errors of wrong usage belong to typer or to the package below it, by its release.
         describe = getattr(fault, "format_message", None)
         if describe is None:
             raise

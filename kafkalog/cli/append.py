@@ -171,10 +171,7 @@ def _progress(lines: IO[bytes]) -> contextlib.AbstractContextManager[Callable[[i
 def _batches(
     lines: IO[bytes], parse: _Parse, read: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records in Arrow batches, and report how many bytes are read.
-
-    Raises InvalidInputError with the line.
-    """
+    """Yield Arrow batches of records; raises InvalidInputError with the line's number."""
     number = 0
     portion: list[dict[str, Any]] = []
     size = 0

@@ -101,10 +101,7 @@ class Changelog:
     def read(
         self, starts: Mapping[int, int], ends: Mapping[int, int], passed: Callable[[int], None]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of each partition's [start, end); `passed` gets numbers of offsets.
-
-        Raises OffsetOutOfRangeError, CorruptBatchError, StorageError.
-        """
+        """Yield the records of each partition's [start, end); `passed` gets numbers of offsets."""
         for number in self.partitions:
             start, end = starts[number], ends[number]
             with self.log.snapshot(self.topic, number, start=start) as snapshot:

@@ -79,11 +79,11 @@ def _passed_over(log: KafkaLog, topic: str | None, results: list[CleanerStats]) 
     done = {(stats.topic, stats.partition) for stats in results}
     reasons = {
         "paused": "cleaning is paused by another process",
-        "dirty": "another cleaner is at work on it",
-        "uncleanable": "it is uncleanable, and to be tried again later (--force: now)",
+        "dirty": "another cleaner is cleaning it",
+        "uncleanable": "it is uncleanable; a cleaner will try again later, and --force now",
     }
     return [
-        f"{status.topic}-{status.partition} was passed over: {reasons[status.state]}"
+        f"{status.topic}-{status.partition} was skipped: {reasons[status.state]}"
         for status in log.status()
         if topic in (None, status.topic)
         and status.state in reasons
@@ -96,10 +96,7 @@ def _stable_ends(log: KafkaLog) -> dict[tuple[str, int], int]:
 
 
 def _pinned(log: KafkaLog, topic: str | None, ends: Mapping[tuple[str, int], int]) -> list[str]:
-    """Return a line for each partition whose snapshot pins stopped a forced cleaning early.
-
-    `ends` are the last stable offsets before the cleaning.
-    """
+    """Return a line for each partition that a snapshot pin kept from being cleaned to `ends`."""
     pins = LivePins(log.root, clock.now_ms(), held_only=True)
     lines: list[str] = []
     for status in log.status():
@@ -111,8 +108,8 @@ def _pinned(log: KafkaLog, topic: str | None, ends: Mapping[tuple[str, int], int
             end = ends.get((status.topic, status.partition), 0)
             if offset < min(end, status.last_stable_offset):
                 lines.append(
-                    f"{status.topic}-{status.partition} was cleaned no further than offset "
-                    f"{offset}: somebody reads it as of then; clean again when that has ended"
+                    f"{status.topic}-{status.partition} was cleaned only up to offset "
+                    f"{offset}: the snapshot pin of a read holds it; clean again after that read"
                 )
     return lines
 

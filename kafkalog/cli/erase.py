@@ -186,7 +186,7 @@ def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[b
             except ValueError as fault:
                 raise InvalidInputError(f"{name}: line {number}: {fault}") from None
     if not found:
-        raise InvalidInputError(f"{name}: there is no key in it")
+        raise InvalidInputError(f"{name}: it has no key")
     return found
 
 

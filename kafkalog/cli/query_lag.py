@@ -26,10 +26,7 @@ __all__ = ["print_query_lag"]
 def print_query_lag(
     log: KafkaLog, directory: str, topic: str | None, *, is_live: bool, json: bool
 ) -> None:
-    """Print the lag of the query with this checkpoint; raises InvalidInputError if there is none.
-
-    `is_live` means that a broker runs on the log: its checkpoints give the ends with a delay.
-    """
+    """Print a query's lag; `is_live`: a live broker's checkpoints report old ends."""
     from kafkalog.datasource.checkpoint import read_checkpoint
 
     checkpoint = read_checkpoint(directory)

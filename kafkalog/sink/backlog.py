@@ -37,10 +37,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
-    """Warn, after the commit, that no cleaner cleans the topic of the option `topic`.
-
-    Raises nothing: the rows are committed, and a warning must not fail them.
-    """
+    """Warn, after the commit, that no cleaner cleans the option's topic; raise nothing."""
     if options.topic is None or (query_id, options.topic) in _warned:
         return
     try:

@@ -65,10 +65,7 @@ class SinkColumns:
         )
 
     def records(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the parts of the records: key?, value, headers?, timestamp?, partition?.
-
-        Texts become their UTF-8 bytes; values are not copied.
-        """
+        """Return key?, value, headers?, timestamp?, partition?; texts as UTF-8, without a copy."""
         import pyarrow as pa
 
         names, columns = [], []
@@ -84,10 +81,7 @@ class SinkColumns:
         return pa.RecordBatch.from_arrays(columns, names=names)
 
     def by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Split the records by the `topic` column; rows of one topic keep their order.
-
-        Raises InvalidInputError for a row without a topic.
-        """
+        """Split the records by `topic`, in order; raises InvalidInputError for a null topic."""
         import numpy as np
         import pyarrow as pa
 

@@ -71,8 +71,8 @@ def micro_batch_of_driver(frame: DataFrame, caller: str) -> MicroBatch:
         raise InvalidInputError(f"{caller} needs a classic Spark session: {fault}") from fault
     if found is None:
         raise InvalidInputError(
-            f"{caller} works inside foreachBatch only: outside there is no query and no "
-            "micro-batch to be exactly once about; use df.write with txnAppId and txnVersion"
+            f"{caller} works inside foreachBatch only, which has a query and a micro-batch "
+            "id; outside use df.write with txnAppId and txnVersion"
         )
     # A user may have changed the property, by setJobGroup inside foreachBatch.
     return replace(found, run_id=str(_execution(frame, found).runId().toString()))

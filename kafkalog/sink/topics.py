@@ -19,10 +19,7 @@ __all__ = ["new_topics", "options_without_effect", "prepare_topic", "topics_to_c
 
 
 def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
-    """Create the log, and the topic of the option `topic`, if they are missing.
-
-    Raises InvalidInputError if the topic is compacted and the rows have no column `key`.
-    """
+    """Create the log and the option's topic; raises InvalidInputError if it needs keys."""
     store = store_of(options.root)
     if options.topic is None:
         return
@@ -63,10 +60,7 @@ def topics_to_create(
 
 
 def options_without_effect(options: SinkOptions, topic: TopicState) -> list[str]:
-    """Return the options that differ from the existing topic, with its values; [] if none does.
-
-    `numPartitions` and `topic.<config>` apply only to a topic that a write creates.
-    """
+    """Return the options for a new topic that differ from the existing one, with its values."""
     found = []
     real, asked = TopicConfig.parse(topic.config), TopicConfig.parse(options.topic_config)
     for option, given in sorted(options.given_for_topics.items()):

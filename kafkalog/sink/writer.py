@@ -234,10 +234,7 @@ class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
         return self._stage(iterator, self._slug, self._batch_id, micro_batch_of_task(), self._run)
 
     def commit(self, messages: Sequence[Any]) -> None:
-        """Publish the rows of all tasks at once, or skip a repetition (on the driver).
-
-        Raises CommitConflictError for a txnVersion below the last one.
-        """
+        """Publish all tasks' rows at once; raises CommitConflictError for an older txnVersion."""
         writer = self._writer(messages)
         self._publish(messages, writer)
         running = _micro_batch_of(messages)
@@ -283,10 +280,7 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
             return self._stage(iterator, slug, running.batch_id, running, run)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
-        """Publish the micro-batch at once, or skip a repetition (on the driver).
-
-        Raises CommitConflictError if the checkpoint is older than the log.
-        """
+        """Publish the micro-batch; raises CommitConflictError if the checkpoint is older."""
         from kafkalog.sink.backlog import warn_of_backlog
 
         writer = self._writer(messages, batchId)

@@ -35,10 +35,7 @@ class _Stopped(Exception):
 
 @contextlib.contextmanager
 def serving(path: str, log: KafkaLog, port: int, *, counts_dead: bool) -> Iterator[int]:
-    """Serve the picture of a log while the context lasts; yield the port (0: any free one).
-
-    Raises InvalidInputError if the port is taken.
-    """
+    """Serve the picture and yield the port (0: any free one); raises InvalidInputError if taken."""
     counts = Counts()
     try:
         server = _Server((HOST, port), lambda: figures(path, log, counts, clock.now_ms()))

@@ -14,10 +14,7 @@ _PASSED_OVER: Final = {"topic", "offset", "timestampType"}
 
 
 def json_record(line: bytes, partition: int | None, encoding: Encoding) -> dict[str, Any] | None:
-    """Return the fields of one record, None for an empty line; raises ValueError.
-
-    `partition` overrides the record's own.
-    """
+    """Return a record's fields, in `partition` if given; None for an empty line."""
     if not line.strip():
         return None
     try:

@@ -74,16 +74,16 @@ def decoded(text: str, encoding: Encoding) -> bytes:
         try:
             return base64.b64decode(text, validate=True)
         except binascii.Error as fault:
-            raise ValueError(f"{text[:40]!r} is no base64") from fault
+            raise ValueError(f"{text[:40]!r} is not base64") from fault
     if encoding is Encoding.HEX:
         try:
             return bytes.fromhex(text)
         except ValueError:
-            raise ValueError(f"{text[:40]!r} is no hex") from None
+            raise ValueError(f"{text[:40]!r} is not hex") from None
     try:
         return text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        raise ValueError(f"{text[:40]!r} is no text that UTF-8 has") from None
+        raise ValueError(f"{text[:40]!r} cannot be written in UTF-8") from None
 
 
 class PipeClosed(Exception):
@@ -142,10 +142,7 @@ def print_table(
     rows: Sequence[Sequence[object]],
     styles: Mapping[str, Style] = MappingProxyType({}),
 ) -> None:
-    """Print rows below their headings, with numbers aligned right.
-
-    `styles` maps the values of cells to their styles.
-    """
+    """Print rows below headings, numbers to the right; `styles` are by a cell's value."""
     texts = [[_cell(value) for value in row] for row in rows]
     widths = [
         max([len(column), *(len(row[place]) for row in texts)])
@@ -190,10 +187,7 @@ def progress(
     is_bytes: bool = False,
     is_wanted: bool = True,
 ) -> Iterator[Callable[[int], None]]:
-    """Show a bar on the standard error if that is a terminal; yield a function that advances it.
-
-    `total` is called only if a bar is shown; it returns None for an unknown total.
-    """
+    """Show a bar on a terminal, with `total()` (None: unknown); yield a function to advance it."""
     if not is_wanted or not is_terminal(sys.stderr):
         yield lambda _: None
         return

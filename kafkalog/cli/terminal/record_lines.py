@@ -91,6 +91,6 @@ def _text(data: bytes | None, encoding: Encoding, offset: int, what: str) -> str
             from kafkalog.errors import InvalidInputError
 
             raise InvalidInputError(
-                f"offset {offset}: the {what} is no UTF-8; use --encoding base64 or hex"
+                f"offset {offset}: the {what} is not UTF-8; use --encoding base64 or hex"
             ) from None
     return encoder(encoding)(data)

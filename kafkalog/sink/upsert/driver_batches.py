@@ -24,10 +24,7 @@ _OF_AN_EXECUTION = ("spark.sql.execution.id", "spark.sql.execution.root.id")
 
 
 def parts_for(rows_max: int | None) -> int | None:
-    """Return the number of Spark partitions for at most so many rows, to read one at a time.
-
-    None (Spark's own number) if the number of rows is not known.
-    """
+    """Return the Spark partitions for at most so many rows; None: Spark's own number."""
     return None if rows_max is None else min(max(-(-rows_max // _PART_ROWS), 1), _PARTS_MAX)
 
 

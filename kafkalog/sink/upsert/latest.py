@@ -21,11 +21,7 @@ NEEDED = ("key", "value", "topic", "partition", "offset", "timestamp")
 
 
 def with_keys(df: DataFrame) -> DataFrame:
-    """Return the records that have a key.
-
-    Raises InvalidInputError if `df` lacks a column of the source that decides which record is
-    latest.
-    """
+    """Return the records with a key; raises InvalidInputError if `df` lacks a needed column."""
     missing = [name for name in NEEDED if name not in df.columns]
     if missing:
         raise InvalidInputError(
@@ -38,17 +34,13 @@ def with_keys(df: DataFrame) -> DataFrame:
 def latest_per_key(df: DataFrame, parts: int | None = None) -> DataFrame:
     """Return the latest record of each key, with all columns of `df`; one shuffle, by key.
 
-    The result has `parts` Spark partitions; None leaves their number to Spark. Raises
-    InvalidInputError like `with_keys`.
+    The result has `parts` Spark partitions, or Spark's own number. Raises InvalidInputError.
     """
     return latest_rows(with_keys(df), ("topic", "partition", "offset", "timestamp"), parts)
 
 
 def latest_rows(rows: DataFrame, record: Sequence[str], parts: int | None = None) -> DataFrame:
-    """Return the latest row of each `key`, which must not be null.
-
-    `record` names the columns with a row's topic, partition, offset and timestamp.
-    """
+    """Return the latest row per `key`; `record`: topic, partition, offset, timestamp columns."""
     from pyspark.sql import functions as F
 
     topic, partition, offset, timestamp = record

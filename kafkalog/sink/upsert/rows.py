@@ -164,7 +164,7 @@ def _deletion(shaped: DataFrame) -> Column:
         return F.coalesce(F.col(name), F.lit(False)).alias(DELETED)
     if "value" not in types:
         raise InvalidInputError(
-            "select gives neither 'deleted' nor 'value', so deletions cannot be told; "
+            "select gives neither 'deleted' nor 'value', one of which marks deletions; "
             'add "value is null as deleted"'
         )
     return F.col("value").isNull().alias(DELETED)
@@ -180,7 +180,7 @@ def _parsed(records: DataFrame, schema: StructType | str, key: str) -> DataFrame
     document = F.from_json(
         F.col("value").cast("string"), whole, {"columnNameOfCorruptRecord": _CORRUPT}
     )
-    fault = _fault(f"the value is no JSON document of {fields.simpleString()}", F.col("kl_text"))
+    fault = _fault(f"the value is not a JSON document of {fields.simpleString()}", F.col("kl_text"))
     # Each step is its own projection, so that Spark parses once, not once per field.
     parsed = records.select(
         *_of_record(),

@@ -116,7 +116,7 @@ class Upsert(ABC):
         replace_first: bool = False,
     ) -> None:
         if not table or "\0" in table:
-            raise InvalidInputError(f"{type(self).__name__}: {table!r} is no name for a table")
+            raise InvalidInputError(f"{type(self).__name__}: {table!r} is not a table name")
         self.table = table
         self.shape = RowShape(select=select, schema=schema, key_type=key_type)
         self.reset_writer = reset_writer
@@ -157,10 +157,7 @@ class Upsert(ABC):
         _applied[place] = turn
 
     def position(self, query_id: str) -> Position | None:
-        """Return how far the query has brought the table.
-
-        None if the query has not written to it, or the table or the table of positions is missing.
-        """
+        """Return the query's position; None if it has not written, or a table is missing."""
         return self.positions().get(query_id)
 
     @abstractmethod

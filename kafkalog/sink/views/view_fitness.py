@@ -26,10 +26,7 @@ def position_of(target: Upsert, generations: Generations) -> tuple[str | None, P
 
 
 def check_owned(target: Upsert, generations: Generations) -> None:
-    """Raise InvalidInputError for a table whose rows the view must not replace.
-
-    That is a table with rows, but without a position of any query of this checkpoint.
-    """
+    """Refuse a table with rows that no query of this checkpoint has written."""
     if not generations.query_ids().isdisjoint(target.writers()) or not target.has_rows():
         return
     known = target.positions()

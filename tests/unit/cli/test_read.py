@@ -164,7 +164,7 @@ def test_a_key_is_given_in_the_encoding_of_keys(kafkalog: Command, root: Path) -
             command = ("read", root, "t", "--json", "--encoding", encoding, "--key", key, *mode)
             assert {row["key"] for row in kafkalog(*command).json} == {key}
     wrong = kafkalog("read", root, "t", "--encoding", "hex", "--key", "x")
-    assert (wrong.status, wrong.err) == (2, "kafkalog: --key: 'x' is no hex\n")
+    assert (wrong.status, wrong.err) == (2, "kafkalog: --key: 'x' is not hex\n")
 
 
 # --- what keys have now --------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_keys_and_values_of_lines_have_an_encoding(
         (["--key-separator", "="], b"a=1\nb\n", "line 2: no '=' ends a key in 'b'"),
         (["--key-separator", "="], b"a=1\n\n", "line 2: no '=' ends a key in ''"),
         (["--key-separator", "="], b"a=\xff\n", "line 1: expected text in UTF-8"),
-        (["--key-separator", "=", "--encoding", "hex"], b"zz=00\n", "line 1: key: 'zz' is no hex"),
+        (["--key-separator", "=", "--encoding", "hex"], b"zz=00\n", "line 1: key: 'zz' is not hex"),
         (["--key-separator", ""], b"", "--key-separator: expected some text"),
         (["--key-separator", "=", "--text"], b"", "--text has only values"),
         (["--null-marker", "N"], b"", "--null-marker is for lines of text"),

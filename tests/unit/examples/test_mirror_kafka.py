@@ -183,7 +183,7 @@ def test_of_a_broker_that_has_some_partitions_nothing_is_copied(tmp_path: Path) 
     root.partition("u-0", topic_id=None)
     for number in (0, 2, 4):
         root.partition(f"t-{number}")
-    with pytest.raises(InvalidInputError, match="the partitions t-1, t-3 are missing: "):
+    with pytest.raises(InvalidInputError, match="t-1, t-3 of topic 't' are missing: "):
         mirror_kafka.copy_directory(root.path, ["u", "t"], tmp_path / "log")
     with kafkalog.open(tmp_path / "log") as log:
         assert log.topics() == []

@@ -73,8 +73,7 @@ class DeltaColumns:
     def of(cls, where: str, schema: pa.Schema, names: Sequence[str]) -> DeltaColumns:
         """Find the rows' columns in the table, in any letter case.
 
-        Raises InvalidInputError for a column that the table lacks, and for a further column of the
-        table that may not be null.
+        Raises InvalidInputError for a missing column, and a further one that may not be null.
         """
         by_name = {name.lower(): name for name in reversed(schema.names)}
         missing = [name for name in names if name.lower() not in by_name]
@@ -189,10 +188,7 @@ def record_of(rows: pa.RecordBatch, row: int) -> str:
 
 
 def first_fault(count: int, is_good: Callable[[int, int], bool]) -> int:
-    """Return the first bad row of `count` rows, by halving; there must be one.
-
-    `is_good(start, count)` says whether all rows of a range are good.
-    """
+    """Return the first bad row of `count`, by halving with `is_good(start, count)`."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2

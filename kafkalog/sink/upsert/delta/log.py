@@ -73,10 +73,7 @@ def application_transactions(
 
 
 def transactions_of_batch(batch: Batch, replaced: Iterable[str] = ()) -> list[Transaction]:
-    """Return the transactions that the commit of a micro-batch carries.
-
-    They end the positions of the queries `replaced`, whose rows the micro-batch replaces.
-    """
+    """Return a commit's transactions; they end the positions of the queries `replaced`."""
     from deltalake import Transaction
 
     own = f"{_OURS}{batch.query_id}"

@@ -20,10 +20,7 @@ _IN_MEMORY_SIZE = 16 << 20
 
 
 class RepeatableRows:
-    """Rows that are read once per attempt to commit.
-
-    Up to 16 MiB are kept in memory; larger rows are computed by Spark again.
-    """
+    """Rows for several attempts: up to 16 MiB are kept in memory, more are computed again."""
 
     def __init__(self, driver_batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._driver_batches = driver_batches

@@ -164,10 +164,7 @@ class DeltaUpsert(Upsert):
         rows: RepeatableRows,
         reading: Iterator[pa.RecordBatch],
     ) -> bool:
-        """Make one attempt; raise CommitFailedError if the table changed meanwhile.
-
-        A commit that fails on an unchanged table would fail again, so it raises StorageError.
-        """
+        """Make one attempt; raise CommitFailedError if the table changed meanwhile."""
         import pyarrow as pa
         from deltalake.exceptions import CommitFailedError
 

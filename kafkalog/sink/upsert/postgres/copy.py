@@ -40,10 +40,7 @@ def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def copy_text(batch: pa.RecordBatch, attempt: int) -> memoryview:
-    """Return the rows, each with the attempt before it, in COPY's text format.
-
-    Raises psycopg.errors.DatetimeFieldOverflow for a time outside the years 1 to 32767.
-    """
+    """Return attempt and rows as COPY text; raises DatetimeFieldOverflow for a far time."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -164,10 +161,7 @@ class CopyTarget:
         )
 
     def describe_misfit(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> str:
-        """Return the first row that does not fit, and why; "" if all fit.
-
-        The rows are copied again, half by half, and rolled back.
-        """
+        """Return the first row that does not fit, and why, by copying halves; "" if all fit."""
         import pyarrow as pa
 
         if not batches:

@@ -49,11 +49,7 @@ class Merge:
     staged: Staged
 
     def run(self, connection: Connection, *, is_replacing: bool) -> None:
-        """Apply the rows, within the caller's transaction.
-
-        Raises StorageError if staged rows are missing, and psycopg.Error for what PostgreSQL
-        refuses.
-        """
+        """Apply the rows in the caller's transaction; raises StorageError if rows are missing."""
         self._check_count(connection)
         run(
             connection,
@@ -96,11 +92,7 @@ class Merge:
         return [sql_name(name) for name in self.staged.target.columns]
 
     def _latest(self, *, is_narrow: bool = False, has_keys_alone: bool = False) -> Composed:
-        """Return the query for the latest row of each key, or its key alone.
-
-        `is_narrow`: keys with a deletion only, and the key alone. The second sort reuses the key's
-        order of the first.
-        """
+        """Return the query for the latest row of each key; narrow: keys with a deletion only."""
         from psycopg.sql import SQL
 
         has_keys_alone = has_keys_alone or is_narrow
@@ -168,10 +160,7 @@ class Merge:
         ).format(table=self.table.identifier, names=listed, latest=latest, updates=updates)
 
     def describe_misfit(self, connection: Connection, *, is_replacing: bool) -> str:
-        """Return the first row that the table refuses, and why; "" if it refuses none.
-
-        The rows are applied again, half by half, and rolled back.
-        """
+        """Return the first row that the table refuses, and why; "" if it refuses none."""
         from psycopg.sql import SQL
 
         with connection.transaction(force_rollback=True):

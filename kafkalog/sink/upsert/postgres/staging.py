@@ -274,10 +274,7 @@ def _numbered(frame: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class PackingTask:
-    """The task that packs rows of a small micro-batch for the driver: a function for `mapInArrow`.
-
-    It returns one packed cell, or null if the rows have more than `size_max` bytes.
-    """
+    """A `mapInArrow` task that packs its rows in a cell; null if over `size_max` bytes."""
 
     size_max: int
 

@@ -124,9 +124,7 @@ class PostgresTable:
         return self.beside(self.name)
 
     def oid(self, connection: Connection, name: str | None = None) -> int | None:
-        """Return the OID of the table, or of the one beside it called `name`; None if it is
-        missing.
-        """
+        """Return the OID of the table, or of `name` beside it; None if it is missing."""
         found: int | None = one(
             connection,
             "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -251,7 +249,7 @@ class PostgresTable:
                 )
             if changes_values(data_type, theirs):
                 raise InvalidInputError(
-                    f'table {self}: column "{name}" is {theirs}, which would round or cut the '
+                    f'table {self}: column "{name}" is {theirs}, which would round or truncate the '
                     f"rows' {ours}; cast it in select or schema to what the column holds, or make "
                     f"the column {ours}"
                 )
@@ -298,10 +296,7 @@ class PostgresTable:
         return {query_id for (query_id,) in rows.fetchall()}
 
     def lock_position(self, connection: Connection, query_id: str) -> Position | None:
-        """Return the query's position, locked until the transaction ends.
-
-        No other transaction can replace the table until then.
-        """
+        """Return the query's position; lock it, and the table's name, for this transaction."""
         from psycopg.sql import SQL
 
         run(connection, SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.identifier))

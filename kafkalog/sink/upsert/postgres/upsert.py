@@ -110,7 +110,7 @@ class PostgresUpsert(Upsert):
         )
         name = table.rpartition(".")[2]
         if not name or table.startswith(".") or name.startswith("kafkalog_"):
-            raise InvalidInputError(f"PostgresUpsert: {table!r} is no name for a table")
+            raise InvalidInputError(f"PostgresUpsert: {table!r} is not a table name")
         try:
             import psycopg  # noqa: F401
         except ImportError as fault:

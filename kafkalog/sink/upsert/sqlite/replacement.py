@@ -24,10 +24,7 @@ _RECORD = ("kl_topic", "kl_partition", "kl_offset")
 
 
 def replace_rows(table: SQLiteTable, driver_batches: Iterable[pa.RecordBatch]) -> None:
-    """Make the table's rows exactly those of `driver_batches` that are not deletions.
-
-    Raises InvalidInputError that names the record that does not fit.
-    """
+    """Make these rows the table's; raises InvalidInputError that names a record."""
     others = table.others()
     if others and table.has_rows():
         waiting = _WaitingRows(table, others)
@@ -43,10 +40,7 @@ def replace_rows(table: SQLiteTable, driver_batches: Iterable[pa.RecordBatch]) -
 
 
 class _WaitingRows:
-    """New rows in `temp.kafkalog_rows`, and values to keep of old rows in `temp.kafkalog_others`.
-
-    Their columns have no type, so SQLite leaves the values unchanged.
-    """
+    """New rows, and values of old rows to keep, in temporary tables without column types."""
 
     def __init__(self, table: SQLiteTable, others: Sequence[str]) -> None:
         self._table = table

@@ -140,10 +140,9 @@ class SQLiteTable:
     def write(
         self, driver_batch: pa.RecordBatch, put: Callable[[pa.RecordBatch], None] | None = None
     ) -> None:
-        """Delete and upsert rows, which begin with the leading columns of `UpsertRows`.
+        """Delete and upsert rows of `UpsertRows`, or `put` them elsewhere.
 
-        `put` stores them elsewhere instead. Raises InvalidInputError that names the record that
-        does not fit.
+        Raises InvalidInputError that names the record that does not fit.
         """
         put = put or self._put
         self.connection.execute("SAVEPOINT kafkalog_batch")
@@ -193,14 +192,11 @@ def values_of(name: str, column: pa.Array) -> list[object]:
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError as fault:
-        raise ValueError(f"column {name}: text that is no UTF-8: {fault}") from fault
+        raise ValueError(f"column {name}: text that is not UTF-8: {fault}") from fault
 
 
 def _affinity(declared: str, is_strict: bool) -> str:
-    """Return SQLite's affinity for a declared type; "" stores everything unchanged.
-
-    ANY has none in a STRICT table; elsewhere it is an unknown word, hence NUMERIC.
-    """
+    """Return SQLite's affinity for a declared type; "" stores everything unchanged."""
     upper = declared.upper()
     if upper == "" or (upper == "ANY" and is_strict):
         return ""

@@ -93,7 +93,7 @@ class SQLiteUpsert(Upsert):
             replace_first=replace_first,
         )
         if table.lower().startswith(("sqlite_", "kafkalog_")):
-            raise InvalidInputError(f"SQLiteUpsert: {table!r} is no name for a table")
+            raise InvalidInputError(f"SQLiteUpsert: {table!r} is not a table name")
         self.database = fspath(database)
         if self.database in {"", ":memory:"}:
             raise InvalidInputError(

@@ -1,7 +1,4 @@
-"""The batches of a `.log` file, and their records, for `dump`.
-
-Only here, where each record is printed, Python runs per record.
-"""
+"""Dump the batches of a `.log` file and their records: the only place with Python per record."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ _VARINT_SIZE_MAX: Final = 5
 
 
 def batches(path: Path, base_offset: int, options: DumpOptions) -> Iterator[Entry]:
-    """Yield an entry per batch, with `is_deep` followed by its records, and what is wrong."""
+    """Yield an entry per batch and per problem; with `is_deep` also one per record."""
     fd = files.open_to_read(path)
     try:
         limit = min(os.fstat(fd).st_size, options.max_bytes)
@@ -124,7 +121,7 @@ def _timestamp_type(row: dict[str, int]) -> int:
 
 
 def _sequence(base_sequence: int, offset_delta: int) -> int:
-    """Return a record's sequence number; after the largest int32 they begin anew at 0."""
+    """Return a record's sequence number; numbers wrap to 0 after the largest int32."""
     if base_sequence < 0:
         return -1
     return (base_sequence + offset_delta) % (layout.INT32_MAX + 1)
@@ -166,7 +163,7 @@ def _record(
         entry["sequence"] = _sequence(row["base_sequences"], offset - row["base_offsets"])
         entry["headerKeys"] = [name.decode("utf-8", "replace") for name, _ in headers]
     else:
-        # An inner message that is wrong was reported with its set.
+        # A wrong inner message was reported with its set.
         crc = int.from_bytes(arena[start + 12 : start + 16], "big")
         entry |= {"isvalid": True, "crc": crc}
     if is_control:
@@ -179,7 +176,7 @@ def _record(
 
 
 def _headers(arena: memoryview, position: int) -> list[tuple[bytes, bytes | None]]:
-    """Return the headers of a record v2; its kernel has proven that they lie within it."""
+    """Return the headers of a record v2; the kernel has checked that they lie within it."""
     count, position = _varint(arena, position)
     found = []
     for _ in range(count):
@@ -192,10 +189,7 @@ def _headers(arena: memoryview, position: int) -> list[tuple[bytes, bytes | None
 
 
 def _varint(arena: memoryview, position: int) -> tuple[int, int]:
-    """Return (value, next position) of the zigzag varint at `position`.
-
-    Bits past the 32nd are dropped, as in Java, and as the kernel has done that read it before.
-    """
+    """Return (value, next position) of the zigzag varint at `position`, in 32 bits as in Java."""
     value = 0
     for place in range(_VARINT_SIZE_MAX):
         byte = arena[position + place]
@@ -207,7 +201,6 @@ def _varint(arena: memoryview, position: int) -> tuple[int, int]:
 
 
 def _control(key: bytes | None, value: bytes | None) -> dict[str, Any]:
-    """Return what a control record says; an unknown type, or a short one, is shown as it is."""
     if key is None or len(key) < layout.CONTROL_KEY.size:
         return {"controlType": f"invalid key {(key or b'').hex()!r}"}
     _, number = layout.CONTROL_KEY.unpack_from(key)

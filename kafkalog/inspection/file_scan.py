@@ -1,9 +1,8 @@
-"""All of a `.log` file, from its first byte, sound or not: how `dump` and `verify` look at it.
+"""Scan a whole `.log` file, damaged or not, for `dump` and `verify`.
 
-A reader, and a load, stop at the first damaged batch. This scan says which batches are damaged, and
-goes on with the next one as long as lengths lead to one; where they do not, it says why and ends.
-It holds a chunk of the file, or one batch where that alone is larger; a length that claims more
-than `LARGE_SIZE` is believed only once the checksum over it, taken in pieces, is right.
+A reader stops at the first damaged batch. This scan reports it, and continues as long as batch
+lengths lead to another batch. Memory is bounded by a chunk or one batch. A batch that claims more
+than `LARGE_SIZE` is loaded only after its checksum, computed in pieces, was right.
 
 Kafka: FileLogInputStream, FileRecords.
 """
@@ -40,8 +39,8 @@ _RUN_SIZE: Final = 2 << 20
 class ScannedChunk:
     """Consecutive whole batches of a file; b batches.
 
-    Positions in `table` count from `file_position`. `is_valid`, bool (b,): whose checksum is right.
-    `buffer` is empty for a single large batch that is damaged.
+    Positions in `table` count from `file_position`. `is_valid`, bool (b,), marks the batches with a
+    right checksum. `buffer` is empty for a single large batch that is damaged.
     """
 
     buffer: bytes
@@ -55,10 +54,9 @@ class ScannedChunk:
         return self.file_position + int(self.table.positions[batch])
 
     def records(self, selection: npt.NDArray[np.intp]) -> Iterator[RecordTable]:
-        """Yield the records of some valid batches, as many as should be in memory at once.
+        """Yield the records of the valid batches `selection` (ascending indexes), some at a time.
 
-        `selection`: ascending indexes. Raises CorruptBatchError for the first batch that does not
-        decode.
+        Raises CorruptBatchError for the first batch that does not decode.
         """
         from kafkalog.storage_engine.records.records import index_records
 
@@ -78,9 +76,9 @@ class ScannedChunk:
 class FileScan:
     """Iterate over the chunks of an open `.log` file, once.
 
-    Afterwards `position` is the byte after the last whole batch, and `fault` says why no batch
-    begins there: None at the end of the file. `is_torn`: the file ends within a batch, or in the
-    zeros of a preallocated one, which `is_preallocated` tells apart.
+    Afterwards `position` is the byte after the last whole batch. `fault` says why no batch begins
+    there, None at the end of the file. If `is_torn`, the file ends within a batch or in
+    preallocated zeros; `is_preallocated` means the zeros.
     """
 
     def __init__(self, fd: int, path: Path, *, limit: int, base_offset: int = 0) -> None:
@@ -126,7 +124,7 @@ class FileScan:
                 wish = CHUNK_SIZE
 
     def _size_at(self, buffer: bytes) -> int | None:
-        """Return the size of the batch that `buffer` holds the start of; None if it is cut off."""
+        """Return the size of the first batch in `buffer`; None if the file ends within it."""
         remaining = self.limit - self.position
         if len(buffer) >= layout.LOG_OVERHEAD:
             length = buffer[layout.LENGTH_POSITION : layout.LOG_OVERHEAD]
@@ -140,7 +138,7 @@ class FileScan:
         return None
 
     def _explain(self, fault: str) -> None:
-        """Set `fault`; zeros, as a preallocated file ends with, are told from other bytes."""
+        """Set `fault`, and detect the zeros at the end of a preallocated file."""
         self.fault = fault
         position = self.position
         while position < self.limit:
@@ -165,12 +163,11 @@ class FileScan:
                 except CorruptBatchError:
                     valid[batch] = False
         if table.has_messages and self.position == 0 and valid[0]:
-            with contextlib.suppress(CorruptBatchError):  # who looks at its records is told
+            with contextlib.suppress(CorruptBatchError):  # decoding the records reports it
                 messages.find_first_wrapper_end(buffer, table, path=self.path)
         return ScannedChunk(buffer, table, self.path, self.position, valid)
 
     def _large(self, size: int) -> ScannedChunk | None:
-        """Check one batch without holding it; it is held once its checksum is right."""
         start, end = self.position, self.position + size
         header = read_header(files.read_at(self._fd, layout.BATCH_OVERHEAD, start), 0, size)
         if header is None:

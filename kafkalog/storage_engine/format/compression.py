@@ -81,7 +81,7 @@ def _too_large(limit: int) -> ValueError:
 
 
 def _gzip_compress(data: Buffer, level: int | None) -> bytes:
-    # The header is written by hand: zlib's own names the operating system and the level.
+    # Our own header, because zlib's contains the operating system and the level.
     deflate = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, -zlib.MAX_WBITS)
     body = deflate.compress(data) + deflate.flush()
     trailer = layout.GZIP_TRAILER.pack(zlib.crc32(data), len(data) & 0xFFFF_FFFF)
@@ -95,7 +95,7 @@ def _gzip_decompress(data: Buffer, limit: int) -> bytes:
     while True:
         member = zlib.decompressobj(zlib.MAX_WBITS | 16)
         try:
-            # One byte past the limit tells "exactly the limit" from "more".
+            # One byte more than the limit distinguishes "exactly the limit" from "more".
             part = member.decompress(rest, limit - size + 1)
         except zlib.error as error:
             raise ValueError(f"expected a gzip stream, found {error}") from error
@@ -106,7 +106,7 @@ def _gzip_decompress(data: Buffer, limit: int) -> bytes:
         if not member.eof:
             raise ValueError("expected the end of a gzip stream, found the end of the data")
         rest = member.unused_data
-        # Java's reader ignores what follows the last member and is no member itself.
+        # Java's reader ignores other bytes after the last member.
         if rest[:2] != layout.GZIP_HEADER[:2]:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -157,7 +157,7 @@ def _snappy_decompress(data: Buffer, limit: int) -> bytes:
 def _snappy_block(block: bytes, limit: int, size_before: int = 0) -> bytes:
     import snappy
 
-    # A block begins with its uncompressed size: look at it before anything is allocated.
+    # A block begins with its uncompressed size; check it before allocating.
     size = 0
     for i, byte in enumerate(block[:5]):
         size |= (byte & 0x7F) << (7 * i)
@@ -270,13 +270,13 @@ def _zstd_decompress(data: Buffer, limit: int) -> bytes | memoryview:
 
     if not data:
         raise ValueError("expected a zstd stream, found no data")
-    # A stream, not one call: frames need not tell their size, and there may be several.
+    # Use a stream: there may be several frames, and their sizes need not be known.
     parts: list[Any] = []
     size = 0
     read_size = max(READ_SIZE_MIN, 8 * len(data))
     try:
         with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
-            # Not `read`: where that fails, pyarrow never gives back the bytes it was to fill.
+            # Not `read`: if it fails, pyarrow leaks its buffer.
             while (part := stream.read_buffer(min(read_size, limit - size + 1))).size:
                 size += part.size
                 if size > limit:
@@ -286,7 +286,7 @@ def _zstd_decompress(data: Buffer, limit: int) -> bytes | memoryview:
         raise ValueError(f"expected a zstd stream, found {error}") from error
     if len(parts) != 1:
         return b"".join(parts)
-    return memoryview(parts[0]).cast("B").toreadonly()  # as bytes are, but no copy
+    return memoryview(parts[0]).cast("B").toreadonly()  # like bytes, without a copy
 
 
 _WRITERS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {

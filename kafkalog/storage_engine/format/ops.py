@@ -1,4 +1,4 @@
-"""The operations of kernels beside plain arithmetic: here as Python, in `ops.pxd` as C.
+"""The operations of kernels beyond plain arithmetic: here as Python, in `ops.pxd` as C.
 
 A file of kernels is plain Python. The sheet beside it, a `.pxd` of the same name, gives C types to
 its names, and Cython compiles both into an extension module. Integers of 64 bits wrap in C; in
@@ -133,8 +133,7 @@ def prefetch(slots: Rows, slot: int) -> None:
 def plain(names: dict[str, Any]) -> None:
     """Let the functions of a file of kernels take arrays, unless it is compiled.
 
-    Each array becomes a view whose items are Python's integers. The first module that is not
-    compiled warns.
+    Each array becomes a view whose items are Python integers. The first uncompiled module warns.
     """
     own = {
         name: found
@@ -144,7 +143,7 @@ def plain(names: dict[str, Any]) -> None:
     if not own:
         return
     _warn()
-    inner = dict(names)  # there they call each other as they stand
+    inner = dict(names)  # inside, the functions call each other unwrapped
     for name, found in own.items():
         inner[name] = types.FunctionType(found.__code__, inner, name, found.__defaults__)
         names[name] = _taking_arrays(found, inner[name])

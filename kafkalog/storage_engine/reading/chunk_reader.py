@@ -56,7 +56,7 @@ class ChunkReader:
         self._keys = keys
         self._constants: dict[_Constant, pa.Array] = {}
         names = set(schema.names)
-        is_plain = bool(names) and names <= _COLUMNS  # of no columns, rows are counted elsewhere
+        is_plain = bool(names) and names <= _COLUMNS  # without columns, others count the rows
         self._is_all = is_plain and keys is None
 
     def read(self, chunk: Chunk, is_wanted: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
@@ -80,14 +80,14 @@ class ChunkReader:
 
     def _straight(self, chunk: Chunk, is_wanted: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
         table = chunk.table
-        # A negative count is none that may be passed over: looking at it reports it.
+        # Do not skip a negative count: reading the batch reports it.
         selection = (is_wanted & (table.counts != 0)).nonzero()[0]
         while len(selection):
             fault = ChunkFault(chunk.path, chunk.file_position, table, selection)
             run_size = open_segment.RUN_SIZE
             sections = find_sections(chunk.buffer, table, run_size=run_size, fault=fault)
             count = len(sections)
-            if sections.size > ARROW_SIZE:  # where the values lie decides where it is cut
+            if sections.size > ARROW_SIZE:  # the values' positions decide where to split it
                 records = index_sections(sections)
                 yield from arrow_batches(records, table, None, self._place, schema=self._schema)
                 del records

@@ -55,7 +55,7 @@ def sections(
     places = zip(starts.tolist(), ends.tolist(), table.counts[selection].tolist(), strict=True)
     with memoryview(buffer) as view:
         for (first, last, count), codec in zip(places, codecs.tolist(), strict=True):
-            if count == 0:  # nobody looks at the bytes of an empty batch
+            if count == 0:  # no caller reads an empty batch
                 section_ends.append(end)
                 continue
             try:

@@ -71,7 +71,7 @@ def allocate(count: int, dtype: type[Any] = np.uint8) -> npt.NDArray[Any]:
     of the next array cost several times the decoding into it (measured).
     """
     size = count * np.dtype(dtype).itemsize
-    if size <= _SMALL_SIZE:  # NumPy's are quicker to get
+    if size <= _SMALL_SIZE:  # NumPy is faster for these
         return np.empty(count, dtype)
     import pyarrow as pa
 
@@ -122,7 +122,7 @@ def build(
             case _:
                 raise InvalidInputError(f"column {field.name!r}: a log has no such column")
         columns.append(column)
-    if not columns:  # a schema without columns still has rows, and Arrow counts them by a column
+    if not columns:  # a batch without columns still has rows, which Arrow counts by a column
         return pa.RecordBatch.from_struct_array(
             pa.StructArray.from_buffers(pa.struct([]), count, [None])
         )
@@ -218,7 +218,7 @@ def _taken(
     values: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], arrow_type: pa.DataType
 ) -> pa.Array:
     taken = allocate(len(rows), np.int64)
-    np.take(values, rows, out=taken, mode="clip")  # the mode that does not copy once more
+    np.take(values, rows, out=taken, mode="clip")  # this mode saves a copy
     return of_integers(taken, arrow_type)
 
 
@@ -239,7 +239,7 @@ def _timestamp_types(
 
     types = (table.attributes & layout.TIMESTAMP_TYPE_BIT != 0).astype(np.int32)
     types[table.magics == 0] = layout.NO_TIMESTAMP_TYPE
-    if len(types) and types.min() == types.max():  # nearly always
+    if len(types) and types.min() == types.max():  # usual
         return repeated_integer(int(types[0]), len(rows))
     return of_integers(types[records.batch_index[rows]], pa.int32())
 
@@ -387,7 +387,7 @@ def header_column(array: pa.Array | None, count: int) -> HeaderColumn:
     lists = np.stack((offsets[:-1], np.diff(offsets)))
     if array.null_count:
         lists[1][array.is_null().to_numpy(zero_copy_only=False)] = 0
-    # A null pair reads as a null key, which the planning kernel refuses with its row.
+    # A null pair becomes a null key, which the planning kernel refuses, with its row.
     key, value = pairs.flatten()
     if pairs.type[0].name != "key":
         key, value = value, key

@@ -81,7 +81,7 @@ def encode(
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     groups = np.zeros(1, dtype=np.int64) if groups is None else groups
     body_sizes = np.empty(len(rows), dtype=np.int64)
-    # Compressed, a large record may still fit; but never one that a reader would take for a bomb.
+    # A large record may fit once compressed, but a reader refuses one above SIZE_MAX as a bomb.
     limit = max_message_bytes if codec == layout.CODEC_NONE else compression.SIZE_MAX
     plan = np.empty((codes.PLAN_FIELDS, len(rows)), dtype=np.int64)
     status, result, row = encode_kernels.plan_batches(
@@ -161,7 +161,7 @@ def _compressed(
         part = compression.compress(codec, section, level)
         attributes.append(timestamp_bit | codec)
         if layout.BATCH_OVERHEAD + len(part) > max_message_bytes:
-            # What compression enlarges past the limit is written as it stands, if that fits.
+            # If compression enlarges a batch past the limit, write it uncompressed, if that fits.
             if size > max_message_bytes:
                 _too_large(int(rows[batches[0, batch]]), size, max_message_bytes)
             part = bytes(section)
@@ -179,7 +179,7 @@ def _sealed(
     attributes: Sequence[int],
 ) -> Encoded:
     """Write the headers. batches: int64 (5, b) as `encode.plan_batches` leaves it."""
-    if batches.shape[1] == 1:  # of few rows; the same, quicker
+    if batches.shape[1] == 1:  # few rows; the same, faster
         first, end, size, *times = batches[:, 0].tolist()
         seal_batches(data, [(0, size, 0, end - first, *times, attributes[0])])
         return Encoded(data, [0], [end - first], end - first, [1])

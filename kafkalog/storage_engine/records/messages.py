@@ -175,7 +175,7 @@ def _arena(
     if not is_wrapper.any():
         return chunk, bounds
     start = int(rows.positions[is_wrapper.argmin()])
-    # What is needed of the chunk for the first sets: (s,), it never falls.
+    # The bytes of the chunk that the first sets need: (s,), never falling.
     copied = np.maximum.accumulate(np.where(is_wrapper, 0, bounds[1] - start))
     room = layout.INT64_MAX if run_size is None else run_size
     stop = int(copied.searchsorted(room)) + 1
@@ -195,7 +195,7 @@ def _arena(
         position += len(data)
         parts.append(np.frombuffer(data, dtype=np.uint8))
     parts = [part for part in parts if len(part)]
-    if len(parts) == 1:  # a large set is not copied once more
+    if len(parts) == 1:  # saves a copy of a large set
         return parts[0], bounds
     arena = columns.allocate(position)
     if parts:
@@ -227,7 +227,7 @@ def _unwrap(
             codec,
             view[position : position + value_size],
             limit=limit,
-            is_lz4_header_checked=magic != 0,  # Kafka computed it wrongly then
+            is_lz4_header_checked=magic != 0,  # Kafka computed it wrongly in v0
         )
     except ValueError as error:
         fault.report_undecodable(section, error)

@@ -26,7 +26,7 @@ NO_APPEND_TIME: Final = -(2**63)
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """The record sections of some batches v2, decompressed.
+    """The decompressed record sections of some batches v2.
 
     arena: the bytes in which they lie
     places: int64 (7, s), a section each, as `decode.index_records` wants them
@@ -69,7 +69,7 @@ def find_sections(
     data, starts, ends = arena.sections(buffer, table, limit=limit, run_size=run_size, fault=fault)
     selection = fault.selection[: len(starts)]
     counts = table.counts[selection]
-    # A count is believed only as far as its bytes can bear it: memory is taken for it next.
+    # Check each count against its bytes, because it determines the next allocation.
     wild = np.flatnonzero(
         (counts < 0) | ((counts > 0) & (counts > (ends - starts) // codes.RECORD_SIZE_MIN))
     )

@@ -1,11 +1,11 @@
-"""One holder's turn at a log: the recovered state, what it appends, and the record that commits it.
+"""One holder's turn at a log: the recovered state, its changes, and the record that commits them.
 
-Order of things: the root lock shared and the commit lock (both taken by `Engine.transaction`), the
-journal recovered, then any number of changes, then `publish`: sync every touched file, write the
-record, move `published_end`. An exception before `publish` undoes everything.
+The order of events: `Engine.transaction` takes the root lock, shared, and the commit lock. The
+journal is recovered, then come any number of changes, then `publish`: sync every touched file,
+write the record, move `published_end`. An exception before `publish` undoes everything.
 
-Where the holder before died, or failed, what it has left is made durable before anything is built
-upon it: it may have cut what a third one had left, and a power cut bring that back, now among
+If the previous holder died or failed, its changes are made durable before anything is built on
+them. It may have truncated what an earlier holder left, and a power cut could bring that back among
 committed records.
 """
 
@@ -38,9 +38,9 @@ _FILES_EACH = 3
 
 
 class DeletionUnfinishedError(StorageError):
-    """The directories of a deleted topic stand where those of a new one of its name belong.
+    """The directories of a deleted topic still have the names that a new topic needs.
 
-    To move them takes their cleaner locks, which nobody waits for under the commit lock.
+    Moving them requires their cleaner locks, which a holder of the commit lock must not wait for.
     """
 
     def __init__(self, topic: str) -> None:
@@ -49,9 +49,9 @@ class DeletionUnfinishedError(StorageError):
 
 
 class Transaction:
-    """Changes to a log under the commit lock; `state` is recovered, with what was published.
+    """Changes to a log under the commit lock; `state` is recovered and published.
 
-    Used by commits and by the cleaner; may publish more than once.
+    Commits and the cleaner use it; it may publish more than once.
     """
 
     def __init__(
@@ -61,24 +61,22 @@ class Transaction:
         self._root = root
         self._journal = journal
         self.check_lock = check_lock
-        """Raises LockedByBrokerError when the root lock has been taken from under this holder."""
+        """Raises LockedByBrokerError if this holder has lost the root lock."""
         self._change = Change()
         self._created: dict[str, TopicState] = {}
         self._appenders: dict[tuple[str, int], partition.Appender] = {}
         self._open: set[tuple[str, int]] = set()
-        """Partitions whose appenders have their files open; the others closed them on the way."""
+        """Partitions whose appenders have open files; the others closed them in between."""
         self._touched: set[str] = set()
         self._needs_sync = False
         self._may_work = False
-        """Whether files may be changed, and synced: see `_begin_work`."""
         self._uncertain: dict[tuple[str, int], OSError] = {}
-        """Partitions of which what an earlier holder has left could not be made durable, and why.
+        """Partitions where the changes of an earlier holder could not be made durable, and why.
 
-        A fault of one is none of the others, as long as nothing there waits for a sync of its own.
-        """
+        The others stay usable, as long as no commit in such a partition waits for its own sync."""
 
     def topic(self, name: str) -> TopicState:
-        """Return a topic, also one created in this transaction."""
+        """Return a topic, including one created in this transaction."""
         return self._created.get(name) or self.state.topic(name)
 
     def create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> TopicState:
@@ -115,18 +113,18 @@ class Transaction:
                     raise DeletionUnfinishedError(name)
 
     def delete_topic(self, name: str, now_ms: int) -> None:
-        """Delete a topic; once published it is gone, and its directories are to be moved away."""
+        """Delete a topic; once published it is gone, and its directories can be moved away."""
         topic = self.state.topic(name)
         remove_at_ms = now_ms + TopicConfig.parse(topic.config).file_delete_delay_ms
         count = len(topic.partitions)
         remove_at_ms = min(remove_at_ms, layout.INT64_MAX)
         self._change.deleted(DeletedTopic(name, topic.topic_id, count, remove_at_ms))
         for writer in self.state.writers:
-            if writer.rpartition(" ")[2] == name:  # what it wrote is gone with the topic
+            if writer.rpartition(" ")[2] == name:  # its records are gone with the topic
                 self._change.writers[writer] = None
 
     def forget_deleted(self, topic_id: str) -> None:
-        """Say that the directories of a deleted topic are removed."""
+        """Note that the directories of a deleted topic are removed."""
         self._change.forget(topic_id)
 
     def alter_topic(self, name: str, config: Mapping[str, str]) -> None:
@@ -140,11 +138,11 @@ class Transaction:
         self.topic(topic).check_is_here(number)
 
     def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
-        """Return the appender of a partition, cut to its recorded state at the first call."""
+        """Return a partition's appender; the first call truncates it to its recorded state."""
         key = topic, number
         if key not in self._open:
             if _FILES_EACH * len(self._open) >= descriptor_limit() // 2:
-                self._close_opened()  # half of what the process may have open is left to the rest
+                self._close_opened()  # leave half of the descriptors to the rest of the process
             try:
                 self._appenders[key] = self._opened(topic, number, now_ms)
             except OSError as fault:
@@ -179,10 +177,10 @@ class Transaction:
         return appender
 
     def _close_opened(self) -> bool:
-        """Sync and close what was appended to; False where nothing is open.
+        """Sync and close the appended files; return False if none is open.
 
-        So a commit of any number of partitions leaves the limit of open files, which is the whole
-        process's, as it is: it is raised only where not even one partition can be opened.
+        A commit of many partitions thus keeps the process's limit of open files. It raises the
+        limit only if not even one partition can be opened.
         """
         opened = [self._appenders[key] for key in self._open]
         files.all_at_once([appender.sync for appender in opened])
@@ -192,11 +190,11 @@ class Transaction:
         return bool(opened)
 
     def roll(self, topic: str, number: int, now_ms: int) -> None:
-        """Close a partition's active segment and begin a new one at the log end."""
+        """Finish a partition's active segment and begin a new one at the log end."""
         self.appender(topic, number, now_ms).roll()
 
     def undo(self, topic: str, number: int, now_ms: int) -> None:
-        """Cut off what was appended to a partition; left alone, the next holder would do it."""
+        """Truncate what was appended to a partition; otherwise the next holder would do it."""
         appender = self._appenders.pop((topic, number), None)
         self._open.discard((topic, number))
         if appender is not None:
@@ -204,17 +202,18 @@ class Transaction:
             self.appender(topic, number, now_ms)
 
     def sync_on_publish(self) -> None:
-        """Let the next `publish` be durable, whatever `flush.messages` and `flush.ms` say.
+        """Make the next `publish` durable, whatever `flush.messages` and `flush.ms` say.
 
-        So what the published state names outside of the logs, such as a producer snapshot, is what
-        the last durable state names too.
+        Files that the published state names outside the logs, such as a producer snapshot, then
+        match the last durable state too.
         """
         self._needs_sync = True
 
     def change_partition(self, topic: str, number: int, **fields: int) -> None:
         """Set fields of a partition's state (`first_dirty_offset`, `cleaning_offset`, ...).
 
-        Synced when published, also where commits are not: files are replaced or removed on it.
+        The next `publish` syncs even if commits are relaxed, because files are replaced or removed
+        after it.
         """
         self._needs_sync = True
         appender = self._appenders.get((topic, number))
@@ -225,7 +224,7 @@ class Transaction:
         self._change.partition(topic, number, state)
 
     def raise_log_start(self, topic: str, number: int, offset: int) -> None:
-        """Let a partition begin at `offset`; nothing below it is dirty, or stable, any more."""
+        """Raise a partition's log start, and with it the first dirty and last stable offsets."""
         state = self.topic(topic).partitions[number]
         self.change_partition(
             topic,
@@ -236,7 +235,7 @@ class Transaction:
         )
 
     def record_writer(self, name: str, batch_id: int, rows: int, time_ms: int) -> None:
-        """Remember a writer's last batch, as the latest of all, though the clock has gone back."""
+        """Record a writer's last batch with the latest time of all, in case the clock went back."""
         known = (entry.time_ms for entry in self.state.writers.values())
         latest_ms = max(time_ms, self.state.time_ms, *known)
         self._change.writers[name] = [batch_id, rows, latest_ms]
@@ -246,10 +245,10 @@ class Transaction:
         self._change.writers[name] = None
 
     def publish(self, now_ms: int, *, rows: int = 0) -> State:
-        """Make the changes durable and visible; the commit point lies in here.
+        """Make the changes durable and visible; contains the commit point.
 
-        Raises CommitInDoubtError when the record was written and its sync failed: then nothing may
-        be undone.
+        Raises CommitInDoubtError if the record was written and its sync failed. Nothing may be
+        undone then.
         """
         self._begin_work()
         for (topic, number), appender in self._appenders.items():
@@ -277,7 +276,7 @@ class Transaction:
     def _must_sync(self, change: Mapping[str, Any], rows: int, now_ms: int) -> bool:
         """Decide by `flush.messages` and `flush.ms` of the touched topics; unset means now.
 
-        By `flush.ms` also of topics that wait for their sync; of a clock that went back as well.
+        `flush.ms` also counts for topics that wait for their sync, and after the clock went back.
         """
         configs = [TopicConfig.parse(self.topic(name).config) for name in self._touched]
         only_rows = set(change) <= {"time_ms", "rows", "partitions", "writers"}
@@ -294,18 +293,18 @@ class Transaction:
 
     def _sync(self) -> None:
         for key in self.state.unsynced:
-            if key in self._uncertain:  # a sync that comes after a failed one proves nothing
+            if key in self._uncertain:  # a sync after a failed one proves nothing
                 raise self._uncertain[key]
         files.all_at_once([appender.sync for appender in self._appenders.values()])
         for directory, start, _ in self._unsynced():
             partition_directory.sync_segments(directory, start)
 
     def _begin_work(self) -> None:
-        """Before files are changed or synced, and a record says so: mend what others have left.
+        """Make the changes of earlier holders durable, before files are changed or synced.
 
-        Of a failed sync of relaxed commits the pages only pretend to be clean: the next one would
-        write nothing, and succeed. And nobody knows what a holder that died had cut: the next one
-        finds nothing to cut there, and syncs nothing.
+        After a failed sync of relaxed commits, the pages look clean: another sync would write
+        nothing and succeed. After a holder's death its truncations are unknown: the next one finds
+        nothing to truncate, and syncs nothing.
         """
         if self._may_work:
             return
@@ -326,19 +325,19 @@ class Transaction:
             directory = self._root / layout.partition_directory(topic, number)
             partition_directory.sync_truncation(directory, active_base)
         except OSError as fault:
-            if fault.errno == errno.EMFILE:  # no fault of this partition: see `appender`
+            if fault.errno == errno.EMFILE:  # not this partition's fault: see `appender`
                 raise
             self._uncertain[topic, number] = fault
 
     def close(self) -> None:
-        """Close the partitions' files; what was not published stays for the next holder to cut."""
+        """Close the partitions' files; the next holder truncates what was not published."""
         for appender in self._appenders.values():
             appender.close()
         self._appenders.clear()
         self._open.clear()
 
     def _let_go(self) -> None:
-        """Close the files of what was published: whatever happens now, nothing of it is undone."""
+        """Close the published files; from here on no failure undoes them."""
         published, self._appenders = self._appenders, {}
         self._open.clear()
         for appender in published.values():
@@ -348,27 +347,29 @@ class Transaction:
                 _logger.exception("%s: a file could not be closed", appender.directory)
 
     def abandon(self, fault: BaseException) -> None:
-        """Undo what was not published, unless that is in doubt; a second failure is only logged.
+        """Undo unpublished changes, unless they are in doubt; only log a second failure.
 
-        What relaxed commits have published is not undone. It is written again at once, while the
-        pages are in memory; if not, then before the next sync.
+        Published relaxed commits are not undone. Their bytes are written again at once, while the
+        pages are in memory, or else before the next sync.
         """
         in_doubt = isinstance(fault, CommitInDoubtError)
         for appender in self._appenders.values():
             try:
                 if in_doubt or not isinstance(fault, OSError):
-                    appender.close()  # the next holder cuts
+                    appender.close()  # the next holder truncates
                 else:
                     appender.abandon()
             except OSError:
-                _logger.exception("%s: could not be cut; the next commit will", appender.directory)
+                _logger.exception(
+                    "%s: could not be truncated; the next commit does it", appender.directory
+                )
         self._appenders.clear()
         self._open.clear()
         if isinstance(fault, OSError):
             try:
                 self._write_unsynced_again()
             except OSError:
-                _logger.exception("%s: relaxed commits are not written again yet", self._root)
+                _logger.exception("%s: relaxed commits were not written again yet", self._root)
 
     def _write_unsynced_again(self) -> None:
         for directory, start, end in self._unsynced():
@@ -377,7 +378,6 @@ class Transaction:
     def _unsynced(
         self,
     ) -> Iterator[tuple[Path, partition_directory.Place, partition_directory.Place]]:
-        """Yield the directories that relaxed commits wrote to, from where, and to where."""
         for (topic, number), start in self.state.unsynced.items():
             directory = self._root / layout.partition_directory(topic, number)
             state = self.state.topic(topic).partitions[number]
@@ -385,7 +385,7 @@ class Transaction:
 
 
 def new_topic_id() -> str:
-    """Draw a topic id as Kafka writes it: 22 characters, never beginning with `-`."""
+    """Draw a topic id in Kafka's form: 22 characters, never beginning with `-`."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         if not text.startswith("-"):

@@ -204,7 +204,7 @@ def test_bytes_that_are_no_batch_end_a_segment(root: Path) -> None:
         file.write(b"\0" * 8 + b"\xff" * 80)
     (found,) = damage(root)
     assert (found.path, found.position) == (path, size)
-    assert "88 bytes from there on were not looked at" in found.found
+    assert "88 bytes from there on were not checked" in found.found
 
 
 @pytest.mark.parametrize("deep", [False, True])

@@ -61,7 +61,7 @@ def tree(kind: str) -> Path:
 
 def environment(place: Path, kind: str) -> dict[str, str]:
     """Return what makes Python use the build of a kind in a directory."""
-    found = {**os.environ, "PYTHONPATH": str(place)}
+    found = {**os.environ, "PYTHONPATH": str(place), "KAFKALOG_KERNEL_BUILD": kind}
     if kind == "sanitized":
         libraries = [_library("libasan.so"), _library("libstdc++.so")]
         found["LD_PRELOAD"] = " ".join(libraries)

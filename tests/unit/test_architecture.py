@@ -9,7 +9,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -142,12 +143,35 @@ def place_of(module: str) -> str:
     return ""
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def imports(path: Path) -> Iterable[tuple[str, bool]]:
+    return tuple(_imports(path))
+
+
+@cache
+def calls(path: Path) -> Iterable[tuple[str, str, int]]:
+    return tuple(_calls(path))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def sources_are_read() -> None:
+    """Read every source once, before the first test."""
+    for path in SOURCES:
+        imports(path)
+        calls(path)
+
+
+def _imports(path: Path) -> Iterator[tuple[str, bool]]:
     """Yield (module, is it at the top level), `from a import b` as both a and a.b.
 
     What stands under `if TYPE_CHECKING:` is no import.
     """
-    tree = ast.parse(path.read_text(), str(path))
+    tree = tree_of(path)
     inside = {
         id(node)
         for function in ast.walk(tree)
@@ -174,9 +198,9 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
                 yield f"{node.module}.{alias.name}", id(node) not in inside
 
 
-def calls(path: Path) -> Iterator[tuple[str, str, int]]:
+def _calls(path: Path) -> Iterator[tuple[str, str, int]]:
     """Yield (what the attribute is taken of, attribute, line) of every attribute in the file."""
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute):
             yield ast.unparse(node.value), node.attr, node.lineno
 
@@ -335,7 +359,7 @@ def test_layouts_are_in_layout_alone() -> None:
         is_lock = name_of(path) == "storage_engine/fs/locks.py"
         if not is_lock and any(module == "struct" for module, _ in imports(path)):
             faults.append(f"{name_of(path)} imports struct")
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Constant) and node.value in SEGMENT_SUFFIXES:
                 faults.append(f"{name_of(path)}:{node.lineno} spells {node.value!r}")
     assert faults == []
@@ -361,7 +385,7 @@ def test_no_module_named_after_nothing() -> None:
 def test_errors_are_ours_and_never_swallowed_whole() -> None:
     faults = []
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ExceptHandler) and node.type is None:
                 faults.append(f"{name_of(path)}:{node.lineno} bare except")
             if isinstance(node, ast.Raise) and node.exc is not None:

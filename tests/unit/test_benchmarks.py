@@ -121,6 +121,7 @@ def test_of_two_rates_the_higher_one_is_the_faster() -> None:
     assert compare_figures("c", *rates, unit="r/s", peer_name="p", ratio_is=MORE).ratio == 3.5
 
 
+@pytest.mark.slow
 def test_rounds_take_turns_and_the_first_is_not_counted() -> None:
     done: list[str] = []
     found = compare(
@@ -136,6 +137,7 @@ def test_rounds_take_turns_and_the_first_is_not_counted() -> None:
     assert found.rounds == 2
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_side_is_the_most_that_it_had_itself() -> None:
     found = compare(
         "c",

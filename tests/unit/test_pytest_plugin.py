@@ -41,6 +41,7 @@ def test_its_config_is_the_topics(kafkalog_topic: MakeTopic) -> None:
     assert topic.log.describe(topic.name).config["compression.type"] == "zstd"
 
 
+@pytest.mark.slow
 def test_pytest_finds_the_plugin_where_kafkalog_is_installed(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

@@ -47,6 +47,7 @@ def text(field: Any) -> Any:
     return bytes(field).decode() if isinstance(field, bytearray | bytes) else field
 
 
+@pytest.mark.chosen
 def test_a_table_shows_at_every_action_what_the_log_holds_then(spark: Any, tmp_path: Path) -> None:
     append_compacted(
         tmp_path, ("a", '{"id": 1, "key": "x"}'), ("b", '{"id": 2}'), ("a", '{"id": 3}')
@@ -101,6 +102,7 @@ def test_names_are_compared_as_spark_compares_them(spark: Any, tmp_path: Path) -
         spark.conf.unset("spark.sql.caseSensitive")
 
 
+@pytest.mark.chosen
 def test_updates_are_every_change_once(spark: Any, tmp_path: Path) -> None:
     root, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
     append_compacted(root, ("a", "1"), ("a", None))

@@ -100,6 +100,7 @@ def test_headers_come_along(log: KafkaLog) -> None:
     assert found.headers == (("h", b"1"), ("h", None))
 
 
+@pytest.mark.slow
 def test_drawn_logs_give_what_a_dictionary_gives(log: KafkaLog) -> None:
     dice = random.Random(1)
     table: dict[str, str | None] = {}

@@ -57,6 +57,7 @@ def until_clean(root: Path, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_where_a_broker_holds_the_directory_the_cleaner_says_so_once_and_ends(
     root: Path,
 ) -> None:

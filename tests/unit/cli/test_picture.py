@@ -234,6 +234,7 @@ def test_a_page_that_is_there_is_written_anew(
     assert b"oldold" not in file.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_the_page_leaves_the_one_that_was_there(
     log: KafkaLog, tmp_path: Path
 ) -> None:

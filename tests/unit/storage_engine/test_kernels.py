@@ -380,6 +380,7 @@ def test_a_changed_byte_is_a_status_or_what_the_twin_reads(
     agrees_with_naive(bytes(section), len(records), 300)
 
 
+@pytest.mark.slow
 @few
 @given(some_records(max_size=3))
 def test_every_truncation_is_a_status(records: list[naive.Record]) -> None:

@@ -216,6 +216,7 @@ def test_a_pin_goes_when_its_lease_is_over(engine: Engine, monkeypatch: pytest.M
     assert names(engine.root) == []
 
 
+@pytest.mark.slow
 def test_a_look_asks_nothing_of_actions_that_have_ended(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def at(ms: int) -> datetime:
     return datetime.fromtimestamp(0, UTC) + np.timedelta64(ms, "ms").item()
 
 
+@pytest.mark.slow
 # --- there and back ------------------------------------------------------------------------------
 @few
 @given(ROWS, st.sampled_from(range(5)), st.integers(0, 2000))
@@ -348,6 +349,7 @@ def test_columns_of_the_wrong_kind_are_refused(columns: dict[str, Any], message:
         )
 
 
+@pytest.mark.slow
 def test_a_column_past_what_arrow_can_address_is_an_error_and_no_wrap() -> None:
     data = naive.batch([naive.Record(0, 1, b"k", b"v" * (1 << 20))])
     table, _, _ = records.scan_batches(data)

@@ -328,6 +328,7 @@ def delete(root: Path, now_ms: int = NOW_MS) -> Callable[[], None]:
     return lambda: engine.delete_topic("t", now_ms=now_ms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("next_", ["create", "commit", "open", "sweep"])
 def test_a_process_that_dies_at_any_act_of_a_deletion_leaves_the_topic_or_none(

@@ -114,6 +114,7 @@ def test_bytes_that_were_never_committed_are_no_finding(root: Path) -> None:
     assert list(verify(root)) == []
 
 
+@pytest.mark.slow
 def test_it_goes_on_while_records_are_appended_and_cleaned(tmp_path: Path) -> None:
     stop = threading.Event()
     with kafkalog.open(tmp_path / "log") as log:

@@ -1,4 +1,4 @@
-"""How long a small synced append takes, beside the bare syncs that it cannot do without.
+"""The time of a small synced append, beside the bare syncs that it needs.
 
     python -m bench.commit [--json] [--quick] [--path DIR]
 

@@ -1,4 +1,4 @@
-"""Exact dedup in a fixed memory: many more dirty keys than the cleaner's buffer holds.
+"""Exact dedup in fixed memory, with many more dirty keys than the cleaner's buffer holds.
 
     python -m bench.dedup [--json] [--quick] [--keys N] [--budget BYTES] [--path DIR]
 

@@ -1,4 +1,4 @@
-"""How long it takes to open a large log after SIGKILL, and to say how it stands.
+"""Opening a large log after SIGKILL, and reporting its status.
 
     python -m bench.open [--json] [--quick] [--path DIR]
 

@@ -1,4 +1,4 @@
-"""How long many tasks take to stage a few rows for each of many partitions, and to commit them.
+"""Many tasks stage a few rows for each of many partitions, and the driver commits them.
 
     python -m bench.staging [--json] [--quick] [--path DIR] [--rounds N]
 

@@ -1,22 +1,22 @@
-"""Mirror: the topics of a Kafka broker in a log of ours, partition by partition.
+"""Mirror: copy the topics of a Kafka broker into a log, partition by partition.
 
-By a query of Spark's, from a running cluster, for as long as it runs, exactly once. Each record
-keeps key, value, headers, timestamp and partition; it gets an offset of its own, as what a cleaner
-or an aborted transaction has taken away is not there to be copied:
+A Spark query copies from a running cluster, exactly once, for as long as it runs. Each record keeps
+key, value, headers, timestamp and partition. It gets a new offset, since cleaned and aborted
+records leave gaps that the query does not see:
 
     export PYSPARK_SUBMIT_ARGS="--packages CONNECTOR pyspark-shell"
     python -m examples.mirror_kafka --bootstrap kafka:9092 --topics orders,stock --path /data/log
 
-where CONNECTOR is org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION, of Spark's version.
+CONNECTOR is org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION, with the version of Spark.
 
-Or byte by byte, from the directory of a broker, running or not, or from a backup of it. Offsets
-stay, and so do transactions, producers and leader epochs. Called again it goes on where it ended;
-beside the log, in `log.mirror.json`, it keeps which topics it has copied, by their ids:
+The second way copies bytes from the directory of a broker, running or not, or from its backup.
+Offsets, transactions, producers and leader epochs stay. A further run continues where the last one
+ended. The file `log.mirror.json` beside the log lists the ids of the copied topics:
 
     python -m examples.mirror_kafka --directory /var/kafka --topics orders,stock --path /data/log
 
-Topics here have as many partitions as there, and cannot get more: a topic that does is refused at
-the next start, and its new partitions stop a query that runs.
+A topic has as many partitions here as there, and cannot get more. If it gets more there, a running
+query stops, and the next start refuses it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ CONFIG: Final = {
     "message.timestamp.after.max.ms": str((1 << 63) - 1),
     "max.message.bytes": str((1 << 31) - 1),
 }
-"""Of the topics that are made: nothing that was copied goes away, and what a broker has taken, of
-any time and size, is taken here too."""
+"""Configs of created topics: no copied record goes away, and any time and size is accepted."""
 COMPARED: Final = 16
-"""Offsets below the end of a copy whose records are compared before it goes on."""
+"""Records with offsets this far below the end of a copy are compared before it continues."""
 
 _log = logging.getLogger("kafkalog.examples")
 
@@ -68,12 +67,12 @@ def mirror(
     config: Mapping[str, str] = CONFIG,
     trigger: Mapping[str, Any] | None = None,
 ) -> StreamingQuery:
-    """Start the query that copies what the topics hold and what comes; return it.
+    """Start the query that copies the present and future records of the topics; return it.
 
-    Topics that are missing are made, with as many partitions as they have there, and with `config`
-    on top of `CONFIG`. One that exists keeps its configs: if it limits size or time, a record
-    beyond that stops the query. What transactions have aborted is not copied. Raises
-    InvalidInputError, before anything is made, where a topic here has another number of partitions.
+    A missing topic is created with the source's number of partitions, and with `config` on top of
+    `CONFIG`. An existing topic keeps its configs: a record beyond its limits of size or time stops
+    the query. Aborted records are not copied. Raises InvalidInputError, before it creates anything,
+    if a topic here has another number of partitions.
     """
     counts = partition_counts(spark, bootstrap, topics)
     with kafkalog.open(path) as log:
@@ -99,7 +98,7 @@ def mirror(
 
 
 def partition_counts(spark: SparkSession, bootstrap: str, topics: Sequence[str]) -> dict[str, int]:
-    """Return how many partitions topics have: the connector's offsets name each, empty or not."""
+    """Return the topics' numbers of partitions: the connector's offsets name even empty ones."""
     query = (
         spark.readStream.format("kafka")
         .options(**_source(bootstrap, topics))
@@ -119,7 +118,7 @@ def _check_count(log: KafkaLog, topic: str, count: int) -> None:
     if known is not None and len(known.partitions) != count:
         raise InvalidInputError(
             f"{log.root}: topic {topic!r} has {len(known.partitions)} partitions, and there it has "
-            f"{count}: topics get no more partitions here; copy it into another log"
+            f"{count}: a mirror gets no more partitions; copy it into another log"
         )
 
 
@@ -137,17 +136,17 @@ def copy_directory(
     *,
     config: Mapping[str, str] = CONFIG,
 ) -> int:
-    """Copy what a broker's directory holds of topics and this log does not; return the records.
+    """Copy from a broker's directory what this log does not have; return the number of records.
 
-    `directory` may be all `log.dirs` of the broker, as a list or with commas between them. What is
-    copied are the batches up to the high watermark, as they are: a topic's offsets there are its
-    offsets here. Topics are made with `config` on top of `CONFIG`.
+    `directory` may be all `log.dirs` of the broker, as a list or separated by commas. The batches
+    up to the high watermark are copied unchanged, so offsets stay. Topics are created with `config`
+    on top of `CONFIG`.
 
-    Raises InvalidInputError, before anything is made or copied, where partitions of a topic are not
-    in the directory, or their number is not that of the topic here, and where the two have gone
-    apart: a topic there is not the one that was copied (by its id), a partition there ends before
-    it does here, or its records just below that end are others. What is gone there and has never
-    been copied is warned of.
+    Raises InvalidInputError, before it creates or copies anything, if the directory lacks
+    partitions of a topic, if the topic here has another number of them, or if the two have
+    diverged. They have diverged if the topic there has another id than the copied one, if its
+    partition ends before the copy, or if the last records differ. Records that the source deleted
+    before they were copied are reported by a warning.
     """
     count = 0
     with kafkalog.open(directory, read_only=True) as source, kafkalog.open(path) as log:
@@ -164,7 +163,7 @@ def copy_directory(
 
 
 def copy_partition(source: KafkaLog, log: KafkaLog, topic: str, partition: int, start: int) -> int:
-    """Append the batches from `start`, this log's end, on, some at a time; return the records."""
+    """Append the batches from `start`, this log's end; return the number of records."""
     count = 0
     with source.snapshot(topic, partition, start=start, known_end=start) as snapshot:
         first, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
@@ -188,11 +187,11 @@ def copy_partition(source: KafkaLog, log: KafkaLog, topic: str, partition: int, 
 
 
 def _starts(source: KafkaLog, log: KafkaLog, topic: TopicState, note: _Note) -> list[int]:
-    """Return by partition where copying goes on; raises InvalidInputError where it must not."""
+    """Return each partition's next offset; raises InvalidInputError if it must not be copied."""
     if topic.absent:
         missing = ", ".join(f"{topic.name}-{number}" for number in sorted(topic.absent))
         raise InvalidInputError(
-            f"{source.root}: of topic {topic.name!r} the partitions {missing} are missing: another "
+            f"{source.root}: the partitions {missing} of topic {topic.name!r} are missing: another "
             "broker, or another directory of its log.dirs, has them; name all log.dirs of a broker "
             "that has the whole topic, or copy it by --bootstrap"
         )
@@ -209,7 +208,7 @@ def _starts(source: KafkaLog, log: KafkaLog, topic: TopicState, note: _Note) -> 
 def _next_offset(
     source: KafkaLog, log: KafkaLog, topic: str, partition: int, is_noted: bool
 ) -> int:
-    """Return the end of a copy, from which it may go on; raises InvalidInputError if not."""
+    """Return the end of a copy, where it continues; raises InvalidInputError if it is no copy."""
     where = f"{log.root}: {topic}-{partition}"
     remedy = "so it is no copy of it; copy into another log"
     with log.snapshot(topic, partition) as copy:
@@ -231,13 +230,13 @@ def _next_offset(
             )
     if not common and not is_noted:
         raise InvalidInputError(
-            f"{where} has records, and nothing tells that they are from {source.root}, {remedy}"
+            f"{where} has records, and nothing shows that they are from {source.root}, {remedy}"
         )
     return start
 
 
 def _last_records(snapshot: PartitionSnapshot, end: int) -> dict[int, dict[str, Any]]:
-    """Return the last records below `end` by their offsets; a cleaner may have taken some."""
+    """Return the last records below `end`, by offset; a cleaning may have removed some."""
     start = max(end - COMPARED, snapshot.state.log_start_offset)
     if start >= end:
         return {}
@@ -252,10 +251,10 @@ def _last_records(snapshot: PartitionSnapshot, end: int) -> dict[int, dict[str, 
 
 
 class _Note:
-    """Which topics were copied: a file with the id of each there and here.
+    """A file with the copied topics: the id of each there and here.
 
-    A topic that was deleted and made anew, there or here, has another id. Kafka's directories of
-    before 2.8 have none; then the name has to do, and the records are compared all the same.
+    A topic that was deleted and created again has another id. Kafka's directories before 2.8 have
+    no ids: then only the names and the last records are compared.
     """
 
     def __init__(self, path: Path) -> None:
@@ -268,16 +267,16 @@ class _Note:
         if here.topic_id == ours and topic.topic_id != theirs:
             raise InvalidInputError(
                 f"{self._path}: topic {topic.name!r} here is a copy of the one with the id "
-                f"{theirs}, and that of {source.root} has the id {topic.topic_id}: it was made "
-                "anew there, or is another cluster's; copy it into another log"
+                f"{theirs}, and that of {source.root} has the id {topic.topic_id}: it was created "
+                "again there, or is another cluster's; copy it into another log"
             )
 
     def has(self, topic: TopicState, here: TopicState) -> bool:
-        """Tell whether the topic here was copied from that one."""
+        """Return whether the topic here was copied from that one."""
         return self._ids.get(topic.name) == [topic.topic_id, here.topic_id]
 
     def add(self, topic: TopicState, here: TopicState) -> None:
-        """Note, before anything is copied, where the topic here is from."""
+        """Store where the topic here is from, before anything is copied."""
         if self.has(topic, here):
             return
         self._ids[topic.name] = [topic.topic_id, here.topic_id]

@@ -1,4 +1,4 @@
-"""Log compaction: which records survive, cleaning one log, choosing what to clean, the thread.
+"""Log compaction: choose what to clean, clean it, and read the latest record of each key.
 
 Kafka: org.apache.kafka.storage.internals.log, classes Cleaner, LogCleaner and LogCleanerManager.
 """

@@ -1,11 +1,9 @@
-"""The cleaner's metrics, for Prometheus: Kafka's own under the names that its JMX exporter gives.
+"""The cleaner's metrics for Prometheus.
 
-Kafka's `kafka.log:type=LogCleaner,name=max-clean-time-secs`, for one, is called
-`kafka_log_logcleaner_max_clean_time_secs`, as the exporter writes it in lower case: dashboards made
-for brokers fit. Beside them stand ours, `kafkalog_...`: counters of what was done, and gauges per
-partition. All are computed when they are asked for, and gone when the server stops.
-
-Needs the extra `metrics` (prometheus-client), which is imported when it is used.
+Kafka's own metrics have the names of its JMX exporter, so dashboards for brokers fit. For example,
+`kafka.log:type=LogCleaner,name=max-clean-time-secs` is `kafka_log_logcleaner_max_clean_time_secs`.
+Our own metrics `kafkalog_...` are counters of the cleaner, and gauges per partition. All are
+computed on each request. Needs the extra `metrics` (prometheus-client).
 
 Kafka: LogCleaner, LogCleanerManager (rules C137, C138, and D9: percentages are exact).
 """
@@ -36,9 +34,9 @@ _MANAGER = "kafka_log_logcleanermanager_"
 
 
 class CleanerMetrics:
-    """A collector for a Prometheus registry: what a background cleaner did, and how the log stands.
+    """A collector of the cleaner's counters and the partitions' state, for a Prometheus registry.
 
-    `register` puts it there, `unregister` takes it away. `clock` gives epoch milliseconds.
+    `register` adds it, `unregister` removes it. `clock` returns epoch milliseconds.
     """
 
     def __init__(
@@ -50,19 +48,19 @@ class CleanerMetrics:
         self._since_ms = clock()
 
     def register(self, registry: CollectorRegistry) -> None:
-        """Show the metrics in a registry."""
+        """Add the metrics to a registry."""
         registry.register(cast("Collector", self))
 
     def unregister(self, registry: CollectorRegistry) -> None:
-        """Take them out again."""
+        """Remove the metrics from a registry."""
         registry.unregister(cast("Collector", self))
 
     def describe(self) -> list[Metric]:
-        """Say nothing of the names ahead: to register must not read the log."""
+        """Announce no names, so that `register` does not read the log."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics as they are now."""
+        """Yield all metrics, computed now."""
         time_ms = self._clock()
         partitions = status(self._engine, time_ms)
         yield from self._of_cleaner()
@@ -170,7 +168,6 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _written(name: str) -> str:
-    """Return a name of Kafka's as Prometheus can have it."""
     return name.replace("-", "_").lower()
 
 
@@ -178,10 +175,10 @@ def _written(name: str) -> str:
 def served(
     engine: Engine, cleaner: CleanerThread, port: int, *, address: str = "127.0.0.1"
 ) -> Iterator[int]:
-    """Serve the metrics over HTTP at /metrics while the context lasts; yields the port.
+    """Serve the metrics over HTTP at /metrics as long as the context lasts; yield the port.
 
-    Port 0 takes a free one. Raises InvalidInputError without prometheus-client, and where the port
-    of that address cannot be had.
+    Port 0 takes a free one. Raises InvalidInputError if prometheus-client is missing, or the port
+    is not available.
     """
     try:
         import prometheus_client

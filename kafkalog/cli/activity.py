@@ -1,6 +1,6 @@
-"""Who is at work on a log: its writers and what they stage, the readers of moments, the cleaners.
+"""The activity on a log: its writers and staged files, snapshot pins, and cleaners.
 
-As rows for `--json`, one kind a function; what a table shows of them is chosen elsewhere.
+Each function returns the rows of one kind for `--json`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["cleaner_row", "pin_rows", "staged_rows", "writer_row", "writer_rows"
 
 
 def writer_rows(state: State, writer_id: str | None, topic: str | None) -> list[dict[str, Any]]:
-    """Return the writers, or those of one id, or to one topic."""
+    """Return the writers, optionally only of one id or one topic."""
     from kafkalog.storage_engine.writing.writers import writers
 
     return [writer_row(*one) for one in writers(state, writer_id, topic).items()]
@@ -38,7 +38,7 @@ def writer_row(writer: tuple[str, str], last: WriterState) -> dict[str, Any]:
 
 
 def pin_rows(root: Path, now_ms: int) -> list[dict[str, Any]]:
-    """Return the live pins: moments that somebody reads as of, and no cleaning passes."""
+    """Return the live snapshot pins: no cleaning passes them."""
     from kafkalog.storage_engine.reading.pins import LEASE_MS, live_pins
 
     return [
@@ -87,7 +87,7 @@ def staged_rows(root: Path, state: State, now_ms: int) -> list[dict[str, Any]]:
 
 
 def cleaner_row(log: KafkaLog) -> dict[str, Any]:
-    """Return whether a background cleaner runs (None: nobody can tell), and what is cleaned now."""
+    """Return whether a background cleaner runs (None: unknown), and what is being cleaned."""
     from kafkalog.cleaner.dedup.presence import is_cleaner_running
 
     return {

@@ -1,16 +1,16 @@
 """Appends records in one commit: readers see all of them or none.
 
-Records are JSON objects, one a line, from FILE or the standard input: value, and if wanted key,
-headers ([{"key": ..., "value": ...}]), timestamp (epoch ms) and partition. null is no key, and as a
-value a tombstone. What `read --json` prints can be appended again; its topic, offset and
-timestampType are passed over.
+Records are JSON objects, one per line, from FILE or the standard input. The field value is
+required; key, headers ([{"key": ..., "value": ...}]), timestamp (epoch ms) and partition are
+optional. A null value is a tombstone. The output of `read --json` can be appended again; its fields
+topic, offset and timestampType are ignored.
 
-With --key-separator SEP they are lines of text, as kafka-console-producer reads them: a key, SEP
-(\\t is a tab) and a value. With --text a line is a value without a key. --null-marker TEXT says
-which text stands for null.
+With --key-separator SEP each line is text, as kafka-console-producer reads it: a key, SEP (\\t is a
+tab) and a value. With --text a line is a value without a key. --null-marker TEXT names the text
+that means null.
 
-With --raw FILE whole batches of a .log file are appended as they are, to one --partition: offsets,
-producers, epochs and timestamps stay, so they must begin at the partition's end or after it.
+--raw FILE appends whole batches of a .log file unchanged to one --partition. Offsets, producers,
+epochs and timestamps stay, so the batches must begin at the partition's end or after it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from kafkalog.cli.terminal.output import (
 )
 from kafkalog.cli.terminal.text_records import TextLines
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,21 +59,21 @@ _PORTION_SIZE: Final = 4 << 20
 _LINE_SIZE_MAX: Final = 256 << 20
 
 _Parse: TypeAlias = Callable[[bytes], dict[str, Any] | None]
-"""Makes the fields of a record of a line; None of one that is empty. Raises ValueError."""
+"""Parses a line into the fields of a record; None for an empty line. Raises ValueError."""
 
 
 def command(
     path: LogPath,
     topic: Topic,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="- or none: standard input.")
+        Path | None, typer.Argument(metavar="FILE", help="Default, and -: standard input.")
     ] = None,
     raw: Annotated[
-        Path | None, typer.Option("--raw", metavar="FILE", help="A .log file, as it is.")
+        Path | None, typer.Option("--raw", metavar="FILE", help="A .log file, unchanged.")
     ] = None,
     partition: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="For all records; by their keys where none."),
+        typer.Option(min=0, metavar="N", help="Of all records; by default the key decides."),
     ] = None,
     text: Annotated[
         bool, typer.Option("--text", help="Lines of text, each a value without a key.")
@@ -81,12 +82,12 @@ def command(
         str | None, typer.Option(metavar="SEP", help="Lines of text: a key, SEP and a value.")
     ] = None,
     null_marker: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Of lines of text: what stands for null.")
+        str | None, typer.Option(metavar="TEXT", help="In lines of text: the text for null.")
     ] = None,
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per partition.")] = False,
 ) -> None:
-    """Append, and print which offsets the records got."""
+    """Append, and print the offsets of the records."""
     lines = _text_lines(key_separator, null_marker, text=text)
     if raw is not None and (file is not None or partition is None):
         raise InvalidInputError("--raw FILE takes --partition N, and no other file")
@@ -116,11 +117,11 @@ def command(
 
 
 def _text_lines(separator: str | None, null_marker: str | None, *, text: bool) -> TextLines | None:
-    """Return how lines of text are read; None where they are JSON."""
+    """Return how lines of text are parsed; None if they are JSON."""
     if separator == "":
         raise InvalidInputError("--key-separator: expected some text, found none")
     if text and separator is not None:
-        raise InvalidInputError("--text has values alone, --key-separator keys too: give one")
+        raise InvalidInputError("--text has only values, --key-separator keys too: give one")
     if text or separator is not None:
         return TextLines("\t" if separator == r"\t" else separator, null_marker)
     if null_marker is not None:
@@ -153,12 +154,12 @@ def _opened(file: Path | None) -> Iterator[IO[bytes]]:
     if file is None or str(file) == "-":
         yield sys.stdin.buffer
     else:
-        with file.open("rb") as lines:
+        with files.open_stream(file) as lines:
             yield lines
 
 
 def _progress(lines: IO[bytes]) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-    """Show how much of the input is read; not to somebody who types it."""
+    """Show how much of the input is read, unless it is typed at a terminal."""
 
     def size() -> int | None:
         known = os.fstat(lines.fileno())
@@ -170,10 +171,7 @@ def _progress(lines: IO[bytes]) -> contextlib.AbstractContextManager[Callable[[i
 def _batches(
     lines: IO[bytes], parse: _Parse, read: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of lines, in portions, and tell how many bytes are read.
-
-    Raises InvalidInputError with the line.
-    """
+    """Yield Arrow batches of records; raises InvalidInputError with the line's number."""
     number = 0
     portion: list[dict[str, Any]] = []
     size = 0
@@ -197,7 +195,7 @@ def _batches(
 
 
 def _columns(portion: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
-    """Yield the Arrow batch of some records; none for none."""
+    """Yield the Arrow batch of some records; nothing for no records."""
     import pyarrow as pa
 
     from kafkalog.schema import HEADERS

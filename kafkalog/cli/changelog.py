@@ -1,4 +1,4 @@
-"""The records of a topic that `read` prints: from where, how far, of which key."""
+"""The records of a topic that `read` prints: offsets and key."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 __all__ = ["Changelog"]
 
 _SPAN: Final = 1 << 20
-"""Offsets that are read at once, and then told as done: of a key there may be none in them."""
+"""Offsets that are read at once, since a span may have no records of the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """Some partitions of a topic, and which of their records are wanted."""
+    """Partitions of a topic, and the records of them that are wanted."""
 
     log: KafkaLog
     topic: str
     partitions: tuple[int, ...]
     isolation_level: str
     key: bytes | None = None
-    """Records with this key alone."""
+    """Only records with this key."""
 
     @property
     def is_committed(self) -> bool:
-        """Whether only the records of committed transactions are wanted."""
+        """Whether only records of committed transactions are wanted."""
         return self.isolation_level == time_offsets.READ_COMMITTED
 
     def beginnings(self, state: State) -> dict[int, int]:
@@ -52,9 +52,9 @@ class Changelog:
     def ends_after(
         self, starts: Mapping[int, int], state: State, wanted: int | None
     ) -> dict[int, int]:
-        """Return where to stop: there, or before offset `wanted` if that comes first.
+        """Return where to stop: at the end, or before offset `wanted` if that comes first.
 
-        A range that no partition has stays as it is: to read it says so.
+        A range outside the partition stays as it is, so that reading it raises the error.
         """
         visible = self.ends(state)
         if wanted is None:
@@ -68,7 +68,7 @@ class Changelog:
         }
 
     def since(self, ms: int, state: State) -> dict[int, int]:
-        """Return the offset of the first record as young as `ms` (epoch ms); the end for none."""
+        """Return the offset of the first record at or after `ms` (epoch ms), or the end."""
         found = self.ends(state)
         level = self.isolation_level
         for number, end in found.items():
@@ -78,13 +78,13 @@ class Changelog:
         return found
 
     def spans(self) -> dict[int, tuple[int, int]]:
-        """Return [log start, end of what is visible) of each partition."""
+        """Return (log start, visible end) of each partition."""
         state = self.log.state()
         starts, ends = self.beginnings(state), self.ends(state)
         return {number: (starts[number], ends[number]) for number in self.partitions}
 
     def latest(self, number: int, key: bytes) -> Iterator[pa.RecordBatch]:
-        """Yield the latest record of a key in a partition, if there is one and no tombstone."""
+        """Yield the latest record of a key in a partition; nothing for a tombstone or no record."""
         while True:
             found = self.log.lookup(self.topic, key, partition=number)
             if found is None:
@@ -94,17 +94,14 @@ class Changelog:
                     self.topic, number, found.offset, found.offset + 1, include_headers=True
                 )
             )
-            if batches:  # else a newer one came, and this one was cleaned away
+            if batches:  # else the record became obsolete and was cleaned away
                 yield from batches
                 return
 
     def read(
         self, starts: Mapping[int, int], ends: Mapping[int, int], passed: Callable[[int], None]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of each partition's [start, end); `passed` is told how many offsets.
-
-        Raises OffsetOutOfRangeError, CorruptBatchError, StorageError.
-        """
+        """Yield the records of each partition's [start, end); `passed` gets numbers of offsets."""
         for number in self.partitions:
             start, end = starts[number], ends[number]
             with self.log.snapshot(self.topic, number, start=start) as snapshot:
@@ -113,7 +110,7 @@ class Changelog:
     def of_snapshot(
         self, snapshot: PartitionSnapshot, start: int, end: int, passed: Callable[[int], None]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of [start, end) of an open partition; raises as `read` does."""
+        """Yield the records of [start, end) of an open snapshot; raises like `read`."""
         from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
         if self.key is None:
@@ -126,7 +123,7 @@ class Changelog:
             passed(end - done)
             return
         keys = ChosenKeys([self.key])
-        self._batches(snapshot, start, end, keys)  # which looks at the whole range
+        self._batches(snapshot, start, end, keys)  # checks the whole range
         for first in range(start, end, _SPAN):
             last = min(first + _SPAN, end)
             yield from self._batches(snapshot, first, last, keys)

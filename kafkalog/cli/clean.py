@@ -1,7 +1,7 @@
-"""Cleans now what the background cleaner would clean, or all of it with --force.
+"""Cleans what the background cleaner would clean now, or with --force everything.
 
-With --force the active segment is rolled first. Then retention takes what it does not keep. The
-exit status is 1 if a partition could not be cleaned; `kafkalog status` goes on telling why.
+--force rolls the active segment first. Retention is applied after the cleaning. The exit status is
+1 if a partition could not be cleaned; `kafkalog status` keeps showing the reason.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ EXAMPLES: Final = (
 def command(
     path: LogPath,
     topic: AnyTopic = None,
-    force: Annotated[bool, typer.Option("--force", help="All that may be cleaned.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Everything that may be cleaned.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> int:
-    """Print what the cleaning of each partition did."""
+    """Print the result of each partition's cleaning."""
     with open_writable(path) as log:
         ends = _stable_ends(log) if force else {}
         results = _clean(log, topic, force=force)
@@ -75,15 +75,15 @@ def command(
 
 
 def _passed_over(log: KafkaLog, topic: str | None, results: list[CleanerStats]) -> list[str]:
-    """Say which partitions have something to clean, and nobody could."""
+    """Return a line for each partition that needs cleaning and was not cleaned."""
     done = {(stats.topic, stats.partition) for stats in results}
     reasons = {
         "paused": "cleaning is paused by another process",
-        "dirty": "another cleaner is at work on it",
-        "uncleanable": "it is uncleanable, and to be tried again later (--force: now)",
+        "dirty": "another cleaner is cleaning it",
+        "uncleanable": "it is uncleanable; a cleaner will try again later, and --force now",
     }
     return [
-        f"{status.topic}-{status.partition} was passed over: {reasons[status.state]}"
+        f"{status.topic}-{status.partition} was skipped: {reasons[status.state]}"
         for status in log.status()
         if topic in (None, status.topic)
         and status.state in reasons
@@ -96,10 +96,7 @@ def _stable_ends(log: KafkaLog) -> dict[tuple[str, int], int]:
 
 
 def _pinned(log: KafkaLog, topic: str | None, ends: Mapping[tuple[str, int], int]) -> list[str]:
-    """Say which partitions are read by moments that a forced cleaning could not pass.
-
-    `ends` are the last stable offsets before it: what was appended later it need not reach.
-    """
+    """Return a line for each partition that a snapshot pin kept from being cleaned to `ends`."""
     pins = LivePins(log.root, clock.now_ms(), held_only=True)
     lines: list[str] = []
     for status in log.status():
@@ -107,18 +104,18 @@ def _pinned(log: KafkaLog, topic: str | None, ends: Mapping[tuple[str, int], int
             topic_id = log.describe(status.topic).topic_id
             offset = pins.limit(status.topic, topic_id, status.partition)
             offset = max(offset, status.first_dirty_offset)
-            # Beyond the last stable offset it is an open transaction that nobody could pass.
+            # Beyond the last stable offset an open transaction stops it.
             end = ends.get((status.topic, status.partition), 0)
             if offset < min(end, status.last_stable_offset):
                 lines.append(
-                    f"{status.topic}-{status.partition} was cleaned no further than offset "
-                    f"{offset}: somebody reads it as of then; clean again when that has ended"
+                    f"{status.topic}-{status.partition} was cleaned only up to offset "
+                    f"{offset}: the snapshot pin of a read holds it; clean again after that read"
                 )
     return lines
 
 
 def _clean(log: KafkaLog, topic: str | None, *, force: bool) -> list[CleanerStats]:
-    """Clean, and show on a terminal how many of the bytes to read have been read."""
+    """Clean, and show on a terminal how many of the bytes have been read."""
     read: dict[tuple[str, int], int] = {}
     with progress("cleaning", lambda: _bytes_to_read(log, topic, force), is_bytes=True) as advance:
 
@@ -131,7 +128,7 @@ def _clean(log: KafkaLog, topic: str | None, *, force: bool) -> list[CleanerStat
 
 
 def _bytes_to_read(log: KafkaLog, topic: str | None, force: bool) -> int:
-    """Return what the two passes read: all of it to be rewritten, and before it what is dirty."""
+    """Return the bytes of the two passes: the dirty section, then all segments to rewrite."""
     total = 0
     for status in log.status():
         if topic in (None, status.topic) and status.state != "not compacted":

@@ -1,11 +1,11 @@
-"""Runs the cleaner as a process of its own, until SIGTERM or Ctrl-C ends it.
+"""Runs the cleaner as its own process, until SIGTERM or Ctrl-C ends it.
 
-It does what kafkalog.open(path, cleaner=True) does inside another program: cleans what is due, the
-filthiest partition first, and applies retention. Any number of cleaners may run on one log. When it
-is told to stop it leaves the cleaning at hand as it was, and its exit status is 0.
+It works like kafkalog.open(path, cleaner=True) in another program: it cleans what is due, the
+filthiest partition first, and applies retention. Several cleaners may run on one log. A signal
+aborts a running cleaning without harm; the exit status is 0.
 
-Settings are Kafka's, by --config log.cleaner.threads=2 and so on; kafkalog.cleaner.spill=false and
-kafkalog.cleaner.merge.batches=false clean exactly as Kafka does.
+--config takes Kafka's settings, as in log.cleaner.threads=2. With kafkalog.cleaner.spill=false and
+kafkalog.cleaner.merge.batches=false it cleans exactly as Kafka does.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def command(
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option("--config", metavar="NAME=VALUE", help="Of the cleaner; repeatable."),
+        typer.Option(
+            "--config", metavar="NAME=VALUE", help="A setting of the cleaner; repeatable."
+        ),
     ] = None,
     metrics_port: Annotated[
         int | None,
@@ -54,19 +56,19 @@ def command(
             min=0,
             max=65535,
             metavar="N",
-            help="Serve Prometheus's metrics there, at /metrics; 0: any.",
+            help="Serve Prometheus metrics on this port, at /metrics; 0: any port.",
         ),
     ] = None,
     metrics_address: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="The address of the metrics; 0.0.0.0 for all.",
+            help="The address that serves the metrics; 0.0.0.0 for all.",
             show_default=_METRICS_ADDRESS,
         ),
     ] = None,
 ) -> None:
-    """Clean until told to stop."""
+    """Clean until a signal ends it."""
     from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.cleaner.schedule.manager import check_disk
     from kafkalog.cleaner.schedule.thread import CleanerThread
@@ -77,18 +79,18 @@ def command(
     _add(given, "log.cleaner.threads", "--threads", threads)
     _add(given, "log.cleaner.backoff.ms", "--backoff-ms", backoff_ms)
     settings = CleanerConfig.parse(given)
-    if settings.threads == 0:  # which Kafka allows a broker, that has other things to do
+    if settings.threads == 0:  # Kafka allows it, since a broker has other work
         raise InvalidInputError("log.cleaner.threads=0: expected at least one that cleans")
     if metrics_address is not None and metrics_port is None:
         raise InvalidInputError(
             f"--metrics-address {metrics_address}: metrics are served with --metrics-port alone"
         )
-    if metrics_address == "":  # to a socket that is every address
+    if metrics_address == "":  # a socket would listen on every address
         raise InvalidInputError("--metrics-address: expected an address, 0.0.0.0 for all")
     log = open_writable(path)
     check_disk(log)
     with RootLock(log.root).shared():
-        pass  # where a broker holds the directory this says so, once
+        pass  # raises if a broker holds the directory
     with stop_signals() as stop, log:
         cleaner = CleanerThread(log, settings)
         with _metrics(log, cleaner, metrics_port, metrics_address or _METRICS_ADDRESS):
@@ -107,17 +109,14 @@ def command(
 
 
 def _add(given: dict[str, str], name: str, option: str, value: int | None) -> None:
-    """Add what an option of its own says; raises InvalidInputError where --config says otherwise.
-
-    `given` are the settings by --config.
-    """
+    """Add an option to the settings by --config; raises InvalidInputError if they differ."""
     from kafkalog.errors import InvalidInputError
 
     if value is None:
         return
     if given.get(name, str(value)) != str(value):
         raise InvalidInputError(
-            f"{option} {value} and --config {name}={given[name]}: give one of both"
+            f"{option} {value} and --config {name}={given[name]}: give one of them"
         )
     given[name] = str(value)
 

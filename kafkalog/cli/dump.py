@@ -1,11 +1,11 @@
 """Prints the entries of files, as kafka-dump-log does.
 
-The kind of a file is told from its name: a segment's .log .index .timeindex .txnindex .snapshot
-(also with .cleaned .swap .deleted), a .checkpoint of KRaft's metadata, the checkpoints of a root
-and of a partition, partition.metadata, meta.properties, and the journal `commit`.
+The name tells the kind of a file: a segment's .log .index .timeindex .txnindex .snapshot (also with
+.cleaned .swap .deleted), a .checkpoint of KRaft's metadata, the checkpoints of a root and of a
+partition, partition.metadata, meta.properties, and the journal `commit`.
 
-What is wrong goes to the standard error, and makes the exit status 1. Gaps in the offsets, which
-cleaning leaves, and the zeros at the end of a preallocated file are told too, and do not.
+Damage is reported on the standard error, and makes the exit status 1. Two findings are no damage:
+gaps in the offsets, which cleaning leaves, and zeros at the end of a preallocated file.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def command(
         bool, typer.Option("--deep-iteration", help="Records, not only batches.")
     ] = False,
     verify_index_only: Annotated[
-        bool, typer.Option("--verify-index-only", help="Only what the log does not confirm.")
+        bool, typer.Option("--verify-index-only", help="Only entries that the log contradicts.")
     ] = False,
     index_sanity_check: Annotated[
         bool, typer.Option("--index-sanity-check", help="Only an index's size and last entry.")
     ] = False,
     max_bytes: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="Bytes of a .log to look at, from its beginning."),
+        typer.Option(min=0, metavar="N", help="Bytes of a .log to read, from its beginning."),
     ] = 2**31 - 1,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per entry.")] = False,
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
@@ -67,7 +67,7 @@ def command(
         if not path.is_file():
             fault = "is a directory: name the files in it" if path.is_dir() else "no such file"
             raise InvalidInputError(f"{path}: {fault}")
-    # On a terminal the lines themselves tell how it goes.
+    # On a terminal the lines themselves show the progress.
     is_quiet = not sys.stdout.isatty()
     with progress("dumping", lambda: _size(files), is_bytes=True, is_wanted=is_quiet) as advance:
         for path in files:
@@ -96,7 +96,7 @@ def _size(files: list[Path]) -> int:
 def _told(
     entries: Iterator[dict[str, Any]], advance: Callable[[int], None]
 ) -> Iterator[dict[str, Any]]:
-    """Yield entries, and tell how many bytes lie before them."""
+    """Yield entries, and advance the bar by the bytes before them."""
     done = 0
     for entry in entries:
         position = entry.get("position")
@@ -107,7 +107,7 @@ def _told(
 
 
 def _texts(entry: dict[str, Any], encode: Any) -> dict[str, Any]:
-    """Return an entry with text for the bytes in it."""
+    """Return an entry with its bytes as text."""
     found = dict(entry)
     for name in ("key", "payload"):
         if isinstance(found.get(name), bytes):

@@ -1,18 +1,18 @@
-"""Deletes keys for good, and proves it: every file is looked through for what is left of them.
+"""Deletes keys for good, and proves it: every file is searched for what is left of them.
 
-It writes the deletions, cleans the partitions by force, and waits until replaced files may go. Then
-it reads every file of the topic and of the root, record by record where there are batches, byte by
-byte elsewhere, says what it has looked at and as of which commit, and writes a dated report. Keys
-stand there as digests. --dry-run only looks; it writes a report where --report names one.
+It writes tombstones, cleans the partitions by force, and waits until replaced files may be removed.
+Then it reads every file of the topic and of the root, batches record by record, other files byte by
+byte. It says which files it has read and as of which commit, and writes a dated report, which names
+keys by their digests. --dry-run only searches; it writes a report if --report names one.
 
-A deletion stays for delete.retention.ms, so that followers read it. Until then it is a trace: the
-exit status is 1, and the report says when to run the same command again. --now lets it go at once:
-a follower that has not read it by then keeps the key for good. Run it with --now only once all of
-them have read the first run's deletions.
+A tombstone stays for delete.retention.ms, so that followers can read it. Until then it counts as a
+trace: the exit status is 1, and the report says when to run the same command again. --now removes
+it at once. A follower that has not read it keeps the key for good, so use --now only after all of
+them have read the first run's tombstones.
 
-The exit status is 0 when no trace is left, 1 when there is one, or something cannot be read. A key
-given with --key may stay in the shell's history; --keys-from reads a file with a key on each line,
-or - the standard input.
+The exit status is 0 when no trace is left, and 1 when there is one, or a file cannot be read. A key
+given with --key may stay in the shell's history; --keys-from reads a file with one key per line, or
+- for the standard input.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from kafkalog.cli.terminal.output import (
     print_line,
 )
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     from kafkalog.cli.report_file import ReportFile
@@ -59,21 +60,21 @@ _WAITING: Final = "waiting (s)"
 def command(
     path: LogPath,
     topic: Topic,
-    key: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="May be given several times.")
-    ] = None,
+    key: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Repeatable.")] = None,
     keys_from: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A key on each line; empty lines are passed over."),
+        typer.Option(metavar="FILE", help="One key per line; empty lines are skipped."),
     ] = None,
     encoding: Annotated[Encoding, typer.Option(help="Of the keys.")] = Encoding.UTF8,
     now: Annotated[
-        bool, typer.Option("--now", help="Wait for nothing: not for followers, nor for readers.")
+        bool, typer.Option("--now", help="Wait neither for followers nor for readers.")
     ] = False,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Leave replaced files, and report them.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only search; change nothing.")
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Records of other keys that mention one are traces too."),
@@ -82,8 +83,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where to write the report; else kafkalog-erase-TOPIC-TIME.json here, and none "
-            "with --dry-run.",
+            help="The report's file; by default kafkalog-erase-TOPIC-TIME.json in this directory, "
+            "and none with --dry-run.",
             show_default=False,
         ),
     ] = None,
@@ -156,11 +157,11 @@ def _look(
     return log.traces(topic, keys, strict=strict, progress=show)
 
 
-# --- what is given -------------------------------------------------------------------------------
+# --- the keys ------------------------------------------------------------------------------------
 
 
 def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[bytes]:
-    """Return the keys; raises InvalidInputError for what is none, with its line."""
+    """Return the keys; raises InvalidInputError for a text that is not a key, with its line."""
     try:
         found = [decoded(text, encoding) for text in given]
     except ValueError as fault:
@@ -175,7 +176,8 @@ def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[b
         data = sys.stdin.buffer.read()
     else:
         check_input(file)
-        data = file.read_bytes()
+        with files.open_stream(file) as stream:
+            data = stream.read()
     for number, line in enumerate(data.split(b"\n"), 1):
         text = line.removesuffix(b"\r")
         if text:
@@ -184,7 +186,7 @@ def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[b
             except ValueError as fault:
                 raise InvalidInputError(f"{name}: line {number}: {fault}") from None
     if not found:
-        raise InvalidInputError(f"{name}: there is no key in it")
+        raise InvalidInputError(f"{name}: it has no key")
     return found
 
 
@@ -192,11 +194,11 @@ def _decoded(text: bytes, encoding: Encoding) -> bytes:
     return decoded(text.strip().decode("ascii", "replace"), encoding)
 
 
-# --- what goes on --------------------------------------------------------------------------------
+# --- progress ------------------------------------------------------------------------------------
 
 
 class _Bars:
-    """A bar for each step, one after the other; none where there is no terminal."""
+    """A bar for each step, one after the other; no bars without a terminal."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -210,7 +212,7 @@ class _Bars:
         self.close()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._stack.close()
         self._step = ""
 
@@ -228,7 +230,7 @@ class _Bars:
         self._show(done, of)
 
     def wait(self, until_ms: int) -> None:
-        """Wait until then."""
+        """Wait until that time."""
         from kafkalog.cleaner.report.explain import utc_time
         from kafkalog.storage_engine.fs import clock
 

@@ -1,8 +1,9 @@
-"""Says why a topic is, or is not, being compacted, and what would change it.
+"""Says why a topic is, or is not, compacted, and what would change it.
 
-Of each partition: what keeps cleaners away (another policy, a fault, a cleaning at this moment),
-what it waits for (a dirty ratio, a lag, an open transaction, an active segment that is not full),
-and whether any cleaner runs at all. Nothing is written, and no records are read.
+For each partition it says what keeps cleaners away: another policy, a fault, or a running cleaning.
+It says what the partition waits for: a dirty ratio, a lag, an open transaction, or an active
+segment that is not full. It also says whether any cleaner runs. Nothing is written, and no records
+are read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def command(
     topic: Topic,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> None:
-    """Print what is found out about each partition."""
+    """Print the findings about each partition."""
     with open_readable(path) as log:
         explanations = log.explain(topic)
     for explanation in explanations:
@@ -48,7 +49,7 @@ def _print(explanation: Explanation) -> None:
 
 
 def row(explanation: Explanation) -> dict[str, object]:
-    """Return what `--json` prints of a partition."""
+    """Return the `--json` object of a partition."""
     return {
         "topic": explanation.topic,
         "partition": explanation.partition,

@@ -1,9 +1,9 @@
-"""Prints how far a streaming query is behind the log, by its checkpoint, also while it runs.
+"""Prints how far a streaming query lags behind the log, from its checkpoint, even while it runs.
 
-Of each partition that the query has read: the offset it reads next, after its last committed batch,
-and how many offsets there are from it to the end of what readers see, the last stable offset
-(`read_committed`), and to the high watermark (`read_uncommitted`). And whether records that the
-query wants are gone: then it will fail, unless its `failOnDataLoss` is false.
+For each partition it prints the query's next offset, after its last committed batch. It counts the
+offsets from there to the last stable offset, where `read_committed` ends, and to the high
+watermark, where `read_uncommitted` ends. It also says whether records that the query needs are
+gone: the query will then fail, unless its `failOnDataLoss` is false.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ __all__ = ["print_query_lag"]
 def print_query_lag(
     log: KafkaLog, directory: str, topic: str | None, *, is_live: bool, json: bool
 ) -> None:
-    """Print the lag of the query with this checkpoint; raises InvalidInputError for none.
-
-    `is_live` says that a broker runs on the log, whose checkpoints tell its ends with a delay.
-    """
+    """Print a query's lag; `is_live`: a live broker's checkpoints report old ends."""
     from kafkalog.datasource.checkpoint import read_checkpoint
 
     checkpoint = read_checkpoint(directory)
-    # The log after it: a query that runs has read nothing that this does not show.
+    # Read the log after the checkpoint, so that it shows all that a running query has read.
     state = log.state()
     rows = [row for row in _rows(checkpoint, state, is_live) if topic in (None, row["topic"])]
     query = {
@@ -80,7 +77,7 @@ def _rows(checkpoint: QueryCheckpoint, state: State, is_live: bool) -> Iterator[
 
 
 def _unread(read: list[TopicPartition], state: State) -> list[TopicPartition]:
-    """Return the partitions of the same topics that the query has not come to yet."""
+    """Return the partitions of the same topics that the query has not read yet."""
     from kafkalog.datasource.offsets import TopicPartition
 
     topics = sorted({partition.topic for partition in read} & state.topics.keys())
@@ -99,7 +96,7 @@ def _behind(
     )
     if held is None:
         return {**row, "state": "gone"}
-    # A query comes to a partition that it has not read yet at its first record.
+    # A query starts a partition that it has not read yet at the first record.
     start = held.log_start_offset if offset is None else offset
     if start > held.high_watermark:
         found = "ahead of the checkpointed end" if is_live else "beyond the end"

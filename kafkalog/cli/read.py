@@ -1,19 +1,19 @@
 """Prints records, partition by partition, in the order of their offsets.
 
-It begins with the first record, at an offset (--start), or with the first record that is as young
-as a moment (--from-time), and ends where the log ends by then, or before --end. With --key it is
-the whole changelog of one key.
+It begins with the first record, at an offset (--start), or with the first record at or after a time
+(--from-time). It ends where the log ends when the command starts, or before --end. With --key it
+prints all records of one key.
 
---follow goes on with what is committed later, until Ctrl-C. As kafka-console-consumer does, it
-begins at the end, unless --from-beginning, --from-time or --start says otherwise.
+--follow continues with records that are committed later, until Ctrl-C. Like kafka-console-consumer
+it begins at the end, unless you give --from-beginning, --from-time or --start.
 
---latest prints what each key has now: its latest record, tombstones left out. With --key this is
-a look-up, which reads little of a cleaned log.
+--latest prints the latest record of each key, without tombstones. With --key this is a lookup,
+which reads little of a cleaned log.
 
-A record is a line of partition, offset, time, key and value, for people: tabs and newlines in them
-stay as they are, and a tombstone's null looks like the text null. --json is for programs: an object
-a record, which `append` takes. Where a key or a value is no UTF-8, --json needs --encoding base64
-or hex; --key is given in that encoding.
+Without --json a record is a line of partition, offset, time, key and value. Tabs and newlines in
+them stay as they are, and a null prints as the text null. --json prints one object per record,
+which `append` accepts. If a key or a value is not UTF-8, --json needs --encoding base64 or hex;
+--key is given in that encoding.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _POLL_S: Final = 0.2
 
 
 class IsolationLevel(StrEnum):
-    """Which transactions count."""
+    """The transactions to read."""
 
     READ_COMMITTED = "read_committed"
     READ_UNCOMMITTED = "read_uncommitted"
@@ -62,7 +62,7 @@ def command(
         int | None, typer.Option(min=0, metavar="N", help="All by default.")
     ] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="The default, but for --follow.")
+        bool, typer.Option("--from-beginning", help="The default without --follow.")
     ] = False,
     from_time: Annotated[
         str | None,
@@ -77,14 +77,16 @@ def command(
         int | None, typer.Option(min=0, metavar="N", help="Offset to stop before.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on, until Ctrl-C, from the end.")
+        bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
     ] = False,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Records with it alone.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Only records with this key.")
+    ] = None,
     latest: Annotated[
-        bool, typer.Option("--latest", help="The latest record of each key, no tombstones.")
+        bool, typer.Option("--latest", help="The latest record per key, no tombstones.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Stop after so many records.")
+        int | None, typer.Option(min=1, metavar="N", help="Stop after N records.")
     ] = None,
     isolation_level: Annotated[
         IsolationLevel, typer.Option(help="Whether open and aborted transactions are read.")
@@ -99,16 +101,16 @@ def command(
     is_committed = isolation_level is IsolationLevel.READ_COMMITTED
     if latest and (beginning.options or end is not None or follow or not is_committed):
         raise InvalidInputError(
-            "--latest prints what the keys have now: it takes --partition, --key and --limit, and "
-            "no offsets, times, --follow or read_uncommitted"
+            "--latest prints the latest record of each key: it takes --partition, --key and "
+            "--limit, but no offsets, times, --follow or read_uncommitted"
         )
     if follow and end is not None:
-        raise InvalidInputError("--follow goes on and --end stops: give one of both")
+        raise InvalidInputError("--follow does not end and --end does: give one of them")
     wanted_key = None if key is None else _key(key, encoding)
     with open_readable(path) as log:
         present = sorted(log.offsets(topic))
         if partition is not None and partition not in present:
-            log.snapshot(topic, partition).close()  # which says what there is instead
+            log.snapshot(topic, partition).close()  # its error lists the partitions
         numbers = present if partition is None else [partition]
         if (start is not None or end is not None) and len(numbers) > 1:
             raise InvalidInputError("--start and --end are offsets of one --partition: name it")
@@ -133,12 +135,12 @@ def _key(text: str, encoding: Encoding) -> bytes:
 def _range(
     changelog: Changelog, beginning: Beginning, end: int | None, bar: contextlib.ExitStack
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what is in the log by now; all partitions as of one moment."""
+    """Yield the records up to the present end of the log; all partitions at one commit."""
     state = changelog.log.state()
     starts = beginning.offsets(changelog, state, at_end=False)
     ends = changelog.ends_after(starts, state, end)
     total = sum(max(ends[number] - first, 0) for number, first in starts.items())
-    # On a terminal the first record follows at once, but where one key is looked for.
+    # On a terminal the first record appears at once, unless the search is for one key.
     is_slow = changelog.key is not None or not sys.stdout.isatty()
     shown = progress("reading", lambda: total, is_wanted=is_slow)
     yield from changelog.read(starts, ends, bar.enter_context(shown))
@@ -165,7 +167,6 @@ def _followed(
 
 
 def _latest(changelog: Changelog, bar: contextlib.ExitStack) -> Iterator[pa.RecordBatch]:
-    """Yield the latest record of each key, or of one."""
     if changelog.key is not None:
         for number in changelog.partitions:
             yield from changelog.latest(number, changelog.key)
@@ -196,7 +197,7 @@ def _print(
     *,
     json: bool,
 ) -> None:
-    """Print records; a bar gives way to the first one where both are on the terminal."""
+    """Print records; on a terminal the progress bar disappears before the first one."""
     from kafkalog.cli.terminal.record_lines import print_records
 
     left = limit

@@ -1,19 +1,19 @@
-"""Prints who owns a log, whether its file system has locks, who is at work on it, its partitions.
+"""Prints the owner of a log, its locks, the processes at work on it, and its partitions.
 
-At work are the writers, each with its last batch; what they have staged and not committed yet, and
-until when it is kept; the pins, moments of the log that somebody reads as of; and the cleaners.
+It lists the writers with their last batches, the staged files that are not committed yet, and until
+when they are kept. It also lists snapshot pins of readers, and the cleaners.
 
-Of a partition: its offsets, the bytes of its .log files, how much of them is dirty, deletions that
-wait for their horizon, its last cleaning, and its state: clean, dirty (the cleaner will come),
-uncleanable with the reason, paused, or not compacted; `kafkalog explain` says why. One that cannot
-be read is a line with the reason. Names, sizes and the ends of indexes are read, and no records.
+For each partition it prints the offsets, the bytes of its .log files, the dirty ratio, tombstones
+that wait for their delete horizon, and the last cleaning. The state is clean, dirty (the cleaner
+will come), uncleanable with the reason, paused, or not compacted. `kafkalog explain` says why. A
+partition that cannot be read has a line with the reason. No records are read.
 
-With --html, instead: one page with all of this, the segments to scale and what `explain` says, in a
-file that needs nothing else, and is written anew if it is there. To count what is dead the log is
-read: not with --no-count.
+--html writes one page instead, which has all of this, the segments to scale, and the findings of
+`explain`. It replaces the file. The page counts dead records by reading the log; --no-count leaves
+that out.
 
-With --checkpoint, instead: how far the streaming query with that checkpoint is behind, per source
-and partition, also while it runs.
+--checkpoint prints instead how far the streaming query with that checkpoint lags, per source and
+partition, even while it runs.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def command(
     topic: AnyTopic = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR", help="How far the streaming query with this checkpoint is behind."
-        ),
+        typer.Option(metavar="DIR", help="How far the streaming query with this checkpoint lags."),
     ] = None,
     html: Annotated[
         Path | None,
@@ -74,7 +72,7 @@ def command(
         bool | None,
         typer.Option(
             "--count/--no-count",
-            help="Whether the picture has dead bytes counted.",
+            help="Whether the picture counts dead bytes.",
             show_default="count",
         ),
     ] = None,
@@ -91,7 +89,7 @@ def command(
     if html is not None and (json or checkpoint is not None):
         raise InvalidInputError(
             f"--html writes a page and {'--json' if json else '--checkpoint'} prints: give one of "
-            "both"
+            "them"
         )
     if html is None and count is not None:
         raise InvalidInputError(
@@ -136,7 +134,7 @@ def _write_picture(
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Put a whole file in place, or leave the one that was there; raises StorageError."""
+    """Write the whole file, or leave the old one in place; raises StorageError."""
     from kafkalog.errors import StorageError
     from kafkalog.storage_engine.format import layout
     from kafkalog.storage_engine.fs import files
@@ -159,7 +157,7 @@ def _write(file: Path, content: bytes) -> None:
 def rows(
     path: str, log: KafkaLog, topic: str | None = None, plans: Plans | None = None
 ) -> list[dict[str, Any]]:
-    """Return what `--json` prints, in its order, all partitions or those of one topic."""
+    """Return the rows of `--json`, in its order, for all partitions or those of one topic."""
     from kafkalog.cleaner.report.status import status
     from kafkalog.storage_engine.format import layout
     from kafkalog.storage_engine.fs import clock
@@ -168,7 +166,7 @@ def rows(
     state = log.state()
     now_ms = clock.now_ms() if plans is None else plans.now_ms
     found = [_root(root, state) for root in address.directories(path)]
-    if (log.root / layout.COMMIT).exists():  # of a broker's these things are its own
+    if (log.root / layout.COMMIT).exists():  # a broker keeps these things elsewhere
         found.append(cleaner_row(log))
         found += writer_rows(state, None, None)
         found += staged_rows(log.root, state, now_ms)
@@ -257,7 +255,7 @@ def _print_partitions(partitions: list[dict[str, Any]]) -> None:
 
 
 def _is_live(root: Path) -> bool:
-    """Whether a broker runs on a directory; not where the file system has no locks to tell it."""
+    """Return whether a broker runs on a directory; False if the file system has no locks."""
     from kafkalog.errors import StorageError
     from kafkalog.storage_engine.format import layout
     from kafkalog.storage_engine.fs import locks
@@ -329,7 +327,7 @@ def _partitions(found: Iterable[PartitionStatus], state: State) -> Iterator[dict
 
 
 def cleaning_row(last: LastCleaning) -> dict[str, int]:
-    """Return a cleaning as JSON has it."""
+    """Return the JSON object of a cleaning."""
     return {
         "endedMs": last.ended_ms,
         "elapsedMs": last.elapsed_ms,

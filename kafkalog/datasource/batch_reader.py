@@ -33,9 +33,9 @@ _LOGGER = logging.getLogger(__name__)
 class KafkaLogBatchReader(DataSourceReader):
     """Plans the ranges of a batch read, and reads them (Spark: KafkaBatch, KafkaRelation).
 
-    Spark plans once per DataFrame and reads at every action, so a range keeps -2 and -1 and the
-    task looks them up: the same DataFrame sees records that came later. Times are looked up when it
-    is planned, as Spark does. Raises InvalidInputError for options that only streaming knows.
+    Spark plans once per DataFrame and reads at every action. A range keeps -2 and -1 and the task
+    resolves them, so the same DataFrame sees later records. Times are looked up in planning, as in
+    Spark. Raises InvalidInputError for options that only streaming has.
     """
 
     def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
@@ -47,11 +47,11 @@ class KafkaLogBatchReader(DataSourceReader):
             _LOGGER.warning("ignored in batch queries: %s", ", ".join(options.warn_of_batch))
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the ranges to read, each a task's.
+        """Return the ranges to read, one per task.
 
-        They are pieces of about 128 MiB of the log, or what `minPartitions` and
-        `maxRecordsPerPartition` ask for; a view of the latest records has one per partition. Raises
-        UnknownTopicError, and InvalidInputError for offsets that do not fit the partitions.
+        They have about 128 MiB of the log, or follow `minPartitions` and `maxRecordsPerPartition`;
+        a view of the latest records has one per partition. Raises UnknownTopicError, and
+        InvalidInputError for offsets that do not fit the partitions.
         """
         with opened_log(self.options.directories) as store:
             state = store.state()
@@ -75,7 +75,7 @@ class KafkaLogBatchReader(DataSourceReader):
     def _with_keys(
         self, assigned: Sequence[TopicPartition], state: State
     ) -> Sequence[TopicPartition]:
-        """Return the partitions that may have chosen keys: all, unless `partitioner` says more."""
+        """Return the partitions that may have the chosen keys, as far as `partitioner` says."""
         keys = self.options.keys
         if keys is None or self.options.partitioner != "murmur2":
             return assigned
@@ -91,7 +91,7 @@ class KafkaLogBatchReader(DataSourceReader):
 def _resolve(
     partition: TopicPartition, start: int, end: int, state: State, options: SourceOptions
 ) -> OffsetRange:
-    """Return a planned range with -2 and -1 looked up."""
+    """Return a planned range with -2 and -1 resolved."""
     held = state.topic(partition.topic).partitions[partition.partition]
     latest = options.latest_offset(held)
     named = {EARLIEST: held.log_start_offset, LATEST: latest}
@@ -115,9 +115,9 @@ def _bound(
 ) -> list[OffsetRange]:
     """Give the first piece of a partition its -2 back, and the last one its -1.
 
-    A partition with nothing to read now keeps its range too if the end is open, so that the
-    DataFrame sees what arrives later. (A start of -1 has no later: it is where the log ended.)
-    All pieces of an open end are read as of one moment, also those that have an end of their own.
+    A partition with nothing to read now keeps its range if the end is open, so that the DataFrame
+    sees later records. (A start of -1 has no later records.) All pieces of an open end are read at
+    one moment, also those with an end of their own.
     """
     groups: dict[TopicPartition, list[OffsetRange]] = {}
     for piece in pieces:

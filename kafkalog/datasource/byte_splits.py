@@ -1,9 +1,8 @@
-"""Splits a range by bytes, so that one partition of a log feeds many tasks.
+"""Splits a range by bytes, so that many tasks read one partition of a log.
 
-Where the bytes lie is told by the sizes of the segments and by their offset indexes; no record is
-looked at, and no lock is held. A cut may be anywhere, since a task reads the offsets of its range
-and no others: a wrong index makes pieces of unequal size, and a segment that vanishes meanwhile
-fewer of them.
+The sizes of the segments and their offset indexes give the byte positions; no record is read and no
+lock is held. A split may be at any offset, since a task reads exactly the offsets of its range. A
+wrong index makes pieces of unequal size; a segment that vanishes makes fewer pieces.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["SPLIT_BYTES", "split_by_bytes"]
 
 SPLIT_BYTES: Final = 128 << 20
-"""Bytes of the log for one task at most, as Spark takes of files (`maxPartitionBytes`)."""
+"""The most bytes of the log for one task, as Spark's `maxPartitionBytes` for files."""
 
 
 def split_by_bytes(
     store: Store, range_: OffsetRange, max_bytes: int = SPLIT_BYTES
 ) -> list[OffsetRange]:
-    """Split a range, its ends looked up, in pieces of about equal size and at most `max_bytes`.
+    """Split a resolved range into pieces of about equal size, at most `max_bytes` on disk.
 
-    Bytes are those on disk. Cuts lie between batches where an index says where those begin; a piece
-    is larger by what the indexes leave open. None for an empty range; a partition that is gone
-    is for the task to tell of.
+    Splits lie between batches where an index has entries; a piece may be larger by the bytes
+    between index entries. An empty range gives no piece. For a missing partition the range stays
+    whole, and its task reports the fault.
     """
     if range_.size <= 0:
         return []
@@ -48,7 +47,7 @@ def split_by_bytes(
     try:
         segments = list_segments(store.partition_directory(topic, number))
     except (FileNotFoundError, StorageError):
-        return [range_]  # retired meanwhile; whoever reads sees what is there then
+        return [range_]  # retired meanwhile; the task reads what is there then
     segments = [segment for segment in segments if segment.base_offset <= state.active_base]
     if not segments:
         return [range_]
@@ -56,7 +55,7 @@ def split_by_bytes(
 
 
 class _Places:
-    """Where offsets lie in all the bytes of a partition, and the other way round."""
+    """Byte positions of offsets in a whole partition, and offsets of positions."""
 
     def __init__(self, segments: list[SegmentFiles], state: PartitionState) -> None:
         self.segments = segments
@@ -70,7 +69,7 @@ class _Places:
         """First byte of each segment, and after the last one the count of all bytes."""
 
     def position(self, offset: int) -> int:
-        """Return about where an offset lies."""
+        """Return the approximate byte position of an offset."""
         if offset >= self.end_offset:
             return self.starts[-1]
         place = max(0, bisect_right(self.bases, offset) - 1)
@@ -79,7 +78,7 @@ class _Places:
         return self.starts[place] + min(found, self.sizes[place])
 
     def offset(self, position: int) -> int:
-        """Return an offset about there, of a batch's begin where an index tells of one."""
+        """Return an offset near a position; the start of a batch if an index has it."""
         place = min(bisect_right(self.starts, position) - 1, len(self.segments) - 1)
         segment, inside = self.segments[place], position - self.starts[place]
         index = OffsetIndex(segment.index, segment.base_offset)
@@ -88,7 +87,7 @@ class _Places:
             return entry[0] + 1
         if index.last_entry() is not None:
             return segment.base_offset
-        # Without an index: as if all its records were of the same size.
+        # Without an index, assume records of equal size.
         following = [*self.bases, self.end_offset][place + 1]
         span = following - segment.base_offset
         return segment.base_offset + span * inside // max(self.sizes[place], 1)

@@ -16,38 +16,36 @@ __all__ = ["OffsetRange", "split_ranges"]
 class OffsetRange:
     """The offsets `start` (included) to `end` (excluded) of a partition (Spark: KafkaOffsetRange).
 
-    Either may be -2 or -1, and is then looked up by the task that reads the range.
+    Either may be -2 or -1; the task that reads the range resolves them.
     """
 
     partition: TopicPartition
     start: int
     end: int
     from_earliest: bool = False
-    """A piece of what starts at the earliest offset: what retention takes meanwhile is no loss."""
+    """A piece of a range from the earliest offset: records that retention deletes are no loss."""
     to_latest: bool = False
-    """A piece of what ends at the latest offset: its task reads as of the moment of the action."""
+    """A piece of a range to the latest offset: its task reads at the moment of the action."""
     high_watermark: int = 0
-    """The partition's when the range was planned. A task sees no less of a broker's log: what ended
-    a transaction of the range may lie above it, where a broker that has just started tells less.
-    """
+    """The partition's high watermark when the range was planned.
+
+    A task reads a broker's log at least so far: the marker of a transaction may lie above the
+    range, and a restarted broker reports less."""
 
     @property
     def size(self) -> int:
-        """The count of offsets in the range; gaps are counted as well."""
+        """The number of offsets in the range, gaps included."""
         return self.end - self.start
 
     def split(self, parts: int) -> list[OffsetRange]:
-        """Cut the range in `parts` of nearly equal size; the last ones take the remainder.
-
-        No part is empty: there are at most as many as offsets.
-        """
+        """Split the range in at most `parts` of nearly equal size; the last ones are larger."""
         parts = min(parts, self.size)
         sizes = [self.size // parts + (n >= parts - self.size % parts) for n in range(parts)]
         ends = accumulate(sizes, initial=self.start)
         return self.split_at(ends)
 
     def split_at(self, offsets: Iterable[int]) -> list[OffsetRange]:
-        """Cut the range at some offsets, in any order; those outside do not count."""
+        """Split the range at offsets in any order; offsets outside are ignored."""
         inside = sorted({offset for offset in offsets if self.start < offset < self.end})
         bounds = pairwise([self.start, *inside, self.end])
         return [replace(self, start=start, end=end) for start, end in bounds]
@@ -58,13 +56,12 @@ def split_ranges(
     min_partitions: int | None = None,
     max_records_per_partition: int | None = None,
 ) -> list[OffsetRange]:
-    """Drop empty ranges, and split the others as the two options say; no offset is ever dropped.
+    """Drop empty ranges, and split the others as the two options say; no offset is dropped.
 
-    First each is cut in pieces of at most so many offsets. If there are still fewer pieces than
-    `min_partitions`, the larger ones are split in proportion to their sizes; those too small for it
-    are left out of the proportion, and so is each other piece of their partition.
-
-    Spark: KafkaOffsetRangeCalculator.
+    First each range is split in pieces of at most `max_records_per_partition` offsets. If there are
+    fewer pieces than `min_partitions`, the larger ones are split in proportion to their sizes.
+    Pieces too small for that are left out of the proportion, and so are other pieces of their
+    partition. Spark: KafkaOffsetRangeCalculator.
     """
     filled = [piece for piece in ranges if piece.size > 0]
     if max_records_per_partition is not None:
@@ -87,5 +84,5 @@ def split_ranges(
 
 
 def _part_count(size: int, total: int, min_partitions: int) -> int:
-    # Java rounds a half up, Python's round() to the even neighbour.
+    # Java rounds a half up, Python's round() to the even number.
     return max(math.floor(size / total * min_partitions + 0.5), 1)

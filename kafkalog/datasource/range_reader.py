@@ -1,4 +1,4 @@
-"""What a Spark task does: read one range of a partition as Arrow batches."""
+"""The work of a Spark task: read one range of a partition as Arrow batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["OffsetRangePartition", "RangeReader", "SnapshotPartition"]
 
 _VIEW_BUDGET: Final = 128 << 20
-"""Bytes of the map that finds the latest record of each key, as the cleaner's default."""
+"""Bytes of the map that finds the latest record of each key; the cleaner's default."""
 _CLEANER_WAIT_S: Final = 10.0
 _CLEANER_PAUSE_S: Final = 0.02
 
@@ -50,12 +50,12 @@ class SnapshotPartition(OffsetRangePartition):
     def __init__(self, range_: OffsetRange, pin: Path | None, is_passed: bool) -> None:
         super().__init__(range_)
         self.pin = pin
-        """What keeps cleaners from passing that end, if anything does."""
+        """The pin that keeps cleaners from passing that end, if there is one."""
         self.is_passed = is_passed
-        """Whether one had when the micro-batch was planned: keys with newer records are missing."""
+        """Whether a cleaner had passed it in planning: keys with later records are missing."""
 
     def check(self, state: PartitionState) -> None:
-        """Raise MomentPassedError where a cleaner has passed the end since it was planned."""
+        """Raise MomentPassedError if a cleaner has passed the end since it was planned."""
         if state.cleaned_to > self.range.end and not self.is_passed:
             raise MomentPassedError(
                 f"{self.range.partition}: the view is as of offset {self.range.end}, and by now "
@@ -70,13 +70,13 @@ class RangeReader:
     options: SourceOptions
     columns: tuple[str, ...]
     driver: str = ""
-    """Which application planned the read; see `pin.driver_name`. Streams need none."""
+    """The application that planned the read; see `pin.driver_name`. Streams need none."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of a range in batches of bounded size.
 
-        Spark hands over `InputPartition(None)` when there was nothing to plan. Raises
-        DataLossError when a part of the range is gone and `failOnDataLoss` is true.
+        Spark passes `InputPartition(None)` if there was nothing to plan. Raises DataLossError if a
+        part of the range is gone and `failOnDataLoss` is true.
         """
         if not isinstance(partition, OffsetRangePartition):
             return
@@ -113,9 +113,10 @@ class RangeReader:
     def _snapshot(
         self, store: Store, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool
     ) -> PartitionSnapshot:
-        """Open the partition; a view of the latest records needs one moment of the whole of it.
+        """Open the partition; a view of the latest records needs a snapshot of the whole partition.
 
-        A cleaner about to pass a pin looks at it once more, and goes back: it is waited for.
+        A cleaner that is about to pass a pin checks it once more and goes back, so this waits for
+        it.
         """
         topic, number = wanted.partition
         is_whole = is_snapshot or self.options.latest_view
@@ -171,12 +172,13 @@ class RangeReader:
         )
 
     def _available(self, state: PartitionState, wanted: OffsetRange) -> tuple[int, int]:
-        """Look up -2 and -1, and fit the range to what the partition holds.
+        """Resolve -2 and -1, and fit the range to the partition's offsets.
 
-        A range that reaches beyond it is data loss; a gap inside is not (the cleaner made it), nor
-        is what retention took of a range that starts at the earliest offset.
-        Raises InvalidInputError for one that reaches into open transactions with read_committed:
-        less than it would be a loss once they are committed. (Spark waits there, then fails too.)
+        A range outside them is data loss. Gaps inside are not, since the cleaner makes them; nor is
+        a deletion by retention, if the range starts at the earliest offset. Raises
+        InvalidInputError for a range that reaches into open transactions with read_committed:
+        skipping their records would lose them once they are committed. (Spark waits there, then
+        fails too.)
         """
         first, last = state.log_start_offset, state.high_watermark
         start = first if wanted.start == EARLIEST else wanted.start

@@ -1,7 +1,7 @@
 """`format("kafkalog")`: the class through which Spark reads and writes a log.
 
-Each Python process of a query imports this module, and most need only the class. So the readers and
-writers are imported where they are made.
+Each Python process of a query imports this module, and most need only the class. Readers and
+writers are therefore imported where they are made.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _WARNED: set[tuple[str, ...]] = set()
 class KafkaLogDataSource(DataSource):
     """A log directory as a Spark table, with the options and columns of `format("kafka")`.
 
-    The address is the option `path`: a log directory, also a Kafka broker's, or all those of a
-    broker with commas between them. Spark makes an instance for every read and write, and does
-    not say which; options that select topics are those of a read and are checked at once, so that
-    `load()` fails on a bad one. Raises InvalidInputError.
+    The option `path` is a log directory, also a Kafka broker's, or all directories of a broker
+    separated by commas. Spark makes an instance for every read and write, and does not say which.
+    Options that select topics mean a read and are checked at once, so that `load()` fails on a bad
+    one. Raises InvalidInputError.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -54,7 +54,7 @@ class KafkaLogDataSource(DataSource):
         return "kafkalog"
 
     def schema(self) -> StructType:
-        """Return the columns of a read; raises InvalidInputError when no topic is selected."""
+        """Return the columns of a read; raises InvalidInputError if no topic is selected."""
         options = SourceOptions.parse(self.options)
         return spark_schema(include_headers=options.include_headers)
 
@@ -66,10 +66,7 @@ class KafkaLogDataSource(DataSource):
         return KafkaLogBatchReader(SourceOptions.parse(self.options), tuple(schema.fieldNames()))
 
     def streamReader(self, schema: StructType) -> KafkaLogStreamReader:
-        """Return the micro-batch reader; what is wrong it says when it is first asked something.
-
-        Spark loses the message of an error that is raised here.
-        """
+        """Return the micro-batch reader; Spark would lose an error raised here."""
         from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 
         return KafkaLogStreamReader(dict(self.options), schema)
@@ -88,7 +85,7 @@ class KafkaLogDataSource(DataSource):
 
 
 def _check_log(directories: tuple[str, ...]) -> None:
-    """Raise InvalidInputError where there is no log to read."""
+    """Raise InvalidInputError if there is no log to read."""
     try:
         owner.check_has_log(address.directories(directories))
     except InvalidInputError as error:
@@ -96,7 +93,7 @@ def _check_log(directories: tuple[str, ...]) -> None:
 
 
 def _warn_once(ignored: tuple[str, ...]) -> None:
-    """Name the options without effect, once per process: Spark makes several instances."""
+    """Warn of options without effect, once per process: Spark makes several instances."""
     if ignored and ignored not in _WARNED:
         _WARNED.add(ignored)
         _LOGGER.warning(

@@ -42,18 +42,18 @@ __all__ = ["KafkaLogStreamReader"]
 
 
 _TRIES: Final = 5
-"""How often an end is looked up that a cleaner passes before it is pinned."""
+"""Attempts to choose an end that no cleaner passes before it is pinned."""
 
 
 class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Says where micro-batches end, and plans their ranges (Spark: KafkaMicroBatchStream).
+    """Chooses the ends of micro-batches and plans their ranges (Spark: KafkaMicroBatchStream).
 
-    One instance lives in the driver for a run of the query; others are only pickled for `read`, so
-    what an instance keeps is plain data, but for the store, which is not pickled. The end of a
-    batch is always one point of the journal: a commit over many partitions is seen whole.
+    One instance lives in the driver for a run of the query; pickled copies only `read`. An instance
+    keeps plain data and the store, which is not pickled. A batch ends at one point of the journal,
+    so it sees a commit over many partitions whole.
 
-    Spark loses the message of errors raised while a reader is made, so the options are checked at
-    the first call after.
+    Spark loses the message of errors that are raised while a reader is made, so the first call
+    after that checks the options.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_store": None, "_ends": None, "_idle": None, "_views": None}
 
     def initialOffset(self) -> OffsetJson:
-        """Return where a new query starts: see `InitialOffsets`.
+        """Return the start of a new query: see `InitialOffsets`.
 
         Spark asks twice and stores only the end of the first batch, so the answer must not depend
-        on the time: a -1 makes the first batch empty, and its end, which Spark stores, is where
-        the second one begins, also after a crash. What is wrong with a new query's start is told
-        by `latestOffset`, since this may be one that goes on. Raises InvalidInputError for options.
+        on the time. A -1 makes the first batch empty, and the second one starts at its stored end,
+        even after a crash. `latestOffset` reports a faulty start, since the query may not be new.
+        Raises InvalidInputError for options.
         """
         if self._initial is None:
             options, state = self._options(), self._load()
@@ -96,11 +96,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial.offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit if there is any, which Spark lifts for Trigger.Once.
-
-        It has none for `minOffsetsPerTrigger` together with `maxOffsetsPerTrigger`, so which one it
-        is does not count.
-        """
+        """Return a limit if the options have one; Spark lifts it for Trigger.Once."""
         options = self._options()
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -116,12 +112,13 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle = None
 
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:
-        """Return where the next micro-batch ends; `start` itself when there is nothing to read.
+        """Return the end of the next micro-batch; `start` itself if there is nothing to read.
 
-        New partitions are picked up here, but not by a query's first batch: were it repeated, it
-        could not tell them from those it was to start with, and in the second one they are read
-        from their first record. Costs one small read while nothing is committed. Raises
-        DataLossError for a topic that was subscribed to, read, and deleted; for a new query
+        New partitions are added here, except in a query's first batch: a repetition could not tell
+        them from the partitions of its start. The second batch reads them from their first record.
+        Costs one small read while nothing is committed.
+
+        Raises DataLossError for a topic that was read and deleted. For a new query it raises
         UnknownTopicError, and InvalidInputError for starts that do not fit the log.
         """
         is_new = self._check_initial()
@@ -129,11 +126,11 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = self._next_end(start, limit, is_new=is_new)
             if not self._options().latest_view or self._hold_views(start, end):
                 break
-            self._target = None  # a cleaner came between: by now the log ends further
+            self._target = None  # a cleaner passed the end; choose a later one
         return end
 
     def _hold_views(self, start: OffsetJson, end: OffsetJson) -> bool:
-        """Hold the views of a micro-batch; False where a cleaner has gone beyond its end."""
+        """Pin the views of a micro-batch; return False if a cleaner has passed its end."""
         assert self._store is not None
         views = self._held_views()
         views.hold(self._store, from_json(start), from_json(end))
@@ -155,7 +152,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if is_new:
             initial = self._initial_ends()
             ends = {partition: end for partition, end in ends.items() if partition in initial}
-        if LATEST in begin.values():  # of the query's first batch: it goes on from then on
+        if LATEST in begin.values():  # a query's first batch ends where such partitions begin
             ends = {
                 p: known.get(p, end) if begin.get(p) == LATEST else end for p, end in ends.items()
             }
@@ -173,17 +170,14 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(ends)
 
     def reportLatestOffset(self) -> OffsetJson | None:
-        """Return the log's end as of the last `latestOffset`, for the query's progress.
-
-        With Trigger.AvailableNow it is the query's target, as in Spark.
-        """
+        """Return the log's end at the last `latestOffset`, or the target of AvailableNow."""
         return (to_json(self._reported) if self._idle is None else self._idle.ends) or None
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
-        """Return the ranges of a micro-batch; raises DataLossError where records are gone.
+        """Return the ranges of a micro-batch; raises DataLossError if records are gone.
 
-        Only `start` and `end` count, since the batch may be a repetition after a crash. For one of
-        a broker that has started again meanwhile, its checkpoint is waited for.
+        Only `start` and `end` count, since the batch may be repeated after a crash. If a broker has
+        restarted since, this waits for its checkpoint to reach the batch.
         """
         options = self._options()
         self._is_begun = True
@@ -218,7 +212,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [*views, *(OffsetRangePartition(piece) for piece in pieces)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one range, or the view with which it begins."""
+        """Yield the records of one range, or of the view with which it begins."""
         columns = tuple(self._schema.fieldNames())
         options = dataclasses.replace(self._options(), latest_view=False)
         return RangeReader(options, columns).read(partition)
@@ -227,7 +221,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Do nothing: the log keeps no positions of its readers."""
 
     def stop(self) -> None:
-        """Close the log; Spark may kill the process instead, and no harm is done."""
+        """Close the log; no harm is done if Spark kills the process instead."""
         if self._views is not None:
             self._views.release()
         if self._store is not None:
@@ -252,7 +246,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._store.state()
 
     def _check_initial(self) -> bool:
-        """Check a new query's start before its first batch; return whether it is one."""
+        """Check the start of a new query before its first batch; return whether it is new."""
         is_new = self._initial is not None and not self._is_begun
         if is_new and self._initial is not None:
             self._initial.check(self._options())
@@ -266,10 +260,10 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {} if self._initial is None else self._initial.ends
 
     def _looked_up(self, begin: Offsets) -> Offsets:
-        """Return where a batch begins, with -1 and -2 of a query's start looked up.
+        """Return the start of a batch with -1 and -2 resolved.
 
-        A -1 is the end that a partition had when the query asked for its start. Partitions that
-        vanished since are left out.
+        A -1 is the end that the partition had when the query asked for its start. Partitions that
+        have vanished are left out.
         """
         found: Offsets = {}
         initial_ends = self._initial_ends()
@@ -284,10 +278,10 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _limited(self, known: Offsets, ends: Offsets) -> Offsets:
-        """Return the end of the next batch, cut by the limits; where it begins if it has to wait.
+        """Return the end of the next batch within the limits; its start if the batch must wait.
 
-        An end of no partitions is never told once there were some: all would be new at the next,
-        and be read again.
+        It never returns no partitions if there were some: the next batch would read all again as
+        new.
         """
         options = self._options()
         if not ends:
@@ -302,7 +296,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 held = held_partition(partition, self._load())
                 begin[partition] = end if held is None else held.log_start_offset
         limited = limit_offsets(begin, ends, options.max_offsets_per_trigger)
-        if options.latest_view:  # the view of a new partition is not cut either
+        if options.latest_view:  # the view of a new partition is not limited either
             limited |= {partition: end for partition, end in ends.items() if partition not in known}
         return limited
 
@@ -314,8 +308,5 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ends
 
     def _latest_ends(self, known: Offsets) -> Offsets:
-        """Return the end of each partition subscribed to, all from one point of the journal.
-
-        `known` are offsets that were seen before.
-        """
+        """Return the end of each subscribed partition, all at one point of the journal."""
         return self._latest().of(known)

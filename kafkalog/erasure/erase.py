@@ -1,13 +1,12 @@
-"""Erases keys of a compacted topic, and looks whether anything of them is left.
+"""Erase keys of a compacted topic, and check that nothing of them is left.
 
-A key is deleted where it occurs, in whatever partition; nothing is written where its latest record
-is a deletion already, so that an erasure can be repeated. Then these partitions are cleaned by
-force, and the files that were replaced waited for. The deletion itself stays for
-`delete.retention.ms`: a follower that has not read it by then keeps the key. Whoever knows better
-says `now`: then the deletions of these keys go at once, and theirs alone.
+A tombstone is written in every partition in which a key occurs, unless its latest record is one
+already. Then these partitions are cleaned by force, and replaced files are removed. The tombstones
+stay for `delete.retention.ms`: a follower that has not read them keeps the keys. With `now`, the
+tombstones of these keys go at once.
 
-What is proved is that no file has them as of a commit: the one that the last look names. Who writes
-a key anew, or commits what a task has staged, brings it back.
+The last scan proves that no file has the keys as of a commit, which it names. A writer that writes
+a key again, or commits a staged file with it, brings it back.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ __all__ = ["Erasure", "Progress", "erase"]
 
 _NO_RECORD, _DATA, _DELETION = 0, 1, 2
 Progress = Callable[[str, int, int], None]
-"""Takes the step at hand, how much of it is done, and of how much: bytes."""
+"""Receives the current step, the bytes done, and of how many."""
 
 
 def _unwatched(step: str, done: int, of: int) -> None:
@@ -53,20 +52,20 @@ def _unwatched(step: str, done: int, of: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """What was done to erase keys, and what is left of them."""
+    """The steps of an erasure, and the occurrences before and after."""
 
     topic: str
     digests: tuple[str, ...]
     """SHA-256 of each key, in the order of its number."""
     before: Occurrences
     deletions: Mapping[int, tuple[int, int]]
-    """By partition: the first offset of the deletions that were written, and the one after."""
+    """By partition: the first offset of the tombstones that were written, and the end offset."""
     cleanings: tuple[CleanerStats, ...]
     after: Occurrences
 
     @property
     def is_erased(self) -> bool:
-        """Whether no trace of any key is left."""
+        """Whether no key occurs any more."""
         return not self.after.remains
 
 
@@ -84,10 +83,10 @@ def erase(
 ) -> Erasure:
     """Erase keys of a topic; see the module.
 
-    `clock` tells epoch ms; `wait` is called with the time until which replaced files are kept, and
-    returns then; without it they are left, and found. With `now` nothing waits: neither deletions
-    nor these files. Raises UnknownTopicError, InvalidInputError for a topic that is not compacted,
-    StorageError, LockedByBrokerError, OSError.
+    `clock` returns epoch ms. `wait` receives the time until which replaced files are kept, and
+    returns then; without it these files stay, and are found. With `now`, tombstones and replaced
+    files are removed at once. Raises UnknownTopicError, InvalidInputError for a topic that is not
+    compacted, StorageError, LockedByBrokerError, OSError.
     """
     policy = TopicConfig.parse(engine.describe(topic).config)
     if not policy.is_compacted:
@@ -97,7 +96,7 @@ def erase(
             "the last record of the key, or alter the topic to compact,delete"
         )
 
-    def look(step: str, *, was_erased: bool = False) -> Occurrences:
+    def scan(step: str, *, was_erased: bool = False) -> Occurrences:
         return find_occurrences(
             engine,
             topic,
@@ -108,11 +107,11 @@ def erase(
             progress=lambda done, of: progress(step, done, of),
         )
 
-    before = look("looking")
+    before = scan("looking")
     touched = {
-        traces.file.partition
-        for traces in before.files
-        if traces.found and traces.file.kind in (FileKind.LOG, FileKind.UNFINISHED)
+        one.file.partition
+        for one in before.files
+        if one.found and one.file.kind in (FileKind.LOG, FileKind.UNFINISHED)
     }
     partitions = sorted(number for number in touched if number is not None)
     deletions = _delete(engine, topic, keys, partitions, now_ms=clock())
@@ -134,9 +133,9 @@ def erase(
         cleanings += [] if stats is None else [stats]
     engine.sweep_staged(now_ms=clock())
     manager.retain(engine, topic, now_ms=clock())
-    retired = {traces.file.partition for traces in before.files if _is_retired(traces)}
+    retired = {one.file.partition for one in before.files if _is_retired(one)}
     _remove_retired(engine, topic, {*partitions, *retired}, policy, now=now, wait=wait)
-    after = look("looking again", was_erased=True)
+    after = scan("looking again", was_erased=True)
     return Erasure(topic, tuple(keys.digests), before, deletions, tuple(cleanings), after)
 
 
@@ -146,10 +145,7 @@ def erase(
 def _delete(
     engine: Engine, topic: str, keys: ErasedKeys, partitions: list[int], *, now_ms: int
 ) -> dict[int, tuple[int, int]]:
-    """Write deletions where the latest record of a key is none, all in one commit.
-
-    A partition that cannot be read is passed over: it cannot be cleaned either.
-    """
+    """Write tombstones for the keys whose latest record is not one, in one commit."""
     import pyarrow as pa
 
     found: list[tuple[bytes, int]] = []
@@ -174,10 +170,10 @@ def _delete(
 def _latest(
     snapshot: PartitionSnapshot, keys: ErasedKeys
 ) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-    """Say of each key what its latest record is; what is not aborted counts, open ones too."""
+    """Return for each key whether its latest record has data; open transactions count."""
     latest = np.full(len(keys), _NO_RECORD, dtype=np.int8)
     end = snapshot.state.high_watermark
-    # A segment may begin below the log start: the cleaner looks at such records, too.
+    # A segment may begin below the log start, and the cleaner reads those records too.
     start = min([snapshot.state.log_start_offset, *(one.base_offset for one in snapshot.segments)])
     with snapshot.transaction_outcomes() as outcomes:
         for chunk in snapshot.chunks(start, end):
@@ -186,7 +182,7 @@ def _latest(
             for _, records in chunk.runs(is_wanted):
                 rows, numbers = keys.find(records)
                 is_deletion = records.value_sizes[rows] < 0
-                # Of a key that is there twice the last one stays.
+                # The last record of a key overwrites earlier ones.
                 latest[numbers] = np.where(is_deletion, _DELETION, _DATA)
     return latest
 
@@ -202,12 +198,12 @@ def _bytes_to_clean(engine: Engine, topic: str, partition: int, now_ms: int) -> 
     try:
         status = partition_status(engine, topic, partition, now_ms)
     except (OSError, KafkaLogError):
-        return 0  # its cleaning tells why
+        return 0  # its cleaning reports the reason
     return status.clean_bytes + 2 * (status.dirty_bytes + status.uncleanable_bytes)
 
 
-def _is_retired(traces: FileOccurrences) -> bool:
-    return traces.file.is_retired and not traces.is_clear
+def _is_retired(occurrences: FileOccurrences) -> bool:
+    return occurrences.file.is_retired and not occurrences.is_clear
 
 
 def _remove_retired(
@@ -219,7 +215,7 @@ def _remove_retired(
     now: bool,
     wait: Callable[[int], None] | None,
 ) -> None:
-    """Remove the replaced files of partitions; whoever has one open reads on."""
+    """Remove the replaced files of partitions; processes that have one open can still read it."""
     directories = {
         engine.partition_directory(topic, number) for number in partitions if number is not None
     }

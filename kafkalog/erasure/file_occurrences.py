@@ -98,18 +98,18 @@ def scan_file(
     are skipped. `progress` receives the number of bytes read. If the system refuses to read, the
     result has a fault.
     """
-    traces = FileOccurrences(file)
+    occurrences = FileOccurrences(file)
     if file.fault:
-        traces.faults.append(file.fault)
-        return traces
+        occurrences.faults.append(file.fault)
+        return occurrences
     try:
-        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_to_read(file.path)
     except FileNotFoundError:
         raise
     except OSError as fault:
-        traces.faults.append(f"it cannot be read: {fault.strerror}")
-        return traces
-    scan = _Scan(traces, keys, fd, tuple(names) if file.kind.is_text else (), progress)
+        occurrences.faults.append(f"it cannot be read: {fault.strerror}")
+        return occurrences
+    scan = _Scan(occurrences, keys, fd, tuple(names) if file.kind.is_text else (), progress)
     try:
         size = os.fstat(fd).st_size
         limit = size if end is None else min(end, size)
@@ -117,17 +117,17 @@ def scan_file(
             scan.batches(start, limit)
         else:
             scan.bytes(start, limit)
-        traces.size = max(0, limit - start)
+        occurrences.size = max(0, limit - start)
     except OSError as fault:
-        traces.faults.append(f"it cannot be read: {fault.strerror}")
+        occurrences.faults.append(f"it cannot be read: {fault.strerror}")
     finally:
         os.close(fd)
-    return traces
+    return occurrences
 
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    traces: FileOccurrences
+    occurrences: FileOccurrences
     keys: ErasedKeys
     fd: int
     names: tuple[bytes, ...]
@@ -137,6 +137,7 @@ class _Scan:
         """Search [start, end) of the file as bytes; keep each key's first position."""
         longest = max(map(len, self.keys.keys))
         rest, position = b"", start
+        is_text = self.occurrences.file.kind.is_text
         while position < end:
             piece = files.read_at(self.fd, min(_PIECE_SIZE, end - position), position)
             if not piece:
@@ -144,8 +145,8 @@ class _Scan:
             data = rest + piece
             for name in self.names:
                 data = data.replace(name, b"\0" * len(name))
-            for number, place in self.keys.find_bytes(data, is_text=self.traces.file.kind.is_text):
-                self.traces.positions.setdefault(number, position - len(rest) + place)
+            for number, place in self.keys.find_bytes(data, is_text=is_text):
+                self.occurrences.positions.setdefault(number, position - len(rest) + place)
             position += len(piece)
             self.progress(len(piece))
             rest = (rest + piece)[-(longest - 1) :] if longest > 1 else b""
@@ -153,7 +154,7 @@ class _Scan:
     def batches(self, start: int, limit: int) -> None:
         from kafkalog.storage_engine.segment.log_scanner import INSPECT, FaultKind, LogScanner
 
-        path = self.traces.file.path
+        path = self.occurrences.file.path
         scan = LogScanner(self.fd, path, INSPECT, position=start, limit=limit)
         for chunk in scan:
             before = chunk.position_of(0)
@@ -164,7 +165,7 @@ class _Scan:
             self._undecodable(scan.position, limit, str(scan.fault.found))
 
     def _undecodable(self, start: int, end: int, fault: str) -> None:
-        self.traces.faults.append(f"at byte {start}: expected a batch, found {fault}")
+        self.occurrences.faults.append(f"at byte {start}: expected a batch, found {fault}")
         self.bytes(start, end)
 
     def _chunk(self, chunk: ScannedBatches) -> None:
@@ -192,22 +193,22 @@ class _Scan:
         self._undecodable(start, start + int(chunk.table.sizes[batch]), found)
 
     def _records(self, records: RecordTable, table: BatchTable) -> None:
-        traces = self.traces
-        traces.records += len(records)
+        occurrences = self.occurrences
+        occurrences.records += len(records)
         rows, numbers = self.keys.find(records)
         others = np.ones(len(records), dtype=np.bool_)
         others[rows] = False
-        traces.mentions += self.keys.mentions(records, table, np.flatnonzero(others))
+        occurrences.mentions += self.keys.mentions(records, table, np.flatnonzero(others))
         if not len(rows):
             return
         for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
-            traces.found[int(number)] = traces.found.get(int(number), 0) + int(count)
+            occurrences.found[int(number)] = occurrences.found.get(int(number), 0) + int(count)
         offsets = records.offsets[rows]
-        traces.first_offset = min(traces.first_offset, int(offsets.min()))
-        traces.last_offset = max(traces.last_offset, int(offsets.max()))
+        occurrences.first_offset = min(occurrences.first_offset, int(offsets.min()))
+        occurrences.last_offset = max(occurrences.last_offset, int(offsets.max()))
         batches = records.batch_index[rows[records.value_sizes[rows] < 0]]
         if len(batches):
-            traces.deletions += len(batches)
+            occurrences.deletions += len(batches)
             has_horizon = (table.attributes[batches] & layout.DELETE_HORIZON_BIT) != 0
             horizons = np.where(has_horizon, table.base_timestamps[batches], layout.INT64_MAX)
-            traces.horizon_ms = max(traces.horizon_ms or 0, int(horizons.max()))
+            occurrences.horizon_ms = max(occurrences.horizon_ms or 0, int(horizons.max()))

@@ -1,8 +1,7 @@
-"""What a file of a log holds, entry by entry: every suffix of Kafka's, and the `commit` journal.
+"""Dump a file of a log, entry by entry: each of Kafka's file types, and the `commit` journal.
 
-`dump_file` yields one dict per entry, with `type` first and Kafka's names for the rest; what is
-wrong with the file is an entry of the type `finding`. Nothing is repaired, nothing raised but for a
-file that cannot be opened. `dump_text` has the lines that Kafka's tool prints for the same.
+`dump_file` yields one dict per entry: `type`, then Kafka's field names. Damage is an entry of type
+`finding`, not an error. `dump_text` makes the lines that Kafka's tool prints.
 
 Kafka: DumpLogSegments.
 """
@@ -17,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 
 __all__ = ["DumpOptions", "Entry", "dump_file", "finding", "is_damage"]
 
@@ -36,11 +36,12 @@ _TEXT_SIZE_MAX: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """What to print of a file; the names are those of Kafka's options.
+    """Options of the dump; the names are those of Kafka's options.
 
-    `deep_iteration`: records too; `print_data_log`: with their keys and values. Of an index:
-    `verify_index_only` yields findings alone, `index_sanity_check` looks at its size and its last
-    entry. `max_bytes`: of a `.log`, from its beginning."""
+    `deep_iteration` adds records, `print_data_log` also their keys and values. For an index,
+    `verify_index_only` yields only findings, and `index_sanity_check` checks size and last entry.
+    `max_bytes` limits how much of a `.log` is read.
+    """
 
     print_data_log: bool = False
     deep_iteration: bool = False
@@ -50,12 +51,12 @@ class DumpOptions:
 
     @property
     def is_deep(self) -> bool:
-        """Whether records are looked at."""
+        """Whether records are decoded."""
         return self.deep_iteration or self.print_data_log
 
 
 def finding(path: Path, kind: str, position: int, expected: object, found: object) -> Entry:
-    """Return the entry for something wrong at a byte of a file."""
+    """Return the entry for a problem at a byte of a file."""
     return {
         "type": "finding",
         "kind": kind,
@@ -67,19 +68,14 @@ def finding(path: Path, kind: str, position: int, expected: object, found: objec
 
 
 def is_damage(entry: Entry) -> bool:
-    """Tell whether an entry says that the file is damaged.
-
-    Gaps in the offsets are what cleaning leaves, and zeros at the end of a preallocated file are
-    room for more.
-    """
+    """Return whether an entry reports damage; gaps from cleaning and preallocated zeros do not."""
     return entry["type"] == "finding" and entry["kind"] not in {"gap", "preallocated"}
 
 
 def dump_file(path: Path, options: DumpOptions | None = None) -> Iterator[Entry]:
-    """Yield what a file holds, its kind told from its name.
+    """Yield the entries of a file; its name decides its type.
 
-    Raises InvalidInputError for a name of no known kind, StorageError for a file that cannot be
-    read.
+    Raises InvalidInputError for a name of unknown type, StorageError for an unreadable file.
     """
     options = DumpOptions() if options is None else options
     try:
@@ -131,7 +127,7 @@ def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
         yield {"type": "properties", **properties(path)}
     else:
         raise InvalidInputError(
-            f"{path}: not the name of a file that can be dumped: a segment's file "
+            f"{path}: a file of this name cannot be dumped; expected a segment's file "
             f"(20 digits and {', '.join((*layout.SEGMENT_SUFFIXES, layout.SNAPSHOT))}), "
             f"a checkpoint, {layout.PARTITION_METADATA} or {layout.COMMIT}"
         )
@@ -143,7 +139,7 @@ def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
 def _transaction_index(path: Path) -> Iterator[Entry]:
     entry = layout.TRANSACTION_INDEX_ENTRY
     names = ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset")
-    with path.open("rb") as file:
+    with files.open_stream(path) as file:
         position = 0
         while len(data := file.read(entry.size)) == entry.size:
             yield {
@@ -161,7 +157,7 @@ def _transaction_index(path: Path) -> Iterator[Entry]:
 def _producer_snapshot(path: Path) -> Iterator[Entry]:
     from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
 
-    for entry in parse_snapshot(path.read_bytes(), path):
+    for entry in parse_snapshot(files.read_file(path), path):
         first_offset = entry.current_txn_first_offset
         found: Entry = {
             "type": "producer",
@@ -181,7 +177,7 @@ def _producer_snapshot(path: Path) -> Iterator[Entry]:
 
 
 def _first_sequence(last_sequence: int, offset_delta: int) -> int:
-    """Return a batch's first sequence number; they begin anew at 0 after the largest int32."""
+    """Return a batch's first sequence number; numbers wrap to 0 after the largest int32."""
     first = last_sequence - offset_delta
     return first if first >= 0 else first + layout.INT32_MAX + 1
 
@@ -190,13 +186,13 @@ def _first_sequence(last_sequence: int, offset_delta: int) -> int:
 
 
 def checkpoint_entries(path: Path, width: int) -> Iterator[list[str]]:
-    """Yield the tokens of a checkpoint's entries, `width` each, all but a topic whole numbers.
+    """Yield the tokens of a checkpoint's entries, `width` each; all but a topic are whole numbers.
 
     Raises CorruptLogError for a file that Kafka would refuse. Kafka: CheckpointFile.
     """
     if path.stat().st_size > _TEXT_SIZE_MAX:
         raise CorruptLogError(path, 0, "a checkpoint", f"{path.stat().st_size} bytes")
-    data = path.read_bytes()
+    data = files.read_file(path)
     if not data:
         return
     lines = data.split(b"\n")
@@ -230,14 +226,14 @@ def _shown(data: bytes) -> str:
 
 
 def properties(path: Path) -> dict[str, str]:
-    """Return the names and values of `partition.metadata` or `meta.properties`.
+    """Return the names and values in `partition.metadata` or `meta.properties`.
 
     Raises CorruptLogError for a line that is neither a pair nor a comment.
     """
     separator = ":" if path.name == layout.PARTITION_METADATA else "="
     found: dict[str, str] = {}
     position = 0
-    for line in path.read_bytes()[:_TEXT_SIZE_MAX].split(b"\n"):
+    for line in files.read_file(path)[:_TEXT_SIZE_MAX].split(b"\n"):
         text = line.decode("utf-8", "replace").strip()
         if text and not text.startswith(("#", "!")):
             name, separated, value = text.partition(separator)

@@ -1,11 +1,9 @@
-"""The entries of an `.index` or a `.timeindex`, each held against the `.log` beside it, for `dump`.
+"""Dump an `.index` or `.timeindex`, and compare each entry with the `.log` beside it.
 
-An entry is right if the batch it points at confirms it: of an offset index, the batch that begins
-at its position ends with its offset; of a time index, a batch ends with its offset and has its
-timestamp. Zeros are the room of an active segment, and end the file.
-
-Kafka's tool compares the records' timestamps, and finds a mismatch where cleaning has left a batch
-without records; its header's timestamp, which is compared here, stays true.
+In an offset index, the batch at the entry's position must end with its offset. In a time index, a
+batch must end with the entry's offset and have its timestamp. A zero entry ends the file
+(preallocation). Kafka's tool compares with the records' timestamps, and so complains about batches
+that cleaning has emptied; here the timestamp of the header is compared.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _READ_ENTRIES = 8192
 
 
 def entries(path: Path, options: DumpOptions) -> Iterator[Entry]:
-    """Yield the entries of an index file and what the log beside it does not confirm."""
+    """Yield the entries of an index file, and the mismatches with the log beside it."""
     parsed = layout.parse_segment_file(path.name)
     assert parsed is not None
     base_offset, suffix, stage = parsed
@@ -68,10 +66,10 @@ def _log_beside(path: Path, base_offset: int, stage: str) -> Path | None:
 
 
 def _unpacked(path: Path, *, is_time_index: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield (position, first field, second field) of the entries, up to the room of zeros."""
+    """Yield (position, first field, second field) of each entry up to the first zero entry."""
     entry = layout.TIME_INDEX_ENTRY if is_time_index else layout.OFFSET_INDEX_ENTRY
     position = 0
-    with path.open("rb") as file:
+    with files.open_stream(path) as file:
         while data := file.read(entry.size * _READ_ENTRIES):
             for first, second in entry.iter_unpack(data[: len(data) - len(data) % entry.size]):
                 if first == 0 and second == 0:
@@ -142,7 +140,7 @@ def _time_entries(
 
 
 class _Batches:
-    """The headers of a log, for questions of rising offsets; a falling one begins anew."""
+    """The headers of a log, for ascending offsets; a lower offset restarts the scan."""
 
     def __init__(self, fd: int, index: OffsetIndex) -> None:
         self._fd = fd
@@ -152,7 +150,6 @@ class _Batches:
         self._last: BatchHeader | None = None
 
     def at_or_after(self, offset: int) -> BatchHeader | None:
-        """Return the first batch that ends at or above `offset`."""
         if self._last is not None and self._last.last_offset > offset:
             position = locate(self._fd, self._limit, self._index, offset)
             self._headers = headers(self._fd, position, self._limit)
@@ -166,7 +163,6 @@ class _Batches:
 
 
 def _sanity(path: Path, base_offset: int, entry_size: int, *, is_time_index: bool) -> Entry:
-    """Look at the size, the last entry and, in a time index, the first one (Kafka: sanityCheck)."""
     size = path.stat().st_size
     if size % entry_size:
         expected = f"a multiple of {entry_size} bytes"
@@ -174,7 +170,7 @@ def _sanity(path: Path, base_offset: int, entry_size: int, *, is_time_index: boo
     passed: Entry = {"type": "sanity check", "path": str(path), "passed": True}
     if not size:
         return passed
-    with path.open("rb") as file:
+    with files.open_stream(path) as file:
         first = file.read(entry_size)
         file.seek(size - entry_size)
         last = file.read(entry_size)

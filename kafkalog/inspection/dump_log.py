@@ -169,7 +169,7 @@ def _record(
         entry["sequence"] = _sequence(row["base_sequences"], offset - row["base_offsets"])
         entry["headerKeys"] = [name.decode("utf-8", "replace") for name, _ in headers]
     else:
-        # An inner message that is wrong was reported with its set.
+        # A wrong inner message was reported with its set.
         crc = int.from_bytes(arena[start + 12 : start + 16], "big")
         entry |= {"isvalid": True, "crc": crc}
     if is_control:

@@ -1,6 +1,4 @@
-"""The entries of `dump` as lines, comparable with those of Kafka's tool for the same file.
-
-Where Kafka has no such entry (checkpoints, the journal) the line is ours.
+"""Format the entries of `dump` as lines; Kafka's tool prints the same for its own files.
 
 Kafka: DumpLogSegments.
 """
@@ -17,7 +15,7 @@ __all__ = ["heading", "line"]
 
 
 def line(entry: Entry, encode: Callable[[bytes], str]) -> str:
-    """Return an entry's line; `encode` makes text of keys and values."""
+    """Return an entry's line; `encode` turns keys and values into text."""
     kind = entry["type"]
     if kind in ("batch", "message"):
         return _batch(entry)
@@ -43,7 +41,7 @@ def line(entry: Entry, encode: Callable[[bytes], str]) -> str:
 
 
 def heading(entry: Entry) -> str:
-    """Return the line above findings of one kind in one file; '' for a kind that has none."""
+    """Return the heading of findings of one kind in one file; '' if the kind has none."""
     titles = {
         "index mismatch": "Mismatches in :{path}",
         "time mismatch": "Found timestamp mismatch in :{path}",

@@ -89,7 +89,7 @@ class SegmentCheck:
             table = chunk.table
             yield from self._headers(chunk, previous)
             previous = max(previous, int(table.last_offsets.max()))
-            # Entries can be looked up only among offsets that rise.
+            # Index entries can be searched only among ascending offsets.
             if self._is_ordered:
                 yield from self._without_damaged_lists(self._breaks(chunk))
                 positions = table.positions + chunk.file_position
@@ -125,7 +125,7 @@ class SegmentCheck:
         left = scan.limit - scan.position
         found = str(scan.fault.found)
         if not is_expected:
-            found = f"{found}; {left} bytes from there on were not looked at"
+            found = f"{found}; {left} bytes from there on were not checked"
         yield Finding(self.path, scan.position, "a record batch", found, is_damage=not is_expected)
 
     def _headers(self, chunk: ScannedBatches, previous: int) -> Iterator[Finding]:
@@ -171,7 +171,7 @@ class SegmentCheck:
             if found is None:
                 return
             batch = start + found
-            # What a damaged batch says of its last offset was reported with its checksum.
+            # A damaged batch was reported already; its last offset cannot be trusted.
             if chunk.is_valid[max(batch - 1, 0) : batch + 1].all():
                 before = int(lasts[found - 1]) + 1 if found else chain.next_offset
                 wanted = int(bases[0]) if before is None else chain.expected_after(before)
@@ -213,7 +213,7 @@ class SegmentCheck:
         has_epoch = chunk.is_valid & (table.leader_epochs >= 0) & (places >= 0)
         is_own = epochs[places] == table.leader_epochs
         is_replaced = np.append(epochs, layout.INT64_MAX)[places + 1] <= table.leader_epochs
-        # Behind a replaced one the entry's own epoch would have begun anew, in an entry of its own.
+        # If the entry's own epoch came back after a replaced one, it would have its own entry.
         is_replaced[:-1] &= (places[1:] > places[:-1]) | ~is_own[1:]
         wrong = np.flatnonzero(has_epoch & ~is_own & ~is_replaced)
         if len(wrong):

@@ -17,6 +17,7 @@ import numpy as np
 from kafkalog.errors import CorruptBatchError
 from kafkalog.inspection.finding import Finding
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 
 __all__ = ["TransactionCheck"]
@@ -66,7 +67,7 @@ class TransactionCheck:
             if size > _FILE_SIZE_MAX:
                 yield Finding(path, 0, f"{_FILE_SIZE_MAX} bytes at most", f"{size} bytes")
                 return
-            data = path.read_bytes()
+            data = files.read_file(path)
         except FileNotFoundError:
             return
         before = base_offset - 1
@@ -166,5 +167,5 @@ def _types(
                 if key_size >= size:
                     _, types[row] = layout.CONTROL_KEY.unpack_from(arena, position)
     except CorruptBatchError:
-        pass  # reported where records are decoded
+        pass  # the check that decodes records reports it
     return types

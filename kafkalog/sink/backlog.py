@@ -1,18 +1,14 @@
-"""A warning when nobody cleans what a stream writes.
+"""A warning if no cleaner cleans a topic that a stream writes.
 
-A topic is dirty past its `min.cleanable.dirty.ratio` for a moment whenever a cleaner is about to
-start, so one look at the journal proves nothing. The proof is on the disk: a segment was closed
-when the one after it began, so it was closed before the latter's last write. If the segments that
-must have been closed for a minute, plus `min.compaction.lag.ms`, are dirty past the ratio, and
-nobody holds the cleaner lock of any such partition, then no cleaner came when it should have. So
-no memory of earlier looks is needed, which Spark would lose: it ends a worker that was idle for a
-minute.
+A topic is briefly dirty past its `min.cleanable.dirty.ratio` before each cleaning, so one look at
+the journal proves nothing. The segments prove it: a segment was closed before the last write to the
+next one. The warning comes if the segments that have been closed for a minute plus
+`min.compaction.lag.ms` are dirty past the ratio, and no process holds a cleaner lock. This needs no
+memory of earlier looks, which Spark would lose: it ends a worker that was idle for a minute.
 
-The share is one of *offsets*; it is at most the share of dirty bytes, which cleaners go by, since
-cleaned offsets hold fewer records. The warning may come late, by as long as it takes to fill a
-segment. It comes once per query, topic and process: a query that triggers less often than once a
-minute gets a new process, and the warning, each time. A forced cleaning that begins in the instant
-in which the lock is tried passes the partition over; a background cleaner is back soon.
+The ratio here is a share of *offsets*. It is at most the share of dirty bytes that cleaners use,
+since cleaned offsets hold fewer records. The warning may therefore come late, by the time it takes
+to fill a segment. It comes once per query, topic and process.
 """
 
 from __future__ import annotations
@@ -41,10 +37,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
-    """Warn that a topic of the option `topic` is left uncleaned; called after the commit.
-
-    Raises nothing: what has been committed must not fail for want of advice.
-    """
+    """Warn, after the commit, that no cleaner cleans the option's topic; raise nothing."""
     if options.topic is None or (query_id, options.topic) in _warned:
         return
     try:

@@ -1,8 +1,8 @@
-"""The options of a write, read once from Spark's strings.
+"""The options of a write, parsed from Spark's strings.
 
-Names are those of Spark's Kafka sink where it has them; letter case does not matter, as everywhere
-in Spark. A name that nobody knows is an error rather than ignored: a misspelt `txnVersion` would
-otherwise cost the exactly-once guarantee in silence.
+Names are those of Spark's Kafka sink if it has them; letter case does not matter, as in Spark. An
+unknown name is an error: a misspelt `txnVersion` would otherwise silently lose the exactly-once
+guarantee.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ OF_A_READ = (
     "endingOffsetsByTimestamp",
     "endingTimestamp",
 )
-"""Options that mean something to a read alone."""
+"""Options that apply only to a read."""
 _OF_A_READ = {name.lower(): name for name in OF_A_READ}
 _FORBIDDEN = ("kafka.key.serializer", "kafka.value.serializer")
 _SPARKS_OWN = frozenset(
@@ -66,7 +66,7 @@ _SPARKS_OWN = frozenset(
         "queryname",
         "outputmode",
         "mergeschema",
-        # What saveAsTable adds: the reserved properties of a table.
+        # The reserved properties of a table, which saveAsTable adds.
         "provider",
         "owner",
         "comment",
@@ -82,7 +82,7 @@ _SPARKS_PREFIXES = ("option.", "_async", "asyncprogress", "spark.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """What a write was asked to do; the names in brackets are the options."""
+    """The parsed options of a write; the option's name is in brackets."""
 
     root: Path
     """Directory of the log [path]."""
@@ -91,23 +91,23 @@ class SinkOptions:
     num_partitions: int = 1
     """Partitions of a topic that the write creates [numPartitions]."""
     topic_config: Mapping[str, str] = field(default_factory=dict)
-    """Kafka's configs of a topic that the write creates [topic.<name>]; compacted unless given."""
+    """Kafka's configs of a topic that the write creates [topic.<name>]; compacted by default."""
     given_for_topics: Mapping[str, str] = field(default_factory=dict)
-    """What of the two the user gave, as options: without effect on a topic that exists."""
+    """Those of the last two options that the user gave; they do not change an existing topic."""
     txn_app_id: str | None = None
     """Names the writer of a batch write, so that a repeated one is skipped [txnAppId]."""
     txn_version: int | None = None
     """Number of the batch write, rising with each new one of its writer [txnVersion]."""
     codec: str | None = None
-    """none, gzip, snappy, lz4, zstd [kafka.compression.type]; None: what the topic says."""
+    """none, gzip, snappy, lz4, zstd [kafka.compression.type]; None: the topic's config decides."""
     batch_size: int = BATCH_SIZE
     """Bytes at which a record batch is closed [batch.size, kafka.batch.size]."""
     reset_writer: bool = False
     """Accept a batch id below the last committed one [resetWriter]."""
     checkpoint: str | None = None
-    """The stream's checkpoint, when it was given as an option [checkpointLocation]."""
+    """The stream's checkpoint, if it was given as an option [checkpointLocation]."""
     ignored: tuple[str, ...] = ()
-    """Options of Kafka's client, which mean nothing without a broker."""
+    """Options of Kafka's client, which have no effect without a broker."""
 
     @property
     def target(self) -> str:
@@ -116,7 +116,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Read the strings; raises InvalidInputError naming the option, and what it may be."""
+        """Parse the strings; raises InvalidInputError that names the option and its values."""
         given = {str(name).lower(): str(value) for name, value in options.items()}
         ignored = _check_names(given)
         topic = given.get("topic")

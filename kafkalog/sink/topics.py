@@ -1,4 +1,4 @@
-"""The topic of a write: made by the driver before any task runs, or by the commit."""
+"""The topic of a write, created by the driver before any task runs, or by the commit."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ __all__ = ["new_topics", "options_without_effect", "prepare_topic", "topics_to_c
 
 
 def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
-    """Create the log, and the topic of the option `topic`, where they are missing.
-
-    Raises InvalidInputError when every row would be refused for want of a key.
-    """
+    """Create the log and the option's topic; raises InvalidInputError if it needs keys."""
     store = store_of(options.root)
     if options.topic is None:
         return
@@ -41,7 +38,7 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
 
 
 def new_topics(options: SinkOptions) -> Mapping[str, NewTopic]:
-    """Return how tasks treat topics that do not exist: `*` stands for any that a row may name."""
+    """Return how tasks treat missing topics; the name `*` means any topic that a row names."""
     from kafkalog.storage_engine.writing.staging import NewTopic
 
     if options.topic is not None:
@@ -52,7 +49,7 @@ def new_topics(options: SinkOptions) -> Mapping[str, NewTopic]:
 def topics_to_create(
     options: SinkOptions, staged: Iterable[StagedMessage]
 ) -> Mapping[str, NewTopic]:
-    """Return the topics that tasks have written to and the log did not have."""
+    """Return the topics that tasks have written to and the log does not have."""
     from kafkalog.storage_engine.writing.staging import NewTopic
 
     new = NewTopic(options.num_partitions, options.topic_config)
@@ -63,10 +60,7 @@ def topics_to_create(
 
 
 def options_without_effect(options: SinkOptions, topic: TopicState) -> list[str]:
-    """Say which options ask for another topic than there is, with its values; [] when none does.
-
-    `numPartitions` and `topic.<config>` are for a topic that a write creates; they change none.
-    """
+    """Return the options for a new topic that differ from the existing one, with its values."""
     found = []
     real, asked = TopicConfig.parse(topic.config), TopicConfig.parse(options.topic_config)
     for option, given in sorted(options.given_for_topics.items()):

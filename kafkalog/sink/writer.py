@@ -1,13 +1,13 @@
-"""The writers that Spark drives: tasks stage, the driver commits.
+"""The writers that Spark drives: tasks stage rows, the driver commits them.
 
-Spark runs a task's whole `write` before it asks whether that attempt counts, and may run it twice;
-so `write` publishes nothing. It leaves a staged file and returns a message that names it; `commit`
-publishes all messages of a micro-batch by one journal record, under the writer's id. Invariants:
+Spark may run a task twice, and decides only after its `write` whether the attempt counts. Therefore
+`write` publishes nothing: it leaves a staged file and returns a message that names it. `commit`
+publishes all messages of a micro-batch with one journal record. Invariants:
 
-- for a stream the writer is (query id, topic), which tasks learn from Spark's local properties: the
-  object that writes and the one that commits share no state, and users set nothing;
-- a micro-batch that Spark repeats is found in the journal and skipped;
-- `abort` also runs after a `commit` that failed, so it asks the journal first (`Engine.abort`).
+- The writer of a stream is (query id, topic). Tasks read the query id from Spark's local
+  properties, since the object that writes and the one that commits share no state.
+- A micro-batch that Spark repeats is found in the journal and skipped.
+- `abort` also runs after a failed `commit`, so it asks the journal first (`Engine.abort`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _warned: set[tuple[str, ...]] = set()
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> TableBatchWriter:
-    """Return the writer of one `df.write`; creates the topic that the option `topic` names.
+    """Return the writer of one `df.write`; create the topic that the option `topic` names.
 
     Raises InvalidInputError for options, columns and save modes that Spark's Kafka sink refuses.
     """
@@ -71,10 +71,10 @@ def batch_writer(
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """Return the writer of one micro-batch; creates the topic that the option `topic` names.
+    """Return the writer of one micro-batch; create the topic that the option `topic` names.
 
-    `overwrite` is how Spark announces output mode `complete`: appended, as Spark's Kafka sink does.
-    Raises InvalidInputError for options and columns that Spark's Kafka sink refuses.
+    Spark sets `overwrite` for output mode `complete`; the rows are appended, as in Spark's Kafka
+    sink. Raises InvalidInputError for options and columns that Spark's Kafka sink refuses.
     """
     parsed, columns = _prepare(options, schema)
     if parsed.txn_app_id is not None:
@@ -94,19 +94,19 @@ def _prepare(options: Mapping[str, str], schema: StructType) -> tuple[SinkOption
 
 @dataclass(frozen=True, slots=True)
 class SinkMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The message from a task to the driver."""
 
     spark_partition: int
     micro_batch: MicroBatch | None
     """None in a plain batch job."""
     staged: StagedMessage | None
-    """None when the task had no rows."""
+    """None if the task had no rows."""
     run: int = 0
-    """Which run of the writer staged it: what the names of its files say."""
+    """The run of the writer that staged the file; it is part of the file's name."""
 
 
 class _LogWriter:
-    """What batch and stream writers share: staging rows, publishing what was staged."""
+    """Common to batch and stream writers: stage rows, publish what is staged."""
 
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
         self.options = options
@@ -120,7 +120,6 @@ class _LogWriter:
         running: MicroBatch | None,
         run: int,
     ) -> SinkMessage:
-        """Stage the rows of one task attempt, in their order."""
         from pyspark import TaskContext
 
         from kafkalog.storage_engine.writing.staging import StagedWriter
@@ -160,7 +159,6 @@ class _LogWriter:
         return self.columns.by_topic(batch)
 
     def _publish(self, messages: Sequence[SinkMessage | None], writer: Writer | None) -> None:
-        """Publish what the messages name; the engine skips what it finds published, and says so."""
         staged = [message.staged for message in messages if message and message.staged]
         engine_of(self.options.root).commit(
             staged,
@@ -179,10 +177,10 @@ class _LogWriter:
     ) -> None:
         """Remove what a run staged, unless the journal says that it is published.
 
-        A failed task leaves None for a message; what it staged is found by the prefix of its name.
-        What another run of the writer stages is left alone, so nothing is removed where neither
-        `run` nor a message says which run this is: the next commit will.
-        A failure is only logged: Spark would report it in place of the one that made it abort.
+        A failed task leaves None instead of a message; its file is found by the prefix of its name.
+        If neither `run` nor a message names the run, nothing is removed, since other runs' files
+        must stay. A failure is only logged: Spark would report it instead of the fault that made it
+        abort.
         """
         staged = [message.staged for message in messages if message and message.staged]
         run = next((message.run for message in messages if message), run)
@@ -199,7 +197,7 @@ class _LogWriter:
             )
 
     def _warn_of_ignored(self, messages: Sequence[SinkMessage | None], writer: str) -> None:
-        """Say once what of the options had no effect; after the commit, when all topics exist."""
+        """Warn once of options that had no effect; the commit has created the topics."""
         if self.options.ignored:
             _warn_once(
                 (writer, "ignored"),
@@ -221,14 +219,14 @@ class _LogWriter:
 
 
 class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
-    """The writer of one `df.write`: Spark pickles this very object for its tasks and its commit."""
+    """The writer of one `df.write`: Spark pickles this object for its tasks and its commit."""
 
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
         super().__init__(options, columns)
         self._batch_id = options.txn_version or 0
         # A write without a name gets one for its files.
         self._slug = writer_slug(options.txn_app_id or secrets.token_hex(16), options.target)
-        # Two jobs may write under one txnAppId and txnVersion: a scheduler's retry, too early.
+        # Two jobs may write under one txnAppId and txnVersion: a scheduler's retry that came early.
         self._run = secrets.randbits(32)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
@@ -236,10 +234,7 @@ class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
         return self._stage(iterator, self._slug, self._batch_id, micro_batch_of_task(), self._run)
 
     def commit(self, messages: Sequence[Any]) -> None:
-        """Publish the rows of all tasks at once, or skip them as a repetition (on the driver).
-
-        Raises CommitConflictError for a txnVersion below the last one.
-        """
+        """Publish all tasks' rows at once; raises CommitConflictError for an older txnVersion."""
         writer = self._writer(messages)
         self._publish(messages, writer)
         running = _micro_batch_of(messages)
@@ -253,12 +248,11 @@ class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
         self._warn_of_ignored(messages, running.query_id if running else self._slug)
 
     def abort(self, messages: Sequence[Any]) -> None:
-        """Remove what the tasks staged; also called after a commit that failed."""
+        """Remove what the tasks staged; Spark also calls it after a failed commit."""
         prefix = layout.staged_prefix(self._slug, self._batch_id)
         self._discard(messages, self._writer(messages), prefix, self._run)
 
     def _writer(self, messages: Sequence[SinkMessage | None]) -> Writer | None:
-        """Return who writes; None for a write without a name."""
         app_id = self.options.txn_app_id
         if app_id is None:
             return None
@@ -270,7 +264,7 @@ class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
 
 
 class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
-    """The writer of one micro-batch; the object that commits is not the one that wrote."""
+    """The writer of one micro-batch; one object writes and another one commits."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
         """Stage the rows of one task (runs on an executor)."""
@@ -286,10 +280,7 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
             return self._stage(iterator, slug, running.batch_id, running, run)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
-        """Publish the micro-batch at once, or skip it as a repetition (runs on the driver).
-
-        Raises CommitConflictError when the checkpoint is older than the log.
-        """
+        """Publish the micro-batch; raises CommitConflictError if the checkpoint is older."""
         from kafkalog.sink.backlog import warn_of_backlog
 
         writer = self._writer(messages, batchId)
@@ -301,14 +292,14 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
         warn_of_backlog(self.options, writer.id, clock.now_ms())
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
-        """Remove what the tasks staged; also called after a commit that failed."""
+        """Remove what the tasks staged; Spark also calls it after a failed commit."""
         writer = self._writer(messages, batchId)
         if writer is not None:
             slug = writer_slug(writer.id, writer.target)
             self._discard(messages, writer, layout.staged_prefix(slug, batchId))
 
     def _writer(self, messages: Sequence[SinkMessage | None], batch_id: int) -> Writer | None:
-        """Return who writes; None when neither a message nor the checkpoint can say."""
+        """Return the writer's id and batch; None if nothing names the query."""
         running = _micro_batch_of(messages)
         query_id = running.query_id if running else checkpoint_query_id(self.options.checkpoint)
         return None if query_id is None else Writer(query_id, self.options.target, batch_id)
@@ -321,15 +312,14 @@ def _micro_batch_of(messages: Sequence[SinkMessage | None]) -> MicroBatch | None
 def _attempt(context: Any, run: int) -> int:
     """Return a number that no other attempt of this task has.
 
-    Spark's own attempt ids begin anew with each driver, and a task of a dead driver may live on; so
-    they are the upper half, and the lower one tells the run.
+    The upper half is Spark's attempt id, which each driver counts from 0. The lower half is the
+    run, since a task of a dead driver may still write.
     """
     own = context.taskAttemptId() if context is not None else 0
     return (int(own) << 32) | run
 
 
 def _warn_once(what: tuple[str, ...], text: str) -> None:
-    """Log a warning once per process; Spark keeps the process while a query is busy."""
     if what not in _warned:
         _warned.add(what)
         _log.warning(text)

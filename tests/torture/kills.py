@@ -1,20 +1,20 @@
-"""Processes around one log are killed, again and again, and what was acknowledged is still there.
+"""Kill processes around one log, again and again; all acknowledged records are still there.
 
-A writer, a cleaner and a reader (`roles`) work on a log. One of them, mostly the writer or the
-cleaner, is killed by SIGKILL 0 to 50 ms after the last one, and sometimes all are; then the log is
-compared with the notes of what was sent and acknowledged (`oracle`), which lie outside of it. The
-process that starts in place of a killed writer sends the step that was in flight once more, by the
-same writer and batch id: it lands exactly once.
+A writer, a cleaner and a reader (`roles`) work on a log. SIGKILL hits one of them, mostly the
+writer or the cleaner, 0 to 50 ms after the last kill; sometimes it hits all. The program then
+compares the log with the notes of what was sent and acknowledged (`oracle`), which lie outside the
+log. The process that replaces a killed writer sends the unfinished step once more, with the same
+writer and batch id. That step lands exactly once.
 
-Some writers leave a child behind, forked at a durable act while its locks are held, and are killed
-at once: the child lives on and must hold none of them. Now and then everything is killed, and all
-bytes are verified. After 50 kills a log is closed, cleaned and verified, and a new one begins.
+Some writers fork a child at a durable act, while they hold their locks, and are killed at once. The
+child lives on and must hold none of the locks. Now and then all processes are killed, and every
+byte is verified. After 50 kills the log is closed, cleaned and verified, and a new log begins.
 
     python -m tests.torture.kills [--quick] [--seed N] [--only LIFE] [--jobs N]
 
-`--only` repeats what is drawn for one log: what is written, who is killed and when. A moment is one
-of real time, so a process may be at another place then: a fault that needs a certain one comes
-back after some repetitions, not at once. The log of a violation is kept, and named.
+`--only` repeats the draws of one log: its records, its victims and its moments. A moment is one of
+real time, so a process may be at another place then. A fault that needs an exact place comes back
+after some repetitions. The program keeps the log of a violation and names it.
 """
 
 from __future__ import annotations

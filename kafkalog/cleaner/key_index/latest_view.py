@@ -1,13 +1,8 @@
-"""The latest record of each key, as of an offset: what `view=latest` and tables yield.
+"""The latest record of each key, as of an offset, for `view=latest` and tables.
 
-A record with key K and offset O is obsolete if K occurs again at a higher offset below the end of
-what is looked at. That is the cleaner's rule too, and its first pass finds out (`latest`). The log
-is read in runs, whose records are bounded in memory whatever they were compressed to.
-
-Only committed records count: those of aborted transactions neither supersede nor are yielded, and
-nothing at or above the last stable offset is.
-
-Kafka has no such reader; a consumer that reads a compacted topic keeps such a table itself.
+A record is obsolete if its key occurs again at a higher offset below the end. The cleaner has the
+same rule, and its first pass is used here. Only committed records below the last stable offset
+count. The records in memory are bounded, however well they were compressed.
 """
 
 from __future__ import annotations
@@ -43,17 +38,16 @@ def latest(
     may_be_passed: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the latest record of each key below `end`, without those that are tombstones.
+    """Yield the latest record of each key below `end`, except tombstones.
 
-    With `keys`, those of these keys alone: few are looked up, in a view that was opened whole.
+    If the keys exceed the memory budget, the hash space is split, and the log is read once or twice
+    per part. Records are in offset order within a part. Records without a key, aborted records, and
+    those above the last stable offset are skipped. With a few `keys`, in a snapshot opened whole,
+    these are looked up instead. The callback `progress` receives the offsets done, and of how many:
+    a part passes each twice.
 
-    Exact at any number of keys: where they do not fit the budget, the hash space is split and the
-    log read once (twice, counting the map) per part. Records come in offset order within a part.
-    Records without a key are skipped, and what is not committed: where a transaction is open below
-    `end`, the result is that as of the last stable offset. Raises OffsetOutOfRangeError when `end`
-    is above the high watermark, InvalidInputError when the log has been cleaned beyond it: then
-    records below it are gone in favour of newer ones above. `progress` is told how many offsets are
-    done, and of how many: a part passes each of them twice.
+    Raises OffsetOutOfRangeError if `end` is above the high watermark, InvalidInputError if the log
+    is cleaned beyond it, so that records below it are gone.
     """
     state = snapshot.state
     start = state.log_start_offset
@@ -117,7 +111,7 @@ def _latest(
 
 
 class _Passes:
-    """How many passes over a log are done and left; what is known of them is told."""
+    """The passes over a log that are done and left, for `progress`."""
 
     def __init__(self, span: tuple[int, int], progress: Callable[[int, int], None] | None) -> None:
         self._start, end = span
@@ -127,13 +121,11 @@ class _Passes:
         self.left = 0
 
     def tell(self, records: RecordTable) -> None:
-        """Tell that the pass at hand has come to the last of these records."""
         if self._progress is not None and len(records.offsets):
             offsets = int(records.offsets[-1]) + 1 - self._start
             self._tell(min(max(offsets, 0), self._size))
 
     def end_one(self) -> None:
-        """Count the pass at hand as done."""
         self._done += 1
         self.left -= 1
         self._tell(0)
@@ -147,11 +139,7 @@ class _Passes:
 def _at(
     snapshot: PartitionSnapshot, offsets: Int64s, schema: pa.Schema, passes: _Passes
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records at these offsets (n, rising) that are no tombstones.
-
-    Batches that have none of them are not even decompressed: in a log with many old records those
-    may be most.
-    """
+    """Yield the records at these offsets (n, ascending), except tombstones."""
     from kafkalog.storage_engine.records.arrow_batches import arrow_batches
 
     if not len(offsets):
@@ -169,7 +157,7 @@ def _at(
 
 
 def _rows_at(found: Int64s, wanted: Int64s) -> Int64s:
-    """Return where the wanted offsets are among those of some records; both rise."""
+    """Return the rows of the wanted offsets among the found ones; both are ascending."""
     if not len(found):
         return np.empty(0, dtype=np.int64)
     first = int(wanted.searchsorted(found[0]))

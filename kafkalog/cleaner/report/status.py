@@ -1,8 +1,4 @@
-"""How every partition stands with the cleaner; reads names, sizes, index ends and small files.
-
-No record is read and nothing is written, so it may be asked as often as one likes, of a log that is
-written to, cleaned, or a broker's.
-"""
+"""The status of each partition, for the cleaner; reads no record and writes nothing."""
 
 from __future__ import annotations
 
@@ -27,9 +23,9 @@ __all__ = ["partition_status", "status"]
 def status(
     engine: Engine, now_ms: int, topic: str | None = None, plans: Plans | None = None
 ) -> list[PartitionStatus]:
-    """Say how every partition stands, or every one of a topic; raises UnknownTopicError.
+    """Return the status of every partition, in one topic or all; raises UnknownTopicError.
 
-    A partition that cannot be read is told with the reason, and stops nothing. Plans: those of now.
+    A partition that cannot be read has the reason in its status.
     """
     plans = Plans(engine, now_ms) if plans is None else plans
     state = engine.state()
@@ -42,7 +38,7 @@ def status(
                 found.append(partition_status(engine, name, partition, now_ms, plans))
             except (OSError, KafkaLogError) as fault:
                 if not engine.has_topic(name, known.topic_id):
-                    break  # it was deleted meanwhile
+                    break  # deleted meanwhile
                 found.append(_unreadable(name, partition, known.partitions[partition], fault))
     return found
 
@@ -50,7 +46,7 @@ def status(
 def partition_status(
     engine: Engine, topic: str, partition: int, now_ms: int, plans: Plans | None = None
 ) -> PartitionStatus:
-    """Say how one partition stands; raises OSError and KafkaLogError where it cannot be read."""
+    """Return the status of one partition; raises OSError and KafkaLogError if it cannot be read."""
     directory = engine.partition_directory(topic, partition)
     plans = Plans(engine, now_ms) if plans is None else plans
     log, state = plans.of(topic, partition)
@@ -88,10 +84,7 @@ def _word(log: LogToClean, *, is_marked: bool, is_paused: bool) -> str:
 
 
 def _tombstones(last: LastCleaning | None, first_dirty_offset: int) -> int | None:
-    """Return how many deletions wait for their horizon, if the last cleaning that said so counts.
-
-    Where it ended elsewhere than the clean section does, another release or a broker cleaned since.
-    """
+    """Return the number of waiting tombstones; None if our last cleaning was not the last."""
     if last is None or last.end_offset != first_dirty_offset:
         return None
     return last.tombstones

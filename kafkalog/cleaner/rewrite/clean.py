@@ -86,14 +86,14 @@ def clean_round(
     only_if_due: bool = False,
     erased: ErasedKeys | None = None,
 ) -> LogToClean | None:
-    """Clean as much of a partition as can be looked at in one round; None for nothing to do.
+    """Clean as much of a partition as one round can; return the plan, or None if there was no work.
 
-    The caller holds the partition's cleaner lock, and no swap is pending. `now_ms` is fixed for the
-    round (C41), but for leases of pins; if `is_forced`, only what somebody reads by now holds it
-    back. Deletions of `erased` keys wait for no horizon. The round's plan is made here, under the
-    cleaner lock. With `only_if_due` a partition that is not due by this plan is left as it is. Adds
-    to `stats`; returns the plan as it was. Raises CorruptLogError, StorageError, OSError and
-    CleaningAborted: what was swapped stays.
+    The caller holds the partition's cleaner lock, and no swap is pending. The round takes `now_ms`
+    as the time (C41), except for leases of pins. If `is_forced`, only pins of active readers hold
+    it back. Tombstones of `erased` keys wait for no horizon. The round plans under the cleaner
+    lock, and with `only_if_due` leaves a partition that this plan does not find due. Adds to
+    `stats`; returns the plan. Raises CorruptLogError, StorageError, OSError and CleaningAborted;
+    finished swaps stay.
     """
     directory = engine.partition_directory(topic, partition)
     described = engine.describe(topic)  # once: id and config of one topic, should it be made anew
@@ -306,7 +306,7 @@ def _modified_ns(group: Sequence[SegmentFiles]) -> int:
 
 def _transactions(segment: SegmentFiles) -> bytes:
     try:
-        return segment.transaction_index.read_bytes()
+        return files.read_file(segment.transaction_index)
     except FileNotFoundError:
         return b""
 

@@ -63,7 +63,7 @@ class CleanedSegment:
         for suffix in layout.SEGMENT_SUFFIXES:
             files.remove(self.path(suffix))
         files.create(self.path(layout.LOG))
-        self._fd = os.open(self.path(layout.LOG), os.O_WRONLY | os.O_CLOEXEC)
+        self._fd = files.open_to_write(self.path(layout.LOG))
 
     @property
     def next_offset(self) -> int:
@@ -185,7 +185,8 @@ class CleanedSegment:
                 files.remove(self.path(suffix))
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1  # first: also a close that fails has closed
+        fd, self._fd = self._fd, -1  # first, because a close that fails has closed too
+
         if fd >= 0:
             os.close(fd)
 
@@ -218,7 +219,7 @@ class CleanedSegment:
 def _write(path: Path, data: bytes) -> None:
     """Write a new file, without a sync."""
     files.create(path)
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    fd = files.open_to_write(path)
     try:
         files.write_at(fd, data, 0)
     finally:

@@ -1,4 +1,4 @@
-"""What a cleaner does of itself and on demand: it cleans what is due, retains, and sweeps.
+"""The steps of the background cleaner and of cleaning on demand: clean, retain, sweep.
 
 Kafka: LogCleanerManager, LogCleaner.CleanerThread, LogManager.cleanupLogs.
 """
@@ -53,16 +53,16 @@ def clean(
     check_abort: Callable[[], None] = _never,
     progress: Callable[[CleanerStats], None] = _unwatched,
 ) -> list[CleanerStats]:
-    """Clean what is due, the filthiest partition first, until nothing is left; or all of it.
+    """Clean what is due, the filthiest partition first, until nothing is left.
 
-    With `force` every partition is cleaned, whatever its dirty ratio: its active segment is rolled
-    first, and rounds follow one another until all that may be cleaned is clean. Partitions that
-    another cleaner works on, or that are paused, are passed over. Staged files that no query can
-    name any more are removed, and so are pins that have ended. `partition` is the only one of that
-    number; `progress` is shown the figures of the partition at work, time and again. A `clock`
-    gives each round the epoch ms at which it begins; without one all happens at `now_ms`. Returns
-    one entry per partition that was cleaned, or could not be: then its `error` says why, and the
-    partition is marked uncleanable. Raises InvalidInputError for a topic that is not compacted,
+    With `force` every partition is cleaned, whatever its dirty ratio: its active segment is rolled,
+    then rounds follow until all is clean. Partitions that are paused, or held by another cleaner,
+    are skipped. Stale staged files and ended pins are removed. A `clock` gives each round its time;
+    by default all rounds have `now_ms`. The callback `progress` receives the figures of the current
+    partition.
+
+    Returns one entry per partition that was cleaned or failed. A failed one has an `error`, and is
+    marked uncleanable. Raises InvalidInputError for a topic that is not compacted,
     LockedByBrokerError.
     """
     if topic is not None and not TopicConfig.parse(engine.describe(topic).config).is_compacted:
@@ -89,11 +89,11 @@ def clean(
 
 
 def check_disk(engine: Engine) -> None:
-    """Raise StorageError where this process may not write the log, so that nothing is cleaned."""
+    """Raise StorageError if this process may not write to the log."""
     if not may_clean(engine.root):
         raise StorageError(
             f"{engine.root}: may not be written here (a read-only mount, or no permission), and a "
-            "cleaner writes; run it where, and as who, may"
+            "cleaner writes; run it on a host and as a user that may"
         )
 
 
@@ -107,10 +107,9 @@ def clean_filthiest(
     watch: Callable[[Schedule], None] = _unwatched,
     on_aborted: Callable[[CleanerStats], None] = _unwatched,
 ) -> CleanerStats | None:
-    """Clean one round of the filthiest partition that is due; None when there is none.
+    """Clean one round of the filthiest partition that is due; return None if nothing is due.
 
-    `watch` is shown what was found to be due, `on_aborted` the figures of a round that was broken
-    off: what it had swapped in by then stays.
+    `watch` receives the schedule, `on_aborted` the figures of an aborted round, whose swaps stay.
     """
     schedule = choose(engine, now_ms=now_ms)
     watch(schedule)
@@ -136,12 +135,12 @@ def retain(
     now_ms: int,
     is_skipped: Callable[[TopicConfig], bool] = lambda config: not config.is_compacted,
 ) -> list[RetentionStats]:
-    """Delete what the retention of compacted topics does not keep (C133, C134).
+    """Delete what retention does not keep (C133, C134), by default of compacted topics.
 
-    Left alone, as in Kafka, are compacted partitions that are paused or uncleanable (C125); but not
-    where the disk refused, be it full: retention makes room. Unlike in Kafka, one whose retention
-    fails does not become so: its entry says why, and the next run tries again. With `is_skipped`
-    other topics than the compacted ones are taken.
+    Topics for which `is_skipped` returns true are skipped. Compacted partitions that are paused or
+    uncleanable are skipped too, as in Kafka (C125), except after a disk fault, because retention
+    frees space. If retention of a partition fails, its entry has the error, and the next run tries
+    again.
     """
 
     def skip(name: str, partition: int, config: TopicConfig) -> bool:
@@ -157,10 +156,10 @@ def retain(
 
 
 def sweep(engine: Engine, *, now_ms: int) -> int:
-    """Remove files that nobody needs; returns how many.
+    """Remove files that nobody needs any more; return their number.
 
-    Replaced and expired segments go when they are older than their topic's file.delete.delay.ms,
-    and so do the directories of deleted topics; what was staged long ago goes too, and ended pins.
+    These are replaced and expired segments after file.delete.delay.ms, directories of deleted
+    topics, stale staged files, and ended pins.
     """
     count = _sweep_root(engine, now_ms)
     for name, topic in sorted(engine.state().topics.items()):
@@ -174,11 +173,11 @@ def sweep(engine: Engine, *, now_ms: int) -> int:
 
 
 def _sweep_root(engine: Engine, now_ms: int) -> int:
-    """Remove what was staged long ago, and pins that have ended."""
+    """Remove stale staged files and ended pins."""
     count = 0
     with contextlib.suppress(OSError):
         count += engine.sweep_staged(now_ms=now_ms)
     with contextlib.suppress(OSError, KafkaLogError):
-        # A reader renews a pin by his clock, whatever time the caller gives.
+        # Readers renew pins by the system's clock, whatever time the caller gives.
         count += sweep_pins(engine.root, clock.now_ms())
     return count

@@ -92,7 +92,7 @@ class PartitionCleaner:
             self.on_aborted(stats)
         except LockedByBrokerError:
             raise
-        except Exception as fault:  # of the lock itself, or the topic is gone
+        except Exception as fault:  # the lock failed, or the topic is gone
             if not self.engine.has_topic(topic, known.topic_id):
                 return None
             stats.error = self._mark(topic, partition, fault)
@@ -158,18 +158,18 @@ class PartitionCleaner:
             yield
         except (CleaningAborted, LockedByBrokerError):
             raise
-        except Exception as fault:  # whatever it is: the other partitions go on
+        except Exception as fault:  # no error may stop the other partitions
             if not self.engine.has_topic(stats.topic, topic_id):
                 raise
             stats.error = self._mark(stats.topic, stats.partition, fault)
 
     def _finish_what_others_left(self, topic: str, directory: Path) -> None:
         leftovers = (layout.CLEANED, layout.SWAP)
-        if any(path.name.endswith(leftovers) for path in directory.iterdir()):
+        if any(name.endswith(leftovers) for name in files.list_names(directory)):
             with locks.SegmentsLock(directory).exclusive():
                 finish_swaps(directory)
-        # Or the last names of a swap that is done may be lost, and a .cleaned file of ours be there
-        # and call the .swap dead that came back.
+        # Without the sync, a power failure could bring back a .swap file of a finished swap, which
+        # a new .cleaned file of ours would mark as unfinished.
         files.sync_directory(directory)
         sweep_spill_files(directory)
         config = TopicConfig.parse(self.engine.describe(topic).config)
@@ -183,7 +183,7 @@ class PartitionCleaner:
 
     def _mark(self, topic: str, partition: int, fault: Exception) -> str:
         reason = fault_reason(fault)
-        if isinstance(fault, OSError) and not fault.filename:  # a descriptor's knows no file
+        if isinstance(fault, OSError) and not fault.filename:  # an error of a file descriptor
             reason = f"{self.engine.root / layout.partition_directory(topic, partition)}: {reason}"
         is_ordinary = isinstance(fault, KafkaLogError | OSError)
         _log.log(
@@ -194,7 +194,7 @@ class PartitionCleaner:
             reason,
             exc_info=None if is_ordinary else fault,
         )
-        # A topic that was deleted meanwhile takes no mark.
+        # A topic that was deleted meanwhile cannot be marked.
         with contextlib.suppress(UnknownTopicError, StorageError):
             mark_uncleanable(
                 self.engine.partition_directory(topic, partition),
@@ -214,7 +214,6 @@ class _Pace:
     directory: Path
     stats: CleanerStats
     counted: int = 0
-    """Bytes that the throttler knows of."""
 
     def check(self) -> None:
         self._abort_if_asked()

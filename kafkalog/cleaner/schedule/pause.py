@@ -1,13 +1,13 @@
-"""Keeps cleaners away from a partition: whoever cleans it lets go, and nobody begins.
+"""Keep cleaners away from a partition: abort a running cleaning, and let none begin.
 
-A pauser holds `kl-cleaning-paused.lock` of the partition shared, then waits until its cleaner lock
-is free. A cleaner looks at the first lock as soon as it has the second one, and again with every
-chunk: so it does not begin, or it aborts and leaves the log as it was after its last swap. Pausers
-in any number of processes count by themselves, and one that dies pauses nothing any more.
+A pauser holds `kl-cleaning-paused.lock` of the partition shared, then waits until the cleaner lock
+is free. A cleaner checks the first lock after it has taken the second, and again with every chunk.
+If the partition is paused, it aborts and leaves the log as it was after its last swap. Several
+processes may pause at once. The pause of a process ends with it.
 
-Nothing of ours pauses a partition, since what in Kafka needs it excludes cleaners by other means:
-retention takes the cleaner lock itself, and a deleted topic, or one that is no longer compacted, is
-noticed by the cleaning. It is for those who want the files of a partition to stay as they are.
+It is for users who want the files of a partition to stay as they are. Unlike Kafka, kafkalog needs
+no pauses: retention takes the cleaner lock, and a cleaning notices a topic that was deleted or is
+no longer compacted.
 
 Kafka: LogCleanerManager.abortAndPauseCleaning, resumeCleaning (rules C120 to C123).
 """
@@ -36,15 +36,14 @@ _PAUSE_S = 0.002
 
 @contextlib.contextmanager
 def abort_and_pause(engine: Engine, topic: str, partition: int) -> Iterator[None]:
-    """Abort a cleaning of the partition, wait until it has let go, and let none begin meanwhile.
+    """Abort a cleaning of the partition, wait until it has ended, and let no other begin meanwhile.
 
-    Cleaners of every process obey, also a forced cleaning, which then passes the partition over.
-    May be nested. Raises UnknownTopicError, and InvalidInputError for a partition that is not here,
-    or a log that is only read.
+    This holds for cleaners of every process, and for forced cleanings. It may be nested. Raises
+    UnknownTopicError, and InvalidInputError for a missing partition or a read-only log.
     """
     known = engine.describe(topic)
     if engine.read_only:
-        raise InvalidInputError(f"{engine.root}: the log is only read, so nothing of it is cleaned")
+        raise InvalidInputError(f"{engine.root}: the log is only read, so it is not cleaned")
     if partition not in dict(known.present()):
         raise InvalidInputError(
             f"topic {topic!r} has no partition {partition} here: it has {len(known.partitions)}"
@@ -52,15 +51,14 @@ def abort_and_pause(engine: Engine, topic: str, partition: int) -> Iterator[None
     directory = engine.partition_directory(topic, partition)
     with locks.FileLock(directory / layout.CLEANING_PAUSED).shared():
         with locks.FileLock(directory / layout.CLEANER_LOCK).exclusive():
-            pass  # whoever had it has let go, and the next one looks at our lock first
+            pass  # the earlier holder has ended, and the next one checks our lock first
         yield
 
 
 def is_paused(directory: Path) -> bool:
-    """Tell whether somebody keeps cleaners away from a partition; never waits for long.
+    """Return whether cleaners are kept away from a partition; never waits for long.
 
-    Two processes that ask in one instant may take each other for a pauser, so a yes is asked for
-    again, after a while that differs between them.
+    Two processes that ask at the same time see each other's lock, so a yes is checked again.
     """
     lock = locks.FileLock(directory / layout.CLEANING_PAUSED)
     if not lock.path.exists():

@@ -1,4 +1,4 @@
-"""What a cleaning did, and how a partition stands: plain figures, returned and never logged."""
+"""The figures of a cleaning, and the state of a partition; returned, never logged."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["CleanerStats", "PartitionStatus"]
 
 @dataclass(slots=True)
 class CleanerStats:
-    """What cleaning one partition read, kept and wrote, summed over its rounds.
+    """The figures of cleaning one partition, summed over its rounds.
 
-    Kafka: CleanerStats (rule C139); bytes are those of `.log` files, times are milliseconds. Clean
-    segments that are left alone (`unchanged_segments`) count only among the segments.
+    Bytes are those of `.log` files, times are milliseconds. Clean segments that are left alone
+    (`unchanged_segments`) count only as segments. Kafka: CleanerStats (rule C139).
     """
 
     topic: str
@@ -22,7 +22,7 @@ class CleanerStats:
     start_offset: int = 0
     """First dirty offset before."""
     end_offset: int = 0
-    """First dirty offset after; equal to `start_offset` where only horizons were due."""
+    """First dirty offset after; equal to `start_offset` if only horizons were due."""
     rounds: int = 0
     """Fillings of the offset map."""
     records_read: int = 0
@@ -31,40 +31,39 @@ class CleanerStats:
     bytes_written: int = 0
     records_removed: int = 0
     bytes_removed: int = 0
-    """What went for good: of the groups of segments that were swapped, also where the round then
-    failed or was broken off."""
+    """Removed by finished swaps, also if the round then failed or was aborted."""
     map_records_read: int = 0
     map_bytes_read: int = 0
     tombstones_kept: int = 0
-    """Tombstones that stayed in the last round: those that wait for their delete horizon."""
+    """Tombstones that wait for their delete horizon after the last round."""
     keyless_records: int = 0
-    """Records dropped because they have no key; Kafka: invalidMessagesRead."""
+    """Records removed because they have no key; Kafka: invalidMessagesRead."""
     batches_rewritten: int = 0
     segments_before: int = 0
     segments_after: int = 0
     buffer_utilization: float = 0.0
-    """Share of the offset map's slots that were taken in the last round."""
+    """Share of the offset map's slots taken in the last round."""
     spilled_bytes: int = 0
-    """Keys that were written to temporary files, since they did not fit the memory budget."""
+    """Keys written to temporary files, because they exceeded the memory budget."""
     spill_bytes_moved: int = 0
-    """What was written to these files, and read from them."""
+    """Bytes written to and read from these files."""
     map_ms: float = 0.0
-    """Time spent on filling the offset map."""
+    """Time to fill the offset map."""
     elapsed_ms: float = 0.0
     compaction_delay_ms: int = 0
-    """For how long max.compaction.lag.ms had demanded the cleaning; 0 when it did not."""
+    """Time since max.compaction.lag.ms demanded the cleaning; 0 if it did not."""
     error: str | None = None
-    """Why the partition was left as it was and is now uncleanable; None after success."""
+    """Why the cleaning failed and the partition is uncleanable; None after success."""
 
     @property
     def left_out(self) -> tuple[int, int]:
-        """Records and bytes that were read in the second pass, and not written again."""
+        """Records and bytes that the second pass has read and not written."""
         return self.records_read - self.records_kept, self.bytes_read - self.bytes_written
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """How a partition stands with the cleaner."""
+    """The state of a partition, as the cleaner sees it."""
 
     topic: str
     partition: int
@@ -74,9 +73,9 @@ class PartitionStatus:
     high_watermark: int
     clean_bytes: int
     dirty_bytes: int
-    """What a cleaning would treat as new."""
+    """Bytes that a cleaning would treat as new."""
     uncleanable_bytes: int
-    """What no cleaning may touch yet: the active segment, and what a lag holds back."""
+    """Bytes that no cleaning may touch yet: the active segment, and what a lag or pin protects."""
     dirty_ratio: float
     """dirty_bytes / (clean_bytes + dirty_bytes); compared with min.cleanable.dirty.ratio."""
     state: str
@@ -84,12 +83,12 @@ class PartitionStatus:
     reason: str | None = None
     """Why it is uncleanable."""
     last_stable_offset: int = 0
-    """Where the first open transaction begins, else the high watermark."""
+    """The first offset of the first open transaction, or else the high watermark."""
     tombstones_waiting: int | None = None
-    """Deletions of the clean section that stay until their delete horizon; None for unknown."""
+    """Tombstones of the clean section that wait for their delete horizon; None if unknown."""
     earliest_delete_horizon_ms: int | None = None
-    """When the first of them may go (epoch ms); None for none, or unknown."""
+    """When the first of them may go (epoch ms); None if there is none, or unknown."""
     compaction_delay_ms: int = 0
-    """For how long max.compaction.lag.ms has demanded a cleaning; 0 when it does not."""
+    """Time since max.compaction.lag.ms demanded a cleaning; 0 if it does not."""
     last_cleaning: LastCleaning | None = None
-    """The last cleaning that succeeded; None for none, or unknown."""
+    """The last successful cleaning; None if there was none, or unknown."""

@@ -11,7 +11,7 @@ __all__ = ["check_log", "open_readable"]
 
 
 def open_readable(path: str) -> KafkaLog:
-    """Open a log, or the directories of a broker; raises InvalidInputError where there is none."""
+    """Open a log, or the directories of a broker; raises InvalidInputError if there is none."""
     import kafkalog
 
     check_log(path)
@@ -19,7 +19,7 @@ def open_readable(path: str) -> KafkaLog:
 
 
 def check_log(path: str) -> None:
-    """Raise InvalidInputError, which names the verb that makes one, where there is no log."""
+    """Raise InvalidInputError if there is no log; the error names the verb that makes one."""
     from kafkalog.storage_engine.metadata import address, directory_signs
 
     root, *more = address.directories(path)

@@ -1,4 +1,4 @@
-"""Opens a log to be written, for the verbs that do; a broker's directory is refused at once."""
+"""Opens a log for the verbs that write; a broker's directory is refused at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["open_writable"]
 
 
 def open_writable(path: str, *, create: bool = False) -> KafkaLog:
-    """Open a log; raises InvalidInputError where there is none, and for a broker's directory."""
+    """Open a log; raises InvalidInputError if there is none, and for a broker's directory."""
     import kafkalog
     from kafkalog.cli.app.readable import check_log
     from kafkalog.errors import InvalidInputError

@@ -1,4 +1,4 @@
-"""What is dead in each segment, counted in the background and remembered as long as it holds."""
+"""The dead records of each segment, counted in the background and kept while they are current."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Counts", "count_partition"]
 
 _BUDGET_BYTES: Final = 64 << 20
 _REST: Final = 10
-"""After a count of a partition its next one waits this many times as long as it took."""
+"""The next count of a partition waits this many times as long as the last one took."""
 
 
 @dataclass(slots=True)
 class _Counted:
     identity: tuple[tuple[int, int], ...]
-    """Base offset and size of each segment when it was counted, and where it ended."""
+    """Base offset and size of each segment when it was counted, and the partition's ends."""
     segments: dict[int, SegmentCensus]
     due: float
     """When it may be counted again, by the monotonic clock (s)."""
@@ -35,13 +35,13 @@ class _Counted:
 
 @dataclass(slots=True)
 class Counts:
-    """The last counts of a log's partitions; any number of threads may ask, one counts."""
+    """The last counts of a log's partitions; many threads may read them, one counts."""
 
     _counted: dict[tuple[str, int], _Counted] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, topic: str, partition: int) -> dict[int, SegmentCensus]:
-        """Return what was counted last, by base offset; nothing where nothing was."""
+        """Return the last count, by base offset; {} if there is none."""
         with self._lock:
             known = self._counted.get((topic, partition))
         return {} if known is None else known.segments
@@ -52,10 +52,10 @@ class Counts:
         topic: str | None = None,
         check_abort: Callable[[], None] = lambda: None,
     ) -> None:
-        """Count every compacted partition, or a topic's, that has changed since, and has rested.
+        """Count each compacted partition, or those of a topic, that has changed and has rested.
 
-        One that cannot be read keeps no count; `status` and `explain` say why. Of a topic that is
-        not compacted nothing is dead.
+        A partition that cannot be read keeps no count; `status` and `explain` say why. A topic that
+        is not compacted has no dead records.
         """
         places = [
             (name, number)
@@ -95,7 +95,7 @@ class Counts:
 def count_partition(
     snapshot: PartitionSnapshot, check_abort: Callable[[], None] = lambda: None
 ) -> dict[int, SegmentCensus]:
-    """Return what is dead in each segment of a view, by base offset."""
+    """Return the dead records of each segment of a snapshot, by base offset."""
     from kafkalog.cleaner.dedup.census import census
 
     found = census(snapshot, budget_bytes=_BUDGET_BYTES, check_abort=check_abort)

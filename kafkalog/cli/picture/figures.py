@@ -31,7 +31,7 @@ __all__ = ["figures"]
 def figures(
     path: str, log: KafkaLog, counts: Counts, now_ms: int, topic: str | None = None
 ) -> dict[str, Any]:
-    """Return all that a picture of a log, or a topic, shows, as JSON has it; reads no records."""
+    """Return the figures of a log, or of a topic, as JSON objects; no records are read."""
     from kafkalog import __version__
 
     plans = Plans(log, now_ms)

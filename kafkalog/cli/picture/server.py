@@ -1,7 +1,7 @@
-"""Serves the picture on loopback: the page, and the figures that it asks for again and again.
+"""Serves the picture on loopback: the page, and the figures that it polls.
 
-Only who calls this machine by one of loopback's names gets an answer: a page of the web whose name
-was made to point here does not.
+Only a request that names a loopback host gets an answer. A web page whose name was made to point
+here (DNS rebinding) gets none.
 """
 
 from __future__ import annotations
@@ -30,15 +30,12 @@ _COUNT_EVERY_S: Final = 2.0
 
 
 class _Stopped(Exception):
-    """The server ends, and what is being counted is of no use any more."""
+    """The server ends, so a running count is useless."""
 
 
 @contextlib.contextmanager
 def serving(path: str, log: KafkaLog, port: int, *, counts_dead: bool) -> Iterator[int]:
-    """Serve the picture of a log as long as the context lasts; yields the port (0: any free one).
-
-    Raises InvalidInputError where the port is taken.
-    """
+    """Serve the picture and yield the port (0: any free one); raises InvalidInputError if taken."""
     counts = Counts()
     try:
         server = _Server((HOST, port), lambda: figures(path, log, counts, clock.now_ms()))
@@ -84,7 +81,7 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of now, made by one thread at a time."""
+        """Return the current figures, computed by one thread at a time."""
         with self._lock:
             return self._figures()
 
@@ -95,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        """Answer with the page, the figures, or why not."""
+        """Answer with the page, the figures, or an error."""
         if not self._is_local():
             self._answer(403, "text/plain", b"this page is served to this machine alone\n")
             return
@@ -132,4 +129,4 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing of requests."""
+        """Log no requests."""

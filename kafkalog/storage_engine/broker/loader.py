@@ -159,7 +159,7 @@ class _Loading:
     def load_live(self, end: int, first_dirty: int, earlier: LoadedPartition | None) -> None:
         self.end_offset = max(end, self.log_start)
         if self.bases and first_dirty <= self.bases[-1]:
-            # The cleaner does not pass the high watermark, and its checkpoint may be the newer one.
+            # The cleaner stays below the high watermark, and its checkpoint may be newer.
             self.end_offset = max(self.end_offset, first_dirty)
         place = bisect_right(self.bases, self.end_offset) - 1
         if place >= 0:
@@ -180,7 +180,7 @@ class _Loading:
         fd = files.open_to_read(segment.log)
         try:
             index = OffsetIndex(segment.index, segment.base_offset)
-            # The batch of `wanted` may be the one that is indexed: begin at one below it.
+            # The batch of `wanted` may have the index entry, so begin below it.
             position = locate(fd, segment.size, index, wanted - 1)
             following = segment.base_offset
             for start, header in headers(fd, position, segment.size):
@@ -240,7 +240,7 @@ class _Loading:
     def _load_producers(self, *, is_clean: bool) -> None:
         """Find the producers' state at the end, unless the replay has found it."""
         if is_clean and not producer_snapshot.snapshot_offsets(self.directory):
-            # A broker too old to write snapshots; Kafka takes its word that there are none.
+            # The broker is too old to write snapshots; like Kafka, assume no producers.
             self.producers = Producers(end_offset=self.end_offset)
             return
         self.producers = self.history.snapshot(self.end_offset)
@@ -259,7 +259,7 @@ class _Loading:
                 aborted += aborted_transactions([segment.transaction_index])
         self.aborted = tuple(aborted)
 
-    # --- what it comes to ------------------------------------------------------------------------
+    # --- epochs and the result -------------------------------------------------------------------
 
     def _note_epochs(self, found: ScannedBatches) -> None:
         """Add leader epochs that begin in some batches and exceed all known ones.

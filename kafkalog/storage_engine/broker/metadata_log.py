@@ -85,7 +85,7 @@ def _listing(directory: Path) -> tuple[Path, list[str]]:
     if directory.name != layout.METADATA_DIRECTORY:
         directory = directory / layout.METADATA_DIRECTORY
     try:
-        return directory, os.listdir(directory)
+        return directory, files.list_names(directory)
     except (FileNotFoundError, NotADirectoryError):
         return directory, []
 
@@ -220,7 +220,7 @@ class _Topics:
             raise CorruptLogError(path, position, "a metadata record", fault) from None
 
     def _replay(self, api_key: int, fields: _RecordFields) -> None:
-        # What is read here are the first fields of every version that there is of these records.
+        # These are the first fields of all existing versions of these records.
         if api_key == layout.TOPIC_RECORD:
             name, topic_id = fields.text(), fields.topic_id()
             if name is None:

@@ -41,7 +41,7 @@ def split_segment(directory: Path, segment: SegmentFiles) -> list[int]:
     for base_offset, start, end in parts:
         _copy(segment.log, start, end, _path(directory, base_offset, layout.CLEANED))
     files.sync_directory(directory)
-    # From the last to the first: as long as one is not renamed, none of them counts.
+    # From the last to the first: until all are renamed, none of them counts.
     for base_offset, _, _ in reversed(parts):
         files.rename(
             _path(directory, base_offset, layout.CLEANED),
@@ -70,7 +70,7 @@ def _parts(segment: SegmentFiles) -> list[tuple[int, int, int]]:
                 batch += int(np.argmax(too_far))
                 position = found.position_of(batch)
                 parts.append((base_offset, start, position))
-                # Of a wrapper, a compressed set of messages v0 or v1, the base is only a bound.
+                # The base of a wrapper (compressed messages v0 or v1) is only a lower bound.
                 last_offset = int(table.last_offsets[batch])
                 base_offset = max(int(table.base_offsets[batch]), last_offset - layout.INT32_MAX)
                 start = position
@@ -83,7 +83,7 @@ def _copy(source: Path, start: int, end: int, target: Path) -> None:
     with contextlib.ExitStack() as opened:
         source_fd = files.open_to_read(source)
         opened.callback(os.close, source_fd)
-        fd = os.open(target, os.O_RDWR | os.O_CLOEXEC)
+        fd = files.open_to_write(target)
         opened.callback(os.close, fd)
         for position in range(start, end, _COPY_SIZE):
             data = files.read_at(source_fd, min(_COPY_SIZE, end - position), position)

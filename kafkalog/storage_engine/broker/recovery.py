@@ -107,7 +107,7 @@ class _Repair:
         size = self.state.active_size
         if active.size == size:
             return
-        fd = os.open(active.log, os.O_RDWR | os.O_CLOEXEC)
+        fd = files.open_to_write(active.log)
         try:
             if os.fstat(fd).st_size < size:
                 raise StorageError(
@@ -186,7 +186,7 @@ class _Repair:
                 f"{scan.end_fault().damage}; the {size - scan.position} bytes from there on were "
                 "cut off"
             )
-        fd = os.open(segment.log, os.O_RDWR | os.O_CLOEXEC)
+        fd = files.open_to_write(segment.log)
         try:
             if scan.position < size:
                 files.truncate(fd, scan.position)

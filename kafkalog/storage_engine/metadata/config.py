@@ -1,9 +1,9 @@
-"""Kafka's topic configs that touch the log or the cleaner: names, defaults and ranges.
+"""Kafka's topic configs for the log and the cleaner: names, defaults and ranges.
 
-The latest ranges hold where Kafka has changed them, but `segment.bytes` may be as small as it once
-could (14): small logs want small segments. `internal.segment.bytes`, by which Kafka 4 gets there,
-overrides it as it does there. A config of Kafka's that would have no effect (replication and
-tiered storage need a cluster) is refused with that reason, never accepted and ignored.
+The ranges are those of the latest Kafka, except that `segment.bytes` may be as small as it once
+could (14), because small logs need small segments. Kafka 4 uses `internal.segment.bytes` for that;
+it overrides `segment.bytes` here too. A Kafka config without effect here (replication and tiered
+storage need a cluster) is refused with that reason.
 
 Kafka: org.apache.kafka.storage.internals.log.LogConfig.
 """
@@ -82,9 +82,8 @@ def _gzip_level(text: str) -> int:
 class TopicConfig:
     """A topic's settings; each field is Kafka's config with `_` for `.`, in Kafka's unit.
 
-    What begins with `kafkalog` is ours.
-
-    The default policy is Kafka's (`delete`); the sink and `Engine.create_topic` say which they use.
+    Fields that begin with `kafkalog` are ours. The default policy is Kafka's (`delete`); the sink
+    and `Engine.create_topic` set their own.
     """
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
@@ -94,13 +93,14 @@ class TopicConfig:
     segment_index_bytes: int = 10_485_760
     index_interval_bytes: int = 4096
     retention_ms: int = 604_800_000
-    """With the policy delete: segments whose latest record is older than this go; -1 for never."""
+    """With the policy delete: remove segments whose latest record is older; -1 for never."""
     retention_bytes: int = -1
-    """With the policy delete: the oldest segments go while this many bytes stay; -1 for never."""
+    """With the policy delete: remove the oldest segments while this many bytes remain; -1: never.
+    """
     flush_messages: int = _MAX
-    """Unset: every commit is synced. Set: synced when so many rows are not (see `is_relaxed`)."""
+    """Unset: sync every commit. Set: sync once this many rows are unsynced (see `is_relaxed`)."""
     flush_ms: int = _MAX
-    """Unset: every commit is synced. Set: synced by the first commit after so long."""
+    """Unset: sync every commit. Set: the first commit after this time syncs."""
     max_message_bytes: int = 1_048_588
     delete_retention_ms: int = 86_400_000
     min_compaction_lag_ms: int = 0
@@ -113,23 +113,23 @@ class TopicConfig:
     compression_zstd_level: int = 3
     message_timestamp_type: str = "CreateTime"
     message_timestamp_before_max_ms: int = _MAX
-    """How far before the writer's clock a row's own timestamp may lie."""
+    """How far a row's own timestamp may lie before the writer's clock."""
     message_timestamp_after_max_ms: int = 3_600_000
-    """How far ahead of the writer's clock (Kafka 4's default; before it was without limit)."""
+    """How far it may lie after the writer's clock (Kafka 4's default; Kafka 3 had no limit)."""
     preallocate: bool = False
-    """Give the active segment `segment_bytes` of disk at once; trimmed when it is closed."""
+    """Allocate `segment_bytes` of disk for the active segment at once; trim it on closing."""
     kafkalog_cleaner_merge_batches: bool = True
-    """Ours: what the cleaner leaves of small batches becomes larger ones; without it every batch is
-    filtered in its place, as in Kafka."""
+    """Ours: the cleaner merges the remains of small batches into larger ones. False: it filters
+    every batch in place, as Kafka does."""
 
     @property
     def is_deleted(self) -> bool:
-        """Whether old segments go, by time and by size."""
+        """Whether retention removes old segments, by time and by size."""
         return "delete" in self.cleanup_policy
 
     @property
     def is_compacted(self) -> bool:
-        """Whether the cleaner keeps the latest record per key only."""
+        """Whether the cleaner keeps only the latest record per key."""
         return "compact" in self.cleanup_policy
 
     @property
@@ -139,7 +139,7 @@ class TopicConfig:
 
     @classmethod
     def parse(cls, config: Mapping[str, str]) -> TopicConfig:
-        """Read Kafka's names and texts; raises InvalidInputError with the config and its range."""
+        """Parse Kafka's names and texts; raises InvalidInputError with the config and its range."""
         return _parse(tuple(sorted((str(k), str(v)) for k, v in config.items())))
 
 
@@ -174,7 +174,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
     }
 )
 NAMES = tuple(_PARSERS)
-"""The configs a topic can be given."""
+"""The configs that a topic accepts."""
 
 _REPLICATION = "a log directory has no replicas and elects no leader"
 _TIERED = "there is no tiered storage here, all segments are in the directory"

@@ -1,33 +1,31 @@
-"""A partition at one moment: what readers, the cleaner and tables read a log through.
+"""A snapshot of a partition, through which readers, the cleaner and tables read a log.
 
-A view has its `.log` files open, and so keeps the moment at which it was opened, whatever is
-rolled, swapped or retired afterwards. It holds no lock: the segments lock is shared only while
-files are listed and opened.
+A snapshot keeps its `.log` files open. A later roll, swap or deletion therefore does not affect it.
+It holds no lock: the segments lock is shared only while files are listed and opened.
 
 Invariants:
 
-- nothing at or above the state's high watermark is returned, and of the active segment no byte
-  after `active_size` is looked at: what lies there belongs to nobody, or to a commit in flight;
-- the checksums of all batches that are returned were compared, and their offsets rise; in a log of
-  ours they have no gap that is not listed (`gaps`), within segments and between them;
-- indexes only choose where a scan begins (`segments.locate`); they are opened by name when needed,
-  so one of another moment, or none, may meet the open log: then a longer scan is all it costs.
+- A snapshot returns no batch at or above the state's high watermark, and reads no byte of the
+  active segment after `active_size`. Bytes there are garbage, or belong to a commit in flight.
+- The checksums of all returned batches were compared, and their offsets rise. A log of ours has no
+  gap that is not listed (`gaps`), within segments and between them.
+- Indexes only choose the start of a scan (`segments.locate`). They are opened by name on demand, so
+  an index may be missing or newer than the open log. The scan is then longer.
 
-Gaps are normal: the cleaner removes records, whole batches, and all batches of a segment. It lists
-those between batches, and a view opens the list with its segments.
+Gaps are normal: the cleaner removes records, batches, and all batches of a segment. It lists the
+gaps between batches, and a snapshot opens the list with its segments.
 
-Descriptors are bounded: of a partition with very many segments a view opens a *window*, and lists
-again when it is used up. The later segments are then those of a later moment, which yield the same
-records as far as they are still wanted: a changelog reader cannot tell. Who must see exactly one
-moment (which record is the latest of its key?) opens the view `whole`. The cleaner, which alone
+The number of descriptors is bounded. A snapshot of very many segments opens a *window* of them, and
+lists the directory again at its end. The next window is newer but yields the same records as far as
+they are still needed, so a changelog reader sees no difference. A reader that needs exactly one
+state, to find the latest record of a key, opens the snapshot `whole`. The cleaner, which alone
 replaces segments, opens them one by one (`held`).
 
-That holds for a reader that is done with a window within `delete.retention.ms` (a day by default)
-of opening it, which is Kafka's contract too: the cleaner takes away aborted data at once, and its
-marker only that much later. A slower one still has the data in the files it has open, and may find
-the marker gone from the later window where it looks for it; then it takes the data for what the
-producer's next marker says, or for not aborted where there is none. As with tombstones, whoever
-must be slower raises `delete.retention.ms`.
+A reader must finish a window within `delete.retention.ms` (a day by default) after opening it, as
+in Kafka. The cleaner removes aborted data at once, and the marker only that much later. A slower
+reader still has the data in its open files, but may not find the marker in the later window. It
+then judges the data by the producer's next marker, or takes it as not aborted. A slower reader
+needs a larger `delete.retention.ms`, as for tombstones.
 
 Kafka: UnifiedLog.read, LogSegment.read, FileRecords, without the fetch sizes.
 """
@@ -67,14 +65,12 @@ __all__ = ["Chunk", "PartitionSnapshot", "open_snapshot"]
 
 CHUNK_SIZE = 1 << 20
 READ_SIZE = 2 << 20
-"""Bytes of a chunk of which records are read: what a run holds of others (`RUN_SIZE`)."""
+"""Chunk size in bytes for reading records, like a run (`RUN_SIZE`) elsewhere."""
 WINDOW = 128
-"""Segments a view opens at once, unless it is opened whole."""
+"""Segments that a snapshot opens at once, unless it is opened whole."""
 
 
 class _Window:
-    """Consecutive segments with their `.log` files open, and what is listed of gaps in them."""
-
     def __init__(
         self,
         directory: Path,
@@ -83,13 +79,13 @@ class _Window:
         offset: int,
         size: int | None,
     ) -> None:
-        """Open `size` segments (None: all there are), from the one that may hold `offset`."""
+        """Open `size` segments (None: all), beginning with the one that may hold `offset`."""
         bases = [segment.base_offset for segment in segments]
         first = 0 if size is None else max(0, bisect_right(bases, offset) - 1)
         last = len(bases) if size is None else min(first + size, len(bases))
         self.is_first = first == 0
         self.following = bases[last] if last < len(bases) else None
-        """Base offset of the segment after the window; None when there is none."""
+        """Base offset of the segment after the window, or None."""
         self.bases = bases[first:last]
         self.segments: list[OpenSegment] = []
         self.gaps = None if state.listed_from == layout.INT64_MAX else GapLists(directory)
@@ -101,7 +97,7 @@ class _Window:
             raise
 
     def covers(self, offset: int) -> bool:
-        """Whether the segment that may hold `offset` is in the window, if there is one at all."""
+        """Return whether the window has the segment that may hold `offset`, if one exists."""
         if self.following is not None and offset >= self.following:
             return False
         return self.is_first or offset >= self.bases[0]
@@ -130,14 +126,14 @@ def _opened(
 
 
 def _committed(segments: Sequence[SegmentFiles], state: PartitionState) -> list[SegmentFiles]:
-    """Leave out segments that a commit in flight, or a dead one, created."""
+    """Omit segments that a commit in flight, or a dead one, created."""
     return [segment for segment in segments if segment.base_offset <= state.active_base]
 
 
 def _check_present(
     directory: Path, segments: Sequence[SegmentFiles], state: PartitionState, start: int, end: int
 ) -> None:
-    """Raise StorageError if the first or the active segment is gone and [start, end) needs it."""
+    """Raise StorageError if [start, end) needs the first or active segment and it is missing."""
     first = segments[0].base_offset if segments else state.high_watermark
     last = segments[-1].base_offset if segments else -1
     if max(start, state.log_start_offset) < min(end, first):
@@ -153,10 +149,10 @@ def _missing(directory: Path, offset: int) -> StorageError:
 
 
 class PartitionSnapshot:
-    """A partition at one moment; see the module. Close it, or use it as a context manager.
+    """A snapshot of a partition; see the module. Close it, or use it as a context manager.
 
-    `state` is the partition's, `segments` are all segments it had, open or not. Any number of
-    threads may read; iterators end before the view is closed.
+    `state` is the partition's; `segments` has all its segments, open or not. Thread-safe; iterators
+    must end before the snapshot is closed.
     """
 
     def __init__(
@@ -175,11 +171,10 @@ class PartitionSnapshot:
     ) -> None:
         """Open the segments; the caller holds the segments lock, shared or exclusive.
 
-        `aborted` are the partition's aborted transactions, where its `.txnindex` files cannot be
-        believed. With `load_state` open a window of them that begins at offset `start` (the log
-        start); it gives the state of later moments, under the lock. With both that and `held` open
-        none yet, see `open_view`. Raises StorageError, and FileNotFoundError when a file is gone
-        since it was listed.
+        `aborted` has the aborted transactions if the `.txnindex` files are unreliable. With
+        `load_state`, open a window that begins at offset `start` (default: the log start); the
+        function returns later states, under the lock. With `held` too, open no segment yet; see
+        `open_snapshot`. Raises StorageError, and FileNotFoundError if a listed file is gone.
         """
         self.directory = directory
         self.topic = topic
@@ -228,12 +223,11 @@ class PartitionSnapshot:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the data records with start <= offset < end, in order, as columns of `schema`.
 
-        With `read_committed` records of aborted transactions are left out; whoever reads past the
-        last stable offset gets those of open ones. With `keys`, records of these alone are read.
-        A batch holds a chunk at most (2 MiB, decompressed where it is compressed), or 4 MiB of a
-        record batch where that is larger, or one record; none is empty.
-        Control batches never surface. Raises OffsetOutOfRangeError outside [log start, high
-        watermark], CorruptBatchError and StorageError.
+        With `read_committed`, omits records of aborted transactions; a read past the last stable
+        offset includes those of open ones. With `keys`, yields only records of these keys. Never
+        yields control batches. A yielded batch has at most a chunk (2 MiB, decompressed), or 4 MiB
+        of a larger record batch, or one record; none is empty. Raises OffsetOutOfRangeError outside
+        [log start, high watermark], CorruptBatchError and StorageError.
         """
         for offset in (start, end):
             if not self.state.log_start_offset <= offset <= self.state.high_watermark:
@@ -261,10 +255,10 @@ class PartitionSnapshot:
                 if read_committed:
                     is_wanted &= ~outcomes.is_aborted(chunk)
                 yield from reader.read(chunk, is_wanted)
-                del chunk  # and what it holds, before the next one is read
+                del chunk  # free its memory before the next one is read
 
     def transaction_outcomes(self, index: IndexedTransactions | None = None) -> TransactionOutcomes:
-        """Return what tells of chunks, in ascending order, which of their batches were aborted."""
+        """Return a finder of the aborted batches in chunks, which must come in ascending order."""
         return TransactionOutcomes(
             lambda offset: self.chunks(offset, self.state.high_watermark),
             index or self.indexed_transactions(),
@@ -272,13 +266,13 @@ class PartitionSnapshot:
         )
 
     def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions:
-        """Return what the `.txnindex` files say, for reads that share it one after the other."""
+        """Return the entries of the `.txnindex` files, for consecutive reads that share them."""
         end, known = self.state.high_watermark, self._known_aborted
         listed = self._transaction_indexes
         return IndexedTransactions(listed, end_offset=end, known=known, kept_max=kept_max)
 
     def _transaction_indexes(self) -> list[tuple[int, Path]]:
-        """Return (base offset, path) of the transaction indexes, also where the `.log` is gone."""
+        """Return (base offset, path) of the transaction indexes, even without a `.log` file."""
         paths = {segment.base_offset: segment.transaction_index for segment in self.segments}
         for base_offset in bases_below(self.directory, layout.INT64_MAX):
             path = self.directory / layout.segment_file(base_offset, layout.TRANSACTION_INDEX)
@@ -286,10 +280,10 @@ class PartitionSnapshot:
         return sorted(paths.items())
 
     def chunks(self, start: int, end: int, *, chunk_size: int = CHUNK_SIZE) -> Iterator[Chunk]:
-        """Yield every batch with last_offset >= start and base_offset < end, control batches too.
+        """Yield every batch with last_offset >= start and base_offset < end, even control batches.
 
-        `start` may lie below the log start: what the segments still hold is returned. A chunk is
-        larger than `chunk_size` (bytes) only where single batches are. Raises as `read` does.
+        `start` may lie below the log start, if segments still have these offsets. A chunk exceeds
+        `chunk_size` (bytes) only for a single larger batch. Raises like `read`.
         """
         offset = start
         for segment in self.open_segments(start, end):
@@ -305,18 +299,18 @@ class PartitionSnapshot:
         *,
         chunk_size: int = CHUNK_SIZE,
     ) -> Iterator[tuple[Chunk, RecordTable]]:
-        """Yield what `chunks` does in runs, with the records of wanted batches; see `Chunk.runs`.
+        """Yield the batches of `chunks` in runs, with the records of wanted ones; see `Chunk.runs`.
 
-        Records below `start`, or at or above `end`, are among them.
+        Includes records below `start` and at or above `end`.
         """
         for chunk in self.chunks(start, end, chunk_size=chunk_size):
             yield from chunk.runs(is_wanted(chunk.table))
 
     def position_of(self, offset: int) -> tuple[SegmentFiles, int] | None:
-        """Return where the first batch with last_offset >= `offset` is: its segment and position.
+        """Return the segment and position of the first batch with last_offset >= `offset`.
 
-        None when there is none below the high watermark. Checksums are not compared, but for that
-        of a compressed message v0 or v1.
+        Returns None if no such batch is below the high watermark. Compares no checksums, except of
+        a compressed message v0 or v1.
         """
         end = self.state.high_watermark
         for segment in self.open_segments(offset, end):
@@ -327,10 +321,10 @@ class PartitionSnapshot:
         return None
 
     def offset_for_time(self, timestamp: int) -> int | None:
-        """Return the first offset whose record is as young as `timestamp` (epoch ms), or younger.
+        """Return the first offset whose record has `timestamp` (epoch ms) or a later one, or None.
 
-        None when there is none in [log start, high watermark). Control records count, as they do
-        in Kafka. Kafka: UnifiedLog.fetchOffsetByTimestamp.
+        Searches [log start, high watermark). Control records count, as in Kafka. Kafka:
+        UnifiedLog.fetchOffsetByTimestamp.
         """
         from kafkalog.storage_engine.reading import time_offsets
 
@@ -338,7 +332,7 @@ class PartitionSnapshot:
         return None if found is None else found.offset
 
     def open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
-        """Yield the segments that may hold offsets of [start, end), window after window."""
+        """Yield the segments that may hold offsets of [start, end), window by window."""
         if end > self.state.high_watermark:
             raise self._out_of_range(end, self.state)
         _check_present(self.directory, self.segments, self.state, start, end)
@@ -355,7 +349,7 @@ class PartitionSnapshot:
                 offset = window.following
 
     def _held_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
-        """Yield the segments that may hold offsets of [start, end), one open at a time."""
+        """Yield the segments that may hold offsets of [start, end), with one open at a time."""
         assert self._load_state is not None
         first = bisect_right(self.segments, start, key=lambda segment: segment.base_offset) - 1
         for place in range(max(0, first), len(self.segments)):
@@ -367,13 +361,13 @@ class PartitionSnapshot:
             except FileNotFoundError:
                 following = [after.base_offset for after in self.segments[place + 1 : place + 2]]
                 if following and self._load_state().log_start_offset >= following[0]:
-                    continue  # deleted since it was listed, and nobody misses its records
+                    continue  # retention deleted it, and the log start has passed its records
                 raise _missing(self.directory, base_offset) from None
             with contextlib.closing(segment):
                 yield segment
 
     def whole_segments(self) -> Sequence[OpenSegment]:
-        """Return all segments, open, ascending, of a view that was opened `whole`."""
+        """Return all segments, open and ascending, of a snapshot that was opened `whole`."""
         _check_present(
             self.directory,
             self.segments,
@@ -385,7 +379,6 @@ class PartitionSnapshot:
 
     @contextlib.contextmanager
     def _window_at(self, offset: int) -> Iterator[_Window]:
-        """Open the window of an offset, unless it is the one that is open."""
         load_state = self._load_state
         if load_state is None or self._window.covers(offset):
             yield self._window
@@ -395,7 +388,7 @@ class PartitionSnapshot:
             if offset < state.log_start_offset and (
                 not listed or listed[0].base_offset > max(offset, self.state.log_start_offset)
             ):
-                # Deleted since the view was opened: saying so beats a silent gap.
+                # Deleted since the snapshot was opened: an error is better than a silent gap.
                 raise self._out_of_range(offset, state)
             committed = _committed(listed, state)
             _check_present(self.directory, committed, state, offset, state.high_watermark)
@@ -428,15 +421,14 @@ def open_snapshot(
     locked: bool = True,
     load_aborted: Callable[[], Sequence[AbortedTransaction] | None] | None = None,
 ) -> PartitionSnapshot:
-    """Open a partition as it is now: state, listing and files of one moment.
+    """Open a partition as it is now: its state, listing and files, all of the same time.
 
-    `load_state` is called under the shared segments lock, and again when a view of more than
-    `WINDOW` segments gets past the ones it has open. `whole` opens all of them: for whoever needs
-    the one moment. `held` opens each by its name when reading comes to it: for the holder of the
-    cleaner lock, who alone replaces segments, and no longer reads those that it has replaced.
-    `start` is the offset where reading will begin, if it is known. A broker's directory is not
-    `locked`, since that would leave lock files there; `load_aborted` gives the aborted transactions
-    that belong to the state loaded last (None: read the `.txnindex` files).
+    `load_state` is called under the shared segments lock. A snapshot of more than `WINDOW` segments
+    calls it again for each further window. `whole` opens all segments. `held` opens each by name
+    when the read gets there; it is for the holder of the cleaner lock, who alone replaces segments
+    and no longer reads the replaced ones. `start` is the offset of the first read, if known.
+    `locked` is False for a broker's directory, to leave no lock files there. `load_aborted` returns
+    the aborted transactions for the last loaded state (None: read the `.txnindex` files).
     """
 
     def opened(state: PartitionState, listed: list[SegmentFiles]) -> PartitionSnapshot:

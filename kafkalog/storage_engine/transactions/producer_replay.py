@@ -65,18 +65,18 @@ def recorded_producers(
         reason = str(fault)
         if isinstance(fault, CorruptLogError):
             reason = f"{fault.path}: expected {fault.expected}, found {fault.found}"
-        _logger.warning("%s; the producers are rebuilt from the log", reason)
+        _logger.warning("%s; rebuilding the producers from the log", reason)
         return _rebuilt(directory, state, now_ms), True
     producers.end_offset = end
     return producers, False
 
 
 def _rebuilt(directory: Path, state: PartitionState, now_ms: int) -> Producers:
-    # A swap of segments may be finished under this lock alone.
+    # Only this lock permits the listing to finish a swap of segments.
     with locks.SegmentsLock(directory).shared():
         segments = [s for s in list_segments(directory) if s.base_offset <= state.active_base]
         if segments and segments[-1].base_offset == state.active_base:
-            # What follows is preallocated, or was never committed.
+            # The bytes beyond are preallocated, or were never committed.
             segments[-1] = dataclasses.replace(segments[-1], size=state.active_size)
         history = ProducerHistory(
             directory,
@@ -121,7 +121,7 @@ class ProducerHistory:
     def damage(self) -> list[str]:
         """The faults, one sentence each."""
         return [
-            f"{fault.damage}; what the segment says after it of producers does not count"
+            f"{fault.damage}; later batches of the segment do not count for its producers"
             for fault in self.faults
         ]
 
@@ -170,10 +170,10 @@ class ProducerHistory:
         producers: Producers,
         observe: Callable[[ScannedBatches], None],
     ) -> tuple[list[AbortedTransaction], LogScanner]:
-        """Replay a whole segment and compare its checksums, from the state at its base on.
+        """Replay a whole segment from the state at its base offset, and compare its checksums.
 
-        `observe` is given its sound batches. Returns the entries of its transaction index, and the
-        scan, which says where it ends. Kafka: LogSegment.recover.
+        Calls `observe` with its sound batches. Returns the entries of its transaction index, and
+        the scan, which knows the segment's sound end. Kafka: LogSegment.recover.
         """
         base_offset = segment.base_offset
         producers.end_offset = max(producers.end_offset, base_offset)
@@ -198,7 +198,7 @@ def replay(
     """Replay the batches that end at or above `start` and begin below `end`.
 
     Returns the entries that they add to the transaction index. A control record that does not
-    decode ends the scan before its batch, as a wrong checksum does.
+    decode ends the scan before its batch, like a wrong checksum.
     """
     table = found.table
     first = int(table.last_offsets.searchsorted(start))
@@ -234,7 +234,7 @@ def _telling(table: BatchTable) -> npt.NDArray[np.int64]:
     rows = np.flatnonzero((table.producer_ids >= 0) & (table.magics == layout.MAGIC))
     is_control = table.attributes[rows] & layout.CONTROL_BIT != 0
     is_transactional = table.attributes[rows] & layout.TRANSACTIONAL_BIT != 0
-    # Data batches of one producer between two control batches make a group.
+    # A group is the data batches of one producer between two control batches.
     stretch = np.cumsum(is_control)
     wanted = is_control.copy()
     data = np.flatnonzero(~is_control)

@@ -1,12 +1,11 @@
-"""The segment that is appended to: its files, cut to what is committed, and its index entries.
+"""The active segment: its files, truncated to the committed size, and its index entries.
 
 Invariants
 ----------
-- Nothing beyond the recorded size is ever read: there lies what a dead commit left, or, with
-  `preallocate`, room for what comes.
-- What is cut off an index is cut off durably: nobody syncs the entries that come in its place, and
-  what a power cut brought back would be believed of the batches that have those offsets by then.
-- A `.txnindex` file exists only where a transaction was aborted.
+- No reader reads beyond the recorded size. Bytes there are those of a dead commit, or preallocated.
+- The truncation of an index is synced, because the entries that follow are not. Otherwise a power
+  cut could bring old entries back, and readers would apply them to new batches.
+- A `.txnindex` file exists only if a transaction was aborted.
 
 Kafka: LogSegment.append, LogSegment.shouldRoll, LogSegment.onBecomeInactiveSegment.
 """
@@ -68,7 +67,7 @@ class ActiveSegment:
         self._stem = f"{directory}/{layout.segment_file(base_offset, '')}"
         self._config = config
         self._index_slots = config.segment_index_bytes // layout.OFFSET_INDEX_ENTRY.size
-        # The last one is for the roll.
+        # The roll needs the last slot.
         self._time_slots = config.segment_index_bytes // layout.TIME_INDEX_ENTRY.size - 1
         self._name = f"{topic_id}/{directory.name}/{self.base_offset}"
         self._written = self._opened_size = self.size
@@ -83,19 +82,18 @@ class ActiveSegment:
         self._transactions_size = 0
         self._open(end_offset, has_transactions)
 
-    # --- the cut ---------------------------------------------------------------------------------
+    # --- truncate --------------------------------------------------------------------------------
 
     def _open(self, end_offset: int, has_transactions: bool) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         log = self._stem + layout.LOG
         try:
             try:
-                self._log_fd = os.open(log, flags & ~os.O_CREAT if self.size else flags, 0o644)
+                self._log_fd = _open(log, create=not self.size)
             except FileNotFoundError:
                 what = f"the journal records {self.size} bytes, the file is missing"
                 raise StorageError(f"{log}: {what}") from None
-            self._index_fd = os.open(self._stem + layout.INDEX, flags, 0o644)
-            self._time_index_fd = os.open(self._stem + layout.TIME_INDEX, flags, 0o644)
+            self._index_fd = _open(self._stem + layout.INDEX, create=True)
+            self._time_index_fd = _open(self._stem + layout.TIME_INDEX, create=True)
             self._truncate_log()
             self._truncate_indexes(end_offset - self.base_offset)
             if has_transactions:
@@ -109,13 +107,13 @@ class ActiveSegment:
         if found < self.size:
             raise StorageError(
                 f"{self._path(layout.LOG)}: the journal records {self.size} bytes, the file has "
-                f"{found}: it was cut by something other than kafkalog"
+                f"{found}: something other than kafkalog truncated it"
             )
         if not self._config.preallocate:
             if found > self.size:
                 files.truncate(self._log_fd, self.size)
             return
-        # Room that a dead commit began to fill is made anew; the rest is room already.
+        # Allocate again what a dead commit began to fill; the rest is still preallocated.
         if found > self.size and any(files.read_at(self._log_fd, layout.BATCH_OVERHEAD, self.size)):
             files.truncate(self._log_fd, self.size)
             found = self.size
@@ -153,7 +151,7 @@ class ActiveSegment:
                 files.remove(path)
                 self.has_new_name = True
                 return
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = _open(path)
             try:
                 _truncate_durably(fd, self._transactions_size)
             finally:
@@ -238,10 +236,7 @@ class ActiveSegment:
         return waited <= self._read_lifetime_ms()
 
     def add(self, size: int, max_timestamp: int, last_offset: int) -> None:
-        """Take the next batch into account, and give it an index entry if it is to have one.
-
-        The bytes follow by `write`.
-        """
+        """Count the next batch, and index it if due. Pass the bytes to `write`."""
         position = self.size
         self.size += size
         if self._first_timestamp is None and position == 0:
@@ -270,7 +265,7 @@ class ActiveSegment:
             if self._transaction_fd < 0:
                 path = self._path(layout.TRANSACTION_INDEX)
                 self.has_new_name |= not path.exists()
-                self._transaction_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._transaction_fd = _open(path, create=True)
             self._transactions_size += len(self._transaction_entries)
             _write_up_to(self._transaction_fd, self._transaction_entries, self._transactions_size)
 
@@ -351,10 +346,9 @@ class ActiveSegment:
 
         A `.txnindex` is opened on its next write.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC
-        self._log_fd = os.open(self._stem + layout.LOG, flags)
-        self._index_fd = os.open(self._stem + layout.INDEX, flags)
-        self._time_index_fd = os.open(self._stem + layout.TIME_INDEX, flags)
+        self._log_fd = _open(self._stem + layout.LOG)
+        self._index_fd = _open(self._stem + layout.INDEX)
+        self._time_index_fd = _open(self._stem + layout.TIME_INDEX)
 
     def close(self) -> None:
         """Close the files; undo nothing."""
@@ -366,6 +360,14 @@ class ActiveSegment:
 
     def _path(self, suffix: str) -> Path:
         return Path(self._stem + suffix)
+
+
+def _open(path: str | Path, *, create: bool = False) -> int:
+    """Open a file of a segment; at the limit of open files the transaction closes other segments.
+
+    Raises OSError.
+    """
+    return files.open_to_write(path, create=create, within_limit=True)
 
 
 def _write_up_to(fd: int, pending: bytearray, end: int) -> None:
@@ -384,7 +386,7 @@ def _truncate_entries(
     size = os.fstat(fd).st_size
     count = size // entry_size
     last = None
-    block = 1  # mostly the last one stays; a file that is padded with zeros ends far before
+    block = 1  # usually the last entry stays, except in a file padded with zeros
     while count and last is None:
         first = max(0, count - block)
         data = files.read_at(fd, (count - first) * entry_size, first * entry_size)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -245,7 +244,7 @@ def staged_paths(root: Path, state: State, matches: Callable[[str], bool]) -> li
     found: list[Path] = []
     for directory in directories:
         try:
-            names = os.listdir(directory)
+            names = files.list_names(directory)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue  # who could not list it has staged nothing there
         found.extend(
@@ -301,7 +300,7 @@ def remove_done(
             named = (Path(file.name).name for message in staged for file in message.files)
             last = {parts[0]: parts[1] for name in named if (parts := layout.parse_staged(name))}
         for directory in {root, *directories} if last else ():
-            for name in os.listdir(directory):
+            for name in files.list_names(directory):
                 parts = layout.parse_staged(name)
                 if parts is not None and parts[1] <= last.get(parts[0], -1):
                     files.remove(directory / name)

@@ -1,7 +1,7 @@
-"""Single records, as a producer sends them: brought into one form, and many of them into columns.
+"""Single records of a producer: normalize one, and convert many to columns.
 
-What a topic takes is decided where rows are staged, and said in the words of that. Of most records
-a few comparisons tell that it takes them; only the others are staged alone, to find out.
+Staging decides which rows a topic accepts, and words its errors. For most records a few comparisons
+show that the topic accepts them. Only the others are staged alone to find out.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["SingleRecord", "TopicRules", "record_batch", "with_any_time"]
 
 _OVERHEAD: Final = 36
 _HEADER_OVERHEAD: Final = 10
-"""The most that a record takes beside its key, value and headers, and a header beside its own.
+"""The most bytes of a record besides its key, value and headers, and of a header besides its own.
 Kafka: DefaultRecord.recordSizeUpperBound."""
 _TIME_LIMITS: Final = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
 
 
 class SingleRecord(NamedTuple):
-    """What becomes a row: the time in epoch ms, the partition None where the key decides."""
+    """A future row: the time in epoch ms; partition None if the key decides."""
 
     key: bytes | None
     value: bytes | None
@@ -46,7 +46,7 @@ class SingleRecord(NamedTuple):
         timestamp: int,
         partition: int | None,
     ) -> Self:
-        """Return the record of what a caller gives; raises InvalidInputError for other types."""
+        """Return a record from a caller's arguments; raises InvalidInputError for other types."""
         try:
             return cls(
                 to_bytes(key),
@@ -63,7 +63,7 @@ class SingleRecord(NamedTuple):
             ) from None
 
     def size(self) -> int:
-        """Return the most bytes that the record may take in a batch, before compression."""
+        """Return an upper bound of the record's bytes in a batch, before compression."""
         size = _OVERHEAD + len(self.key or b"") + len(self.value or b"")
         for name, value in self.headers or ():
             size += _HEADER_OVERHEAD + len(name.encode()) + len(value or b"")
@@ -73,10 +73,11 @@ class SingleRecord(NamedTuple):
 def record_batch(
     records: Sequence[SingleRecord], topic: TopicState, keyless: int
 ) -> pa.RecordBatch:
-    """Return records (at least one) as columns, with the partition that each of them goes to.
+    """Return records (at least one) as columns, with the partition of each.
 
-    Those without a key and a partition all go to one, which `keyless` decides: a commit syncs every
-    partition that it touches. Kafka: BuiltInPartitioner, with a commit for a batch.
+    Records without a key and a partition all go to one partition, which `keyless` decides, because
+    a commit syncs every partition that it touches. Kafka: BuiltInPartitioner, with a commit for a
+    batch.
     """
     import numpy as np
     import pyarrow as pa
@@ -104,10 +105,10 @@ def record_batch(
 
 
 def with_any_time(state: State, topic: str) -> State:
-    """Return the state of a topic alone, which takes records of any time.
+    """Return the state of a topic alone, without its limits of timestamps.
 
-    A record's time was held against the clock when it was sent. By the time of its commit it may be
-    too old, and would be for ever, while all others wait for it.
+    The producer checks a record's time when it is sent. At its commit the record may be too old,
+    and would stay so for ever while all others wait for it.
     """
     known = state.topic(topic)
     config = {**known.config, **dict.fromkeys(_TIME_LIMITS, str(layout.INT64_MAX))}
@@ -116,7 +117,7 @@ def with_any_time(state: State, topic: str) -> State:
 
 @dataclass(frozen=True, slots=True)
 class TopicRules:
-    """What a topic takes, as one state of the log has it."""
+    """The rules of a topic for records, at one state of the log."""
 
     topic: TopicState
     is_compacted: bool
@@ -136,7 +137,7 @@ class TopicRules:
         return cls(topic, config.is_compacted, size_max, before, after)
 
     def surely_takes(self, record: SingleRecord, size: int, now_ms: int) -> bool:
-        """Tell whether staging would take the record; False where it has to be asked."""
+        """Return whether staging would surely accept the record; False if it must be tried."""
         earliest, latest = max(0, now_ms - self.before_max_ms), now_ms + self.after_max_ms
         return (
             size <= self.size_max

@@ -21,7 +21,6 @@ from kafkalog.storage_engine.writing.staged_file import StagedFile
 from kafkalog.storage_engine.writing.staging import Run, StagedMessage
 
 _KEPT_SIZE = 32 << 20
-"""Bytes of staged files that a commit keeps in memory."""
 _PIECE_SIZE = 1 << 20
 
 
@@ -85,7 +84,7 @@ class StagedContents:
             while position < end:
                 piece = files.read_at(fd, min(_PIECE_SIZE, end - position), position)
                 if not piece:
-                    return crc  # it was cut meanwhile
+                    return crc  # it was truncated meanwhile
                 crc = crc32c(piece, crc)
                 run_crc = crc32c(memoryview(piece)[max(0, start - position) :], run_crc)
                 position += len(piece)

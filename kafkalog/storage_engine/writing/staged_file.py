@@ -73,8 +73,7 @@ class StagedFileWriter:
         """`name` is the file's path below the root, without its suffix."""
         self._root = root
         self._stem = name
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._fd = os.open(f"{root}/{name}{layout.STAGED}", flags, 0o644)
+        self._fd = files.open_empty(f"{root}/{name}{layout.STAGED}")
         self.size = 0
         self._crc = 0
         self._config: TopicConfig | None = None

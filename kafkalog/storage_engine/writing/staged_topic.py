@@ -1,4 +1,4 @@
-"""One topic of a task that stages rows: sends them to partitions and encodes them into runs."""
+"""One topic of a staging task: distribute its rows to partitions and encode them into runs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     Integers: TypeAlias = npt.NDArray[np.int64]
 
 LARGE_RUN_SIZE = 16 << 20
-"""A run of so many bytes is on its way to become a segment."""
+"""From this size on, a run will probably become a segment."""
 LARGE_BATCH_SIZE = 256 << 10
-"""Bytes that fill a batch of such a run: fewer batches are fewer to stamp."""
+"""Bytes of a full batch in such a run: fewer batches are faster to stamp."""
 
 
 class StagedTopic:
-    """One topic a task writes to: the runs of its partitions, as far as they are not written."""
+    """One topic that a task writes to, with the unwritten runs of its partitions."""
 
     def __init__(
         self,
@@ -45,8 +45,7 @@ class StagedTopic:
         self.config = config
         self.pending: dict[int, PendingRun] = {}
         self.held_size = 0
-        """Bytes of memory that pending runs may keep, as they share it: to be zeroed once all of
-        them are written."""
+        """Memory of the pending runs, which share it; set to zero once all of them are written."""
         self.keyless = 0
         self._first_keyless = first_keyless
         self._first: int | None = None
@@ -61,7 +60,7 @@ class StagedTopic:
         }.get(self._codec)
 
     def encode(self, rows: pa.RecordBatch, batch_size: int, now_ms: int) -> None:
-        """Partition and encode rows; the order within a partition is the order given."""
+        """Distribute and encode rows; a partition keeps the given order."""
         import numpy as np
 
         from kafkalog.storage_engine.records import records
@@ -102,10 +101,10 @@ class StagedTopic:
     def _by_batch_size(
         self, batch_size: int, order: Integers, numbers: list[int], counts: Integers
     ) -> Iterator[tuple[int, Integers, list[int], Integers]]:
-        """Yield a size of batches, rows, the partitions they are of, and the first row of each.
+        """Yield (batch size, rows, their partitions, the first row of each partition).
 
-        Large batches where a segment is under way, as it is seldom for many partitions at a time.
-        order: int64 (n,), rows partition by partition; counts: int64 (p,), of each of `numbers`
+        Uses large batches for partitions with a segment in progress, which are seldom many. order:
+        int64 (n,), rows partition by partition; counts: int64 (p,), of each of `numbers`
         """
         import numpy as np
 
@@ -131,7 +130,6 @@ class StagedTopic:
         return run is not None and (run.is_segment or run.size >= LARGE_RUN_SIZE)
 
     def _add(self, encoded: Encoded, partitions: list[int], rows: list[int]) -> None:
-        """Add finished batches, a group of them for each partition, to the runs."""
         first = 0
         starts = [*encoded.positions, len(encoded.data)]
         for partition, count, end in zip(partitions, rows, encoded.ends, strict=True):
@@ -144,10 +142,10 @@ class StagedTopic:
             run.add(part, count)
             first = end
         if not all(self.pending[partition].is_segment for partition in partitions):
-            self.held_size += len(encoded.data)  # else they are written at once
+            self.held_size += len(encoded.data)  # runs of segments are written at once
 
     def _check_times(self, timestamps: npt.NDArray[np.int64], now_ms: int) -> None:
-        """Refuse rows whose own time is too far from the clock (R9)."""
+        """Refuse rows whose timestamp is too far from the clock (R9)."""
         before = self.config.message_timestamp_before_max_ms
         after = self.config.message_timestamp_after_max_ms
         for found, name, is_wrong in (
@@ -187,7 +185,7 @@ class StagedTopic:
             chosen = records.murmur2_partitions(key, self.partition_count)
         keyless = np.flatnonzero(chosen < 0)
         if len(keyless):
-            if self._first is None:  # a walk over all partitions, of which few topics need one
+            if self._first is None:  # visits all partitions, so only on demand
                 self._first = self._first_keyless()
             first = self._first + self.keyless
             spread = (first + np.arange(len(keyless))) % self.partition_count
@@ -221,16 +219,16 @@ class StagedTopic:
 def _by_partition(
     partitions: npt.NDArray[np.int32], partition_count: int
 ) -> tuple[Integers, list[int], Integers]:
-    """Return the rows in the order of their partitions, these, and how many rows each has.
+    """Return the rows sorted by partition (stable), the partitions, and their numbers of rows.
 
-    Stable. int64 (n,); ascending, those with rows; int64, as many
+    int64 (n,); those with rows, ascending; int64, as many
     """
     import numpy as np
 
     count = len(partitions)
     if partition_count == 1 or (partitions == partitions[0]).all():
         return np.arange(count), [int(partitions[0])], np.array([count])
-    # Of 16 bits NumPy sorts by counting, several times as fast.
+    # NumPy sorts 16-bit keys by counting, several times as fast.
     keys = partitions.astype(np.uint16) if partition_count <= 1 << 16 else partitions
     order = np.argsort(keys, kind="stable")
     counts = np.bincount(partitions)
@@ -239,7 +237,7 @@ def _by_partition(
 
 
 def _timestamps(column: pa.Array | None, row_count: int, now_ms: int) -> npt.NDArray[np.int64]:
-    """Return epoch milliseconds; a missing or null timestamp is now, as a producer's would be."""
+    """Return epoch milliseconds; a missing or null timestamp is now, like a producer's."""
     import numpy as np
     import pyarrow as pa
 
@@ -248,7 +246,7 @@ def _timestamps(column: pa.Array | None, row_count: int, now_ms: int) -> npt.NDA
     import pyarrow.compute as pc  # a tenth of a second
 
     if pa.types.is_timestamp(column.type):
-        is_coarser = column.type.unit == "s"  # else it is rounded down, which loses digits
+        is_coarser = column.type.unit == "s"  # finer units lose digits
         milliseconds = pa.timestamp("ms", column.type.tz)
         try:
             column = column.cast(milliseconds, safe=is_coarser).cast(pa.int64())

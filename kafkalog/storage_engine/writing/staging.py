@@ -1,12 +1,12 @@
-"""What a sink task leaves for the commit: finished batches in a staged file, and a small message.
+"""What a sink task hands to the commit: finished batches in a staged file, and a small message.
 
-A task encodes, compresses and syncs; the commit, in another process, verifies and appends. A batch
-lacks only its base offset and leader epoch, which lie outside its checksum: in a run the base
+A task encodes, compresses and syncs. The commit, in another process, verifies and appends. A batch
+lacks only its base offset and leader epoch, which its checksum does not cover; in a run the base
 offsets count from 0.
 
-A task has **one** staged file in the root, with a run per log partition. Only where a run grows
-large enough to become a segment, it gets a file of its own in its partition's directory, with its
-indexes beside it, and the commit renames it into place.
+A task has **one** staged file in the root, with a run per log partition. A run that is large enough
+to become a segment gets its own file in its partition's directory, with its indexes, and the commit
+renames it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 _GATHER_SIZE_MIN, _GATHER_SIZE = 4 << 20, 16 << 20
 _GATHER_SIZE_OF_PARTITION = 1 << 20
-"""Bytes of rows that are gathered before they are encoded, so that batches fill up: no more of them
-than that takes, since what has left the processor's caches is read anew."""
+"""Bytes of rows to collect before encoding, so that batches fill up. More would fall out of the
+processor's caches and be read again."""
 _SMALL_SIZE = 64 << 10
 _WRITE_SIZE = 1 << 20
-"""Bytes of runs that are written at once; a task may bring a few for each of many partitions."""
+"""Bytes of runs to write at once; a task may have a few for each of many partitions."""
 _PENDING_SIZE = 128 << 20
-"""Bytes of memory that finished batches of a task may take before they are written."""
+"""Memory of a task's unwritten batches."""
 SEGMENT_RUN_SIZE = 64 << 20
-"""A run of so many bytes becomes a segment, where `segment.bytes` allows one so large."""
+"""A run of this size becomes a segment, if `segment.bytes` allows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """How to create a topic that does not exist yet."""
+    """The settings of a topic that does not exist yet."""
 
     partitions: int
     config: Mapping[str, str]
@@ -54,7 +54,7 @@ class NewTopic:
 class Run(NamedTuple):
     """Finished batches of one log partition: a range of a staged file, or of the message's data.
 
-    A tuple, as a commit may be of many thousands.
+    A tuple, because a commit may have many thousands.
     """
 
     topic: str
@@ -65,16 +65,16 @@ class Run(NamedTuple):
     size: int
     rows: int
     is_segment: bool = False
-    """The file is this run alone, and is renamed into place."""
+    """The file has only this run, and is renamed to become a segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedMessage:
-    """What a task tells the commit; small, and picklable."""
+    """A task's message to the commit; small, and picklable."""
 
     spark_partition: int = 0
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """The topics written to, each with the id the task saw; '' for one to be created."""
+    """The topics written to, each with the id that the task saw; '' for a topic to create."""
     files: tuple[StagedFile, ...] = ()
     runs: tuple[Run, ...] = ()
     rows: int = 0
@@ -84,7 +84,7 @@ class StagedMessage:
 
 
 class StagedWriter:
-    """Stages the rows of one task attempt; with `root=None` it stages in memory, for small appends.
+    """Stage the rows of one task attempt, or with `root=None` small appends in memory.
 
     Rows of one log partition keep their order. Raises InvalidInputError for a partition out of
     range, a missing key on a compacted topic, and a record above `max.message.bytes`.
@@ -125,7 +125,7 @@ class StagedWriter:
         self._rows = 0
 
     def append(self, topic: str, rows: pa.RecordBatch) -> None:
-        """Add rows: columns value and, if there are, key, headers, timestamp, partition."""
+        """Add rows: a column value, and optionally key, headers, timestamp, partition."""
         if rows.num_rows == 0:
             return
         self._topic(topic)
@@ -137,9 +137,9 @@ class StagedWriter:
             self._encode_meanwhile(gathered)
 
     def _encode_meanwhile(self, gathered: Mapping[str, list[pa.RecordBatch]]) -> None:
-        """Encode a portion while the caller brings the next one; one at a time, in their order.
+        """Encode rows in a thread while the caller collects the next ones, in order.
 
-        Raises what the portion before this one has raised.
+        Raises the error of the previous call's encoding.
         """
         if self._root is None:
             self._encode(gathered)
@@ -160,7 +160,7 @@ class StagedWriter:
             under_way.result()
 
     def finish(self) -> StagedMessage:
-        """Encode what is left, sync, and return the message for the commit."""
+        """Encode the rest, sync, and return the message for the commit."""
         self._wait()
         self._end_encoder()
         self._encode(self._gathered)
@@ -186,7 +186,7 @@ class StagedWriter:
         )
 
     def discard(self) -> None:
-        """Remove what was staged: the attempt has failed."""
+        """Remove the staged files of a failed attempt."""
         self._end_encoder()
         for writer in self._files:
             writer.discard()
@@ -224,18 +224,17 @@ class StagedWriter:
         return StagedTopic(name, "", new.partitions, config, self._codec, first_keyless=first)
 
     def _first_keyless(self, topic: TopicState | None) -> int:
-        """Tasks and commits of few rows each would else all begin at partition 0."""
+        """Return the first partition; otherwise all small tasks would use partition 0."""
         written = sum(state.high_watermark for _, state in topic.present()) if topic else 0
         return self._spark_partition + written
 
     def _encode(self, gathered: Mapping[str, list[pa.RecordBatch]]) -> None:
-        """Turn gathered rows into finished batches, and spill them when they are many."""
         for name, batches in gathered.items():
             for batch in _joined(batches):
                 self._topics[name].encode(batch, self._batch_size, self._now_ms())
         if self._root is None:
             return
-        topics = list(self._topics.items())  # the caller may be adding one
+        topics = list(self._topics.items())  # the caller may add one at the same time
         for name, topic in topics:
             for partition, run in topic.pending.items():
                 is_open = (name, partition) in self._large
@@ -251,7 +250,6 @@ class StagedWriter:
                 topic.held_size = 0
 
     def _spill(self, name: str, partitions: Iterable[int]) -> None:
-        """Move pending runs to the file that all runs of this task share."""
         pending = self._topics[name].pending
         small: list[tuple[int, PendingRun]] = []
         for partition in partitions:
@@ -278,7 +276,7 @@ class StagedWriter:
         self._shared.append(parts)
 
     def _spill_large(self, name: str, partition: int) -> None:
-        """Move a pending run to a file that becomes a segment; a full one has a successor."""
+        """Move a pending run to a file that becomes a segment, or to several."""
         topic = self._topics[name]
         run = topic.pending[partition]
         run.is_segment = True
@@ -313,13 +311,12 @@ class StagedWriter:
 
 
 def _size_of(rows: pa.RecordBatch) -> int:
-    """Return the bytes of rows; of a few, which is quickly told, those they are cut from."""
+    """Return the bytes of rows; for a few rows, which is faster, those of their buffers."""
     size = rows.get_total_buffer_size()
     return int(size if size <= _SMALL_SIZE else rows.nbytes)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Return the same rows in as few batches as Arrow allows."""
     import pyarrow as pa
 
     if len(batches) == 1:

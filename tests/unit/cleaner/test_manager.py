@@ -293,6 +293,7 @@ def test_a_partition_that_another_cleaner_works_on_is_passed_over(tmp_path: Path
     assert [stats.topic for stats in clean(engine, now_ms=1)] == ["a"]
 
 
+@pytest.mark.slow
 def test_cleaners_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="0")
     stop = threading.Event()

@@ -207,7 +207,7 @@ def test_nothing_is_read_where_nothing_is_to_be_counted(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--html", "FILE", "--json"], "--html writes a page and --json prints: give one of both"),
+        (["--html", "FILE", "--json"], "--html writes a page and --json prints: give one of them"),
         (["--html", "FILE", "--checkpoint", "c"], "--html writes a page and --checkpoint prints"),
         (["--no-count"], "--no-count is about the picture: it goes with --html FILE"),
         (["--count", "--json"], "--count is about the picture"),
@@ -234,6 +234,7 @@ def test_a_page_that_is_there_is_written_anew(
     assert b"oldold" not in file.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_the_page_leaves_the_one_that_was_there(
     log: KafkaLog, tmp_path: Path
 ) -> None:
@@ -262,7 +263,7 @@ def test_no_page_is_written_into_the_log(
     file = Path(place.format(root=log.root, link=tmp_path / "link"))
     journal = (log.root / "commit").read_bytes()
     result = kafkalog("status", log.root, "--html", file)
-    reason = "a picture does not belong into the log; name another place with --html FILE"
+    reason = "a picture does not belong in the log; name another place with --html FILE"
     assert (result.status, result.out, result.err) == (2, "", f"kafkalog: {file}: {reason}\n")
     assert (log.root / "commit").read_bytes() == journal
     assert file.exists() == (file.name == "commit")

@@ -424,7 +424,7 @@ def test_no_cleaning_begins_as_long_as_a_changelog_is_read(tmp_path: Path) -> No
         (told,) = explain(engine, "t", now_ms)
         assert told.answer == "is not cleaned now"
         assert told.findings[0].code == "pin"
-        assert "tasks read the changelog of a moment in this log" in told.findings[0].sentence
+        assert "tasks read the changelog of a snapshot of this log" in told.findings[0].sentence
         assert status(engine, now_ms)[0].state == "clean"
 
         engine.alter_topic("t", {"max.compaction.lag.ms": "1000"})

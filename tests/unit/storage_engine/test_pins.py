@@ -216,6 +216,7 @@ def test_a_pin_goes_when_its_lease_is_over(engine: Engine, monkeypatch: pytest.M
     assert names(engine.root) == []
 
 
+@pytest.mark.slow
 def test_a_look_asks_nothing_of_actions_that_have_ended(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,13 +226,13 @@ def test_a_look_asks_nothing_of_actions_that_have_ended(
         if n % 20 == 19:
             pins.sweep_pins(engine.root, NOW + n * 60_000)
     asked: list[Path] = []
-    read_bytes = Path.read_bytes
+    read_bytes = files.read_file
 
     def counted(path: Path) -> bytes:
         asked.append(path)
         return read_bytes(path)
 
-    monkeypatch.setattr(Path, "read_bytes", counted)
+    monkeypatch.setattr(files, "read_file", counted)
     append(engine)
     assert limit(engine, NOW + 999 * 60_000, key_partition(engine)) == 1
     assert len(names(engine.root)) == len(asked) == 10
@@ -281,7 +282,9 @@ def test_a_late_task_whose_moment_is_kept_no_more_is_refused(
 
     append(engine)
     assert pinned(engine, TWO, NOW + 2 * LEASE_MS) == second
-    with pytest.raises(StorageError, match="the moment they read is kept no more; run the action"):
+    with pytest.raises(
+        StorageError, match="the snapshot they read is no longer kept; run the action"
+    ):
         pinned(engine, now_ms=NOW + 2 * LEASE_MS)
     pins.sweep_pins(engine.root, NOW + DAY + 2 * LEASE_MS)
     assert pinned(engine, now_ms=NOW + DAY + 2 * LEASE_MS).number == second.number + 1
@@ -311,14 +314,14 @@ def test_who_may_not_read_what_has_ended_makes_no_pin(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user wrote it, with a umask that hides it; read without a pin is any moment."""
-    read_bytes = Path.read_bytes
+    read_bytes = files.read_file
 
     def refused(path: Path) -> bytes:
         if path.name == layout.ENDED_PINS:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return read_bytes(path)
 
-    monkeypatch.setattr(Path, "read_bytes", refused)
+    monkeypatch.setattr(files, "read_file", refused)
     with pytest.raises(StorageError, match="run all executors as one user, or with a umask"):
         pinned(engine)
 

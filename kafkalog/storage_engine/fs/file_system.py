@@ -11,25 +11,25 @@ import fcntl
 import os
 from collections.abc import Iterator
 
-__all__ = ["FileSystem", "current", "replaced"]
+__all__ = ["Data", "FileSystem", "Place", "current", "replaced"]
 
-_Path = str | os.PathLike[str]
-_Buffer = bytes | bytearray | memoryview
+Place = str | os.PathLike[str]
+Data = bytes | bytearray | memoryview
 
 
 class FileSystem:
     """The operating system's own calls; each method is the call of its name."""
 
-    def open(self, path: _Path, flags: int, mode: int = 0o777) -> int:
+    def open(self, path: Place, flags: int, mode: int = 0o777) -> int:
         """Open a file, or make it."""
         return os.open(path, flags, mode)
 
-    def listdir(self, directory: _Path) -> list[str]:
+    def listdir(self, directory: Place) -> list[str]:
         """List the names in a directory."""
         return os.listdir(directory)
 
     def scandir(
-        self, directory: _Path
+        self, directory: Place
     ) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:
         """Go through the entries of a directory."""
         return os.scandir(directory)
@@ -38,7 +38,7 @@ class FileSystem:
         """Read at a position."""
         return os.pread(fd, size, position)
 
-    def pwrite(self, fd: int, data: _Buffer, position: int) -> int:
+    def pwrite(self, fd: int, data: Data, position: int) -> int:
         """Write at a position, as much as the system takes at once."""
         return os.pwrite(fd, data, position)
 
@@ -50,7 +50,7 @@ class FileSystem:
         """Give an open file room."""
         os.posix_fallocate(fd, position, size)
 
-    def statvfs(self, path: _Path) -> os.statvfs_result:
+    def statvfs(self, path: Place) -> os.statvfs_result:
         """Describe the disk below a path."""
         return os.statvfs(path)
 
@@ -62,27 +62,27 @@ class FileSystem:
         """Make the content of an open file durable."""
         os.fdatasync(fd)
 
-    def replace(self, source: _Path, target: _Path) -> None:
+    def replace(self, source: Place, target: Place) -> None:
         """Rename a file over another."""
         os.replace(source, target)
 
-    def link(self, source: _Path, target: _Path) -> None:
+    def link(self, source: Place, target: Place) -> None:
         """Give a file a second name."""
         os.link(source, target)
 
-    def unlink(self, path: _Path) -> None:
+    def unlink(self, path: Place) -> None:
         """Remove a name of a file."""
         os.unlink(path)
 
-    def mkdir(self, path: _Path) -> None:
+    def mkdir(self, path: Place) -> None:
         """Make a directory."""
         os.mkdir(path)
 
-    def rmdir(self, path: _Path) -> None:
+    def rmdir(self, path: Place) -> None:
         """Remove an empty directory."""
         os.rmdir(path)
 
-    def utime(self, path: _Path, times_ns: tuple[int, int]) -> None:
+    def utime(self, path: Place, times_ns: tuple[int, int]) -> None:
         """Set the times of access and modification."""
         os.utime(path, ns=times_ns)
 

@@ -6,7 +6,6 @@ import html.parser
 import http.client
 import json
 import math
-import os
 import re
 import shlex
 import subprocess
@@ -24,7 +23,8 @@ from kafkalog.cli.picture.page import page
 from kafkalog.cli.picture.server import HOST, serving
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.fs import clock, locks
+from kafkalog.storage_engine.fs import clock, file_system, locks
+from kafkalog.storage_engine.fs.file_system import FileSystem, Place
 from tests.unit.cli.conftest import Command
 
 NOW_MS = 1_700_000_000_000
@@ -150,22 +150,20 @@ def test_a_partition_that_cannot_be_read_is_told_and_stops_nothing(log: KafkaLog
     assert reason.endswith("is missing; committed records are lost")
 
 
-def test_the_root_is_listed_as_often_however_many_partitions_there_are(
-    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_root_is_listed_as_often_however_many_partitions_there_are(log: KafkaLog) -> None:
     listed: list[str] = []
-    scan = os.scandir
 
-    def scandir(path: str | Path) -> Any:
-        listed.append(str(path))
-        return scan(path)
+    class Watched(FileSystem):
+        def scandir(self, directory: Place) -> Any:
+            listed.append(str(directory))
+            return super().scandir(directory)
 
-    monkeypatch.setattr(os, "scandir", scandir)
-    shown(log)
-    few = listed.count(str(log.root))
-    log.create_topic("more", 20)
-    listed.clear()
-    shown(log)
+    with file_system.replaced(Watched()):
+        shown(log)
+        few = listed.count(str(log.root))
+        log.create_topic("more", 20)
+        listed.clear()
+        shown(log)
     assert (listed.count(str(log.root)), few > 0) == (few, True)
     assert listed.count(str(log.partition_directory("more", 0))) == 1  # for one plan
 

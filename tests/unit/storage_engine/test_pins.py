@@ -18,7 +18,8 @@ import pytest
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import clock, files, locks
+from kafkalog.storage_engine.fs import clock, file_system, files, locks
+from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.reading import ended_pins, pins
 from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins, Pin, PinnedPartition
@@ -432,14 +433,14 @@ def test_who_takes_hold_of_an_ended_pin_is_seen_by_the_next_look(
 
 def refuse_alone(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[int], bool]) -> None:
     """Refuse exclusive locks on some descriptors, as network file systems do."""
-    flock = fcntl.flock
 
-    def emulated(fd: int, operation: int) -> None:
-        if operation & fcntl.LOCK_EX and is_refused(fd):
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        flock(fd, operation)
+    class Emulated(FileSystem):
+        def flock(self, fd: int, operation: int) -> None:
+            if operation & fcntl.LOCK_EX and is_refused(fd):
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            super().flock(fd, operation)
 
-    monkeypatch.setattr(fcntl, "flock", emulated)
+    monkeypatch.setattr(file_system, "current", Emulated())
 
 
 def test_where_only_what_may_be_written_is_locked_alone_readers_of_a_pin_are_seen(

@@ -9,14 +9,16 @@ KILLS ?= 20
 UPSERT_KILLS ?= 40
 WORKER_KILLS ?= 100
 TORTURE ?= 300
-JOBS ?= 2
-KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -name '*.pxd')
-KERNEL_TESTS := tests/unit/storage_engine/test_kernels.py tests/unit/storage_engine/test_lz4_kernels.py \
+JOBS ?= auto
+REST_JOBS ?= 2
+KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -path '*/kernels/*.py' -o -name '*.pxd')
+KERNEL_TESTS := tests/unit/storage_engine/test_kernels.py \
+    tests/unit/storage_engine/test_index_kernels.py \
     tests/unit/cleaner/test_kernels.py tests/unit/cleaner/test_merge_kernels.py
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-fast test-kernels damage-test twin-test test-peers kill-test cluster-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
+.PHONY: help setup peers demo test test-rest test-all test-kernels damage-test twin-test test-peers kill-test cluster-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -28,16 +30,18 @@ peers: $(PEERS) ## fetch Kafka's broker and tools, and Spark's connector, into .
 demo: $(READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
 	$(BIN)/python -m examples.git_table $(ARGS)
 
-test: $(READY) ## the whole test suite, Spark included, in JOBS (2) processes; ARGS are pytest's
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+test: $(READY) ## the unit tests that are not slow, and chosen ones with Spark, on all cores (JOBS); ARGS are pytest's
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen tests/spark tests/unit $(ARGS)
 
-test-fast: $(READY) ## the tests without Spark and without slow ones
-	$(BIN)/python -m pytest -m "not spark and not slow" $(ARGS)
+test-rest: $(READY) ## every test that `make test` leaves out, in REST_JOBS (2) processes, each with its own Spark
+	$(BIN)/python -m pytest -n $(REST_JOBS) --dist loadfile -m "not chosen" $(ARGS)
+
+test-all: test test-rest ## every test, once
 
 test-kernels: $(READY) ## the kernels' tests with bounds checks, with sanitizers, as Python, and with wrong types
 	$(BIN)/python -m tests.kernel_builds checked -m pytest $(KERNEL_TESTS)
 	$(BIN)/python -m tests.kernel_builds sanitized -m pytest $(KERNEL_TESTS)
-	$(BIN)/python -m tests.kernel_builds python -m coverage run --include='*/kernels.py' -m pytest $(KERNEL_TESTS)
+	$(BIN)/python -m tests.kernel_builds python -m coverage run --include='*/kernels.py,*/kernels/*.py' -m pytest $(KERNEL_TESTS)
 	$(BIN)/python -m tests.kernel_builds python -m coverage report --show-missing --fail-under=97
 	$(BIN)/python -m tests.mutated_sheets
 

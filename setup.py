@@ -1,4 +1,6 @@
-"""Compile the kernels: each `kernels.py` beside a type sheet `kernels.pxd` becomes an extension.
+"""Compile the kernels: each file that has a type sheet beside it becomes an extension.
+
+The sheets are `kernels.pxd` and those in a folder `kernels`.
 
 Without a C compiler the kernels stay Python. KAFKALOG_REQUIRE_COMPILER=1 makes that an error.
 KAFKALOG_KERNELS=checked compiles bounds checks in, KAFKALOG_KERNELS=sanitized the address and
@@ -51,7 +53,8 @@ extensions = [
         py_limited_api=True,
         optional=True,
     )
-    for sheet in sorted(Path("kafkalog").rglob("kernels.pxd"))
+    for sheet in sorted(Path("kafkalog").rglob("*.pxd"))
+    if "kernels" in (sheet.stem, sheet.parent.name)
 ]
 setup(
     cmdclass={"build_ext": BuildKernels},

@@ -1,4 +1,4 @@
-"""What a read saves when its options choose the records.
+"""The time a read saves when its options choose the records.
 
     python -m bench.chosen [--json] [--quick] [--path DIR]
 

@@ -1,4 +1,4 @@
-"""How fast record batches are decoded and encoded, beside aiokafka's compiled codec.
+"""Decoding and encoding of record batches, beside aiokafka's compiled codec.
 
     python -m bench.codec [--json] [--quick]
 

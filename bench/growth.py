@@ -1,4 +1,4 @@
-"""What cleaning costs as the clean part of a log grows, while a few keys are written again.
+"""The cost of cleaning a few updated keys while the clean part of a log grows.
 
     python -m bench.growth [--json] [--quick] [--path DIR]
 

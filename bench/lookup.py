@@ -1,4 +1,4 @@
-"""Looking single keys up in a compacted topic, without Spark.
+"""Lookups of single keys in a compacted topic, without Spark.
 
     python -m bench.lookup [--json] [--quick] [--keys N] [--path DIR]
 

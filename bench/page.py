@@ -1,8 +1,8 @@
-"""The page of the benchmarks: what the programs found, as a table and a chart each.
+"""Write the page of the benchmarks, with a table and a chart for each program.
 
-The figures are kept in docs/benchmarks.json; docs/benchmarks.md and docs/benchmarks/*.png are made
-of them, and of remarks.toml, which says what a figure needs to be understood, a miss above all. A
-remark there belongs to the claims in which its words occur, in what they claim or in their peer.
+docs/benchmarks.json keeps the figures. docs/benchmarks.md and docs/benchmarks/*.png are made from
+them and from remarks.toml. A remark there belongs to each claim that contains its words, or whose
+peer's name contains them. Every missed target needs a remark.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ _JARS: Final = {"Kafka": "broker/kafka_*.jar", "Spark's connector": "spark/spark
 _PLACE: Final = ("processor", "memory", "disk", "system")
 _OURS, _PEER = "#2563ab", "#b8bec7"
 _TITLE_WIDTH: Final = 110
+_PAGE_WIDTH: Final = 100
 _DASH: Final = "\N{EN DASH}"
 Remarks = Mapping[str, Mapping[str, str]]
 """By program, then by words of a claim."""
@@ -232,12 +233,12 @@ def _java() -> dict[str, str]:
 
 _HEAD: Final = """# Benchmarks
 
-Every figure here was printed by a program in `bench/`, which ran kafkalog and its peer on the same
-data and checked that both did the same. They took turns, round by round, unless the claim or its
-program says otherwise; the ratio is the median of the rounds. `make bench` measures everything
-again and writes this page; `python -m bench NAME --write` does it for one program. Times are of a
-machine that does nothing else. Memory is what the processes have resident at most, in MiB, ours and
-the peer's; a dash where there is no process to look at.
+A program in `bench/` printed every figure here. It ran kafkalog and its peer on the same data, and
+checked that both did the same work. The two took turns, round by round, unless the claim or its
+program says otherwise. The ratio is the median of the rounds' ratios. `make bench` measures
+everything again and writes this page; `python -m bench NAME --write` does it for one program. The
+machine did nothing else at the time. Memory is the most that the processes had resident, in MiB:
+ours / the peer's. A dash means that there is no process to measure.
 """
 
 
@@ -255,37 +256,65 @@ def _summary(results: Results) -> str:
         share = f"{states.count(True)} of {len(states)}" if states else "none set"
         lines.append(f"| {link} | {len(result.claims)} | {share} |")
     misses = [
-        f"- [{claim['claim']}](#{result.program}), beside {claim['peer_name']}: "
-        f"{claim['ratio']:,} {claim['ratio_is']}, target {claim['target']}"
+        _item(
+            f"[{claim['claim']}](#{result.program}), beside {claim['peer_name']}: "
+            f"{claim['ratio']:,} {claim['ratio_is']}, target {claim['target']}"
+        )
         for result in results
         for claim in result.claims
         if claim["is_met"] is False
     ]
     if misses:
-        lines += ["", "Missed, for the reasons that stand below their tables:", "", *misses]
+        lines += [
+            "",
+            "These claims missed their target; the remark below their table gives the reason:",
+            "",
+            *misses,
+        ]
     return "\n".join(lines) + "\n"
 
 
 def _section(result: Result, remarks: Mapping[str, str]) -> str:
     lines = [
-        f'## <a name="{result.program}"></a>{title(result.program)}\n',
-        f"`{result.command}`: {result.seconds} s. {_where(result.machine)}\n",
+        f'<a name="{result.program}"></a>\n',
+        f"## {title(result.program)}\n",
+        f"{_origin(result)}\n",
         "| claim | kafkalog | peer | ratio | target | peak memory, MiB | besides |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [_row(claim) for claim in result.claims]
     lines += [""]
-    lines += [f"- *{words}*: {' '.join(remark.split())}" for words, remark in remarks.items()]
+    lines += [_item(f"*{words}*: {remark}") for words, remark in remarks.items()]
     lines += [""] if remarks else []
     lines += [f"![{title(result.program)}](benchmarks/{result.program}.png)", ""]
     return "\n".join(lines)
 
 
-def _where(seen: Mapping[str, str]) -> str:
+def _origin(result: Result) -> str:
+    """Return the command that made the figures, its time, its machine and the versions."""
+    seen = result.machine
     place = ", ".join(seen[what] for what in _PLACE)
-    told = {*_PLACE, "date", "commit"}
-    versions = ", ".join(f"{what} {version}" for what, version in seen.items() if what not in told)
-    return f"{place}; {versions}; {seen['date']}, commit {seen['commit']}."
+    others = [what for what in seen if what not in {*_PLACE, "date", "commit"}]
+    versions = ", ".join(f"{what} {seen[what]}" for what in others)
+    return _filled(
+        f"`{result.command}` took {result.seconds} s on {seen['date']}, at commit "
+        f"{seen['commit']}. Machine: {place}. Versions: {versions}."
+    )
+
+
+def _item(text: str) -> str:
+    return _filled(text, bullet="- ", indent="  ")
+
+
+def _filled(text: str, bullet: str = "", indent: str = "") -> str:
+    return textwrap.fill(
+        " ".join(text.split()),
+        _PAGE_WIDTH,
+        initial_indent=bullet,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _row(claim: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""How fast a materialized view is made from a log, and how it keeps up with updates.
+"""Building a materialized view from a log, and keeping it up to date.
 
     python -m bench.table_view [--json] [--quick] [--keys N] [--seconds S] [--rate R]
                                [--postgres CONNINFO] [--path DIR] [--rounds N]

@@ -1,11 +1,11 @@
-"""CDC: Debezium's change events become a compacted topic of rows, and that a table of a database.
+"""CDC: Debezium's change events become a compacted topic of rows, and that a database table.
 
 `python -m examples.cdc_upserts [--path DIR]`
 
-An event says what a row was (`before`), what it is (`after`) and what has happened to it (`op`): it
-was created (c), updated (u), deleted (d), or read by a snapshot (r). Its key is the primary key. A
-query turns events into the latest state of each row: an upsert, or a tombstone. A view follows that
-topic into SQLite; it could as well be PostgreSQL or a Delta table.
+An event holds a row before and after a change (`before`, `after`) and the kind of the change
+(`op`): created (c), updated (u), deleted (d), or read by a snapshot (r). Its key is the primary
+key. One query turns events into the latest state of each row: an upsert, or a tombstone. A view
+follows that topic into SQLite; PostgreSQL or a Delta table would work too.
 
 Nothing is shuffled between the two topics, so the events of a key keep their order.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["keyed_changes", "run"]
 
 EVENTS: Final = "shop.public.customers"
-"""As Debezium names it: connector, schema, table."""
+"""Debezium's name: connector, schema, table."""
 CUSTOMERS: Final = "customers"
 FIELDS: Final = "id int, name string, city string"
 SECONDS: Final = 120
@@ -44,7 +44,7 @@ Event = tuple[str, str | None]
 
 
 def run(spark: SparkSession, path: Path) -> list[str]:
-    """Follow the changes of a table; return its rows as SQLite has them, at first and at last."""
+    """Follow the changes of a table; return its first and last rows in SQLite."""
     with kafkalog.open(path / "log") as log:
         log.create_topic(EVENTS, partitions=2, config={"cleanup.policy": "delete"})
         log.create_topic(CUSTOMERS, partitions=2, config={"cleanup.policy": "compact"})
@@ -70,7 +70,7 @@ def run(spark: SparkSession, path: Path) -> list[str]:
 
 
 def follow(spark: SparkSession, path: Path) -> StreamingQuery:
-    """Start the query that makes rows of events; it goes on where its checkpoint says."""
+    """Start the query that turns events into rows; it continues from its checkpoint."""
     events = (
         spark.readStream.format("kafkalog")
         .option("path", str(path / "log"))
@@ -90,18 +90,16 @@ def follow(spark: SparkSession, path: Path) -> StreamingQuery:
 
 
 def keyed_changes(events: DataFrame) -> DataFrame:
-    """Return key and value of each change: the row as JSON, or null where it is deleted.
+    """Return key and value of each change: the row as JSON, or null if it is deleted.
 
-    `events` are records as a source gives them; with Debezium's JSON converter they may carry their
-    schema, {"schema": ..., "payload": ...}, or not. A document is such an envelope if it has these
-    two members and no other, and the schema is null or has a type; so a primary key may have a
-    column named `schema`. The tombstone that Debezium writes after a deletion stays one. An event
-    of another kind (a TRUNCATE has no key) fails the query: leaving it out would make the table
-    wrong.
+    `events` are records of a source. Debezium's JSON converter may wrap them with their schema:
+    {"schema": ..., "payload": ...}. A document counts as wrapped if it has exactly these two
+    members, and the schema is null or has a type; a primary key may therefore have a column named
+    `schema`. Debezium's tombstone after a deletion stays a tombstone. An event of another kind,
+    such as a TRUNCATE, which has no key, fails the query: skipping it would make the table wrong.
 
-    Spark writes JSON anew when it takes a part out of it, by `get_json_object`: a number with a
-    point or an exponent becomes the nearest double, 1.10 is 1.1, and of a long decimal digits are
-    lost. So let Debezium write decimals as strings, `decimal.handling.mode=string`.
+    Spark's `get_json_object` parses and writes numbers: one with a point or an exponent becomes the
+    nearest double, and a long decimal loses digits. Set `decimal.handling.mode=string` in Debezium.
     """
     found = events.selectExpr(
         f"{_payload('key')} AS key",
@@ -135,7 +133,7 @@ def table(database: Path) -> list[str]:
     return [" ".join(map(str, row)) for row in rows]
 
 
-# --- what Debezium would write -------------------------------------------------------------------
+# --- Debezium's events ---------------------------------------------------------------------------
 
 
 def capture(log: KafkaLog, events: Iterable[Event]) -> None:
@@ -144,7 +142,7 @@ def capture(log: KafkaLog, events: Iterable[Event]) -> None:
 
 
 def snapshot(*customers: tuple[str, str]) -> Iterable[Event]:
-    """What the table holds when the capture begins."""
+    """Yield the events of the rows that exist when the capture begins."""
     for number, (name, city) in enumerate(customers, 1):
         yield event("r", None, customer(number, name, city))
 
@@ -167,7 +165,7 @@ def customer(number: int, name: str, city: str) -> Row:
 
 
 def deletion(row: Row) -> Iterable[Event]:
-    """Return the event, and the tombstone that lets a compacted topic forget the key."""
+    """Yield the event, and the tombstone that lets a compacted topic drop the key."""
     yield event("d", row, None)
     yield _key(row), None
 

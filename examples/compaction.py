@@ -2,10 +2,10 @@
 
 `python -m examples.compaction [--path DIR]`
 
-Prices of forty products change again and again, some products go, and the cleaner keeps up. After
-each step the page of `kafkalog status PATH --html FILE` shows the segments to scale, hatched where
-they are dead. Open the files in a browser, one after the other; docs/compaction.md tells what is to
-be seen.
+The prices of forty products change again and again, some products disappear, and the cleaner keeps
+up. After each step the page of `kafkalog status PATH --html FILE` shows the segments to scale, with
+their dead shares hatched. Open the files in a browser in their order; docs/compaction.md explains
+them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HOUR_MS: Final = 3_600_000
 
 
 def steps(log: KafkaLog, now_ms: int) -> Iterator[str]:
-    """Do one thing after the other to a log, and yield after each what has been done."""
+    """Run the steps on a log; yield the name of each step that is done."""
     draw = random.Random(1)
     log.create_topic(TOPIC, config=CONFIG)
     change_prices(log, draw, 900, now_ms)

@@ -1,10 +1,9 @@
-"""A repository's history as a directory of Parquet files, for `spark.readStream` to take in order.
+"""A repository's history as a directory of Parquet files, for `spark.readStream` to read in order.
 
-Each file holds the next hundreds or thousands of changes: `seq` (a number over all of them), `key`
-(the path) and `value` (JSON, or null for a deleted path). Spark's file source takes files in the
-order of their modification times, so these are set, and each file is renamed into place when it is
-whole. What a run of the stream is to take is there before it begins: a listing made while files
-appear could miss an older one.
+Each file holds hundreds or thousands of changes: `seq` (numbers all changes), `key` (the path) and
+`value` (JSON, or null for a deleted path). Spark's file source orders files by modification time,
+so the times are set, and each complete file is renamed into place. All files of a run of the stream
+exist before it begins, since a listing during writes could miss an older file.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ __all__ = ["Feed", "change_value", "write_feed"]
 
 CHANGES_PER_FILE: Final = 1000
 FIRST_CHANGES: Final = 200
-"""Files are smaller at first, so that a short history makes several of them too."""
+"""The first files are smaller, so that a short history makes several files too."""
 FILES_BEFORE_GROWTH: Final = 50
-"""From here on files grow with the history, so that a large one makes hundreds of files at most."""
+"""Later files grow with the history, so that a large one makes hundreds of files at most."""
 COMMITS_PER_UPDATE: Final = 200
 SCHEMA: Final = pa.schema(
     [
@@ -41,7 +40,7 @@ SCHEMA: Final = pa.schema(
 
 @dataclass(slots=True)
 class Feed:
-    """The files, and what they hold."""
+    """The files, and the counts of their changes."""
 
     directory: Path
     files: int = 0
@@ -81,13 +80,13 @@ def write_feed(repository: Path, directory: Path, bars: Progress) -> Feed:
 
 
 def file_size(changes_before: int) -> int:
-    """Return how many changes a file holds at least that comes after so many others."""
+    """Return the least number of changes in a file that follows so many others."""
     smallest = min(max(FIRST_CHANGES, changes_before), CHANGES_PER_FILE)
     return max(smallest, changes_before // FILES_BEFORE_GROWTH)
 
 
 def write_file(feed: Feed, pending: list[Change], started_ms: int) -> None:
-    """Write the next file of a feed, and count what it holds."""
+    """Write the next file of a feed, and count its changes."""
     values = [change_value(change) for change in pending]
     table = pa.table(
         [

@@ -1,16 +1,16 @@
 """A git repository's history as a stream of changes, and its last tree as a table.
 
-Walking the first-parent history from its root, every commit changes some paths. A `Change` with an
-`Entry` is an upsert, one without is a delete, so the latest change of every path is what
-`git ls-tree -r HEAD` shows: git itself can tell whether a changelog was followed rightly.
+Each commit of the first-parent history changes some paths. A `Change` with an `Entry` is an upsert,
+one without is a delete. The latest change of each path must equal `git ls-tree -r HEAD`, so git
+itself can check a table that follows the changes.
 
-- A merge is compared with its first parent, the root of the history with the empty tree; where a
-  clone is shallow, its oldest commit is the root.
+- A merge is compared with its first parent, the root with the empty tree. In a shallow clone the
+  oldest commit is the root.
 - A rename is a delete and an upsert; a submodule is an entry of mode 160000; an empty commit
   changes nothing.
 - Paths are bytes, as git stores them: any byte but NUL, in no particular encoding.
 
-One `git log` process is read as it writes; nothing of the history is kept in memory.
+The output of one `git log` process is read as it is written, in bounded memory.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ __all__ = ["Change", "Entry", "GitError", "changes", "commit_count", "head_tree"
 
 CHUNK_SIZE: Final = 1 << 16
 COMMIT_MARK: Final = b"\x01"
-"""Begins the line of a commit; nothing else in git's output can stand where it does."""
+"""The first byte of a commit's line; git writes nothing else there."""
 SETTINGS: Final = (
     *("core.quotePath=false", "core.fsmonitor=false", "log.showRoot=true"),
     *("log.showSignature=false", "diff.renames=false", "diff.ignoreSubmodules=none"),
 )
-"""What a user's own configuration could change in the output."""
+"""Settings by which a user's configuration could change the output."""
 FOREIGN: Final = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR"),
     *("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_DIFF_OPTS"),
     *("GIT_EXTERNAL_DIFF", "GIT_TRACE", "GIT_LITERAL_PATHSPECS", "GIT_GLOB_PATHSPECS"),
 )
-"""Variables of a git that called us (a hook, say): they would point it at another repository."""
+"""Variables that git sets for a program it calls, as in a hook; they name another repository."""
 UNBORN: Final = {"Not a valid object name HEAD", "bad revision 'HEAD'"}
-"""What git says of HEAD in a repository without commits, to `ls-tree` and to `log`."""
+"""Git's messages for HEAD in a repository without commits, by `ls-tree` and `log`."""
 
 
 class GitError(Exception):
-    """Git refused; the message is one line."""
+    """Git failed; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a path holds: git's mode, six octal digits, and the name of its object, in hex."""
+    """The content of a path: git's mode (six octal digits) and its object's name, in hex."""
 
     mode: str
     blob: str
@@ -61,17 +61,14 @@ class Change:
 
     commit: str
     time: int | None
-    """Author time in seconds since 1970; None where the commit holds none that git can read."""
+    """Author time in seconds since 1970; None if git cannot read the commit's time."""
     path: bytes
     entry: Entry | None
     """None: the path was deleted."""
 
 
 def changes(repository: Path) -> Iterator[list[Change]]:
-    """Yield the changes of each first-parent commit, the oldest first; empty commits too.
-
-    Raises GitError when there is no repository, no commit, or when git fails on the way.
-    """
+    """Yield each first-parent commit's changes, oldest first, empty ones too; raises GitError."""
     command = git(
         repository,
         "log",
@@ -99,7 +96,7 @@ def changes(repository: Path) -> Iterator[list[Change]]:
 
 
 def head_tree(repository: Path) -> dict[bytes, Entry]:
-    """Return what `git ls-tree -r HEAD` lists: path to mode and object name."""
+    """Return the list of `git ls-tree -r HEAD`: path to mode and object name."""
     tree = {}
     for line in output(repository, "ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0"):
         if line:
@@ -117,9 +114,10 @@ def commit_count(repository: Path) -> int:
 def parse_log(stream: IO[bytes]) -> Iterator[list[Change]]:
     r"""Yield the changes of each commit in the output of `git log --raw -z`.
 
-    A commit is `\x01<name> <time>\0`; where it changes something, a newline follows, then for each
-    path `:<mode> <mode> <blob> <blob> <status>\0<path>\0`. So what begins with a colon, after at
-    most a newline, is a change and is followed by a path, whatever bytes that path has.
+    A commit is `\x01<name> <time>\0`. If it changes something, a newline follows, then for each
+    path `:<mode> <mode> <blob> <blob> <status>\0<path>\0`. A field that begins with a colon,
+    perhaps after a newline, is therefore a change, and the next field is its path, whatever bytes
+    that has.
     """
     fields = split_at_nul(stream)
     commit, time, found = "", None, list[Change]()
@@ -142,7 +140,7 @@ def parse_log(stream: IO[bytes]) -> Iterator[list[Change]]:
 
 
 def split_at_nul(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the NUL-terminated fields of a stream; what follows the last NUL is dropped."""
+    """Yield the NUL-terminated fields of a stream; bytes after the last NUL are dropped."""
     rest = b""
     while chunk := stream.read(CHUNK_SIZE):
         *fields, rest = (rest + chunk).split(b"\0")
@@ -166,7 +164,7 @@ def git(repository: Path, *arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return our environment without what points git elsewhere, and with messages in English."""
+    """Return our environment without foreign repositories, and with messages in English."""
     kept = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     # Replaced objects are a local overlay; the history is what was committed.
     return kept | {"LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_OPTIONAL_LOCKS": "0"}

@@ -1,4 +1,4 @@
-"""What the demo prints: what was done, in figures, and both tables beside git's own."""
+"""The report of the demo: figures, and both tables compared with git's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIFFERENCES_SHOWN: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A table beside git's own."""
+    """A table compared with git's own."""
 
     name: str
     paths: int
@@ -45,7 +45,7 @@ def compare(name: str, table: dict[bytes, Entry], expected: dict[bytes, Entry]) 
 
 
 def show(paths: set[bytes]) -> list[str]:
-    """Return paths as texts a terminal can show."""
+    """Return paths as texts that a terminal can show."""
     return sorted(repr(os.fsdecode(path)) for path in paths)
 
 
@@ -56,7 +56,7 @@ def report(
     expected: dict[bytes, Entry],
     comparisons: list[Comparison],
 ) -> dict[str, Any]:
-    """Print what was done and how it compares; return it too."""
+    """Print the figures and comparisons; return them too."""
     background = figures["background"]
     transactions = figures["transactions"]
     before, after = figures["bytes_before"], figures["bytes_after"]

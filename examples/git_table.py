@@ -1,14 +1,14 @@
-"""A git repository as a table: its history streamed into a compacted log, and followed from there.
+"""A git repository as a table: its history streams into a compacted log, and tables follow the log.
 
 `python -m examples.git_table [--repo DIR] [--path DIR] [--json]`, or `make demo`.
 
 1. Every commit of the first-parent history becomes upserts and deletes of paths, in commit order,
-   as files that `spark.readStream` takes a few of at a time.
+   as files that `spark.readStream` reads a few at a time.
 2. `writeStream.format("kafkalog")` writes them to the topic `git`: key = path, value = JSON of
-   mode, blob, commit and author time, null for a deleted path. While it runs, the background
-   cleaner removes what newer commits have replaced.
+   mode, blob, commit and author time, null for a deleted path. Meanwhile the background cleaner
+   removes obsolete records.
 3. The stream runs in stages. Between two of them other producers write to the topic in
-   transactions: committed ones repeat the latest values, aborted ones are wrong, and must not show.
+   transactions: committed ones repeat the latest values, aborted ones write wrong values.
 4. At the same time a second query reads the topic back, and `foreachBatch(SQLiteUpsert(...))`
    follows it into a database.
 5. Both that table and the batch read `view=latest` are compared with `git ls-tree -r HEAD`. The
@@ -55,10 +55,10 @@ TOPIC: Final = "git"
 PARTITIONS: Final = 4
 FILES_PER_BATCH: Final = 2
 STAGES: Final = 3
-"""The query that writes is started so often, with the same checkpoint; transactions follow each."""
+"""Starts of the writing query, with the same checkpoint; transactions follow each."""
 SPARK_TASKS: Final = 2
 LAG_ALLOWED_MS: Final = 3_600_000
-"""Deletes stay in the log for so long: a follower that is further behind would never see them."""
+"""Deletes stay in the log for this time; a follower that lags further would miss them."""
 TOPIC_CONFIG: Final = {
     "cleanup.policy": "compact",
     "segment.bytes": str(32 << 10),
@@ -66,7 +66,7 @@ TOPIC_CONFIG: Final = {
     "delete.retention.ms": str(LAG_ALLOWED_MS),
     "file.delete.delay.ms": "1000",
 }
-"""Kafka's defaults suit logs of many gigabytes; a history of a few megabytes wants small steps."""
+"""Kafka's defaults suit logs of many gigabytes; a history of a few megabytes needs small steps."""
 CLEANER: Final = CleanerConfig(backoff_ms=500)
 JAVA_HINT: Final = "install Java 17 or newer, e.g. the package default-jre-headless"
 SPARK: Final = {
@@ -82,11 +82,11 @@ SPARK: Final = {
 
 
 class SparkUnavailableError(Exception):
-    """Spark cannot be started here; the message is one line and says what to do."""
+    """Spark cannot start here; the message is one line and says what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; return 0 when both tables are git's, 1 on differences or errors."""
+    """Run the demo; return 0 if both tables equal git's, 1 on differences or errors."""
     options = parser().parse_args(arguments)
     # Messages go to stderr: with --json, stdout is one line of JSON.
     console = Console(stderr=options.json)
@@ -127,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(repository: Path, log_path: Path, scratch: Path, console: Console) -> dict[str, Any]:
-    """Do the whole of it; return the figures."""
+    """Run the whole demo; return the figures."""
     expected = head_tree(repository)
     check_java()
     with kafkalog.open(log_path, cleaner=CLEANER) as log, progress_bars(console) as bars:
@@ -151,7 +151,7 @@ def run(repository: Path, log_path: Path, scratch: Path, console: Console) -> di
 
 
 def check_java() -> None:
-    """Raise SparkUnavailableError where Spark would not find Java, at more length."""
+    """Raise SparkUnavailableError if Spark would not find Java; Spark's own error is long."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else "java"
     if shutil.which(java) is None:
@@ -160,10 +160,7 @@ def check_java() -> None:
 
 
 def start_spark() -> SparkSession:
-    """Start Spark for two cores, quietly; its workers use this very interpreter.
-
-    Raises SparkUnavailableError when its Java process ends at once.
-    """
+    """Start Spark for two cores, quietly; raises SparkUnavailableError if its Java ends."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.errors import PySparkRuntimeError
@@ -182,7 +179,7 @@ def start_spark() -> SparkSession:
 def stream(
     spark: SparkSession, log: KafkaLog, feed: Feed, scratch: Path, bars: Progress
 ) -> dict[str, Any]:
-    """Run both queries until the second has followed all that was written."""
+    """Run both queries until the second one has followed all records."""
     started = time.monotonic()
     follower = (
         spark.readStream.format("kafkalog")
@@ -219,7 +216,7 @@ def stream(
 
 
 def stages_of(paths: list[Path]) -> list[list[Path]]:
-    """Share files out, in order, to STAGES lists; to fewer where there are fewer files."""
+    """Divide files, in order, into STAGES lists, or fewer if there are fewer files."""
     bounds = [len(paths) * stage // STAGES for stage in range(STAGES + 1)]
     return [paths[first:last] for first, last in itertools.pairwise(bounds) if first < last]
 
@@ -227,7 +224,7 @@ def stages_of(paths: list[Path]) -> list[list[Path]]:
 def write_stage(
     spark: SparkSession, log: KafkaLog, source: Path, checkpoint: Path, watcher: Watcher
 ) -> int:
-    """Write what of the feed has arrived and is not written yet; return how many micro-batches."""
+    """Write the part of the feed that has arrived; return the number of micro-batches."""
     changes = (
         spark.readStream.schema("seq long, key binary, value binary")
         .option("maxFilesPerTrigger", FILES_PER_BATCH)
@@ -251,7 +248,7 @@ def write_stage(
 
 
 class Watcher:
-    """Shows how far the queries are."""
+    """Shows the progress of both queries."""
 
     def __init__(
         self,
@@ -267,7 +264,7 @@ class Watcher:
         self._follow_bar = bars.add_task("followed into SQLite", total=total)
 
     def watch(self, writer: StreamingQuery) -> None:
-        """Show it until a writing query has ended."""
+        """Show the progress until the writing query has ended."""
         while True:
             has_ended = writer.awaitTermination(1)  # raises what the query failed with
             if not self._follower.isActive:
@@ -279,13 +276,13 @@ class Watcher:
                 return
 
     def written(self) -> int:
-        """Return how many records the stream has ever written to the topic."""
+        """Return how many records the stream has written to the topic."""
         ends = (high_watermark for _, high_watermark in self._log.offsets(TOPIC).values())
         return sum(ends) - self._transactions.offsets
 
 
 def followed(query: StreamingQuery) -> int:
-    """Return up to which record, over all partitions, the query has come."""
+    """Return the sum of the query's next offsets over all partitions."""
     progress = query.lastProgress
     end = progress["sources"][0]["endOffset"] if progress else None
     offsets = json.loads(end) if isinstance(end, str) else end or {}
@@ -293,10 +290,11 @@ def followed(query: StreamingQuery) -> int:
 
 
 def clean_rest(log: KafkaLog) -> dict[str, Any]:
-    """Clean at once what the background cleaner would come to in time; return the figures of both.
+    """Clean what the background cleaner has left; return the figures of both cleanings.
 
-    It leaves alone the active segments, and the deletes until `delete.retention.ms` has passed. The
-    first forced cleaning rolls the active segments, the second one is told that the time has come.
+    The background cleaner leaves the active segments, and deletes until `delete.retention.ms` has
+    passed. The first forced cleaning rolls the active segments; the second one gets a time after
+    that.
     """
     assert log.cleaner is not None
     log.cleaner.stop()
@@ -330,7 +328,7 @@ def clean_rest(log: KafkaLog) -> dict[str, Any]:
 
 
 def log_bytes(log: KafkaLog) -> int:
-    """Return the bytes of committed batches that the topic's partitions hold now."""
+    """Return the bytes of committed batches in the topic's partitions."""
     return sum(
         partition.clean_bytes + partition.dirty_bytes + partition.uncleanable_bytes
         for partition in log.status()
@@ -339,7 +337,7 @@ def log_bytes(log: KafkaLog) -> int:
 
 
 def dirty_ratio(status: list[PartitionStatus]) -> float:
-    """Return the largest share of a partition that no cleaning has seen, the active segment too."""
+    """Return the largest share of a partition that was never cleaned, with the active segment."""
     ratios = [
         (partition.dirty_bytes + partition.uncleanable_bytes) / size
         for partition in status
@@ -350,7 +348,7 @@ def dirty_ratio(status: list[PartitionStatus]) -> float:
 
 
 def read_view(spark: SparkSession, log_path: Path) -> dict[bytes, Entry]:
-    """Return the latest value of every key, as Spark's batch read `view=latest` gives it."""
+    """Return the latest value of each key, by Spark's batch read `view=latest`."""
     rows = (
         spark.read.format("kafkalog")
         .option("path", str(log_path))
@@ -373,7 +371,7 @@ def read_database(path: Path) -> dict[bytes, Entry]:
 
 
 def entry(value: bytes) -> Entry:
-    """Return what of a record's value git lists too."""
+    """Return the fields of a record's value that git lists too."""
     fields = json.loads(value)
     return Entry(fields["mode"], fields["blob"])
 

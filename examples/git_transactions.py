@@ -1,9 +1,9 @@
-"""Transactions in between: other producers of the topic, some of whom lie and take it back.
+"""Transactions of two other producers of the topic; one of them writes wrong values and aborts.
 
-Between two runs of the stream two producers write batches as a broker would have stored them. One
-writes the latest values of paths once more, and commits. The other one writes values that are wrong
-(another blob, a deletion, a path that never was), and aborts: in some partitions at once, in others
-only after the next micro-batches. Nobody may ever see what it wrote.
+Between two runs of the stream the producers append batches as a broker would store them. The honest
+one writes the latest values of paths once more, and commits. The lying one writes wrong records
+(another blob, a deletion, a path that never existed), and aborts. It aborts at once in some
+partitions, and after the next micro-batches in others. No reader may ever see its records.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class Transactions:
         self._sequences: Counter[tuple[int, int]] = Counter()
 
     def run(self, *, is_last: bool) -> None:
-        """End what still runs, then repeat and lie; with `is_last` nothing is left running.
+        """End open transactions, then repeat and lie; with `is_last` no transaction stays open.
 
-        Nobody else may write meanwhile, or what is repeated would be older than what it follows.
+        No other writer may run meanwhile, or the repeated values would be older than those they
+        follow.
         """
         self._abort()
         for partition, rows in self._latest().items():
@@ -98,7 +99,7 @@ class Transactions:
         self.ended["committed" if kind == COMMIT else "aborted"] += 1
 
     def _append(self, partition: int, batch: bytes, count: int) -> None:
-        """Give a batch its place; base offset and leader epoch lie outside its checksum."""
+        """Append a batch with its base offset and leader epoch, which lie outside its checksum."""
         _, end = self._log.offsets(self._topic)[partition]
         placed = struct.pack(">q", end) + batch[8:12] + struct.pack(">i", 0) + batch[16:]
         self._log.append_raw(self._topic, partition, placed)
@@ -106,7 +107,7 @@ class Transactions:
 
 
 def marker(producer: int, kind: int, now_ms: int) -> bytes:
-    """Return a control batch, which ends a producer's transaction; clients do not write these."""
+    """Return a control batch that ends a producer's transaction; only brokers write these."""
     key, value = struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0)
     body = b"\0\0\0" + _sized(key) + _sized(value) + b"\0"
     transactional_and_control = 0x30
@@ -118,7 +119,7 @@ def marker(producer: int, kind: int, now_ms: int) -> bytes:
 
 
 def _sized(data: bytes) -> bytes:
-    return bytes([2 * len(data)]) + data  # a varint of a small number, and what it counts
+    return bytes([2 * len(data)]) + data  # a varint of the small size, then the bytes
 
 
 def _now_ms() -> int:

@@ -117,7 +117,7 @@ def _check_count(log: Engine, topic: str, count: int) -> None:
     if known is not None and len(known.partitions) != count:
         raise InvalidInputError(
             f"{log.root}: topic {topic!r} has {len(known.partitions)} partitions, and there it has "
-            f"{count}: topics get no more partitions here; copy it into another log"
+            f"{count}: a mirror gets no more partitions; copy it into another log"
         )
 
 
@@ -190,7 +190,7 @@ def _starts(source: Engine, log: Engine, topic: TopicState, note: _Note) -> list
     if topic.absent:
         missing = ", ".join(f"{topic.name}-{number}" for number in sorted(topic.absent))
         raise InvalidInputError(
-            f"{source.root}: of topic {topic.name!r} the partitions {missing} are missing: another "
+            f"{source.root}: the partitions {missing} of topic {topic.name!r} are missing: another "
             "broker, or another directory of its log.dirs, has them; name all log.dirs of a broker "
             "that has the whole topic, or copy it by --bootstrap"
         )
@@ -227,7 +227,7 @@ def _next_offset(source: Engine, log: Engine, topic: str, partition: int, is_not
             )
     if not common and not is_noted:
         raise InvalidInputError(
-            f"{where} has records, and nothing tells that they are from {source.root}, {remedy}"
+            f"{where} has records, and nothing shows that they are from {source.root}, {remedy}"
         )
     return start
 
@@ -264,8 +264,8 @@ class _Note:
         if here.topic_id == ours and topic.topic_id != theirs:
             raise InvalidInputError(
                 f"{self._path}: topic {topic.name!r} here is a copy of the one with the id "
-                f"{theirs}, and that of {source.root} has the id {topic.topic_id}: it was made "
-                "anew there, or is another cluster's; copy it into another log"
+                f"{theirs}, and that of {source.root} has the id {topic.topic_id}: it was created "
+                "again there, or is another cluster's; copy it into another log"
             )
 
     def has(self, topic: TopicState, here: TopicState) -> bool:

@@ -1,7 +1,7 @@
-"""What the four Spark examples read: a shop's orders, and the table of its customers.
+"""The data of the four Spark examples: a shop's orders, and the table of its customers.
 
-Each of them is a program, `python -m examples.shop_batch [--path DIR]` for one, that makes a log,
-reads it with Spark and prints what it found.
+Each example is a program, such as `python -m examples.shop_batch [--path DIR]`. It makes a log,
+reads it with Spark and prints its findings.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CONFIG: Final = {
 
 
 def open_shop(path: Path) -> KafkaLog:
-    """Open a new shop's log: orders are events and kept, customers a table, a row for each key."""
+    """Open a new shop's log: orders are events and stay, customers are a compacted table."""
     log = kafkalog.open(path)
     log.create_topic(
         ORDERS, partitions=3, config={"cleanup.policy": "delete", "retention.ms": "-1"}
@@ -66,7 +66,7 @@ def open_shop(path: Path) -> KafkaLog:
 
 
 def take_orders(log: KafkaLog, numbers: Iterable[int]) -> None:
-    """Append orders in one commit: number n is of the n-th minute and costs n."""
+    """Append orders in one commit: number n comes in the n-th minute and costs n."""
     rows = [(n, NAMES[n % len(NAMES)]) for n in numbers]
     log.append(
         ORDERS,
@@ -81,7 +81,7 @@ def take_orders(log: KafkaLog, numbers: Iterable[int]) -> None:
 
 
 def move(log: KafkaLog, cities: Iterable[tuple[str, str | None]]) -> None:
-    """Say where customers live from now on; None: no customer any more."""
+    """Set the cities where customers live; None removes a customer."""
     log.append(
         CUSTOMERS,
         [(name, None if city is None else json.dumps({"city": city})) for name, city in cities],
@@ -89,7 +89,7 @@ def move(log: KafkaLog, cities: Iterable[tuple[str, str | None]]) -> None:
 
 
 def fields(orders: DataFrame) -> DataFrame:
-    """Return orders as columns: their customer, amount and time."""
+    """Return orders as columns: customer, amount and time."""
     from pyspark.sql.functions import col, from_json
 
     order = from_json(col("value").cast("string"), ORDER_FIELDS)
@@ -101,7 +101,7 @@ def main(
     described: str | None,
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Run an example in a directory that is thrown away, unless one is named; print its lines."""
+    """Run an example in a temporary directory, or in the one that is named; print its lines."""
     parser = argparse.ArgumentParser(description=(described or "").partition("\n")[0])
     parser.add_argument("--path", type=Path, metavar="DIR", help="keep log and checkpoint here")
     path: Path | None = parser.parse_args(arguments).path
@@ -112,10 +112,10 @@ def main(
 
 
 def start_spark() -> SparkSession:
-    """Start Spark for two cores, or return the session there is.
+    """Start Spark for two cores, or return the existing session.
 
-    Its workers have to run this interpreter, where kafkalog is installed; nothing else is to be
-    set, and nothing to be registered.
+    Its workers must run this interpreter, where kafkalog is installed. No other setting and no
+    registration is needed.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""Batch: what customers spent in one hour, found by the records' time.
+"""Batch: the spending of customers in one hour, found by the records' time.
 
 `python -m examples.shop_batch [--path DIR]`
 """
@@ -18,7 +18,7 @@ HOUR_MS: Final = 3_600_000
 
 
 def run(spark: SparkSession, path: Path) -> list[str]:
-    """Sum up the second hour twice: the DataFrame of the orders sees what came in between."""
+    """Sum up the second hour twice: the same DataFrame sees the orders that came in between."""
     with open_shop(path / "log") as log:
         take_orders(log, range(90))
         second_hour = orders_since(spark, path / "log", OPENING_MS + HOUR_MS)
@@ -29,7 +29,7 @@ def run(spark: SparkSession, path: Path) -> list[str]:
 
 
 def orders_since(spark: SparkSession, log_path: Path, since_ms: int) -> DataFrame:
-    """Return the orders from a time on; what is read of the log is only what is that young."""
+    """Return the orders since a time; only the part of the log that is that young is read."""
     orders = (
         spark.read.format("kafkalog")
         .option("path", str(log_path))
@@ -41,7 +41,7 @@ def orders_since(spark: SparkSession, log_path: Path, since_ms: int) -> DataFram
 
 
 def spending(orders: DataFrame) -> list[str]:
-    """Return how many orders each customer made, and what they cost together."""
+    """Return each customer's number of orders and their sum."""
     from pyspark.sql import functions as f
 
     customers = orders.groupBy("customer").agg(

@@ -1,4 +1,4 @@
-"""Join: each order with the city its customer lives in at that moment, from a compacted topic.
+"""Join: each order with the city where its customer lives at that time, from a compacted topic.
 
 `python -m examples.shop_join [--path DIR]`
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def run(spark: SparkSession, path: Path) -> list[str]:
-    """Let customers move and leave while the query runs: each micro-batch sees where they live."""
+    """Let customers move and leave while the query runs: it sees the current cities."""
     found: list[str] = []
 
     def collect(deliveries: DataFrame, _batch: int) -> None:
@@ -51,7 +51,7 @@ def run(spark: SparkSession, path: Path) -> list[str]:
 
 
 def deliveries(spark: SparkSession, log_path: Path) -> DataFrame:
-    """Return the stream of orders, each with its customer's city; null for who is no customer."""
+    """Return the stream of orders, each with its customer's city; null without a customer."""
     orders = (
         spark.readStream.format("kafkalog")
         .option("path", str(log_path))

@@ -1,4 +1,4 @@
-"""SQL: a compacted topic as a table, which every query finds as it is then.
+"""SQL: a compacted topic as a table; each query sees its current state.
 
 `python -m examples.shop_sql [--path DIR]`
 """
@@ -28,9 +28,9 @@ def run(spark: SparkSession, path: Path) -> list[str]:
 
 
 def create_views(spark: SparkSession, log_path: Path) -> None:
-    """Make two temporary views: the topic's latest records, and them with columns of their own.
+    """Create two temporary views: the topic's latest records, and the same with parsed columns.
 
-    `CREATE TABLE` would not do: Spark forgets the options of such a table when it is queried.
+    `CREATE TABLE` does not work: Spark forgets the options of that table when it is queried.
     """
     spark.sql(
         "CREATE OR REPLACE TEMPORARY VIEW latest USING kafkalog "

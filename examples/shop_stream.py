@@ -30,7 +30,7 @@ def run(spark: SparkSession, path: Path) -> list[str]:
 
 
 def follow(spark: SparkSession, path: Path) -> StreamingQuery:
-    """Start the query: it goes on where its checkpoint says, at most 60 orders at a time."""
+    """Start the query; it continues from its checkpoint, with at most 60 orders at a time."""
     orders = (
         spark.readStream.format("kafkalog")
         .option("path", str(path / "log"))
@@ -51,7 +51,7 @@ def follow(spark: SparkSession, path: Path) -> StreamingQuery:
 
 
 def turnover(orders: DataFrame) -> DataFrame:
-    """Return a row for every half hour that is over, since no order comes an hour late."""
+    """Return a row for each half hour that is over, since no order comes an hour late."""
     from pyspark.sql import functions as f
 
     return (

@@ -70,9 +70,10 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "__compiled__":
-        libraries = [f"kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-        sheets = Path(__file__).parent.rglob("kernels.pxd")
-        return all(any(s.with_name(library).exists() for library in libraries) for s in sheets)
+        suffixes = importlib.machinery.EXTENSION_SUFFIXES
+        sheets = Path(__file__).parent.rglob("*.pxd")
+        kernels = [sheet for sheet in sheets if "kernels" in (sheet.stem, sheet.parent.name)]
+        return all(any(k.with_suffix(suffix).exists() for suffix in suffixes) for k in kernels)
     if name == "in_order":
         from kafkalog.sink.order import in_order
 

@@ -2,8 +2,8 @@
 
 KafkaLogError
 ├── InvalidInputError (ValueError)   the caller's options, arguments or rows
-│   ├── UnknownTopicError            a topic this log does not have
-│   └── MomentPassedError            a read is of a moment that a cleaning has passed
+│   ├── UnknownTopicError            a topic that the log does not have
+│   └── MomentPassedError            a cleaning has removed records that a read needs
 ├── CorruptLogError                  bytes on disk are wrong: path, position, expected, found
 │   ├── CorruptBatchError            a record batch
 │   └── CorruptJournalError          the `commit` file
@@ -13,7 +13,7 @@ KafkaLogError
 └── StorageError                     the file system refused, or its files do not fit the journal
     └── CommitInDoubtError           the commit record may or may not be on disk
 
-A message says where, what was expected, what was found and, if possible, what to do, in one line.
+A message is one line: the place, the expected, the found and, if possible, the remedy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class UnknownTopicError(InvalidInputError):
 
 
 class MomentPassedError(InvalidInputError):
-    """A read is of a moment, and by now a cleaning has taken records that were there then."""
+    """A read needs records of its moment that a cleaning has removed since."""
 
 
 class CorruptLogError(KafkaLogError):
@@ -75,15 +75,17 @@ class CorruptLogError(KafkaLogError):
         self.expected = expected
         self.found = found
 
+    @property
+    def damage(self) -> str:
+        """The damage in words, without advice."""
+        return f"{self.path}: at byte {self.position}: expected {self.expected}, found {self.found}"
+
     def __str__(self) -> str:
-        return (
-            f"{self.path}: at byte {self.position}: expected {self.expected}, "
-            f"found {self.found}; {self.advice}"
-        )
+        return f"{self.damage}; {self.advice}"
 
 
 class CorruptBatchError(CorruptLogError):
-    """A record batch is cut off, has a wrong checksum, or does not decode."""
+    """A record batch is truncated, has a wrong checksum, or does not decode."""
 
 
 class CorruptJournalError(CorruptLogError):
@@ -111,15 +113,15 @@ class OffsetOutOfRangeError(KafkaLogError):
 
 
 class DataLossError(KafkaLogError):
-    """Records that a Spark read still wants are gone; `failOnDataLoss=false` makes it a warning."""
+    """Records that a Spark read needs are gone; `failOnDataLoss=false` makes it a warning."""
 
 
 class CommitConflictError(KafkaLogError):
-    """A writer brings a batch id below the last one it committed."""
+    """A writer sends a batch id below its last committed one."""
 
 
 class LockedByBrokerError(KafkaLogError):
-    """A Kafka broker holds, or owned last, the directory."""
+    """A Kafka broker holds the directory, or was its last owner."""
 
 
 class StorageError(KafkaLogError):
@@ -127,4 +129,4 @@ class StorageError(KafkaLogError):
 
 
 class CommitInDoubtError(StorageError):
-    """The commit record may or may not be on the disk; the next commit or open settles it."""
+    """The commit record may or may not be on disk; the next commit or open decides."""

@@ -1,12 +1,12 @@
-"""A plugin of pytest: topics for tests of Spark jobs, with no broker and no Docker.
+"""A pytest plugin: topics for tests of Spark jobs, with no broker and no Docker.
 
     def test_the_job_counts(kafkalog_topic, spark):
         orders = kafkalog_topic("orders", [("a", "1"), ("b", "2"), ("a", "3")])
         frame = spark.read.format("kafkalog").options(**orders.options).load()
         assert frame.count() == 3
 
-pytest finds it where kafkalog is installed. Nothing of the log is imported before a test asks for
-one of the fixtures. `spark` is the test's own.
+pytest finds the plugin if kafkalog is installed. The log is imported only when a test uses one of
+the fixtures. The test itself provides `spark`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Topic:
 
     @property
     def options(self) -> dict[str, str]:
-        """What `spark.read` and `spark.readStream` need to read the topic."""
+        """The options with which `spark.read` and `spark.readStream` read the topic."""
         return {"path": self.path, "subscribe": self.name}
 
     def append(self, records: Any, *, now_ms: int | None = None) -> CommitResult:
-        """Append tuples, dicts or an Arrow table, as `KafkaLog.append` takes them, in one commit.
+        """Append tuples, dicts or an Arrow table in one commit, like `KafkaLog.append`.
 
-        A value of None is a tombstone. `now_ms` is the time of records that name none.
+        The value None is a tombstone. `now_ms` is the time of records without a timestamp.
         """
         return self.log.append(self.name, records, now_ms=now_ms)
 
@@ -62,7 +62,7 @@ class Topic:
         ]
 
     def table(self) -> dict[bytes, bytes]:
-        """Return the latest value of each key, without deleted ones: what `view=latest` shows."""
+        """Return the latest value of each key without deleted keys, like `view=latest`."""
         return {
             row["key"]: row["value"]
             for batch in self.log.latest(self.name)
@@ -85,10 +85,10 @@ def kafkalog_log(tmp_path: Path) -> Iterator[KafkaLog]:
 
 @pytest.fixture
 def kafkalog_topic(kafkalog_log: KafkaLog) -> MakeTopic:
-    """Return what makes topics of the test's log: `kafkalog_topic(name, records, ...)`.
+    """Return a function that makes topics of the test's log: `kafkalog_topic(name, records, ...)`.
 
-    Each call creates a topic and appends the records to it, if there are any. `partitions` and
-    `config` are those of `create_topic`; names are `topic`, `topic-2` and so on unless given.
+    Each call creates a topic and appends the records, if there are any. `partitions` and `config`
+    are those of `create_topic`. Default names are `topic`, `topic-2` and so on.
     """
 
     def make(

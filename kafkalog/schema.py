@@ -36,9 +36,9 @@ def changelog_schema(*, include_headers: bool = False) -> pa.Schema:
 
 
 def chosen_columns(columns: Sequence[str] | None, *, include_headers: bool = False) -> pa.Schema:
-    """Return the schema of some of the columns, in that order; None for all but `headers`.
+    """Return the schema of the given columns, in their order; None: all but `headers`.
 
-    Raises InvalidInputError for a column that there is not.
+    Raises InvalidInputError for an unknown column.
     """
     schema = changelog_schema(include_headers=include_headers or "headers" in (columns or ()))
     if columns is None:

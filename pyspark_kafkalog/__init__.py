@@ -1,4 +1,4 @@
-"""Where Spark finds `format("kafkalog")`: it imports every top-level module named `pyspark_*`."""
+"""The entry by which Spark finds `format("kafkalog")`: it imports all modules named `pyspark_*`."""
 
 from kafkalog.datasource.source import KafkaLogDataSource as DefaultSource
 

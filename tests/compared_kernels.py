@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import kafkalog
+from tests import kernel_builds
 
 _PACKAGE: Final = Path(kafkalog.__file__).parent
 MODULES: Final = [
-    ".".join(sheet.with_suffix("").relative_to(_PACKAGE.parent).parts)
-    for sheet in sorted(_PACKAGE.rglob("kernels.pxd"))
+    ".".join(sheet.with_suffix("").relative_to(kernel_builds.ROOT).parts)
+    for sheet in kernel_builds.SHEETS
 ]
 
 
@@ -36,7 +37,7 @@ def compared() -> Iterator[None]:
 
 
 def as_python(name: str) -> types.ModuleType:
-    """Return a `kernels` module as Python, whatever is compiled."""
+    """Return a kernel file as Python, whatever is compiled."""
     path = _PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

@@ -1,10 +1,12 @@
-"""What all tests share: a look at the kernels, a clean environment, a Spark session."""
+"""What all tests share: kernels of these sources, a clean environment, a Spark session, a limit."""
 
 from __future__ import annotations
 
 import os
+import resource
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,75 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 import pytest  # noqa: E402 - the environment comes first
 
 from tests.conformance.installation import decided  # noqa: E402
+from tests.kernel_builds import SHEETS  # noqa: E402
 from tests.postgres_server import postgres, postgres_server  # noqa: E402, F401 - fixtures
+
+UNIT = ROOT / "tests" / "unit"
+CPU_SECONDS_MAX = 1.0
+LOOP_SECONDS = 0.04
+"""The processor time of the loop in `_slowness` on the machine of the limit."""
 
 
 def pytest_configure() -> None:
     """Refuse to test compiled kernels of other sources than these."""
-    sheets = (ROOT / "kafkalog").rglob("*.pxd")
-    latest = max(path.stat().st_mtime for path in sheets if path.stem != "kernels")
-    for library in (ROOT / "kafkalog").rglob("kernels.*.so"):
-        own = [path.stat().st_mtime for path in library.parent.glob("kernels.p*")]
-        if library.stat().st_mtime < max(latest, *own):
-            raise pytest.UsageError(f"{library}: older than its sources. Run `make setup`.")
+    sheets = {*(ROOT / "kafkalog").rglob("*.pxd")}
+    latest = max(path.stat().st_mtime for path in sheets - {*SHEETS})
+    for sheet in SHEETS:
+        own = max(path.stat().st_mtime for path in (sheet, sheet.with_suffix(".py")))
+        for library in sheet.parent.glob(f"{sheet.stem}.*.so"):
+            if library.stat().st_mtime < max(latest, own):
+                raise pytest.UsageError(f"{library}: older than its sources. Run `make setup`.")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test` runs: each unit test that is not slow is `chosen`."""
+    for item in items:
+        if UNIT in item.path.parents and not item.get_closest_marker("slow"):
+            item.add_marker("chosen")
+
+
+def _cpu_seconds() -> float:
+    """Return the processor time of this process, and of those that it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _slowness() -> float:
+    """Return how many times slower than the limit's machine this one is now; at least 1."""
+    before = time.process_time()
+    sum(number * number for number in range(1_000_000))
+    return max(1.0, (time.process_time() - before) / LOOP_SECONDS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _heavy_imports() -> None:
+    """Import what the first test of a process would otherwise pay for."""
+    import pyarrow.compute  # noqa: F401
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test without the mark `slow` that needs more than a second of processor time.
+
+    A busy machine does not change that time. Fixtures, a debugger and other builds of the kernels
+    do not count.
+    """
+    is_free = (
+        item.get_closest_marker("slow") is not None
+        or sys.gettrace() is not None
+        or "KAFKALOG_KERNEL_BUILD" in os.environ
+    )
+    before = _cpu_seconds()
+    result = yield
+    used = _cpu_seconds() - before
+    if not is_free and used > CPU_SECONDS_MAX and used > CPU_SECONDS_MAX * _slowness():
+        pytest.fail(
+            f"{item.nodeid}: the test is slow (expected at most {CPU_SECONDS_MAX} s of processor "
+            f"time, found {used:.2f} s). Make it faster, or mark it `slow`.",
+            pytrace=False,
+        )
+    return result
 
 
 @pytest.fixture(scope="module")

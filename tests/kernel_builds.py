@@ -19,6 +19,12 @@ from typing import Final
 
 from tests import ROOT
 
+SHEETS: Final = sorted(
+    sheet
+    for sheet in (ROOT / "kafkalog").rglob("*.pxd")
+    if "kernels" in (sheet.stem, sheet.parent.name)
+)
+"""The type sheet of each file that is compiled."""
 KINDS: Final = ("python", "checked", "sanitized")
 _COPIED: Final = ("kafkalog", "pyspark_kafkalog", "tests", "bench", "examples", "docs")
 _PREPARED: Final = """\
@@ -55,7 +61,7 @@ def tree(kind: str) -> Path:
 
 def environment(place: Path, kind: str) -> dict[str, str]:
     """Return what makes Python use the build of a kind in a directory."""
-    found = {**os.environ, "PYTHONPATH": str(place)}
+    found = {**os.environ, "PYTHONPATH": str(place), "KAFKALOG_KERNEL_BUILD": kind}
     if kind == "sanitized":
         libraries = [_library("libasan.so"), _library("libstdc++.so")]
         found["LD_PRELOAD"] = " ".join(libraries)

@@ -18,11 +18,11 @@ from typing import Final
 from tests import kernel_builds
 
 MUTANTS: Final = (
-    "cleaner/dedup:hash_keys.size",
-    "storage_engine/records:read_varlong.value",
-    "storage_engine/records:read_integer.value",
-    "storage_engine/records:decode_records.timestamp",
-    "storage_engine/records/partitioner:murmur2_partitions.value",
+    "cleaner/dedup/kernels:hash_keys.size",
+    "storage_engine/records/kernels/decode:read_varlong.value",
+    "storage_engine/records/kernels/legacy:read_message.timestamp",
+    "storage_engine/records/kernels/decode:decode_records.timestamp",
+    "storage_engine/records/kernels/murmur2:murmur2_partitions.value",
 )
 _FUNCTION: Final = re.compile(r"^cp?def (?:inline )?\w+ (\w+)\(", re.MULTILINE)
 
@@ -38,14 +38,14 @@ def narrowed(sheet: str, name: str) -> str:
 
 def is_caught(tree: Path, mutant: str) -> bool:
     """Tell whether the kernels' tests fail with one local narrowed."""
-    room, _, name = mutant.partition(":")
-    sheet = tree / "kafkalog" / room / "kernels.pxd"
+    path, _, name = mutant.partition(":")
+    sheet = tree / "kafkalog" / f"{path}.pxd"
     text = sheet.read_text()
     sheet.write_text(narrowed(text, name))
     try:
         kernel_builds.compile_kernels(tree, "")
         tests = sorted(
-            map(str, (tree / "tests" / "unit" / room.split("/")[0]).glob("test_*kernels.py"))
+            map(str, (tree / "tests" / "unit" / path.split("/")[0]).glob("test_*kernels.py"))
         )
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],

@@ -1,4 +1,4 @@
-"""The cleaner's own settings; a topic's are in `storage_engine.metadata.config`."""
+"""The settings of the cleaner; those of a topic are in `storage_engine.metadata.config`."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class CleanerConfig:
     """Kafka's `log.cleaner.*` configs, and one of retention. Raises InvalidInputError."""
 
     enable: bool = True
-    """log.cleaner.enable: without it nothing is compacted, and retention goes on (C141)."""
+    """log.cleaner.enable: if false, nothing is compacted, but retention runs (C141)."""
     threads: int = 1
-    """log.cleaner.threads: how many partitions a background cleaner works on at a time."""
+    """log.cleaner.threads: how many partitions a background cleaner cleans at the same time."""
     dedupe_buffer_size: int = 128 << 20
     """log.cleaner.dedupe.buffer.size: bytes the offset maps of all threads may take."""
     io_buffer_load_factor: float = 0.9
     """log.cleaner.io.buffer.load.factor: share of the map's slots that may be taken."""
     io_buffer_size: int = 1 << 20
-    """log.cleaner.io.buffer.size: bytes of a log that all threads read at once; a larger batch is
-    read whole."""
+    """log.cleaner.io.buffer.size: bytes that all threads read at once; larger batches are read
+    whole."""
     io_max_bytes_per_second: float = math.inf
-    """log.cleaner.io.max.bytes.per.second: what all threads together read and write at most."""
+    """log.cleaner.io.max.bytes.per.second: maximum rate of reads and writes of all threads."""
     backoff_ms: int = 15_000
-    """log.cleaner.backoff.ms: the pause of a thread when nothing is left to clean."""
+    """log.cleaner.backoff.ms: pause of a thread that has found nothing to clean."""
     retention_check_interval_ms: int = 300_000
-    """log.retention.check.interval.ms: how often retention looks at topics without compact."""
+    """log.retention.check.interval.ms: how often retention runs for topics without compact."""
     spill: bool = True
-    """kafkalog.cleaner.spill: keys beyond the budget go to a temporary file beside the log, and the
-    log is rewritten once. Without it a round ends where the map is full, as in Kafka."""
+    """kafkalog.cleaner.spill: write keys beyond the budget to a temporary file, and rewrite the log
+    once. If false, a round ends when the map is full, as in Kafka."""
     merge_batches: bool = True
-    """kafkalog.cleaner.merge.batches: what is left of small batches becomes larger ones. Without it
-    every batch is filtered in its place, as in Kafka."""
+    """kafkalog.cleaner.merge.batches: merge small batches into larger ones. If false, every batch
+    is filtered in its place, as in Kafka."""
 
     def __post_init__(self) -> None:
         for field, name in _NAMES_OF.items():
@@ -76,7 +76,7 @@ class CleanerConfig:
 
     @classmethod
     def parse(cls, config: Mapping[str, str]) -> Self:
-        """Read Kafka's names and texts, such as `log.cleaner.threads`; raises InvalidInputError."""
+        """Parse Kafka's names and values, like `log.cleaner.threads`; raises InvalidInputError."""
         values: dict[str, Any] = {}
         for name, text in config.items():
             if name not in _PARSERS:
@@ -94,7 +94,7 @@ class CleanerConfig:
         return cls(**values)
 
     def of_one_thread(self) -> Self:
-        """Return what one of the threads works with: its share of both buffers (C101)."""
+        """Return the settings of one thread, with its share of both buffers (C101)."""
         count = max(1, self.threads)
         return dataclasses.replace(
             self,
@@ -105,7 +105,7 @@ class CleanerConfig:
 
 
 def _refused(field: str, expected: str, found: str) -> InvalidInputError:
-    """Name a setting as a program and as a configuration does, for nobody knows who gave it."""
+    """Return an error that names the setting as in Python and in a configuration."""
     return InvalidInputError(f"{_NAMES_OF[field]} ({field}): expected {expected}, found {found}")
 
 
@@ -140,13 +140,10 @@ _LEAST: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What the values of a setting are."""
-
     word: str
     type: type
 
     def is_one(self, value: object) -> bool:
-        """Whether a value is of the kind; True and False are no numbers."""
         return isinstance(value, self.type) and isinstance(value, bool) == (self.type is bool)
 
 
@@ -158,4 +155,4 @@ _KINDS: Mapping[Callable[[str], Any], _Kind] = MappingProxyType(
     }
 )
 NAMES = tuple(_PARSERS)
-"""The configs a cleaner can be given."""
+"""The names of all settings."""

@@ -1,12 +1,9 @@
-"""Cleaning as a Spark job: a task for each partition, with the functions that the thread calls too.
+"""Cleaning as a Spark job, with one task per partition.
 
-For logs of many partitions, cleaned at night or after a backfill, where one machine's background
-cleaner would take too long. The tasks take the same locks as every cleaner, so a background cleaner
-may run meanwhile, and a task that Spark repeats or runs twice does no harm. The file system has to
-be one for all executors, its locks too (`kafkalog status` says whether there are any), and
-kafkalog is installed on each.
-
-Works with Spark Connect. pyspark is never imported here: the session that is given does it all.
+It is for logs with so many partitions that one machine's background cleaner takes too long. The
+tasks take the locks of every cleaner, so that a background cleaner may run, and Spark may repeat a
+task. All executors need kafkalog and the same file system, with locks (`kafkalog status` shows
+whether it has them). It works with Spark Connect, and never imports pyspark.
 """
 
 from __future__ import annotations
@@ -45,12 +42,12 @@ def clean(
     *,
     config: CleanerConfig | None = None,
 ) -> list[CleanerStats]:
-    """Clean what is due of some topics, or of all compacted ones; with `force` all that may be.
+    """Clean what is due in some or all compacted topics; with `force` all that may be cleaned.
 
-    The filthiest partitions come first, as many at a time as Spark has slots, each with the whole
-    of `config`'s memory budget. Then retention has its turn, here. Returns one entry per partition
-    that was cleaned, or could not be: then its `error` says why. Raises InvalidInputError for a
-    topic that is not compacted, UnknownTopicError, LockedByBrokerError.
+    The filthiest partitions come first. Each task has the whole memory budget of `config`. Then the
+    driver applies retention. Returns one entry per partition that was cleaned or failed; its
+    `error` has the reason. Raises InvalidInputError for a topic that is not compacted,
+    UnknownTopicError, LockedByBrokerError.
     """
     with Engine(path, create=False) as engine:
         names = _names(engine, topics)
@@ -88,7 +85,7 @@ def _run(
 ) -> list[CleanerStats]:
     if not partitions:
         return []
-    places = spark.range(0, len(partitions), 1, len(partitions))  # one of them in each task
+    places = spark.range(0, len(partitions), 1, len(partitions))  # one in each task
     work = partial(_clean_places, str(root.absolute()), partitions, force, config)
     rows = places.mapInArrow(work, _SCHEMA).collect()
     return [CleanerStats(**json.loads(row[0])) for row in rows]
@@ -101,7 +98,7 @@ def _clean_places(
     config: CleanerConfig,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[Any]:
-    """Clean, in a task, the partitions at the places that a task's rows name."""
+    """In a task, clean the partitions whose numbers its rows hold."""
     import pyarrow as pa
 
     for batch in batches:

@@ -1,12 +1,13 @@
 """The command line: `kafkalog <verb> PATH [TOPIC]`; a module per verb, imported when it is called.
 
-What all verbs keep to:
+Rules of all verbs:
 
-* data goes to the standard output, with `--json` one object a line; messages to the standard error;
-* colours, and bars for what may take long, are for terminals alone (`colours`);
-* the exit status is 0 when all is well; 1 for damage, a "no", or a fault of the log or the disk;
-  2 for wrong usage: options, and whatever raises InvalidInputError, such as an unknown topic;
-* an expected error is one line and never a traceback.
+- data goes to the standard output, with `--json` one object per line; messages go to the standard
+  error;
+- colours and progress bars appear only on terminals (`colours`);
+- the exit status is 0 when all is well; 1 for damage, a "no", or a fault of the log or the disk; 2
+  for wrong usage: options, and any InvalidInputError, such as an unknown topic;
+- an expected error is one line, never a traceback.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ __all__ = ["main", "run"]
 
 VERBS: Final = {
     "topics": "list, create, describe, alter and delete topics",
-    "append": "append records, or whole batches of a .log file as they are",
+    "append": "append records, or whole batches of a .log file unchanged",
     "read": "print the records of a topic",
-    "clean": "remove what newer records have replaced",
-    "cleaner": "run the cleaner until it is told to stop",
-    "explain": "why a topic is not being compacted, and what would change it",
-    "status": "how each partition stands, and who is at work",
+    "clean": "remove obsolete records now",
+    "cleaner": "run the cleaner until you stop it",
+    "explain": "say why a topic is not compacted, and what would change it",
+    "status": "print each partition's state, and the writers, readers and cleaners",
     "ui": "show a log as a picture, in a browser on this machine",
-    "writers": "list who writes to a log, or forget one and its last batch",
+    "writers": "list the writers of a log, or forget one and its last batch",
     "dump": "print what a file of a log holds, as kafka-dump-log does",
     "verify": "look for damage in a log directory",
     "erase": "delete keys for good, and prove that no file has them",
-    "adopt": "take a stopped Kafka broker's log directory over",
+    "adopt": "take over a stopped Kafka broker's log directory",
     "release": "give a log directory to a Kafka broker",
 }
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
-"""What a shell reports of a program that died as its reader went away."""
+"""The status that a shell reports for a program that died because its reader closed the pipe."""
 
 
 def main() -> None:
@@ -56,8 +57,8 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Let the standard streams be there, and take any text: what they cannot tell is escaped."""
-    # In this order, so that no file of a log gets the number of a stream.
+    """Open missing standard streams, and let them escape text that they cannot encode."""
+    # Open them in this order, so that no file of a log gets the number of a stream.
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if sys.stdout is None:
@@ -69,7 +70,7 @@ def _open_streams() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line; returns the exit status."""
+    """Run a command line; return the exit status."""
     from kafkalog.cli.terminal.log_lines import LogLines
 
     with LogLines(holds_back=_verb(arguments) != "cleaner") as lines:
@@ -97,22 +98,22 @@ def _run(arguments: Sequence[str]) -> int:
         _silence()
         status = PIPE_CLOSED
     except SystemExit as fault:
-        # Of what typer does for a shell; of the package below it, when the reader of a help has
-        # gone. All that was to be printed is.
+        # typer exits like this after completion; the package below it, when the reader of a help
+        # has gone. Everything is printed by then.
         _silence()
         status = PIPE_CLOSED if fault.code else 0
     except KafkaLogError as fault:
         _complain(str(fault))
         status = 2 if isinstance(fault, InvalidInputError) else 1
     except OSError as fault:
-        # One that does not name a file is told by the path that the verb was given.
+        # If the error names no file, name the path that the verb was given.
         given = next((text for text in arguments if os.access(text, os.F_OK)), "")
         where = fault.filename or given
         text = fault.strerror or str(fault)
         _complain(f"{where}: {text}" if where else text)
         status = 1
     except Exception as fault:
-        # Those of wrong usage are typer's, or of the package below it: a matter of its release.
+        # Errors of wrong usage belong to typer or to the package below it, by its release.
         describe = getattr(fault, "format_message", None)
         if describe is None:
             raise

@@ -1,8 +1,8 @@
-"""Takes a stopped Kafka broker's log directory over, to be written and cleaned here.
+"""Takes over a stopped Kafka broker's log directory, to write and clean it here.
 
-From then on no broker starts on it, until `kafkalog release` gives it back. A run that was
-interrupted goes on when it is repeated. A topic whose cleanup.policy is told neither by --config
-nor by the broker's metadata is neither cleaned nor deleted from until `topics alter` sets it.
+No broker starts on the directory until `kafkalog release` gives it back. If a run was interrupted,
+repeat it and it continues. If neither --config nor the broker's metadata gives a topic's
+cleanup.policy, kafkalog neither cleans it nor deletes from it until `topics alter` sets one.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from kafkalog.cli.terminal.output import (
 )
 from kafkalog.cli.terminal.text_records import TextLines
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,14 +66,14 @@ def command(
     path: LogPath,
     topic: Topic,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="- or none: standard input.")
+        Path | None, typer.Argument(metavar="FILE", help="Default, and -: standard input.")
     ] = None,
     raw: Annotated[
-        Path | None, typer.Option("--raw", metavar="FILE", help="A .log file, as it is.")
+        Path | None, typer.Option("--raw", metavar="FILE", help="A .log file, unchanged.")
     ] = None,
     partition: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="For all records; by their keys where none."),
+        typer.Option(min=0, metavar="N", help="Of all records; by default the key decides."),
     ] = None,
     text: Annotated[
         bool, typer.Option("--text", help="Lines of text, each a value without a key.")
@@ -81,7 +82,7 @@ def command(
         str | None, typer.Option(metavar="SEP", help="Lines of text: a key, SEP and a value.")
     ] = None,
     null_marker: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Of lines of text: what stands for null.")
+        str | None, typer.Option(metavar="TEXT", help="In lines of text: the text for null.")
     ] = None,
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per partition.")] = False,
@@ -120,7 +121,7 @@ def _text_lines(separator: str | None, null_marker: str | None, *, text: bool) -
     if separator == "":
         raise InvalidInputError("--key-separator: expected some text, found none")
     if text and separator is not None:
-        raise InvalidInputError("--text has values alone, --key-separator keys too: give one")
+        raise InvalidInputError("--text has only values, --key-separator keys too: give one")
     if text or separator is not None:
         return TextLines("\t" if separator == r"\t" else separator, null_marker)
     if null_marker is not None:
@@ -153,7 +154,7 @@ def _opened(file: Path | None) -> Iterator[IO[bytes]]:
     if file is None or str(file) == "-":
         yield sys.stdin.buffer
     else:
-        with file.open("rb") as lines:
+        with files.open_stream(file) as lines:
             yield lines
 
 

@@ -1,4 +1,4 @@
-"""Where a read begins: at the first record, at an offset, at a moment, or at the end."""
+"""The start of a read: the first record, an offset, a time, or the end."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["Beginning"]
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What the options say of it."""
+    """The start that the options choose."""
 
     options: tuple[str, ...]
-    """Those that were given: one, or none."""
+    """The options that were given: one, or none."""
     since_ms: int | None
     start: int | None
 
     @classmethod
     def of(cls, *, from_beginning: bool, from_time: str | None, start: int | None) -> Self:
-        """Parse the options; raises InvalidInputError for two of them, and for no moment."""
+        """Parse the options; raises InvalidInputError for two of them, or for an invalid time."""
         given = {
             "--from-beginning": from_beginning,
             "--from-time": from_time is not None,
@@ -42,7 +42,7 @@ class Beginning:
         return cls(options, since_ms, start)
 
     def offsets(self, changelog: Changelog, state: State, *, at_end: bool) -> dict[int, int]:
-        """Return where each partition begins; its end (or its first record) where none says."""
+        """Return each partition's start; without options its end (`at_end`) or its first record."""
         if self.start is not None:
             return dict.fromkeys(changelog.partitions, self.start)
         if self.since_ms is not None:

@@ -97,7 +97,7 @@ class Changelog:
                     self.topic, number, found.offset, found.offset + 1, include_headers=True
                 )
             )
-            if batches:  # else a newer one came, and this one was cleaned away
+            if batches:  # else the record became obsolete and was cleaned away
                 yield from batches
                 return
 
@@ -126,7 +126,7 @@ class Changelog:
             passed(end - done)
             return
         keys = ChosenKeys([self.key])
-        self._batches(snapshot, start, end, keys)  # which looks at the whole range
+        self._batches(snapshot, start, end, keys)  # checks the whole range
         for first in range(start, end, _SPAN):
             last = min(first + _SPAN, end)
             yield from self._batches(snapshot, first, last, keys)

@@ -32,7 +32,7 @@ EXAMPLES: Final = (
 def command(
     path: LogPath,
     topic: AnyTopic = None,
-    force: Annotated[bool, typer.Option("--force", help="All that may be cleaned.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Everything that may be cleaned.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> int:
     """Print the result of each partition's cleaning."""
@@ -80,11 +80,11 @@ def _passed_over(log: Engine, topic: str | None, results: list[CleanerStats]) ->
     done = {(stats.topic, stats.partition) for stats in results}
     reasons = {
         "paused": "cleaning is paused by another process",
-        "dirty": "another cleaner is at work on it",
-        "uncleanable": "it is uncleanable, and to be tried again later (--force: now)",
+        "dirty": "another cleaner is cleaning it",
+        "uncleanable": "it is uncleanable; a cleaner will try again later, and --force now",
     }
     return [
-        f"{status.topic}-{status.partition} was passed over: {reasons[status.state]}"
+        f"{status.topic}-{status.partition} was skipped: {reasons[status.state]}"
         for status in _statuses(log)
         if topic in (None, status.topic)
         and status.state in reasons
@@ -111,12 +111,12 @@ def _pinned(log: Engine, topic: str | None, ends: Mapping[tuple[str, int], int])
             topic_id = log.describe(status.topic).topic_id
             offset = pins.limit(status.topic, topic_id, status.partition)
             offset = max(offset, status.first_dirty_offset)
-            # Beyond the last stable offset it is an open transaction that nobody could pass.
+            # Beyond the last stable offset an open transaction stops it.
             end = ends.get((status.topic, status.partition), 0)
             if offset < min(end, status.last_stable_offset):
                 lines.append(
-                    f"{status.topic}-{status.partition} was cleaned no further than offset "
-                    f"{offset}: somebody reads it as of then; clean again when that has ended"
+                    f"{status.topic}-{status.partition} was cleaned only up to offset "
+                    f"{offset}: the snapshot pin of a read holds it; clean again after that read"
                 )
     return lines
 

@@ -46,7 +46,9 @@ def command(
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option("--config", metavar="NAME=VALUE", help="Of the cleaner; repeatable."),
+        typer.Option(
+            "--config", metavar="NAME=VALUE", help="A setting of the cleaner; repeatable."
+        ),
     ] = None,
     metrics_port: Annotated[
         int | None,
@@ -54,14 +56,14 @@ def command(
             min=0,
             max=65535,
             metavar="N",
-            help="Serve Prometheus's metrics there, at /metrics; 0: any.",
+            help="Serve Prometheus metrics on this port, at /metrics; 0: any port.",
         ),
     ] = None,
     metrics_address: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="The address of the metrics; 0.0.0.0 for all.",
+            help="The address that serves the metrics; 0.0.0.0 for all.",
             show_default=_METRICS_ADDRESS,
         ),
     ] = None,
@@ -77,18 +79,18 @@ def command(
     _add(given, "log.cleaner.threads", "--threads", threads)
     _add(given, "log.cleaner.backoff.ms", "--backoff-ms", backoff_ms)
     settings = CleanerConfig.parse(given)
-    if settings.threads == 0:  # which Kafka allows a broker, that has other things to do
+    if settings.threads == 0:  # Kafka allows it, since a broker has other work
         raise InvalidInputError("log.cleaner.threads=0: expected at least one that cleans")
     if metrics_address is not None and metrics_port is None:
         raise InvalidInputError(
             f"--metrics-address {metrics_address}: metrics are served with --metrics-port alone"
         )
-    if metrics_address == "":  # to a socket that is every address
+    if metrics_address == "":  # a socket would listen on every address
         raise InvalidInputError("--metrics-address: expected an address, 0.0.0.0 for all")
     log = open_writable(path)
     check_cleanable(log)
     with RootLock(log.root).shared():
-        pass  # where a broker holds the directory this says so, once
+        pass  # raises if a broker holds the directory
     with stop_signals() as stop, log:
         cleaner = CleanerThread(log, settings)
         with _metrics(log, cleaner, metrics_port, metrics_address or _METRICS_ADDRESS):
@@ -114,7 +116,7 @@ def _add(given: dict[str, str], name: str, option: str, value: int | None) -> No
         return
     if given.get(name, str(value)) != str(value):
         raise InvalidInputError(
-            f"{option} {value} and --config {name}={given[name]}: give one of both"
+            f"{option} {value} and --config {name}={given[name]}: give one of them"
         )
     given[name] = str(value)
 

@@ -38,14 +38,14 @@ def command(
         bool, typer.Option("--deep-iteration", help="Records, not only batches.")
     ] = False,
     verify_index_only: Annotated[
-        bool, typer.Option("--verify-index-only", help="Only what the log does not confirm.")
+        bool, typer.Option("--verify-index-only", help="Only entries that the log contradicts.")
     ] = False,
     index_sanity_check: Annotated[
         bool, typer.Option("--index-sanity-check", help="Only an index's size and last entry.")
     ] = False,
     max_bytes: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="Bytes of a .log to look at, from its beginning."),
+        typer.Option(min=0, metavar="N", help="Bytes of a .log to read, from its beginning."),
     ] = 2**31 - 1,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per entry.")] = False,
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
@@ -69,7 +69,7 @@ def command(
         if not path.is_file():
             fault = "is a directory: name the files in it" if path.is_dir() else "no such file"
             raise InvalidInputError(f"{path}: {fault}")
-    # On a terminal the lines themselves tell how it goes.
+    # On a terminal the lines themselves show the progress.
     is_quiet = not sys.stdout.isatty()
     with progress("dumping", lambda: _size(files), is_bytes=True, is_wanted=is_quiet) as advance:
         for path in files:

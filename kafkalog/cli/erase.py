@@ -40,6 +40,7 @@ from kafkalog.cli.terminal.output import (
     print_line,
 )
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
@@ -60,21 +61,21 @@ _WAITING: Final = "waiting (s)"
 def command(
     path: LogPath,
     topic: Topic,
-    key: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="May be given several times.")
-    ] = None,
+    key: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Repeatable.")] = None,
     keys_from: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A key on each line; empty lines are passed over."),
+        typer.Option(metavar="FILE", help="One key per line; empty lines are skipped."),
     ] = None,
     encoding: Annotated[Encoding, typer.Option(help="Of the keys.")] = Encoding.UTF8,
     now: Annotated[
-        bool, typer.Option("--now", help="Wait for nothing: not for followers, nor for readers.")
+        bool, typer.Option("--now", help="Wait neither for followers nor for readers.")
     ] = False,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Leave replaced files, and report them.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only search; change nothing.")
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Records of other keys that mention one are traces too."),
@@ -83,8 +84,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where to write the report; else kafkalog-erase-TOPIC-TIME.json here, and none "
-            "with --dry-run.",
+            help="The report's file; by default kafkalog-erase-TOPIC-TIME.json in this directory, "
+            "and none with --dry-run.",
             show_default=False,
         ),
     ] = None,
@@ -169,7 +170,7 @@ def _look(log: Engine, topic: str, keys: ErasedKeys, strict: bool, bars: _Bars) 
     return find_occurrences(log, topic, keys, clock=clock.now_ms, is_strict=strict, progress=show)
 
 
-# --- what is given -------------------------------------------------------------------------------
+# --- the keys ------------------------------------------------------------------------------------
 
 
 def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[bytes]:
@@ -188,7 +189,8 @@ def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[b
         data = sys.stdin.buffer.read()
     else:
         check_input(file)
-        data = file.read_bytes()
+        with files.open_stream(file) as stream:
+            data = stream.read()
     for number, line in enumerate(data.split(b"\n"), 1):
         text = line.removesuffix(b"\r")
         if text:
@@ -197,7 +199,7 @@ def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[b
             except ValueError as fault:
                 raise InvalidInputError(f"{name}: line {number}: {fault}") from None
     if not found:
-        raise InvalidInputError(f"{name}: there is no key in it")
+        raise InvalidInputError(f"{name}: it has no key")
     return found
 
 
@@ -205,7 +207,7 @@ def _decoded(text: bytes, encoding: Encoding) -> bytes:
     return decoded(text.strip().decode("ascii", "replace"), encoding)
 
 
-# --- what goes on --------------------------------------------------------------------------------
+# --- progress ------------------------------------------------------------------------------------
 
 
 class _Bars:

@@ -1,4 +1,4 @@
-"""What `kafkalog erase` prints of its report."""
+"""The lines that `kafkalog erase` prints of its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARTITIONS_SHOWN: Final = 8
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Yield a report as lines to read."""
+    """Yield the lines of a report."""
     yield _summary("before", found["before"])
     if found["dryRun"]:
         yield from _lines_left(found["before"])
@@ -32,12 +32,12 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield _summary("after", found["after"])
         yield from _lines_left(found["after"])
     for text in found["notes"]:
-        if text != NOW_WARNING:  # that was told before
+        if text != NOW_WARNING:  # printed before
             yield f"note     {text}"
 
 
 def last_lines(found: dict[str, Any], path: str) -> Iterator[str]:
-    """Yield how it ended, and what to do next; `path` is the log's, as it was given."""
+    """Yield the result and the next steps; `path` is the log's, as it was given."""
     look = found["before"] if found["dryRun"] else found["after"]
     yield f"as of    {_as_of(look, found['topic'])}"
     count = counted(len(found["keys"]), "key")

@@ -1,6 +1,6 @@
-"""The report of an erasure, for those who ask for a proof: a JSON file.
+"""The report of an erasure: a JSON file for those who ask for a proof.
 
-No key stands in it, only digests: the report would be a trace itself.
+It has digests instead of keys, since a key in it would be a trace.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ NOW_WARNING: Final = (
     "for good"
 )
 _DIGESTS: Final = (
-    "keys stand here as SHA-256 digests: who can guess a key can tell that it is meant, so where "
-    "keys are personal data the digests are too"
+    "keys are given as SHA-256 digests: a guessed key can be checked against them, so if keys are "
+    "personal data, the digests are too"
 )
 _HASHES: Final = (
     "key indexes (kl-*.keys) hold 33 bits of a hash of each key of their segment, under a secret "
-    "that stands in them; they are replaced with it, so without a record there is no hash"
+    "in the same file; they are replaced with the segment, so no hash outlives its record"
 )
 _NOT_LOOKED_AT: Final = (
     "other topics of this log",
     "copies outside of this directory: replicas, backups, snapshots of the file system, sinks, "
     "tables, checkpoints and state of streaming queries",
     "blocks of the disk that removed files had, and files that a process still has open",
-    "file names; values and headers as text in another encoding, or compressed by who wrote them",
+    "file names; values and headers in another text encoding, or compressed by their writer",
 )
 
 
@@ -112,7 +112,7 @@ def report(
 
 
 def text(found: dict[str, Any]) -> str:
-    """Return a report as indented JSON, with a line for each key: there may be very many."""
+    """Return a report as indented JSON, with one line per key, as there may be very many."""
     keys = ",\n".join(f"    {json.dumps(key)}" for key in found["keys"])
     return (
         json.dumps({**found, "keys": []}, indent=2).replace(
@@ -123,7 +123,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _deletions_left(traces: Occurrences) -> list[dict[str, Any]]:
-    """Return, by partition, where followers have to be before its deletions may go, and when."""
+    """Return per partition the offset that followers must reach, and when its tombstones may go."""
     left: dict[int, dict[str, Any]] = {}
     for file in traces.files:
         number = file.file.partition

@@ -1,7 +1,7 @@
-"""The records of a topic as they are committed, without an end: what `read --follow` prints.
+"""The records of a topic as they are committed, without end, for `read --follow`.
 
-Whether there is anything new is one small read of the journal. What retention deletes before it is
-printed is told on the standard error, and the next records follow.
+One small read of the journal tells whether there are new records. If retention deletes records
+before they are printed, a message says so, and the next records follow.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def follow(
 ) -> Iterator[pa.RecordBatch]:
     """Yield records from `starts` {partition: offset} on, in the order of commits.
 
-    `wait` is called when there is nothing new. With `is_all` partitions that the topic gets later
-    are followed as well. Raises DataLossError when the topic is deleted, also if there is another
-    one of its name; CorruptBatchError and StorageError.
+    `wait` is called when there is nothing new. With `is_all`, partitions that the topic gets later
+    are followed too. Raises DataLossError if the topic is deleted, even if another one has its
+    name, CorruptBatchError and StorageError.
     """
     following = dict(starts)
     seen = None
@@ -72,7 +72,7 @@ def _is_read(changelog: Changelog, topic: TopicState, number: int, offset: int) 
 def _new_records(
     changelog: Changelog, number: int, following: dict[int, int]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what is visible by now, and move `following` on behind it."""
+    """Yield the visible records, and move `following` behind them."""
     start = following[number]
     try:
         with changelog.log.snapshot(changelog.topic, number, start=start) as snapshot:
@@ -86,7 +86,7 @@ def _new_records(
                 yield batch
             following[number] = end
     except OffsetOutOfRangeError as fault:
-        # Deleted while it was read, of a log with very many segments.
+        # Retention deleted it while it was read, in a log with very many segments.
         if not following[number] <= fault.offset < fault.log_start:
             raise
         _tell_lost(changelog, number, fault.offset, fault.log_start)

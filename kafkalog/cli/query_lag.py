@@ -30,7 +30,7 @@ def print_query_lag(
     from kafkalog.datasource.checkpoint import read_checkpoint
 
     checkpoint = read_checkpoint(directory)
-    # The log after it: a query that runs has read nothing that this does not show.
+    # Read the log after the checkpoint, so that it shows all that a running query has read.
     state = log.state()
     rows = [row for row in _rows(checkpoint, state, is_live) if topic in (None, row["topic"])]
     query = {
@@ -96,7 +96,7 @@ def _behind(
     )
     if held is None:
         return {**row, "state": "gone"}
-    # A query comes to a partition that it has not read yet at its first record.
+    # A query starts a partition that it has not read yet at the first record.
     start = held.log_start_offset if offset is None else offset
     if start > held.high_watermark:
         found = "ahead of the checkpointed end" if is_live else "beyond the end"

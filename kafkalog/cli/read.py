@@ -62,7 +62,7 @@ def command(
         int | None, typer.Option(min=0, metavar="N", help="All by default.")
     ] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="The default, but for --follow.")
+        bool, typer.Option("--from-beginning", help="The default without --follow.")
     ] = False,
     from_time: Annotated[
         str | None,
@@ -77,14 +77,16 @@ def command(
         int | None, typer.Option(min=0, metavar="N", help="Offset to stop before.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on, until Ctrl-C, from the end.")
+        bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
     ] = False,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Records with it alone.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Only records with this key.")
+    ] = None,
     latest: Annotated[
-        bool, typer.Option("--latest", help="The latest record of each key, no tombstones.")
+        bool, typer.Option("--latest", help="The latest record per key, no tombstones.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Stop after so many records.")
+        int | None, typer.Option(min=1, metavar="N", help="Stop after N records.")
     ] = None,
     isolation_level: Annotated[
         IsolationLevel, typer.Option(help="Whether open and aborted transactions are read.")
@@ -99,16 +101,16 @@ def command(
     is_committed = isolation_level is IsolationLevel.READ_COMMITTED
     if latest and (beginning.options or end is not None or follow or not is_committed):
         raise InvalidInputError(
-            "--latest prints what the keys have now: it takes --partition, --key and --limit, and "
-            "no offsets, times, --follow or read_uncommitted"
+            "--latest prints the latest record of each key: it takes --partition, --key and "
+            "--limit, but no offsets, times, --follow or read_uncommitted"
         )
     if follow and end is not None:
-        raise InvalidInputError("--follow goes on and --end stops: give one of both")
+        raise InvalidInputError("--follow does not end and --end does: give one of them")
     wanted_key = None if key is None else _key(key, encoding)
     with open_readable(path) as log:
         present = sorted(log.offsets(topic))
         if partition is not None and partition not in present:
-            log.snapshot(topic, partition).close()  # which says what there is instead
+            log.snapshot(topic, partition).close()  # its error lists the partitions
         numbers = present if partition is None else [partition]
         if (start is not None or end is not None) and len(numbers) > 1:
             raise InvalidInputError("--start and --end are offsets of one --partition: name it")
@@ -138,7 +140,7 @@ def _range(
     starts = beginning.offsets(changelog, state, at_end=False)
     ends = changelog.ends_after(starts, state, end)
     total = sum(max(ends[number] - first, 0) for number, first in starts.items())
-    # On a terminal the first record follows at once, but where one key is looked for.
+    # On a terminal the first record appears at once, unless the search is for one key.
     is_slow = changelog.key is not None or not sys.stdout.isatty()
     shown = progress("reading", lambda: total, is_wanted=is_slow)
     yield from changelog.read(starts, ends, bar.enter_context(shown))

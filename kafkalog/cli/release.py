@@ -1,8 +1,8 @@
-"""Gives a log directory to a Kafka broker, as one that was shut down in good order.
+"""Gives a log directory to a Kafka broker, in the state of a clean shutdown.
 
-A broker puts a directory aside whose topic id its cluster does not know: create the topics there
-first, and name their ids with --topic-ids. The file has a topic and its id on each line, or is what
-`kafka-topics --describe` prints. A run that was interrupted goes on when it is repeated.
+A broker sets aside a directory whose topic id its cluster does not know. Create the topics there
+first, and name their ids with --topic-ids. The file has a topic and its id on each line, or is the
+output of `kafka-topics --describe`. If a run was interrupted, repeat it and it continues.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from kafkalog.cli.terminal.output import (
     print_json,
     print_line,
 )
+from kafkalog.storage_engine.fs import files
 
 EXAMPLES: Final = (
     "kafkalog release /data/kafka-logs",
@@ -34,12 +35,12 @@ def command(
     path: LogPath,
     topic_ids: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The ids that the broker's cluster has for the topics."),
+        typer.Option(metavar="FILE", help="The topic ids of the broker's cluster."),
     ] = None,
     meta_properties: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="meta.properties of the directory that this one is to replace."
+            metavar="FILE", help="meta.properties of the directory that this one replaces."
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
@@ -77,14 +78,14 @@ def command(
 
 
 def _read_ids(path: Path) -> dict[str, str]:
-    """Return the ids of a file; raises InvalidInputError for one without any, or with two of a
-    topic, and for a line that is neither form."""
+    """Return the ids of a file; raises InvalidInputError for a wrong line or a second id."""
     from kafkalog.errors import InvalidInputError
 
     check_input(path)
     found: dict[str, str] = {}
     try:
-        lines = path.read_text().splitlines()
+        with files.open_stream(path) as stream:
+            lines = stream.read().decode().splitlines()
     except UnicodeDecodeError:
         raise InvalidInputError(f"{path}: expected a text file of topics and ids") from None
     is_described = any(_DESCRIBED.search(line) for line in lines)

@@ -1,9 +1,10 @@
-"""The file of a report: there once it is whole, and in nobody's way before."""
+"""The file of a report, which appears only once it is complete."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ __all__ = ["ReportFile"]
 
 @dataclass(frozen=True, slots=True)
 class ReportFile:
-    """A report's path, where it can be written."""
+    """A report's path, at which a file can be written."""
 
     path: Path
 
@@ -30,19 +31,19 @@ class ReportFile:
     @classmethod
     @contextlib.contextmanager
     def reserved(cls, given: Path | None, stem: str, root: Path) -> Iterator[ReportFile]:
-        """Yield a file that can be written, so that its failing is no surprise in the end.
+        """Yield a file that can be written, so that a long run does not fail at its end.
 
-        Without a path it is `STEM-TIME.json` in the working directory. Meanwhile there is an empty
-        file of a temporary name beside it, which a run that is killed leaves. Raises
-        InvalidInputError for a path in the log, one that is there, and where none can be made.
+        The default path is `STEM-TIME.json` in the working directory. An empty file with a
+        temporary name reserves it; a killed run leaves that file. Raises InvalidInputError for a
+        path in the log, an existing file, or a path that cannot be written.
         """
         path = _free(stem) if given is None else given
         check_outside(path, [root], "a report", "--report")
         if path.exists() or path.is_symlink():
-            raise InvalidInputError(f"{path}: is there already; name another file with --report")
-        temporary = path.with_name(path.name + layout.TEMPORARY)
+            raise InvalidInputError(f"{path}: exists already; name another file with --report")
+        temporary = _temporary(path)
         try:
-            temporary.open("w").close()
+            files.create(temporary)
         except OSError as fault:
             raise InvalidInputError(
                 f"{path}: {fault.strerror}; name another file with --report"
@@ -53,13 +54,17 @@ class ReportFile:
             files.remove(temporary)
 
 
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + layout.TEMPORARY)
+
+
 def _free(stem: str) -> Path:
-    """Return a name that no other run has, or had, in this working directory."""
+    """Return a file name that no other run has used in this working directory."""
     stamp = f"{datetime.fromtimestamp(clock.now_ms() / 1000, UTC):%Y%m%dT%H%M%SZ}"
     for number in itertools.count(1):
         path = Path(f"{stem}-{stamp}{f'-{number}' if number > 1 else ''}.json")
         if not path.exists():
             with contextlib.suppress(FileExistsError):
-                path.with_name(path.name + layout.TEMPORARY).open("x").close()
+                os.close(files.open_empty(_temporary(path), exclusive=True))
                 break
     return path

@@ -56,9 +56,7 @@ def command(
     topic: AnyTopic = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR", help="How far the streaming query with this checkpoint is behind."
-        ),
+        typer.Option(metavar="DIR", help="How far the streaming query with this checkpoint lags."),
     ] = None,
     html: Annotated[
         Path | None,
@@ -68,7 +66,7 @@ def command(
         bool | None,
         typer.Option(
             "--count/--no-count",
-            help="Whether the picture has dead bytes counted.",
+            help="Whether the picture counts dead bytes.",
             show_default="count",
         ),
     ] = None,
@@ -85,7 +83,7 @@ def command(
     if html is not None and (json or checkpoint is not None):
         raise InvalidInputError(
             f"--html writes a page and {'--json' if json else '--checkpoint'} prints: give one of "
-            "both"
+            "them"
         )
     if html is None and count is not None:
         raise InvalidInputError(

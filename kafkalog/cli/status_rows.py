@@ -100,7 +100,7 @@ def _partitions(found: Iterable[PartitionStatus], state: State) -> Iterator[dict
 
 
 def cleaning_row(last: LastCleaning) -> dict[str, int]:
-    """Return a cleaning as JSON has it."""
+    """Return the JSON object of a cleaning."""
     return {
         "endedMs": last.ended_ms,
         "elapsedMs": last.elapsed_ms,

@@ -73,11 +73,11 @@ def _list(path: _Path, json: _Json = False) -> None:
 def _create(
     path: _Path,
     name: _NewName,
-    partitions: Annotated[int, typer.Option(min=1, metavar="N", help="How many it has.")] = 1,
+    partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Number of partitions.")] = 1,
     config: _Config = None,
     json: _Json = False,
 ) -> None:
-    """Create a topic, and the log if there is none.
+    """Create a topic, and the log if it is missing.
 
     cleanup.policy is compact unless --config gives another one.
     """
@@ -93,7 +93,7 @@ def _describe(path: _Path, name: _Name, json: _Json = False) -> None:
 
 
 def _alter(path: _Path, name: _Name, config: _Config = None, json: _Json = False) -> None:
-    """Set configs of a topic; those that are not named stay."""
+    """Set configs of a topic; other configs stay."""
     from kafkalog.errors import InvalidInputError
 
     if not config:
@@ -103,7 +103,7 @@ def _alter(path: _Path, name: _Name, config: _Config = None, json: _Json = False
 
 
 def _delete(path: _Path, name: _Name, json: _Json = False) -> None:
-    """Delete a topic and its records; --json tells how it stood."""
+    """Delete a topic and its records; --json prints its last state."""
     with open_writable(path) as log:
         topic = _described(log.describe(name))
         log.delete_topic(name)

@@ -1,9 +1,9 @@
 """Serves a picture of the log on this machine: what is clean, what is not, and why.
 
-Of each partition the segments to scale, how much of them is dead, the dirty ratio beside its
-threshold, the cleanings there were, one that is at work, and the answer of `explain`. The page
-follows the log. Nothing is written, and nobody but this machine gets an answer (127.0.0.1). To
-count what is dead the log is read, in the background: not with --no-count.
+It shows each partition's segments to scale, their share of dead records, the dirty ratio beside its
+threshold, the cleanings, and the findings of `explain`. The page follows the log. Nothing is
+written, and only this machine gets an answer (127.0.0.1). The server counts dead records by reading
+the log in the background; --no-count leaves that out.
 
 `kafkalog status PATH --html FILE` writes the same page as a file.
 """
@@ -30,17 +30,17 @@ def command(
     path: ReadablePath,
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, metavar="N", help="Of 127.0.0.1; 0 for any that is free."),
+        typer.Option(min=0, max=65535, metavar="N", help="Of 127.0.0.1; 0 for any free port."),
     ] = _PORT,
     count: Annotated[
         bool, typer.Option("--count/--no-count", help="Whether dead bytes are counted.")
     ] = True,
 ) -> None:
-    """Serve the picture until told to stop."""
+    """Serve the picture until a signal ends it."""
     from kafkalog.cli.picture.server import HOST, serving
 
     with stop_signals() as stop, open_readable(path) as log:
-        log.state()  # what cannot be read at all is told here, not on a page
+        log.state()  # an unreadable log fails here, not on the page
         with serving(path, log, port, counts_dead=count) as chosen:
             print_line(f"http://{HOST}:{chosen}/")
             note(f"{path}: the picture is served; Ctrl-C ends it")

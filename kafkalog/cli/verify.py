@@ -1,12 +1,12 @@
-"""Looks for damage in a log directory: ours, a broker's, or one partition's.
+"""Looks for damage in a log directory of kafkalog or a broker, or in one partition directory.
 
-Compared are all checksums, the order of offsets, index entries with their batches, aborted
-transactions, producer snapshots, leader epochs, topic ids, checkpoints, and the journal with the
-files. A finding is a line with file and position.
+It checks all checksums, the order of offsets, and the journal against the files. It compares index
+entries, aborted transactions, producer snapshots, leader epochs, topic ids and checkpoints with the
+batches. A finding is a line with file and position.
 
-The exit status is 0 when nothing is damaged, 1 when something is, or could not be looked at (no
-permission, no locks), which is told on the standard error and is no damage. Notices
-(foreign files, what the next start of a killed broker mends) change nothing about it.
+The exit status is 0 without damage. It is 1 for damage, and if a file could not be read (no
+permission, no locks), which is reported on the standard error. Notices (foreign files, or what a
+broker repairs at its next start) do not change it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def command(
     from kafkalog.storage_engine.metadata import address
 
     roots = address.directories(path)
-    if topic is not None and len(roots) > 1:  # of several, a topic may be in some
+    if topic is not None and len(roots) > 1:  # a topic may be in some of the roots
         roots = [root for root in roots if has_topic(root, topic)] or roots[:1]
     damage = notices = 0
     faults: list[StorageError] = []
@@ -61,7 +61,7 @@ def command(
     for each in faults:
         note(f"kafkalog: {each}")
     if faults and not damage:
-        return 1  # nobody knows how much there is
+        return 1  # the amount of damage is unknown
     note(f"{path}: {damage or 'no'} damage, {notices or 'no'} notice{'s' * (notices != 1)}")
     return 1 if damage or faults else 0
 

@@ -1,11 +1,11 @@
-"""Lists the writers of a log with the last batch that each has committed; or forgets one.
+"""Lists the writers of a log with their last committed batches, or forgets one.
 
-A writer is a streaming query, a name given to kafkalog.sink.Append, or a txnAppId. By its last
-batch one that comes again is known, and not written twice.
+A writer is a streaming query, a name given to kafkalog.sink.Append, or a txnAppId. Its last batch
+id lets the log skip a batch that comes again.
 
---forget ID removes that memory, in one commit. Then whatever batch the writer brings next is
-appended, also one that the log has already, or an older one: it is for a query whose checkpoint was
-lost or put back. A writer that is silent for 30 days is forgotten by itself.
+--forget ID removes that memory, in one commit. The writer's next batch is then appended, even if
+the log has it already or it is older. Use it for a query whose checkpoint was lost or restored. A
+writer that is silent for 30 days is forgotten by itself.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def command(
         str | None,
         typer.Option(
             metavar="TOPIC",
-            help="What it writes to: a topic, or * for rows that name theirs; all by default.",
+            help="The writer's topic, or * if its rows name theirs; all by default.",
             autocompletion=topic_names,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per writer.")] = False,
 ) -> None:
-    """Print the writers, or what was forgotten."""
+    """Print the writers, or those that were forgotten."""
     if forget is not None:
         _forget(path, forget, topic, json=json)
         return
@@ -65,7 +65,7 @@ def _forget(path: str, writer_id: str, topic: str | None, *, json: bool) -> None
 
     with open_writable(path) as log:
         if writers(log.state(), writer_id, topic):
-            note("whatever batch it brings next is appended, also one that the log has already")
+            note("its next batch will be appended, even if the log has it already")
         forgotten = forget_writer(log, writer_id, topic, now_ms=clock.now_ms())
     for writer, last in forgotten.items():
         if json:

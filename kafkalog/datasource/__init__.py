@@ -1,3 +1,3 @@
-"""Spark's way into the log: batch and streaming reads. Start with `source.KafkaLogDataSource`."""
+"""Spark's reads of the log, in batches and streams. Start with `source.KafkaLogDataSource`."""
 
 __all__: list[str] = []

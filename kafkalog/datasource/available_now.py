@@ -1,4 +1,4 @@
-"""What must hold before each micro-batch of `Trigger.AvailableNow`."""
+"""The checks before each micro-batch of `Trigger.AvailableNow`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def check_available_now(
     target: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
 ) -> None:
-    """Check a batch's end against the query's target and the log as it is now.
+    """Check a batch's end against the query's target and the present log.
 
-    A query that stops at a target it fixed at its start never ends, or ends wrong, when partitions
-    or records vanish meanwhile. So these faults are DataLossErrors whatever `failOnDataLoss` says
-    (Spark: KafkaMicroBatchStream's checks for AvailableNow).
+    If partitions or records vanish, a query with a fixed target would never end, or would end
+    wrongly. These faults are therefore DataLossErrors whatever `failOnDataLoss` says (Spark:
+    KafkaMicroBatchStream's checks for AvailableNow).
     """
     if end.keys() != target.keys():
         raise DataLossError(

@@ -94,10 +94,7 @@ class KafkaLogBatchReader(DataSourceReader):
 def _range(
     partition: TopicPartition, start: int, end: int, state: State, options: SourceOptions
 ) -> OffsetRange:
-    """Return a range with its -2 and -1, and where they are when it is planned.
-
-    A start of -1 has no later: it is where the log ended.
-    """
+    """Return a planned range with -2 and -1 resolved."""
     held = state.topic(partition.topic).partitions[partition.partition]
     named = {EARLIEST: held.log_start_offset, LATEST: options.latest_offset(held)}
     first, last = named.get(start, start), named.get(end, end)

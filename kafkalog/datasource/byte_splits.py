@@ -30,11 +30,11 @@ SPLIT_BYTES: Final = 128 << 20
 def split_by_bytes(
     store: Store, range_: OffsetRange, max_bytes: int = SPLIT_BYTES
 ) -> list[OffsetRange]:
-    """Split a range in pieces of about equal size and at most `max_bytes`.
+    """Split a range into pieces of about equal size, at most `max_bytes` on disk.
 
-    Bytes are those on disk. Cuts lie between batches where an index says where those begin; a piece
-    is larger by what the indexes leave open. None for an empty range; a partition that is gone
-    is for the task to tell of.
+    Splits lie between batches where an index has entries; a piece may be larger by the bytes
+    between index entries. An empty range gives no piece. For a missing partition the range stays
+    whole, and its task reports the fault.
     """
     if range_.size <= 0:
         return []
@@ -47,7 +47,7 @@ def split_by_bytes(
     try:
         segments = list_segments(store.partition_directory(topic, number))
     except (FileNotFoundError, StorageError):
-        return [range_]  # retired meanwhile; whoever reads sees what is there then
+        return [range_]  # retired meanwhile; the task reads what is there then
     segments = [segment for segment in segments if segment.base_offset <= state.active_base]
     if not segments:
         return [range_]
@@ -87,7 +87,7 @@ class _Places:
             return entry[0] + 1
         if index.last_entry() is not None:
             return segment.base_offset
-        # Without an index: as if all its records were of the same size.
+        # Without an index, assume records of equal size.
         following = [*self.bases, self.end_offset][place + 1]
         span = following - segment.base_offset
         return segment.base_offset + span * inside // max(self.sizes[place], 1)

@@ -1,8 +1,8 @@
-"""What the checkpoint of a streaming query says about where the query is.
+"""The position of a streaming query, read from its checkpoint.
 
-Spark writes the ends of each micro-batch to `offsets/<batch>` before it runs the batch, and
-`commits/<batch>` once it is done. Each file appears whole, so both can be read while the query
-runs (Spark: OffsetSeqLog, CommitLog).
+Spark writes `offsets/<batch>` with the ends of a micro-batch before it runs the batch, and
+`commits/<batch>` after. Each file appears whole, so both can be read while the query runs (Spark:
+OffsetSeqLog, CommitLog).
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from urllib.parse import unquote, urlsplit
 
 from kafkalog.datasource.offsets import Offsets, from_json
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.fs import files
 
 __all__ = ["QueryCheckpoint", "read_checkpoint"]
 
 _NO_OFFSET: Final = "-"
 _ATTEMPTS: Final = 5
-"""Spark removes the files of old batches while somebody reads."""
+"""Spark may remove the files of old batches during a read."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryCheckpoint:
-    """A query's last batches, and what its sources of topics had read by then.
+    """A query's last batches, and the offsets that its sources of topics had reached.
 
-    `committed` and `planned` hold the offsets that were to be read next after the last committed
-    batch, and after the last planned one, which is the same or the next; by source, as the offsets
-    name it (`0`, `1`). Sources with offsets of another kind are left out. A batch is -1 where there
-    is none yet.
+    `committed` and `planned` are the next offsets after the last committed batch and the last
+    planned one, by source, as the checkpoint names it (`0`, `1`). Sources with other offsets are
+    left out. A batch is -1 if there is none.
     """
 
     query_id: str | None
@@ -41,9 +41,10 @@ class QueryCheckpoint:
 
 
 def read_checkpoint(directory: str) -> QueryCheckpoint:
-    """Read a checkpoint: a path, or a URI of this host's files.
+    """Read a checkpoint: a path, or a `file:` URI.
 
-    Raises InvalidInputError where there is none, one of a version that is not known, or no text.
+    Raises InvalidInputError if there is none, its version is unknown, or it is not text, and
+    StorageError.
     """
     path = _path(directory)
     if not (path / "offsets").is_dir():
@@ -68,7 +69,7 @@ def _path(directory: str) -> Path:
 
 
 def _read(path: Path) -> QueryCheckpoint:
-    # First what is done: by the time the plans are listed, theirs are there too.
+    # List commits first: the plans of those batches exist by then.
     committed_batch = _last(path / "commits")
     planned_batch = _last(path / "offsets")
     planned = _batch(path, planned_batch)
@@ -77,16 +78,16 @@ def _read(path: Path) -> QueryCheckpoint:
 
 
 def _last(directory: Path) -> int:
-    """Return the last batch that a directory has a file of, -1 for none."""
+    """Return the last batch that has a file in the directory; -1 for none."""
     if not directory.is_dir():
         return -1
-    numbers = [int(path.name) for path in directory.iterdir() if path.name.isdecimal()]
+    numbers = [int(name) for name in files.list_names(directory) if name.isdecimal()]
     return max(numbers, default=-1)
 
 
 def _query_id(path: Path) -> str | None:
     try:
-        found = json.loads((path / "metadata").read_text(encoding="utf-8"))
+        found = json.loads(files.read_file(path / "metadata"))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return str(found["id"]) if isinstance(found, dict) and "id" in found else None
@@ -96,7 +97,7 @@ def _batch(path: Path, batch: int) -> dict[str, Offsets]:
     if batch < 0:
         return {}
     file = path / "offsets" / str(batch)
-    # Not splitlines(): JSON may hold other characters that it takes for ends of lines.
+    # Not splitlines(): it also splits at characters that JSON may hold.
     version, _, *lines = [*_text(file).split("\n"), ""]
     if version == "v1":
         named = [(str(place), line) for place, line in enumerate(lines)]
@@ -117,7 +118,7 @@ def _batch(path: Path, batch: int) -> dict[str, Offsets]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return files.read_file(file).decode()
     except UnicodeDecodeError as fault:
         raise InvalidInputError(
             f"{file}: expected the offsets of a query's sources in UTF-8, found another byte at "
@@ -126,7 +127,7 @@ def _text(file: Path) -> str:
 
 
 def _offsets(text: str) -> Offsets | None:
-    """Return the offsets of a source of topics, None for those of another kind."""
+    """Return the offsets of a source of topics; None for other sources."""
     try:
         nested = json.loads(text)
         return from_json(nested) if isinstance(nested, dict) else None

@@ -1,4 +1,4 @@
-"""The columns of a read: those of Spark's Kafka source, or those of them the user asks for."""
+"""The columns of a read: those of Spark's Kafka source, or a subset that the user names."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def spark_schema(*, include_headers: bool) -> StructType:
 
 
 def check_columns(schema: StructType) -> None:
-    """Check a schema given by the user.
+    """Check a schema given by the user; raises InvalidInputError.
 
-    A subset of the columns, in any order, is honoured, and the others are not decoded: a user
-    schema is the only column pruning Spark offers to a Python source. Raises InvalidInputError.
+    A subset of the columns, in any order, is honoured, and the others are not decoded. Spark offers
+    a Python source no other column pruning.
     """
     ours = {field.name: field for field in spark_schema(include_headers=True)}
     names = [field.name for field in schema]
@@ -62,7 +62,7 @@ def check_columns(schema: StructType) -> None:
 
 
 def arrow_schema(names: Iterable[str]) -> pa.Schema:
-    """Return the Arrow schema of some columns; Spark compares that of our batches with its own."""
+    """Return the Arrow schema of some columns; Spark compares it with that of our batches."""
     import pyarrow as pa
 
     from kafkalog.schema import changelog_schema

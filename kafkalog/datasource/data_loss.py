@@ -1,4 +1,4 @@
-"""What happens when records that a read still wants are gone: the option `failOnDataLoss`."""
+"""The option `failOnDataLoss`: a read needs records that are gone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def report_data_loss(kind: str, reason: str, *, fail: bool) -> None:
-    """Raise DataLossError, or warn and go on.
+    """Raise DataLossError, or only warn.
 
-    `kind` is Spark's name for the case, such as PARTITIONS_DELETED; it stands in the message,
-    because the class of a Python error does not reach the JVM.
+    `kind` is Spark's name of the case, such as PARTITIONS_DELETED. It is in the message, because
+    the class of a Python error does not reach the JVM.
     """
     if fail:
         raise DataLossError(

@@ -1,4 +1,4 @@
-"""The answer to a poll that found nothing, kept for as long as the next one must find the same."""
+"""The answer to a poll that found nothing, kept as long as the next poll must find the same."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["IdlePoll"]
 
 @dataclass(frozen=True, slots=True)
 class IdlePoll:
-    """A query had read all that its log held at `state`: up to `ends`."""
+    """A query that had read everything in its log at `state`, up to `ends`."""
 
     state: State
     ends: OffsetJson
 
     def holds(self, start: OffsetJson, state: State) -> bool:
-        """Tell whether a poll from `start` finds nothing either."""
+        """Return whether a poll from `start` finds nothing either."""
         return state is self.state and start == self.ends

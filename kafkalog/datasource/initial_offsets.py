@@ -1,12 +1,12 @@
-"""Where a new streaming query starts, in a form that means the same when Spark asks again.
+"""The start of a new streaming query, in a form that keeps its meaning when Spark asks again.
 
-Spark asks for it twice at a query's start, and once more when the query died in its first batch;
-its checkpoint has only where that batch ends. So -1 and -2 stay as they are: a -1 leaves its
-partition out of the first batch, whose end is then what was meant. A time is looked up, and gives
-the same offset each time as long as its record is there.
+Spark asks twice at a query's start, and once more if the query died in its first batch. Its
+checkpoint then has only the end of that batch. Therefore -1 and -2 stay unresolved: a partition at
+-1 is left out of the first batch, so it starts at that batch's end. A time is looked up; it gives
+the same offset as long as its record exists.
 
-Whoever asks does not know yet which of the two it is. What would be a fault in a new query may have
-come after the batch that is repeated, so a fault is kept until a first batch is planned.
+The reader cannot tell a new query from a repeated one. A fault in a new query's start may be
+harmless when the first batch is repeated, so it is kept until a first batch is planned.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _ENDS: Final = (LATEST, EARLIEST)
 
 @dataclass(frozen=True, slots=True)
 class InitialOffsets:
-    """The starts of the partitions that the options name, and what the log was at that moment.
+    """The starts of the partitions that the options name, and the log's ends at that moment.
 
-    `ends` are the partitions there were and where each ended; `times` those of them whose start is
-    the first record since a time (epoch ms), or -1 where there is none.
+    `ends` are the existing partitions with their end offsets. `times` are those that start at the
+    first record since a time (epoch ms); their start is -1 if there is no such record.
     """
 
     offsets: OffsetJson
@@ -56,17 +56,17 @@ class InitialOffsets:
 
     @classmethod
     def find(cls, store: Store, options: SourceOptions, state: State) -> InitialOffsets:
-        """Look the starts up; topics that are missing have none, and are the `fault`."""
+        """Look up the starts; missing topics have none, and are the `fault`."""
         missing = options.subscription.missing_topics(state)
         fault: InvalidInputError | None = options.subscription.missing_fault(state)
-        # First the ends, then the times: no record falls between the two.
+        # Look up the ends before the times, so that no record falls between them.
         ends = options.latest_offsets(options.subscription.without(missing), state)
         if options.starting_time is None:
             default = _FROM_THE_START if options.latest_view else _FROM_NOW_ON
             named = (options.starting_offsets or default).named(ends)
             return cls(to_json(named), ends, {}, fault)
         times = options.starting_time.named(ends)
-        # Kafka's numbers for the two ends of a log are no times: what they stand for moves.
+        # Kafka's numbers for the two ends of a log are not times, since the ends move.
         starts = {partition: time for partition, time in times.items() if time in _ENDS}
         times = {partition: times[partition] for partition in times.keys() - starts.keys()}
         found = offsets_for_times(store, times, isolation_level=options.isolation_level)
@@ -77,11 +77,10 @@ class InitialOffsets:
         return cls(to_json(starts), ends, times, fault)
 
     def check(self, options: SourceOptions) -> None:
-        """Raise what makes these starts none of a new query.
+        """Raise the fault of these starts for a new query; a repeated first batch is not checked.
 
-        UnknownTopicError; InvalidInputError for a time that no record is as young as, and where
-        offsets or times are given and do not name all partitions. One that repeats its first batch
-        may meet partitions created since, and is not looked at.
+        Raises UnknownTopicError, and InvalidInputError for a time after the last record, and for
+        options that do not name all partitions.
         """
         if self.fault is not None:
             raise self.fault
@@ -91,21 +90,21 @@ class InitialOffsets:
             options.starting_offsets.offsets(self.ends, option="startingOffsets")
 
     def behind(self, until: Offsets) -> list[TopicPartition]:
-        """Return those whose time was looked up, in vain, in less than a first batch was to read.
+        """Return partitions that end before the first batch did, without a record since their time.
 
-        Such a batch ends where the partition did; a broker that has started again may tell less.
+        A restarted broker may report an older end.
         """
         starts, ends = from_json(self.offsets), self.ends
         return [p for p in self.times if starts[p] == LATEST and ends[p] < until.get(p, 0)]
 
     def report_lost(self, until: Offsets, state: State, options: SourceOptions) -> None:
-        """Report partitions that a first batch was to read, up to `until`, and cannot any more.
+        """Report partitions that a first batch was to read, up to `until`, and that are lost.
 
-        Each had a record since the time given, or the batch would not have been planned. That it is
-        not there is the cleaner's doing where the log still starts at 0, and no loss, unless the
-        log ends too early. Raises DataLossError, or warns.
+        Each had a record since the given time when the batch was planned. If the log still starts
+        at 0, a cleaner removed that record, which is no loss, unless the log ends too early. Raises
+        DataLossError, or warns.
         """
-        # A batch that waits for more ends where it begins.
+        # A batch that waits for more records ends where it begins.
         least = 1 if options.min_offsets_per_trigger is None else 0
         starts, behind = from_json(self.offsets), set(self.behind(until))
         for partition, time in sorted(self.times.items()):

@@ -1,4 +1,4 @@
-"""The option `keys`: the keys whose records a read is about."""
+"""The option `keys`: a read returns only the records of these keys."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ _SHOWN: Final = 60
 
 
 def parse_keys(text: str) -> frozenset[bytes]:
-    """Return the keys that a JSON array names: texts (UTF-8), or objects with bytes in base64.
-
-    Raises InvalidInputError for anything else, and for an array without a key.
-    """
+    """Return the keys of a JSON array of texts or {"base64": ...}; raises InvalidInputError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A topic as a table: the latest value of every key."""
+"""A topic as a table: the latest value of each key."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ FORMAT: Final = "kafkalog"
 class KTable:
     """A topic's latest record of each key, for Spark and for single lookups; a context manager.
 
-    `path` is a log directory, also a Kafka broker's. Nothing is kept: everything sees the log as it
-    is when Spark runs an action, or at the moment of a lookup. `spark` may be None where only
-    `lookup` is used, which needs no Spark. Raises InvalidInputError for a path without a log,
-    UnknownTopicError.
+    `path` is a log directory, also a Kafka broker's. Nothing is cached: each Spark action and each
+    lookup sees the present log. `spark` may be None if you use only `lookup`, which needs no Spark.
+    Raises InvalidInputError for a path without a log, UnknownTopicError.
     """
 
     def __init__(self, spark: SparkSession | None, path: str | Path, topic: str) -> None:
@@ -71,8 +70,8 @@ class KTable:
         """Return the table: one row per key, with the columns of the source.
 
         With `json` or `avro` the fields of the values are columns, see `value_columns`. `options`
-        are more options of the source, such as `includeHeaders`. The DataFrame shows at every
-        action what the log holds then.
+        are further options of the source, such as `includeHeaders`. Each action sees the present
+        log.
         """
         reader = self._session().read.format(FORMAT).options(**(options or {}))
         frame = reader.options(path=self.path, subscribe=self.topic, view="latest").load()
@@ -86,16 +85,16 @@ class KTable:
         avro: str | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the table known to SQL, as a temporary view; one of that name is replaced."""
+        """Register the table in SQL as a temporary view; it replaces a view of that name."""
         self.df(json=json, avro=avro, options=options).createOrReplaceTempView(name)
 
     def lookup(self, key: bytes | str, *, partition: int | None = None) -> Record | None:
-        """Return the latest record of one key, without Spark; None where it has no value.
+        """Return the latest record of one key, without Spark; None if it has no value.
 
-        Text is UTF-8. Cleaned segments are asked through their key indexes, what was written since
-        is scanned. The key is looked for in the partition where Kafka's default partitioner sends
-        it; `partition` names another. Any number of threads may call. Raises CorruptBatchError,
-        StorageError, and InvalidInputError for what is no key or a partition that is not there.
+        Text is encoded as UTF-8. Cleaned segments are searched through their key indexes, newer
+        records are scanned. The key is searched in the partition where Kafka's default partitioner
+        sends it, or in `partition`. Thread-safe. Raises CorruptBatchError, StorageError, and
+        InvalidInputError for an invalid key or partition.
         """
         from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 
@@ -107,7 +106,7 @@ class KTable:
             try:
                 return lookup.get(key, partition=partition)
             except InvalidInputError:
-                if not lookup.is_closed:  # by another thread's `close`, before it began
+                if not lookup.is_closed:  # else another thread has called `close`
                     raise
 
     def updates(
@@ -115,16 +114,18 @@ class KTable:
     ) -> DataFrame:
         """Return a stream of changes: key, value, deleted, offset, timestamp, partition.
 
-        It begins with what the log holds, unless `options` (the source's) say otherwise. `deleted`
-        is true for a tombstone, whose value is null. Records without a key are no change.
+        It starts with the present records, unless `options` (the source's) say otherwise. `deleted`
+        is true for a tombstone, whose value is null. Records without a key are left out. Changes of
+        one key come in the order of the log.
 
         With `previous=True` a column `previous` has the key's value before the change, null for a
-        key that the stream has not seen or that was deleted. Spark keeps these values as state
+        key that is new to the stream or was deleted. Spark keeps these values as state
         (`transformWithState`), which needs RocksDB as the session's state store provider and the
         package protobuf. It is much slower than the plain stream, some 1,100 changes a second on
-        two cores (bench.previous_value): every key of a micro-batch takes three exchanges with
-        Spark's process. Changes of one key come in the order of the log.
-        Raises InvalidInputError where the provider or the package is missing.
+        two cores (bench.previous_value), since every key of a micro-batch takes three exchanges
+        with Spark's process.
+
+        Raises InvalidInputError if the provider or the package is missing.
         """
         given = {"startingOffsets": "earliest", **(options or {})}
         reader = self._session().readStream.format(FORMAT).options(**given)

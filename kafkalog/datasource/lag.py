@@ -1,7 +1,7 @@
-"""How far streaming queries are behind their log, from the progress that Spark reports.
+"""The lag of streaming queries behind their log, from the progress that Spark reports.
 
-Spark's own Kafka source puts three numbers in the `metrics` of a progress; a source in Python
-cannot, so they are computed from the same progress here.
+Spark's own Kafka source puts three numbers into the `metrics` of a progress. A Python source
+cannot, so they are computed here from the same progress.
 """
 
 from __future__ import annotations
@@ -25,23 +25,19 @@ _ONE_DECIMAL: Final = Decimal("0.1")
 
 
 def offsets_behind_latest(progress: Any) -> list[dict[str, str]]:
-    """Return {min,max,avg}OffsetsBehindLatest of each source, as Spark's Kafka source has them.
+    """Return {min,max,avg}OffsetsBehindLatest of each source, like Spark's Kafka source.
 
     `progress` is that of a `StreamingQueryListener`, or `query.lastProgress` (a dict, or None). All
-    numbers are text, the average with one decimal (`"3.0"`). Over the partitions of `latestOffset`
-    each is the count of offsets from `endOffset` to it; one that was not read yet counts from 0. A
-    map is empty where a source has read nothing, or where its offsets are none of topics
-    (Spark: KafkaMicroBatchStream.metrics).
+    numbers are text, the average with one decimal (`"3.0"`). They count the offsets of each
+    partition from `endOffset` to `latestOffset`, or from 0 for a partition not yet read. A map is
+    empty if the source has read nothing or has no topics (Spark: KafkaMicroBatchStream.metrics).
     """
     sources = _field(progress, "sources") if progress is not None else None
     return [_behind(source) for source in sources or ()]
 
 
 class LagListener(StreamingQueryListener):
-    """Logs and keeps how far each query is behind: `spark.streams.addListener(LagListener())`.
-
-    `latest` holds, by the query's id, the maps of its last progress, one for each source.
-    """
+    """Logs each query's lag and keeps it in `latest`, by query id: a map per source."""
 
     def __init__(self, level: int = logging.INFO) -> None:
         self.level = level
@@ -71,7 +67,7 @@ class LagListener(StreamingQueryListener):
                 )
 
     def onQueryIdle(self, event: Any) -> None:
-        """Do nothing: what was said last still holds, or less."""
+        """Do nothing: the last lag still holds."""
 
     def onQueryTerminated(self, event: Any) -> None:
         """Forget the query."""
@@ -92,7 +88,7 @@ def _behind(source: Any) -> dict[str, str]:
 
 
 def _offsets(source: Any, name: str) -> Offsets | None:
-    """Return the offsets of a progress, None where there are none or they are of other sources."""
+    """Return the offsets of a progress; None if there are none, or for other sources."""
     found = _field(source, name)
     try:
         nested = json.loads(found) if isinstance(found, str) else found

@@ -1,4 +1,4 @@
-"""Where the partitions of a streaming query end now, all as of one point of the journal."""
+"""The present ends of a streaming query's partitions, all at one point of the journal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["LatestEnds"]
 _LOGGER = logging.getLogger(__name__)
 
 _WAIT_S: Final = 120.0
-"""As long as a task of Spark waits for its broker (`kafkaConsumer.pollTimeoutMs`)."""
+"""The time that a task of Spark waits for its broker (`kafkaConsumer.pollTimeoutMs`)."""
 _PAUSE_S: Final = 0.1
 
 
 class LatestEnds:
-    """Looks the ends up, at the cost of one small read while nothing is committed."""
+    """Looks up the ends; costs one small read while nothing is committed."""
 
     def __init__(self, store: Store, options: SourceOptions) -> None:
         self._store = store
@@ -38,7 +38,7 @@ class LatestEnds:
         self._missing: list[str] = []
 
     def of(self, known: Offsets) -> Offsets:
-        """Return the end of each partition subscribed to; `known` are offsets seen before.
+        """Return the end of each subscribed partition; `known` are offsets seen before.
 
         Raises DataLossError for a topic that was subscribed to, read, and deleted;
         UnknownTopicError.
@@ -62,14 +62,14 @@ class LatestEnds:
         return ends | self._at_least(known, behind, state) if behind else ends
 
     def are_of(self, ends: Offsets, state: State) -> bool:
-        """Tell whether an answer of `of` holds as long as the state does."""
+        """Return whether an answer of `of` holds as long as the state does."""
         return ends is self._ends and state is self._state
 
     def wait_for(self, ends: Offsets) -> None:
-        """Wait until a live broker tells at least these, which were seen.
+        """Wait until a live broker reports at least these ends, which were seen before.
 
-        One that has just started tells the high watermark of a while ago, and a query that starts
-        with it knows more, from its own checkpoint. After two minutes it goes on as it is.
+        A broker that has just started reports an old high watermark, and the checkpoint of the
+        query may know a later one. After two minutes the query continues anyway.
         """
         if not self._store.is_brokers or not self._is_behind(ends):
             return
@@ -91,7 +91,7 @@ class LatestEnds:
         return locks.RootLock(root).is_held_alone()
 
     def check_starts(self, starts: Offsets) -> None:
-        """Report given offsets of `startingOffsets` that lie beyond the end of their partition.
+        """Report offsets of `startingOffsets` that are beyond the end of their partition.
 
         Raises DataLossError, or warns (Spark: KafkaOffsetReaderConsumer.fetchSpecificOffsets).
         """
@@ -107,12 +107,12 @@ class LatestEnds:
                 )
 
     def _at_least(self, known: Offsets, behind: list[TopicPartition], state: State) -> Offsets:
-        """Return the ends of partitions that were seen to reach further than they are said to.
+        """Return the ends of partitions whose known end is beyond the reported one.
 
-        A reader of uncommitted records, as Spark's own source is by default, was beyond the last
-        stable offset while a transaction was open; what it has read stays read. And a live broker
-        tells the end of its log with a delay, and whoever read from the broker itself was there
-        before: what the log does hold up to that point counts.
+        A reader of uncommitted records, like Spark's own source by default, was beyond the last
+        stable offset of an open transaction; what it has read stays read. A live broker reports its
+        end with a delay, so a reader of the broker itself may know a later end; the log's own files
+        decide then.
         """
         found: Offsets = {}
         for partition in behind:
@@ -120,7 +120,7 @@ class LatestEnds:
             if held is not None and held.high_watermark >= known[partition]:
                 found[partition] = known[partition]
                 continue
-            # One that has gone since is looked for at the next trigger.
+            # If the partition is gone, the next trigger reports it.
             with (
                 contextlib.suppress(InvalidInputError),
                 self._store.snapshot(*partition, known_end=known[partition]) as snapshot,

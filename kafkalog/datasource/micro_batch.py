@@ -1,6 +1,6 @@
-"""The ranges of one micro-batch, and the records that are gone before it was read.
+"""The ranges of one micro-batch, and checks for records that were lost before it.
 
-Spark: KafkaOffsetReader.getOffsetRangesFromResolvedOffsets, and the checks it makes on the way.
+Spark: KafkaOffsetReader.getOffsetRangesFromResolvedOffsets with its checks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def micro_batch_ranges(
     fail_on_data_loss: bool,
     moving_start: bool = False,
 ) -> list[OffsetRange]:
-    """Return what lies between two offsets of a query, one range per partition, sorted.
+    """Return the ranges between two offsets of a query, one per partition, sorted.
 
     A partition that `begin` lacks is new, and read from its first record. In a query's first batch
-    -2 and -1 may stand in `begin`; with `moving_start` its other offsets were looked up anew, for a
-    batch that may have been planned before: what goes beyond that plan is no loss. Raises
-    DataLossError, or warns of it.
+    `begin` may have -2 and -1. With `moving_start` its other offsets were looked up again for a
+    batch that may be planned already: a start beyond that plan is no loss. Raises DataLossError, or
+    warns.
     """
     fail = fail_on_data_loss
     if not moving_start:
@@ -52,9 +52,9 @@ def micro_batch_ranges(
 
 
 def report_deleted(gone: Iterable[tuple[TopicPartition, int]], *, fail: bool) -> None:
-    """Report partitions that were read, each with the offset wanted next; one never read is none.
+    """Report deleted partitions that were read, each with the next offset wanted from it.
 
-    A -1 or -2 is of a query's first batch, so nothing of its partition was read.
+    A -1 or -2 belongs to a query's first batch, so nothing of that partition was read.
     """
     read = [
         f"{partition} (wanted from {offset})" for partition, offset in sorted(gone) if offset >= 0
@@ -64,7 +64,7 @@ def report_deleted(gone: Iterable[tuple[TopicPartition, int]], *, fail: bool) ->
 
 
 def held_partition(partition: TopicPartition, state: State) -> PartitionState | None:
-    """Return what the log has of a partition; None when it is gone, or not in these directories."""
+    """Return the state of a partition; None if it is gone, or not in these directories."""
     topic = state.topics.get(partition.topic)
     number = partition.partition
     if topic is None or number >= len(topic.partitions) or number in topic.absent:

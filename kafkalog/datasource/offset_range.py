@@ -42,7 +42,7 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """The count of offsets between the bounds; gaps are counted as well."""
+        """The number of offsets in the range, gaps included."""
         first, last = self.bounds
         return last - first
 
@@ -53,10 +53,7 @@ class OffsetRange:
         return self.split_at(accumulate(sizes, initial=self.bounds[0]))
 
     def split_at(self, offsets: Iterable[int]) -> list[OffsetRange]:
-        """Cut the range at some offsets, in any order; those outside do not count.
-
-        The first piece keeps a start of -2, and the last one an end of -1.
-        """
+        """Split the range at offsets in any order; offsets outside are ignored."""
         first, last = self.bounds
         inside = sorted({offset for offset in offsets if first < offset < last})
         return [
@@ -103,5 +100,5 @@ def split_ranges(
 
 
 def _part_count(size: int, total: int, min_partitions: int) -> int:
-    # Java rounds a half up, Python's round() to the even neighbour.
+    # Java rounds a half up, Python's round() to the even number.
     return max(math.floor(size / total * min_partitions + 0.5), 1)

@@ -1,8 +1,8 @@
 """Offsets of many partitions, and their JSON: `{"topic":{"0":23,"1":-1}}`.
 
-The JSON is that of Spark's Kafka source, in options and in checkpoints. Two numbers stand for
-places that are looked up later: -2 is the earliest offset a partition still has, -1 the one that
-its next record will get. All other numbers are the offset of the next record to read.
+The JSON is that of Spark's Kafka source, in options and in checkpoints. Two numbers are resolved
+later: -2 is the partition's earliest offset, -1 the offset of its next record. All other numbers
+are the offset of the next record to read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OffsetJson = dict[str, dict[str, int]]
 def to_json(offsets: Mapping[TopicPartition, int]) -> OffsetJson:
     """Return the offsets as Spark stores them.
 
-    Spark compares offsets as text, so equal offsets must give equal text: topics are sorted, and
+    Spark compares offsets as text, so equal offsets must give equal text. Topics are sorted, and
     the partitions of a topic by number.
     """
     nested: OffsetJson = {}
@@ -61,7 +61,7 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> OffsetJson:
 
 
 def from_json(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """Return the offsets of a checkpoint's JSON; raises InvalidInputError when it is no such."""
+    """Return the offsets of a checkpoint's JSON; raises InvalidInputError for another form."""
     offsets: Offsets = {}
     for topic, partitions in nested.items():
         if not isinstance(partitions, Mapping):
@@ -76,7 +76,7 @@ def from_json(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 @dataclass(frozen=True, slots=True)
 class StartOrEnd:
-    """Where a read starts or ends, as its option says, before anything is looked up.
+    """The start or end of a read, as its option gives it, before it is resolved.
 
     `everywhere` holds for all partitions; else each one is named, alone or through its topic.
     """
@@ -89,8 +89,8 @@ class StartOrEnd:
     def parse(cls, text: str, *, option: str | None = None) -> StartOrEnd:
         """Parse `earliest`, `latest` (any letter case) or JSON.
 
-        In the JSON a topic's value is a map of partitions, or `"earliest"` or `"latest"` for all
-        of them. Raises InvalidInputError, which names the option.
+        In the JSON a topic's value is a map of partitions, or `"earliest"` or `"latest"` for all of
+        them. Raises InvalidInputError, which names the option.
         """
         word = text.strip().lower()
         if word in _NAMES:
@@ -124,7 +124,7 @@ class StartOrEnd:
         return self.everywhere is None
 
     def named(self, assigned: Iterable[TopicPartition]) -> Offsets:
-        """Return the offsets that are named; `assigned` says what all partitions are."""
+        """Return the offsets that are named; `assigned` are all partitions."""
         if self.everywhere is not None:
             return dict.fromkeys(assigned, self.everywhere)
         named = {p: offset for p in assigned if (offset := self.topics.get(p.topic)) is not None}
@@ -133,7 +133,7 @@ class StartOrEnd:
     def offsets(self, assigned: Iterable[TopicPartition], *, option: str) -> Offsets:
         """Return an offset, -1 and -2 included, for each assigned partition.
 
-        Raises InvalidInputError, which names the option, when its JSON does not name exactly these
+        Raises InvalidInputError, which names the option, if its JSON does not name exactly these
         partitions.
         """
         wanted = sorted(assigned)
@@ -157,9 +157,9 @@ class StartOrEnd:
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object in `text`, or None when it is no object or names a key twice.
+    """Return the JSON object in `text`; None for other texts, and if a key appears twice.
 
-    Raises InvalidInputError when one of the two has a text for its value (Spark: JsonUtils).
+    Raises InvalidInputError if one of two equal keys has a text as its value (Spark: JsonUtils).
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def parse_object(text: str) -> dict[str, Any] | None:
 
 
 def partition_number(text: str) -> int | None:
-    """Return the number of a partition, None where `text` is none."""
+    """Return a partition's number; None if `text` is not one."""
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
         return None
     return int(text)

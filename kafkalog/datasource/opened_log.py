@@ -1,7 +1,7 @@
-"""The store of the log that a read names: it is imported by the process that opens the log.
+"""Opens the log of a read; only the process that opens it imports the store.
 
 Spark imports the source in four processes of a query, and two of them only make and pickle it. The
-store is half of what there is to import.
+store is half of the import time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ __all__ = ["opened_log"]
 
 
 def opened_log(directories: Sequence[str]) -> Store:
-    """Open a log, or a broker's directories, to read; the caller closes it.
-
-    Raises InvalidInputError where there is no log.
-    """
+    """Open a log, or a broker's directories, for reading; raises InvalidInputError."""
     from kafkalog.storage_engine.store import Store
 
     return Store(directories, read_only=True, create=False)

@@ -1,6 +1,6 @@
-"""The names of the source's options, and what becomes of names it does not use.
+"""The names of the source's options, and the treatment of names that it does not use.
 
-They are those of Spark's Kafka source. A name is matched in any letter case.
+The names are those of Spark's Kafka source, in any letter case.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ INERT_INTEGERS: Final = (
     "fetchOffset.retryIntervalMs",
 )
 INERT: Final = (*INERT_INTEGERS, "groupIdPrefix")
-"""Options of Spark's Kafka source that tune a network client; there is none here."""
+"""Options of Spark's Kafka source that tune its network client; they have no effect here."""
 FORBIDDEN: Final = {
     "kafka.auto.offset.reset": (
         "set startingOffsets to earliest or latest instead: where a query goes on is kept by Spark"
@@ -67,17 +67,14 @@ OF_A_WRITE: Final = (
     "batch.size",
     "checkpointLocation",
 )
-"""Options that mean something to a write alone, and all that begin with `topic.`."""
+"""Options that apply only to a write, besides all that begin with `topic.`."""
 CLIENT_PREFIX: Final = "kafka."
 _CREATE_TABLE: Final = "provider"
 """Spark adds this name, and the table's properties, to the options of CREATE TABLE."""
 
 
 def check_names(options: Mapping[str, str]) -> list[str]:
-    """Check the names of `options` (lower-case keys); return those that have no effect, sorted.
-
-    Raises InvalidInputError for a name that is unknown or forbidden.
-    """
+    """Refuse unknown and forbidden lower-case names; return those without effect, sorted."""
     supported = {name.lower() for name in SUPPORTED}
     inert = {name.lower(): name for name in INERT}
     ignored: list[str] = []
@@ -99,7 +96,7 @@ def check_names(options: Mapping[str, str]) -> list[str]:
 def _unknown(name: str) -> InvalidInputError:
     of_a_write = {known.lower(): known for known in OF_A_WRITE}
     if name in of_a_write or name.startswith("topic."):
-        # Which of the two it is Spark has not said yet.
+        # Spark has not said yet whether it is a read or a write.
         return InvalidInputError(
             f"option {of_a_write.get(name, name)} is an option of a write, while subscribe, "
             "subscribePattern and assign are options of a read: leave out what does not belong here"

@@ -1,4 +1,4 @@
-"""The source's options, parsed and checked as far as they go without looking at the log."""
+"""The source's options, parsed and checked without reading the log."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ _NOT_IN_STREAMS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What the options of a read say; plain data, sent to the tasks.
+    """The options of a read as plain data, sent to the tasks.
 
-    A start or an end that was not given is None: its default differs between batch and streaming.
-    Of several the strongest is kept and the others are None and not looked at, as in Spark: a time
-    for all partitions, then times for each, then offsets.
+    A missing start or end is None, since its default differs between batch and streaming. The
+    strongest one counts, as in Spark; the others are ignored and None. A time for all partitions is
+    stronger than times per partition, and those than offsets.
     """
 
     directories: tuple[str, ...]
-    """One, or all those of a Kafka broker."""
+    """One directory, or all those of a Kafka broker."""
     subscription: Subscription
     starting_time: StartOrEndTime | None
     starting_offsets: StartOrEnd | None
     ending_time: StartOrEndTime | None
     ending_offsets: StartOrEnd | None
     non_matching: str
-    """`error` or `latest`: what a starting time means that no record is as young as."""
+    """`error` or `latest`: the meaning of a starting time that is after the last record."""
     min_offsets_per_trigger: int | None
     max_offsets_per_trigger: int | None
     max_trigger_delay_ms: int
@@ -65,15 +65,15 @@ class SourceOptions:
     isolation_level: str
     latest_view: bool
     keys: frozenset[bytes] | None
-    """Those whose records are read; None: all, also records without a key."""
+    """The keys whose records are read; None: all records, also those without a key."""
     partitioner: str
-    """`murmur2`: each key is only where Kafka's default partitioner sends it; `any`: who knows."""
+    """`murmur2`: a key is only where Kafka's default partitioner sends it; `any`: anywhere."""
     ignored: tuple[str, ...]
-    """Names that have no effect here, as they were given."""
+    """Names of options without effect, as they were given."""
     warn_of_batch: tuple[str, ...]
     """Names that have no effect in a batch query."""
     stream_fault: str | None
-    """What makes these options none of a streaming query, in Spark's words."""
+    """The reason why a streaming query cannot have these options, in Spark's words."""
 
     @property
     def read_committed(self) -> bool:
@@ -81,11 +81,11 @@ class SourceOptions:
         return self.isolation_level == _READ_COMMITTED
 
     def latest_offset(self, held: PartitionState) -> int:
-        """Return where reading a partition ends by this isolation level, as -1 means it."""
+        """Return the offset at which reading a partition ends by this isolation level."""
         return held.last_stable_offset if self.read_committed else held.high_watermark
 
     def latest_offsets(self, subscription: Subscription, state: State) -> Offsets:
-        """Return the same for all partitions of a subscription; raises UnknownTopicError."""
+        """Return `latest_offset` of each partition of a subscription; raises UnknownTopicError."""
         return {
             partition: self.latest_offset(
                 state.topic(partition.topic).partitions[partition.partition]
@@ -95,7 +95,7 @@ class SourceOptions:
 
     @staticmethod
     def are_reading(options: Mapping[str, str]) -> bool:
-        """Tell whether the options select topics to read; a sink's options never do."""
+        """Return whether the options select topics to read; a sink's options never do."""
         return not {key.lower() for key in options}.isdisjoint(name.lower() for name in STRATEGIES)
 
     @classmethod
@@ -144,7 +144,7 @@ class SourceOptions:
         return parsed
 
     def check_batch(self) -> None:
-        """Raise InvalidInputError, in Spark's words, for what only a batch query refuses."""
+        """Raise InvalidInputError, in Spark's words, for options that a batch query refuses."""
         start, end = self.starting_offsets, self.ending_offsets
         if start is not None:
             _refuse(start, LATEST, "starting offset", "startingOffsets", "latest")
@@ -152,7 +152,7 @@ class SourceOptions:
             _refuse(end, EARLIEST, "ending offset", "ending offset", "earliest")
 
     def check_stream(self) -> None:
-        """Raise InvalidInputError for what only a streaming query refuses; Spark's words if any."""
+        """Raise InvalidInputError for options that only a streaming query refuses."""
         if self.stream_fault is not None:
             raise InvalidInputError(self.stream_fault)
         if self.starting_time is not None:
@@ -189,7 +189,7 @@ def _positive(options: Mapping[str, str], name: str, *, largest: int = INT64_MAX
 
 
 def _check_inert(options: Mapping[str, str]) -> None:
-    """Refuse what Spark would refuse in options that tune a client there is not."""
+    """Refuse malformed values of options that tune Spark's Kafka client, as Spark does."""
     for name in INERT_INTEGERS:
         text = options.get(name.lower(), "0").strip()
         if not _INTEGER.fullmatch(text) or abs(int(text)) > INT64_MAX:
@@ -277,7 +277,7 @@ def _join(partitions: Iterable[TopicPartition]) -> str:
 
 
 def _check_latest_view(options: SourceOptions) -> None:
-    """A view takes all records below its end: it has no start, and no smaller pieces."""
+    """Refuse a start and smaller pieces: a view reads all records below its end."""
     start = options.starting_offsets
     if options.starting_time is not None or (start is not None and start.everywhere != EARLIEST):
         raise InvalidInputError(

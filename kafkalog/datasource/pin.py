@@ -1,13 +1,13 @@
-"""One read, one moment: what the tasks of a Spark action have in common, and pin.
+"""The snapshot pin of one read: all tasks of a Spark action read the log as of one moment.
 
-A read whose end is open looks it up in its tasks, and each would find another one. So they agree by
-a pin (`reading.pins`) that is named by the action: by the id of Spark's SQL execution, which
-all stages, joins, subqueries and retries of one action share; where there is none, as for
-`df.rdd`, by the stage. The application is known by the directory that Spark makes for its driver,
-since planning is done there, and no task is told the application's id at all times.
+Tasks look up an open end, and each would find another one. They agree by a pin (`reading.pins`)
+named after the action: the id of Spark's SQL execution, which all stages, joins, subqueries and
+retries of one action share. Without an execution, as for `df.rdd`, it is the stage. The application
+is known by the directory that Spark makes for its driver, as not every task knows the application's
+id.
 
-While a task reads it renews the lease of its pin, in a thread: to find the latest records of a
-large partition may take longer than the lease before the first batch is handed over.
+A thread renews the pin's lease while a task reads: finding the latest records of a large partition
+may take longer than the lease before the first batch is returned.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ __all__ = [
 
 _RENEWAL_S: Final = 60.0
 _OF_ONE_DRIVER: Final = "blockmgr-"
-"""Stands in the name of that directory, before an id that no other one has."""
+"""The start of that directory's name, before an id that is unique."""
 
 
 def driver_name() -> str:
-    """Name this application, for all readers that its driver plans; call it where planning is done.
+    """Name this application, for all readers that its driver plans; call it where they are planned.
 
-    Another process than one of Spark's gets a name that nobody shares.
+    A process outside Spark gets a unique name.
     """
     directories = os.environ.get("SPARK_LOCAL_DIRS", "")
-    # One that Spark has not made for this driver alone may be another application's as well.
+    # A directory that Spark did not make for this driver may belong to other applications too.
     return directories if _OF_ONE_DRIVER in directories else uuid.uuid4().hex
 
 
 @contextlib.contextmanager
 def held_pin(store: Store, driver: str, *, is_changelog: bool = False) -> Iterator[Pin | None]:
-    """Give the moment of the action that this task belongs to, and hold it.
+    """Yield the pin of the action that this task belongs to, and hold it.
 
-    None where there is no task of Spark, and where nothing can be pinned: in a root that cannot be
-    written, and in a broker's. Raises StorageError and CorruptLogError.
+    Yields None outside a Spark task, in a root that is not writable, and in a broker's directory.
+    Raises StorageError and CorruptLogError.
     """
     action = _action(driver)
     if action is None or not (store.root / layout.COMMIT).exists():
@@ -78,11 +78,9 @@ def held_pin(store: Store, driver: str, *, is_changelog: bool = False) -> Iterat
 
 
 def pin_ends(store: Store, ends: Offsets, held: contextlib.ExitStack) -> Path | None:
-    """Pin the log as of some ends, for tasks to come, and hold the pin until `held` is closed.
+    """Pin the log at the given ends for later tasks, and hold the pin until `held` is closed.
 
-    Returns None where that cannot be done.
-
-    It cannot where nothing can be written, nor where a cleaner has passed all of them.
+    Returns None if the root is not writable or a cleaner has passed all ends.
     """
     if not (store.root / layout.COMMIT).exists() or not _not_passed(store.state(), ends):
         return None
@@ -98,11 +96,11 @@ def pin_ends(store: Store, ends: Offsets, held: contextlib.ExitStack) -> Path | 
 def as_pinned(
     store: Store, wanted: OffsetRange, pin: Pin | None, options: SourceOptions
 ) -> OffsetRange | None:
-    """Return a piece of a range with an open end as of the pinned moment; None: not there yet.
+    """Return a range with an open end as of the pin; None if the partition did not exist then.
 
-    It begins no earlier than the log did then, and ends no later: so what retention takes after it
-    is a loss. Without a pin the range stays as it is. Raises UnknownTopicError, and
-    InvalidInputError for a topic that was created anew.
+    It starts no earlier and ends no later than the log at the pin, so records that retention
+    deletes later are a loss. Without a pin the range stays as it is. Raises UnknownTopicError, and
+    InvalidInputError for a topic that was deleted and created again.
     """
     if pin is None:
         return wanted
@@ -127,10 +125,10 @@ def as_pinned(
 def refuse_passed(
     wanted: OffsetRange, pin: Pin | None, options: SourceOptions
 ) -> Callable[[TopicState], None]:
-    """Return what refuses a state whose log may lack records that were there at the moment.
+    """Return a check that refuses a state whose log may lack records of the pinned moment.
 
-    A view of the latest records wants none that a cleaning below its end takes. A changelog wants
-    all: so it refuses any swap since. Without a pin nothing is refused.
+    A view of the latest records needs that no cleaning has passed its end. A changelog needs all
+    records, so it refuses any swap since the pin. Without a pin nothing is refused.
     """
     topic, number = wanted.partition
 
@@ -156,9 +154,9 @@ def refuse_passed(
 
 @contextlib.contextmanager
 def renewed(path: Path | None) -> Iterator[None]:
-    """Hold a pin, and renew its lease, now and every minute, for as long as the block runs.
+    """Hold a pin, and renew its lease every minute, while the block runs.
 
-    Another user's that may not be opened has the lease that it has.
+    A pin of another user that cannot be opened keeps its lease.
     """
     if path is None:
         yield
@@ -180,7 +178,7 @@ def renewed(path: Path | None) -> Iterator[None]:
 
 
 def _action(driver: str) -> Action | None:
-    """Return the action of this task; None outside of Spark's tasks."""
+    """Return the action of this task; None outside Spark's tasks."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -197,7 +195,7 @@ def _action(driver: str) -> Action | None:
 
 
 def are_passed(state: State, ends: Offsets) -> bool:
-    """Tell whether a cleaner has gone beyond one of some ends, or announced that it will."""
+    """Return whether a cleaner has passed one of the ends, or announced that it will."""
     return any(
         ends.get(TopicPartition(topic.name, number), held.cleaned_to) < held.cleaned_to
         for topic in state.topics.values()
@@ -206,7 +204,7 @@ def are_passed(state: State, ends: Offsets) -> bool:
 
 
 def _not_passed(state: State, ends: Offsets) -> Offsets:
-    """Return those of some ends that cleaners have not gone beyond."""
+    """Return the ends that no cleaner has passed."""
     return {
         partition: ends[partition]
         for topic in state.topics.values()
@@ -217,7 +215,7 @@ def _not_passed(state: State, ends: Offsets) -> Offsets:
 
 
 def _as_of(state: State, ends: Offsets) -> State:
-    """Return a state in which no transaction of a partition is decided beyond its end."""
+    """Return a state in which no partition's last stable offset is above its end."""
     ends = _not_passed(state, ends)
     topics = dict(state.topics)
     for name in {partition.topic for partition in ends} & topics.keys():

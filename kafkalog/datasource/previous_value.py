@@ -1,4 +1,4 @@
-"""Each change with the value that it replaces, which Spark keeps as state."""
+"""Each change with the value that it replaces; Spark keeps the values as state."""
 
 from __future__ import annotations
 
@@ -36,17 +36,14 @@ def with_previous(changes: DataFrame) -> DataFrame:
 
 
 class PreviousValue(StatefulProcessor):
-    """Remembers the latest value of each key; a deleted key takes no room."""
+    """Keeps the latest value of each key; a deleted key takes no room."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state."""
         self._value: ValueState = handle.getValueState("value", "value binary")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        """Yield the changes of one key in a micro-batch, in the order of the log.
-
-        They are all in memory while that is done.
-        """
+        """Yield one key's changes of a micro-batch, all in memory, in the order of the log."""
         from pyspark.sql import Row
 
         found = self._value.get() if self._value.exists() else None

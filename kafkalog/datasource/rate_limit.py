@@ -1,4 +1,4 @@
-"""`maxOffsetsPerTrigger`: how far a micro-batch may go (Spark: KafkaMicroBatchStream.rateLimit)."""
+"""`maxOffsetsPerTrigger`: the size of a micro-batch (Spark: KafkaMicroBatchStream.rateLimit)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["limit_offsets"]
 def limit_offsets(
     begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], limit: int
 ) -> Offsets:
-    """Return `end`, cut so that about `limit` offsets lie between it and `begin`.
+    """Return `end`, lowered so that about `limit` offsets lie between it and `begin`.
 
-    Each partition gets its share in proportion to what it has waiting, at least one offset; a
-    share above one is rounded down. So the sum may differ a little from the limit. A partition
-    whose end is not beyond its begin keeps its end. Shares are computed in double precision in the
-    order Spark computes them, so that both cut the same batches.
+    Each partition gets a share in proportion to its waiting offsets, at least one offset; a share
+    above one is rounded down. The sum may therefore differ a little from the limit. A partition
+    whose end is not beyond its begin keeps its end. Shares are computed in double precision in
+    Spark's order, so that both make the same batches.
     """
     waiting = {p: end[p] - begin[p] for p in end if end[p] > begin[p]}
     total = float(sum(waiting.values()))

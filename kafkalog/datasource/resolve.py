@@ -1,10 +1,10 @@
-"""Offsets for what the options say: times are looked up in the log, -1 and -2 stay as they are.
+"""Resolves the starts and ends of the options: times are looked up in the log, -1 and -2 stay.
 
-Of a time for all partitions, times for each, and offsets the first that was given counts
-(`SourceOptions`); start and end are judged apart. Spark: KafkaOffsetReader.fetchPartitionOffsets.
+A time for all partitions is stronger than times per partition, and those than offsets
+(`SourceOptions`), separately for start and end. Spark: KafkaOffsetReader.fetchPartitionOffsets.
 
-A time stands for the first record that is as young, or younger, and that readers of the isolation
-level see. Looking it up reads a batch or two per partition.
+A time means the first record at or after it that readers of the isolation level see. Looking it up
+reads a batch or two per partition.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["ending_offsets", "no_offset_matched", "offsets_for_times", "starting
 def offsets_for_times(
     store: Store, times: Mapping[TopicPartition, int], *, isolation_level: str
 ) -> dict[TopicPartition, int | None]:
-    """Return the offset of the first record since each time (epoch ms), None where there is none.
+    """Return the offset of the first record since each time (epoch ms); None if there is none.
 
     Kafka: Admin.listOffsets with OffsetSpec.forTimestamp. Raises UnknownTopicError.
     """
@@ -41,10 +41,10 @@ def offsets_for_times(
 def starting_offsets(
     store: Store, options: SourceOptions, assigned: Iterable[TopicPartition], *, default: int
 ) -> Offsets:
-    """Return where each assigned partition starts; `default` (-1 or -2) where no option says it.
+    """Return the start of each assigned partition; `default` (-1 or -2) if no option gives it.
 
-    A time that no record is as young as is -1 with startingOffsetsByTimestampStrategy=latest.
-    Raises InvalidInputError for one otherwise, and for options that do not name exactly the
+    A time after the last record gives -1 with startingOffsetsByTimestampStrategy=latest, and
+    InvalidInputError otherwise. Raises InvalidInputError for options that do not name exactly the
     assigned partitions.
     """
     wanted = sorted(assigned)
@@ -58,11 +58,7 @@ def starting_offsets(
 def _starts_since(
     store: Store, options: SourceOptions, times: Mapping[TopicPartition, int]
 ) -> Offsets:
-    """Return the offset of the first record since each time (epoch ms).
-
-    Where no record is as young it is -1 with startingOffsetsByTimestampStrategy=latest; raises
-    InvalidInputError otherwise.
-    """
+    """Return the offset of the first record since each time; -1 or an error without one."""
     found = offsets_for_times(store, times, isolation_level=options.isolation_level)
     starts: Offsets = {}
     for partition, offset in found.items():
@@ -75,7 +71,7 @@ def _starts_since(
 def no_offset_matched(
     options: SourceOptions, partition: TopicPartition, time: int
 ) -> InvalidInputError:
-    """Return the error for a start (epoch ms) that no record of a partition is as young as."""
+    """Return the error for a start (epoch ms) that is after a partition's last record."""
     assert options.starting_time is not None
     return InvalidInputError(
         f"No offset matched from request of topic-partition {partition} and timestamp {time}. "
@@ -87,7 +83,7 @@ def no_offset_matched(
 def ending_offsets(
     store: Store, options: SourceOptions, assigned: Iterable[TopicPartition]
 ) -> Offsets:
-    """Return where each assigned partition ends; -1 where no option says it or nothing matches.
+    """Return the end of each assigned partition; -1 if no option gives it or nothing matches.
 
     Raises InvalidInputError for options that do not name exactly the assigned partitions.
     """

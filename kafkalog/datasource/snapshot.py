@@ -1,13 +1,13 @@
 """A streaming query's `view=latest`: the latest record of each key first, then every change.
 
-A partition that the query has not read yet begins with its view as of the end of that micro-batch,
-one task each and whatever `maxOffsetsPerTrigger` says, for half a view is none. From there on the
-query reads the changelog, deletions included, so that whoever applies it to the view has the table.
+The first micro-batch of a partition reads its view as of the end of that micro-batch, one task
+each, whatever `maxOffsetsPerTrigger` says, since half a view is useless. From there the query reads
+the changelog with deletions: applied to the view, it gives the table.
 
-The driver pins the end when it chooses it, and holds the pin until it plans the next micro-batch:
-so no cleaner, also a forced one, takes a record of the view. A query that died in that micro-batch
-repeats it, and a cleaner may have gone beyond the end meanwhile. Then the view lacks keys that have
-newer records. Those follow in the next micro-batches, so the table comes out the same.
+The driver pins the end when it chooses it, and holds the pin until it plans the next micro-batch.
+Therefore not even a forced cleaning removes a record of the view. A query that died repeats its
+micro-batch, and a cleaner may have passed the end meanwhile. Then the view lacks keys with later
+records. Those follow in the next micro-batches, so the table is the same in the end.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def has_snapshot(begin: Offsets) -> bool:
-    """Whether the micro-batch that begins there is a query's first one, with its view."""
+    """Whether a micro-batch from `begin` is a query's first one, with its view."""
     return EARLIEST in begin.values()
 
 
 class HeldViews:
-    """The ends of the views with which a micro-batch begins, pinned and held by the driver."""
+    """The ends of the views with which a micro-batch begins, pinned by the driver."""
 
     def __init__(self) -> None:
         self.pin: Path | None = None
         self.are_passed = False
-        """Whether a cleaner was beyond one of the ends when they were pinned."""
+        """Whether a cleaner had passed one of the ends when they were pinned."""
         self._ends: Offsets = {}
         self._held = contextlib.ExitStack()
 
     def hold(self, store: Store, begin: Offsets, ends: Offsets) -> None:
-        """Hold the ends of the partitions that a micro-batch from `begin` is the first to read.
+        """Pin the ends of the partitions that a micro-batch from `begin` is the first to read.
 
-        What was held before is let go. Nothing is held where nothing can be pinned.
+        Earlier ends are released. Nothing is held if the log cannot be pinned.
         """
         self.release()
         self._ends = {p: end for p, end in ends.items() if _is_unread(p, begin)}
@@ -59,11 +59,11 @@ class HeldViews:
             self.are_passed = are_passed(store.state(), self._ends)
 
     def holds(self, ends: Offsets) -> bool:
-        """Tell whether these ends are among those that are held."""
+        """Return whether all these ends are held."""
         return ends.items() <= self._ends.items()
 
     def release(self) -> None:
-        """Let the ends go."""
+        """Release the ends."""
         self._held.close()
         self._ends, self.pin, self.are_passed = {}, None, False
 
@@ -71,14 +71,14 @@ class HeldViews:
 def split_off_snapshots(
     store: Store, held: HeldViews, begin: Offsets, ranges: Sequence[OffsetRange]
 ) -> tuple[list[SnapshotPartition], list[OffsetRange]]:
-    """Return the partitions of which a view is read, with their ends held, and the other ranges.
+    """Return the partitions whose view is read, with their ends held, and the other ranges.
 
-    `begin` is where the micro-batch begins; partitions that it lacks are new.
+    The micro-batch starts at `begin`; partitions that it lacks are new.
     """
     views = [range_ for range_ in ranges if _is_unread(range_.partition, begin)]
     changes = [range_ for range_ in ranges if not _is_unread(range_.partition, begin)]
     ends = {range_.partition: range_.end for range_ in views}
-    if not held.holds(ends):  # a micro-batch of an earlier run, which is repeated
+    if not held.holds(ends):  # a repeated micro-batch of an earlier run
         held.hold(store, begin, ends)
     if held.are_passed:
         _LOGGER.warning(

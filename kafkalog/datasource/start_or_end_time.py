@@ -1,8 +1,8 @@
 """Times at which a read starts or ends: `startingTimestamp`, `endingOffsetsByTimestamp` etc.
 
-A time is in epoch milliseconds and stands for the first record that is as young, or younger. Below
-zero are Kafka's special ones: -1 is the latest offset, -2 the earliest, -3 the record with the
-largest timestamp (ListOffsetsRequest).
+A time is in epoch milliseconds and means the first record at or after it. Negative numbers are
+Kafka's (ListOffsetsRequest): -1 is the latest offset, -2 the earliest, -3 the record with the
+largest timestamp.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGEST_TIMESTAMP: Final = -3
 
 @dataclass(frozen=True, slots=True)
 class StartOrEndTime:
-    """When a read starts or ends: `everywhere`, or for each partition that is named (ms).
+    """The time (ms) at which a read starts or ends: `everywhere`, or for each named partition.
 
     Spark: GlobalTimestampRangeLimit, SpecificTimestampRangeLimit.
     """
@@ -70,17 +70,13 @@ class StartOrEndTime:
         return self.everywhere is None
 
     def named(self, assigned: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the times of those of the assigned partitions that have one."""
+        """Return the times of the assigned partitions that have one."""
         if self.everywhere is not None:
             return dict.fromkeys(assigned, self.everywhere)
         return {p: time for p in assigned if (time := self.partitions.get(p)) is not None}
 
     def check_stream(self) -> None:
-        """Raise InvalidInputError where a streaming query is to start at the largest timestamp.
-
-        It moves with each newer record, and a first batch that is repeated has to start again
-        where it did.
-        """
+        """Raise InvalidInputError for a stream from the largest timestamp, which moves."""
         if _LARGEST_TIMESTAMP in (self.everywhere, *self.partitions.values()):
             option = "startingOffsetsByTimestamp" if self.is_specific else "startingTimestamp"
             raise InvalidInputError(
@@ -94,7 +90,7 @@ class StartOrEndTime:
     ) -> dict[TopicPartition, int]:
         """Return a time for each assigned partition, sorted.
 
-        Raises InvalidInputError, which names the option, when its JSON does not name exactly these
+        Raises InvalidInputError, which names the option, if its JSON does not name exactly these
         partitions.
         """
         wanted = sorted(assigned)

@@ -124,7 +124,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = self._next_end(start, limit, is_new=is_new)
             if not self._options().latest_view or self._hold_views(start, end):
                 break
-            self._target = None  # a cleaner came between: by now the log ends further
+            self._target = None  # a cleaner passed the end; choose a later one
         return end
 
     def _hold_views(self, start: OffsetJson, end: OffsetJson) -> bool:
@@ -149,7 +149,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if is_new:
             initial = self._initial_ends()
             ends = {partition: end for partition, end in ends.items() if partition in initial}
-        if LATEST in begin.values():  # of the query's first batch: it goes on from then on
+        if LATEST in begin.values():  # a query's first batch ends where such partitions begin
             ends = {
                 p: known.get(p, end) if begin.get(p) == LATEST else end for p, end in ends.items()
             }
@@ -291,7 +291,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 held = held_partition(partition, self._opened().state())
                 begin[partition] = end if held is None else held.log_start_offset
         limited = limit_offsets(begin, ends, options.max_offsets_per_trigger)
-        if options.latest_view:  # the view of a new partition is not cut either
+        if options.latest_view:  # the view of a new partition is not limited either
             limited |= {partition: end for partition, end in ends.items() if partition not in known}
         return limited
 

@@ -1,4 +1,4 @@
-"""Which partitions a read is about: `subscribe`, `subscribePattern` or `assign`.
+"""The partitions of a read: `subscribe`, `subscribePattern` or `assign`.
 
 Spark calls these its consumer strategies (ConsumerStrategy.scala).
 """
@@ -23,7 +23,7 @@ _EXAMPLE: Final = '{"topicA":[0,1],"topicB":[0,1]}'
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The topics or partitions asked for; exactly one of the three fields is set.
+    """The selected topics or partitions; exactly one of the three fields is set.
 
     `pattern` is a regular expression of `topic_pattern`.
     """
@@ -74,12 +74,12 @@ class Subscription:
         return sorted(found)
 
     def missing_topics(self, state: State) -> list[str]:
-        """Return the topics asked for by name that the log does not have, sorted."""
+        """Return the named topics that the log does not have, sorted."""
         names = set(self.topics) | {partition.topic for partition in self.assigned}
         return sorted(names - state.topics.keys())
 
     def missing_fault(self, state: State) -> UnknownTopicError | None:
-        """Return the error for topics asked for by name that the log does not have."""
+        """Return the error for named topics that the log does not have."""
         missing = self.missing_topics(state)
         if not missing:
             return None
@@ -91,7 +91,7 @@ class Subscription:
         raise AssertionError
 
     def without(self, topics: list[str]) -> Subscription:
-        """Return the same subscription, less some topics asked for by name."""
+        """Return the same subscription without some named topics."""
         return Subscription(
             topics=tuple(topic for topic in self.topics if topic not in topics),
             pattern=self.pattern,
@@ -100,7 +100,7 @@ class Subscription:
 
     def _names(self, state: State) -> Iterable[str]:
         if self.pattern is not None:
-            # A part of the name is enough, as with the offset reader that Spark uses by default.
+            # A part of the name is enough, as in Spark's default offset reader.
             matches = topic_pattern(self.pattern).search
             return [n for n in state.topics if n not in INTERNAL_TOPICS and matches(n)]
         return self.topics or {partition.topic for partition in self.assigned}

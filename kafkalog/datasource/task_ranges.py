@@ -17,7 +17,7 @@ __all__ = ["task_ranges"]
 def task_ranges(
     store: Store, options: SourceOptions, ranges: list[OffsetRange]
 ) -> list[OffsetRange]:
-    """Split ranges: as the options say, as Spark does it; else by bytes."""
+    """Split resolved ranges: by the options, as in Spark, or else by bytes."""
     if options.min_partitions is None and options.max_records_per_partition is None:
         return [piece for range_ in ranges for piece in split_by_bytes(store, range_)]
     return split_ranges(ranges, options.min_partitions, options.max_records_per_partition)

@@ -26,10 +26,7 @@ _SPAN: Final = re.compile(r"(-?[0-9]{1,19})([a-z]+)?")
 
 
 def milliseconds(text: str, *, option: str) -> int:
-    """Return the whole milliseconds of a span, at most INT64_MAX.
-
-    Raises InvalidInputError, which names the option.
-    """
+    """Return a span's whole milliseconds, at most INT64_MAX; raises InvalidInputError."""
     match = _SPAN.fullmatch(text.strip().lower())
     unit = None if match is None else _MICROSECONDS.get(match[2] or "ms")
     if match is None or unit is None or not -INT64_MAX - 1 <= int(match[1]) <= INT64_MAX:

@@ -1,11 +1,9 @@
 r"""`subscribePattern`: a regular expression that Python and Java read alike.
 
-A job brings the expression that it gave to `format("kafka")`, which is one of Java. The names of
-topics are plain ASCII, and most expressions for them mean the same in both languages. An expression
-is refused by name if it has a construct that only one language knows, or that means something else
-in the other: classes such as `\p{Alpha}`, quotations `\Q...\E`, named groups, `[a&&b]`.
-
-Java: java.util.regex.Pattern.
+Jobs bring the Java expression that they gave to `format("kafka")`. Names of topics are plain ASCII,
+and most expressions for them mean the same in both languages. A construct that only one language
+has, or that means something else in the other, is refused by name: classes such as `\p{Alpha}`,
+quotations `\Q...\E`, named groups, `[a&&b]`. Java: java.util.regex.Pattern.
 """
 
 from __future__ import annotations
@@ -29,10 +27,7 @@ _COUNT: Final = re.compile(r"\{\d+(?:,\d*)?\}")
 
 @cache
 def topic_pattern(pattern: str) -> re.Pattern[str]:
-    """Compile the expression of `subscribePattern`; Spark finds it anywhere in a topic's name.
-
-    Raises InvalidInputError, which names the construct that is refused.
-    """
+    """Compile the expression, found anywhere in a name; raises InvalidInputError."""
     construct = _refused(pattern)
     if construct is not None:
         raise InvalidInputError(
@@ -52,7 +47,7 @@ def topic_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def _refused(pattern: str) -> str | None:
-    """Return the first construct that the two languages read differently; None if there is none."""
+    """Return the first construct that the languages read differently; None without one."""
     position, class_start = 0, -1
     while position < len(pattern):
         part = pattern[position : position + 2]

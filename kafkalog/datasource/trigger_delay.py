@@ -1,4 +1,4 @@
-"""`minOffsetsPerTrigger` and `maxTriggerDelay`: whether a micro-batch waits for more.
+"""`minOffsetsPerTrigger` and `maxTriggerDelay`: a micro-batch waits for more records.
 
 Spark: KafkaMicroBatchStream.delayBatch.
 """
@@ -15,15 +15,12 @@ __all__ = ["TriggerDelay"]
 
 @dataclass(slots=True)
 class TriggerDelay:
-    """Holds micro-batches back until enough is waiting or enough time has passed.
-
-    The first batch of a run never waits: nothing says when the run before it had its last.
-    """
+    """Holds micro-batches back for enough offsets or time; a run's first one never waits."""
 
     min_offsets: int
     max_delay_ms: int
     last_trigger_ms: int = 0
-    """When a batch was last let through (epoch ms)."""
+    """The time of the last batch that was let through (epoch ms)."""
 
     def holds_back(
         self,
@@ -32,10 +29,10 @@ class TriggerDelay:
         *,
         now_ms: int,
     ) -> bool:
-        """Tell whether the batch from `begin` to `end` has to wait; remember when it has not.
+        """Return whether the batch from `begin` to `end` must wait; store the time if not.
 
-        A partition that `begin` lacks counts from offset 0, one whose end lies below its begin
-        counts against the others, both as in Spark.
+        A partition that `begin` lacks counts from offset 0. One whose end is below its begin counts
+        negative. Both are as in Spark.
         """
         is_due = now_ms - self.last_trigger_ms >= self.max_delay_ms
         if not is_due:

@@ -1,4 +1,4 @@
-"""Values that are JSON or Avro documents, as columns, by Spark's own functions."""
+"""The fields of JSON or Avro values as columns, by Spark's own functions."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ def value_columns(
     avro: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Return `df` with the fields of its documents as columns in the place of `value`.
+    """Return `df` with the fields of its documents as columns in place of `value`.
 
-    Exactly one of `json`, a Spark schema or its DDL (`"id bigint, name string"`), and `avro`, a
-    schema in Avro's JSON, says what the column `value` (binary or string) holds; `options` are
-    those of Spark's `from_json` or `from_avro`. The other columns stay; one that bears the name of
-    a field, in any case unless `spark.sql.caseSensitive` is true, is called `_<name>` then. A null
-    value, a tombstone, has nulls in all fields, and so has a text that is no such document, unless
-    `options` say `mode=FAILFAST`.
+    Give exactly one of `json`, a Spark schema or its DDL (`"id bigint, name string"`), and `avro`,
+    a schema in Avro's JSON. The column `value` is binary or string. `options` are those of Spark's
+    `from_json` or `from_avro`. Another column with the name of a field becomes `_<name>`; letter
+    case counts if `spark.sql.caseSensitive` is true. A tombstone gives nulls in all fields, and so
+    does a text that does not parse, unless `options` have `mode=FAILFAST`.
 
-    Works on streams too. Raises InvalidInputError for a schema that is none, names that still are
-    the same, and where Spark's Avro package is not on the class path.
+    Works on streams too. Raises InvalidInputError for an invalid schema, for equal column names,
+    and if Spark's Avro package is not on the class path.
     """
     from pyspark.sql import functions
 
@@ -70,13 +69,13 @@ def value_columns(
 
 
 def _comparison(df: DataFrame) -> Callable[[str], str]:
-    """Return what makes two names equal that Spark takes for the same: it compares lower case."""
+    """Return the function that makes names equal if Spark treats them as the same."""
     is_exact = df.sparkSession.conf.get("spark.sql.caseSensitive", "false")
     return str if str(is_exact).lower() == "true" else str.lower
 
 
 def _check_distinct(names: list[str], same: Callable[[str], str]) -> None:
-    """Raise InvalidInputError where two columns would have names that Spark cannot tell apart."""
+    """Raise InvalidInputError for two columns with names that Spark cannot distinguish."""
     first: dict[str, str] = {}
     for name in names:
         other = first.get(same(name))
@@ -121,7 +120,7 @@ def _from_avro(schema: str, options: dict[str, str]) -> Column:
 
 
 def _replaced(df: DataFrame, document: Column) -> DataFrame:
-    """Return `df` with documents in the place of values; here Spark looks at the function."""
+    """Return `df` with documents in place of values; Spark resolves the function here."""
     from pyspark.errors import AnalysisException
 
     try:

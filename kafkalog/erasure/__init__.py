@@ -1,1 +1,1 @@
-"""Erasing keys: their deletions written, the log cleaned, and every file searched for a trace."""
+"""Erase keys: write tombstones, clean the log, and search every file for occurrences."""

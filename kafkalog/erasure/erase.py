@@ -97,7 +97,7 @@ def erase(
             "the last record of the key, or alter the topic to compact,delete"
         )
 
-    def look(step: str, *, was_erased: bool = False) -> Occurrences:
+    def scan(step: str, *, was_erased: bool = False) -> Occurrences:
         return find_occurrences(
             engine,
             topic,
@@ -108,11 +108,11 @@ def erase(
             progress=lambda done, of: progress(step, done, of),
         )
 
-    before = look("looking")
+    before = scan("looking")
     touched = {
-        traces.file.partition
-        for traces in before.files
-        if traces.found and traces.file.kind in (FileKind.LOG, FileKind.UNFINISHED)
+        one.file.partition
+        for one in before.files
+        if one.found and one.file.kind in (FileKind.LOG, FileKind.UNFINISHED)
     }
     partitions = sorted(number for number in touched if number is not None)
     deletions = _delete(engine, topic, keys, partitions, now_ms=clock())
@@ -134,9 +134,9 @@ def erase(
         cleanings += [] if stats is None else [stats]
     engine.sweep_staged(now_ms=clock())
     manager.retain(engine, topic, now_ms=clock())
-    retired = {traces.file.partition for traces in before.files if _is_retired(traces)}
+    retired = {one.file.partition for one in before.files if _is_retired(one)}
     _remove_retired(engine, topic, {*partitions, *retired}, policy, now=now, wait=wait)
-    after = look("looking again", was_erased=True)
+    after = scan("looking again", was_erased=True)
     return Erasure(topic, tuple(keys.digests), before, deletions, tuple(cleanings), after)
 
 
@@ -174,7 +174,7 @@ def _latest(
     """Return for each key whether its latest record has data; open transactions count."""
     latest = np.full(len(keys), _NO_RECORD, dtype=np.int8)
     end = snapshot.state.high_watermark
-    # A segment may begin below the log start: the cleaner looks at such records, too.
+    # A segment may begin below the log start, and the cleaner reads those records too.
     start = min([snapshot.state.log_start_offset, *(one.base_offset for one in snapshot.segments)])
     with snapshot.transaction_outcomes() as outcomes:
         for chunk in snapshot.chunks(start, end):
@@ -183,7 +183,7 @@ def _latest(
             for _, records in chunk.runs(is_wanted):
                 rows, numbers = keys.find(records)
                 is_deletion = records.value_sizes[rows] < 0
-                # Of a key that is there twice the last one stays.
+                # The last record of a key overwrites earlier ones.
                 latest[numbers] = np.where(is_deletion, _DELETION, _DATA)
     return latest
 
@@ -199,12 +199,12 @@ def _bytes_to_clean(engine: Engine, topic: str, partition: int, now_ms: int) -> 
     try:
         status = partition_status(engine, topic, partition, now_ms)
     except (OSError, KafkaLogError):
-        return 0  # its cleaning tells why
+        return 0  # its cleaning reports the reason
     return status.clean_bytes + 2 * (status.dirty_bytes + status.uncleanable_bytes)
 
 
-def _is_retired(traces: FileOccurrences) -> bool:
-    return traces.file.is_retired and not traces.is_clear
+def _is_retired(occurrences: FileOccurrences) -> bool:
+    return occurrences.file.is_retired and not occurrences.is_clear
 
 
 def _remove_retired(

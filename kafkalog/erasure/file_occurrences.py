@@ -1,9 +1,8 @@
-"""What is left of keys in one file: records that bear them, and bytes where there are no records.
+"""Find keys in one file: records with these keys, and bytes outside records.
 
-Batches are decompressed and every record's key is compared, whatever became of the record: aborted,
-obsolete, never committed. Where a file of batches has bytes that are none, damaged ones, it
-cannot be told what they hold: they are looked through as bytes, and named. All other files are
-looked through as bytes.
+Batches are decompressed, and every record's key is compared, whether it was aborted, became
+obsolete or was never committed. Damaged batches cannot be decoded: they are reported and searched
+as bytes. All other files are searched as bytes.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from kafkalog.storage_engine.fs import files
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.erasure.topic_files import TopicFile
-    from kafkalog.inspection.file_scan import ScannedChunk
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
+    from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 
 __all__ = ["FileOccurrences", "scan_file"]
 
@@ -33,36 +32,36 @@ _PIECE_SIZE: Final = 4 << 20
 
 @dataclass(slots=True)
 class FileOccurrences:
-    """What was looked at in one file, and what was found."""
+    """The occurrences in one file."""
 
     file: TopicFile
     size: int = 0
-    """Bytes that were looked at, as they are on the disk."""
+    """Bytes on disk that were scanned."""
     records: int = 0
     """Records whose key was compared."""
     found: dict[int, int] = field(default_factory=dict)
-    """By number of a key: its records, deletions too."""
+    """By number of a key: its records, including tombstones."""
     deletions: int = 0
-    """How many of them are tombstones."""
+    """How many of the records found are tombstones."""
     first_offset: int = layout.INT64_MAX
     last_offset: int = -1
-    """Of the records found."""
+    """The last offset of the records found."""
     horizon_ms: int | None = None
-    """When the last of the tombstones may go; INT64_MAX while one has no delete horizon."""
+    """When the last tombstone may go; INT64_MAX if one has no delete horizon."""
     mentions: int = 0
     """Other records that have a key's bytes in their key, value or headers."""
     positions: dict[int, int] = field(default_factory=dict)
-    """By number of a key: where in the file its bytes stand, outside of records."""
+    """By number of a key: the first position of its bytes outside records."""
     faults: list[str] = field(default_factory=list)
-    """What of the file could not be looked at, and why."""
+    """What could not be scanned, and why."""
 
     @property
     def record_count(self) -> int:
-        """How many records bear a key."""
+        """Number of records that have one of the keys."""
         return sum(self.found.values())
 
     def add(self, more: FileOccurrences) -> FileOccurrences:
-        """Return these and those of what follows in the file."""
+        """Return these occurrences and `more`, which follow in the file."""
         horizons = [one for one in (self.horizon_ms, more.horizon_ms) if one is not None]
         return FileOccurrences(
             more.file,
@@ -80,7 +79,7 @@ class FileOccurrences:
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing was found, and all of the file was looked at."""
+        """Whether nothing was found, and the whole file was scanned."""
         return not (self.found or self.positions or self.faults)
 
 
@@ -93,25 +92,24 @@ def scan_file(
     names: Iterable[bytes] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> FileOccurrences:
-    """Look for keys in bytes [start, end) of a file; raises FileNotFoundError where it is gone.
+    """Find keys in bytes [start, end) of a file, or to its end; raises FileNotFoundError.
 
-    Both stand between two batches, where it holds some; without `end` it is looked at to its end.
-
-    What is written in texts of ours, but for `names`, is looked through; `progress` is told how
-    many bytes were read. What the system refuses to read is a fault of the file.
+    In a file of batches, `start` and `end` lie between two batches. In text files of ours, `names`
+    are skipped. `progress` receives the number of bytes read. If the system refuses to read, the
+    result has a fault.
     """
-    traces = FileOccurrences(file)
+    occurrences = FileOccurrences(file)
     if file.fault:
-        traces.faults.append(file.fault)
-        return traces
+        occurrences.faults.append(file.fault)
+        return occurrences
     try:
-        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_to_read(file.path)
     except FileNotFoundError:
         raise
     except OSError as fault:
-        traces.faults.append(f"it cannot be read: {fault.strerror}")
-        return traces
-    scan = _Scan(traces, keys, fd, tuple(names) if file.kind.is_text else (), progress)
+        occurrences.faults.append(f"it cannot be read: {fault.strerror}")
+        return occurrences
+    scan = _Scan(occurrences, keys, fd, tuple(names) if file.kind.is_text else (), progress)
     try:
         size = os.fstat(fd).st_size
         limit = size if end is None else min(end, size)
@@ -119,26 +117,27 @@ def scan_file(
             scan.batches(start, limit)
         else:
             scan.bytes(start, limit)
-        traces.size = max(0, limit - start)
+        occurrences.size = max(0, limit - start)
     except OSError as fault:
-        traces.faults.append(f"it cannot be read: {fault.strerror}")
+        occurrences.faults.append(f"it cannot be read: {fault.strerror}")
     finally:
         os.close(fd)
-    return traces
+    return occurrences
 
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    traces: FileOccurrences
+    occurrences: FileOccurrences
     keys: ErasedKeys
     fd: int
     names: tuple[bytes, ...]
     progress: Callable[[int], None]
 
     def bytes(self, start: int, end: int) -> None:
-        """Look through [start, end) of the file as bytes; note each key's first place."""
+        """Search [start, end) of the file as bytes; keep each key's first position."""
         longest = max(map(len, self.keys.keys))
         rest, position = b"", start
+        is_text = self.occurrences.file.kind.is_text
         while position < end:
             piece = files.read_at(self.fd, min(_PIECE_SIZE, end - position), position)
             if not piece:
@@ -146,31 +145,30 @@ class _Scan:
             data = rest + piece
             for name in self.names:
                 data = data.replace(name, b"\0" * len(name))
-            for number, place in self.keys.find_bytes(data, is_text=self.traces.file.kind.is_text):
-                self.traces.positions.setdefault(number, position - len(rest) + place)
+            for number, place in self.keys.find_bytes(data, is_text=is_text):
+                self.occurrences.positions.setdefault(number, position - len(rest) + place)
             position += len(piece)
             self.progress(len(piece))
             rest = (rest + piece)[-(longest - 1) :] if longest > 1 else b""
 
     def batches(self, start: int, limit: int) -> None:
-        """Look through batches; what is none is looked through as bytes."""
-        from kafkalog.inspection.file_scan import FileScan
+        from kafkalog.storage_engine.segment.log_scanner import INSPECT, FaultKind, LogScanner
 
-        scan = FileScan(self.fd, self.traces.file.path, limit=limit)
-        scan.position = start
+        path = self.occurrences.file.path
+        scan = LogScanner(self.fd, path, INSPECT, position=start, limit=limit)
         for chunk in scan:
             before = chunk.position_of(0)
             self._chunk(chunk)
             self.progress(scan.position - before)
-        if scan.fault is not None and not scan.is_preallocated:
-            self._undecodable(scan.position, limit, scan.fault)
+        scan.look_at_tail()
+        if scan.fault is not None and scan.kind is not FaultKind.ZEROS:
+            self._undecodable(scan.position, limit, str(scan.fault.found))
 
     def _undecodable(self, start: int, end: int, fault: str) -> None:
-        self.traces.faults.append(f"at byte {start}: expected a batch, found {fault}")
+        self.occurrences.faults.append(f"at byte {start}: expected a batch, found {fault}")
         self.bytes(start, end)
 
-    def _chunk(self, chunk: ScannedChunk) -> None:
-        """Look at the records of a chunk's batches; control records have keys of Kafka's own."""
+    def _chunk(self, chunk: ScannedBatches) -> None:
         is_control = (chunk.table.attributes & layout.CONTROL_BIT) != 0
         for batch in np.flatnonzero(~chunk.is_valid).tolist():
             self._damaged(chunk, batch, "one with another checksum")
@@ -183,34 +181,34 @@ class _Scan:
             for batch in left.tolist():
                 self._alone(chunk, batch)
 
-    def _alone(self, chunk: ScannedChunk, batch: int) -> None:
+    def _alone(self, chunk: ScannedBatches, batch: int) -> None:
         try:
             for records in chunk.records(np.array([batch])):
                 self._records(records, chunk.table)
         except CorruptBatchError as fault:
             self._damaged(chunk, batch, str(fault.found))
 
-    def _damaged(self, chunk: ScannedChunk, batch: int, found: str) -> None:
+    def _damaged(self, chunk: ScannedBatches, batch: int, found: str) -> None:
         start = chunk.position_of(batch)
         self._undecodable(start, start + int(chunk.table.sizes[batch]), found)
 
     def _records(self, records: RecordTable, table: BatchTable) -> None:
-        traces = self.traces
-        traces.records += len(records)
+        occurrences = self.occurrences
+        occurrences.records += len(records)
         rows, numbers = self.keys.find(records)
         others = np.ones(len(records), dtype=np.bool_)
         others[rows] = False
-        traces.mentions += self.keys.mentions(records, table, np.flatnonzero(others))
+        occurrences.mentions += self.keys.mentions(records, table, np.flatnonzero(others))
         if not len(rows):
             return
         for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
-            traces.found[int(number)] = traces.found.get(int(number), 0) + int(count)
+            occurrences.found[int(number)] = occurrences.found.get(int(number), 0) + int(count)
         offsets = records.offsets[rows]
-        traces.first_offset = min(traces.first_offset, int(offsets.min()))
-        traces.last_offset = max(traces.last_offset, int(offsets.max()))
+        occurrences.first_offset = min(occurrences.first_offset, int(offsets.min()))
+        occurrences.last_offset = max(occurrences.last_offset, int(offsets.max()))
         batches = records.batch_index[rows[records.value_sizes[rows] < 0]]
         if len(batches):
-            traces.deletions += len(batches)
+            occurrences.deletions += len(batches)
             has_horizon = (table.attributes[batches] & layout.DELETE_HORIZON_BIT) != 0
             horizons = np.where(has_horizon, table.base_timestamps[batches], layout.INT64_MAX)
-            traces.horizon_ms = max(traces.horizon_ms or 0, int(horizons.max()))
+            occurrences.horizon_ms = max(occurrences.horizon_ms or 0, int(horizons.max()))

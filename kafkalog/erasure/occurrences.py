@@ -1,4 +1,4 @@
-"""What is left of keys in all files of a topic, and as of which commit."""
+"""The occurrences of keys in all files of a topic, as of a commit."""
 
 from __future__ import annotations
 
@@ -22,46 +22,45 @@ __all__ = ["KindTotal", "Occurrences", "find_occurrences"]
 
 @dataclass(frozen=True, slots=True)
 class KindTotal:
-    """How much was looked at of one kind of file."""
+    """How much was scanned of one kind of file."""
 
     kind: FileKind
     files: int
     bytes: int
-    """As they are on the disk."""
+    """Bytes on disk."""
     records: int
     found: int
-    """How many of them bear a key."""
+    """How many of them have one of the keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Occurrences:
-    """What a look at all files has found."""
+    """The result of a scan of all files."""
 
     began_ms: int
     record_number: int | None
-    """The record of the journal as of which this is so: all that was committed by then was looked
-    at. None of a broker's directory, which has no journal."""
+    """The journal's record up to which all commits were scanned; None in a broker's directory."""
     high_watermarks: Mapping[int, int]
-    """Of each partition, as of then."""
+    """Of each partition, at that record."""
     files: tuple[FileOccurrences, ...]
-    """Every file that was looked at, by path."""
+    """Every scanned file, by path."""
     remains: tuple[Residual, ...]
-    """What was found, in sentences; empty where there is no trace of any key."""
+    """The residuals, in sentences; empty if no key occurs."""
     ended_ms: int
 
     @property
     def bytes(self) -> int:
-        """How many bytes were looked at, as they are on the disk."""
+        """Bytes on disk that were scanned."""
         return sum(file.size for file in self.files)
 
     @property
     def records(self) -> int:
-        """How many records had their keys compared."""
+        """Number of records whose keys were compared."""
         return sum(file.records for file in self.files)
 
     @property
     def found(self) -> int:
-        """How many records bear a key."""
+        """Number of records that have one of the keys."""
         return sum(file.record_count for file in self.files)
 
     @property
@@ -71,7 +70,7 @@ class Occurrences:
 
     @property
     def by_key(self) -> Counter[int]:
-        """How often each key was found, by its number: as a record's, or as bytes of a file."""
+        """How often each key was found, by its number: in records, or as bytes of a file."""
         count = Counter[int]()
         for file in self.files:
             count.update(file.found)
@@ -80,7 +79,7 @@ class Occurrences:
 
     @property
     def by_kind(self) -> Iterator[KindTotal]:
-        """Yield the totals of each kind of file that there is."""
+        """Yield the totals of each kind of file that exists."""
         for kind in FileKind:
             files = [file for file in self.files if file.file.kind is kind]
             if files:
@@ -103,36 +102,33 @@ def find_occurrences(
     was_erased: bool = False,
     progress: Callable[[int, int], None] = lambda _, __: None,
 ) -> Occurrences:
-    """Look for keys in every file of a topic, and in those of the root.
+    """Find keys in all files of a topic, and in those of the root.
 
-    Where `is_strict`, other records that mention a key are traces too; `was_erased` says that the
-    look is one after an erasure. `clock` tells epoch ms;
-    `progress` is told how many bytes are read, and of how many. Raises UnknownTopicError, OSError,
-    and StorageError where files are replaced faster than they are read.
+    If `is_strict`, other records that mention a key count too; `was_erased` says that an erasure
+    has run. The clock returns epoch ms, and `progress` receives the bytes read, and of how many.
+    Raises UnknownTopicError, OSError, and StorageError if files are replaced faster than they are
+    read.
     """
     began_ms = clock()
-    look = TopicScan(engine, topic, keys, _names(engine.state(), keys), progress)
-    look.run()
+    scan = TopicScan(engine, topic, keys, _names(engine.state(), keys), progress)
+    scan.run()
     now_ms = clock()
     left = residuals(
-        engine, topic, look.files, is_strict=is_strict, was_erased=was_erased, now_ms=now_ms
+        engine, topic, scan.files, is_strict=is_strict, was_erased=was_erased, now_ms=now_ms
     )
-    present = look.state.topic(topic).present()
+    present = scan.state.topic(topic).present()
     return Occurrences(
         began_ms,
-        None if engine.is_brokers else look.state.number,
+        None if engine.is_brokers else scan.state.number,
         {number: partition.high_watermark for number, partition in present},
-        look.files,
+        scan.files,
         tuple(left),
         now_ms,
     )
 
 
 def _names(state: State, keys: ErasedKeys) -> list[bytes]:
-    """Return the names in which a key stands and that are no trace: topics', writers', configs'.
-
-    The longest first, as one may stand in another.
-    """
+    """Return names of topics, writers and configs that contain a key, longest first."""
     names = {*state.topics, *state.writers, *(gone.name for gone in state.deleting.values())}
     for topic in state.topics.values():
         names.update(topic.config)

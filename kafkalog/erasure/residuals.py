@@ -1,4 +1,4 @@
-"""What is left of erased keys, in sentences: where, why, until when, and what to do about it."""
+"""Explain the residuals of erased keys: where, why, until when, and what to do about them."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _OBSTACLES: Final = {
     *("policy", "broker", "unreadable", "cleaning", "paused", "uncleanable"),
     *("transaction", "lag", "pin"),
 }
-"""What of an explanation keeps a forced cleaning away."""
+"""Codes of an explanation that keep a forced cleaning away."""
 ERASE: Final = "erase"
-"""What to do where that was not tried yet."""
+"""The remedy if no erasure was tried yet."""
 _AGAIN: Final = "erase again"
 
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """Something of the keys that is left in one file."""
+    """An occurrence of the keys that is left in one file."""
 
     path: Path
     partition: int | None
     """None for a file of the root."""
     sentence: str
     until_ms: int | None = None
-    """When it can go (epoch ms), where that is known."""
+    """When it can be removed (epoch ms), if that is known."""
     remedy: str = ERASE
 
 
@@ -52,10 +52,9 @@ def residuals(
     was_erased: bool,
     now_ms: int,
 ) -> list[Residual]:
-    """Say what is left, file by file; nothing where no file has a trace.
+    """Explain what is left, file by file; empty if no key occurs. Raises UnknownTopicError.
 
-    Where `is_strict`, other records that mention a key are traces too. `was_erased` says that what
-    is found was left by an erasure, or came since. Raises UnknownTopicError.
+    If `is_strict`, other records that mention a key count; `was_erased` is true after an erasure.
     """
     left = [file for file in files if not file.is_clear or (is_strict and file.mentions)]
     if not left:
@@ -66,9 +65,9 @@ def residuals(
         for explanation in explain(engine, topic, now_ms)
     }
     return [
-        remainder
+        residual
         for file in left
-        for remainder in _of_file(
+        for residual in _of_file(
             file,
             config,
             obstacles.get(-1 if file.file.partition is None else file.file.partition, []),
@@ -79,108 +78,108 @@ def residuals(
 
 
 def _of_file(
-    traces: FileOccurrences,
+    occurrences: FileOccurrences,
     config: TopicConfig,
     obstacles: list[Reason],
     *,
     is_strict: bool,
     was_erased: bool,
 ) -> Iterator[Residual]:
-    file = traces.file
+    file = occurrences.file
     again = _AGAIN if was_erased else ERASE
 
-    def remainder(sentence: str, until_ms: int | None = None, remedy: str = again) -> Residual:
+    def residual(sentence: str, until_ms: int | None = None, remedy: str = again) -> Residual:
         return Residual(file.path, file.partition, sentence, until_ms, remedy)
 
     for fault in [file.fault] if file.fault else []:
-        yield remainder(
-            f"what it holds cannot be told: {fault}",
-            remedy="the log has none such: look there, and take it out, or let it be read",
+        yield residual(
+            f"its content is unknown: {fault}",
+            remedy="the log has no such file: inspect it, then remove it or make it readable",
         )
-    for fault in [] if file.fault else traces.faults:
-        yield remainder(
-            f"what it holds cannot be told: {fault}",
-            remedy=f"kafkalog verify tells what is damaged: restore it, then {again}; what was "
-            "never committed is cut off by the next append",
+    for fault in [] if file.fault else occurrences.faults:
+        yield residual(
+            f"its content is unknown: {fault}",
+            remedy=f"kafkalog verify shows what is damaged: restore it, then {again}; the next "
+            "append truncates what was never committed",
         )
-    if traces.positions:
-        places = ", ".join(str(position) for position in sorted(traces.positions.values())[:5])
-        count = len(traces.positions)
-        verb = "stands" if count == 1 else "stand"
+    if occurrences.positions:
+        places = ", ".join(str(position) for position in sorted(occurrences.positions.values())[:5])
+        count = len(occurrences.positions)
+        verb = "occurs" if count == 1 else "occur"
         sentence = f"{_keys(count)} {verb} in it as bytes, at byte {places}"
         if file.kind is FileKind.OTHER:
-            yield remainder(sentence, remedy="the file is none of the log's: look at it, remove it")
-        elif not traces.faults:
-            yield remainder(sentence, remedy="look at it, with kafkalog dump where that knows it")
+            yield residual(sentence, remedy="the file is not the log's: inspect it, then remove it")
+        elif not occurrences.faults:
+            yield residual(sentence, remedy="inspect it, with kafkalog dump if that can read it")
         else:
-            yield remainder(sentence, remedy="see above")
-    if is_strict and traces.mentions:
-        yield remainder(
-            f"{_records(traces.mentions)} with another key {_have(traces.mentions)} the bytes of "
-            "one in key, value or headers",
-            remedy="write such a record anew without it, or erase its key too",
+            yield residual(sentence, remedy="see above")
+    if is_strict and (count := occurrences.mentions):
+        yield residual(
+            f"{_records(count)} with another key {_have(count)} the bytes of one in key, value or "
+            "headers",
+            remedy="write such records again without it, or erase their keys too",
         )
-    if not traces.found:
+    if not occurrences.found:
         return
-    what = _found(traces)
+    what = _found(occurrences)
     if file.remove_at_ms is not None:
-        yield remainder(
+        yield residual(
             f"{what}, of a topic of this name that was deleted",
             file.remove_at_ms,
             "its directory goes then, when the log is next opened for writing",
         )
     elif file.kind is FileKind.RETIRED:
-        yield remainder(
-            f"{what}; the file is replaced, and kept for file.delete.delay.ms "
+        yield residual(
+            f"{what}; the file was replaced, and is kept for file.delete.delay.ms "
             f"({duration(config.file_delete_delay_ms)}) for readers that have just listed it",
             file.changed_ms + config.file_delete_delay_ms,
             f"{again} then, or with --now",
         )
     elif file.kind in (FileKind.STAGED, FileKind.STAGED_FOR_ANY):
         of_which = "" if file.kind is FileKind.STAGED else "; it may be of another topic"
-        yield remainder(
+        yield residual(
             f"{what}, written by a task and not committed{_writer(file.path)}{of_which}",
             file.modified_ms + STAGED_RETENTION_MS,
             f"wait until it is committed or given up, or until then, and {again}: a commit to "
-            "this topic brings the key back, and what nobody commits goes after that time",
+            "this topic brings the key back; without a commit the file goes then",
         )
     elif file.kind is FileKind.UNFINISHED:
-        yield remainder(
-            f"{what}, written by a cleaning that is under way, or has died",
-            remedy=f"a forced cleaning removes what a dead one has left: {again}",
+        yield residual(
+            f"{what}, written by a cleaning that is running or has died",
+            remedy=f"a forced cleaning removes the files of a dead one: {again}",
         )
     elif obstacles:
         for finding in obstacles:
-            yield remainder(
+            yield residual(
                 f"{what}. {finding.sentence}",
                 finding.until_ms,
                 f"{finding.remedy}; then {again}" if finding.remedy else f"{again} then",
             )
-    elif traces.record_count > traces.deletions:
-        yield remainder(
+    elif occurrences.record_count > occurrences.deletions:
+        yield residual(
             f"{what}",
-            remedy=f"stop who writes the key, then {again}" if was_erased else ERASE,
+            remedy=f"stop the writers of the key, then {again}" if was_erased else ERASE,
         )
-    elif traces.horizon_ms is None or traces.horizon_ms == layout.INT64_MAX:
-        yield remainder(f"{what}: the deletion itself, not cleaned yet")
+    elif occurrences.horizon_ms is None or occurrences.horizon_ms == layout.INT64_MAX:
+        yield residual(f"{what}: the deletion itself, not cleaned yet")
     else:
-        yield remainder(
+        yield residual(
             f"{what}: the deletion itself, kept for delete.retention.ms "
             f"({duration(config.delete_retention_ms)}) for followers to see it",
-            traces.horizon_ms,
+            occurrences.horizon_ms,
             f"{again} then, or with --now once all followers have read it",
         )
 
 
-def _found(traces: FileOccurrences) -> str:
+def _found(occurrences: FileOccurrences) -> str:
     """Return `3 records of 2 keys (1 deletion), offsets 4 to 18`."""
-    deletions = f" ({_count(traces.deletions, 'deletion')})" if traces.deletions else ""
-    text = f"{_records(traces.record_count)} of {_keys(len(traces.found))}{deletions}"
-    if traces.file.kind in (FileKind.STAGED, FileKind.STAGED_FOR_ANY):
+    deletions = f" ({_count(occurrences.deletions, 'deletion')})" if occurrences.deletions else ""
+    text = f"{_records(occurrences.record_count)} of {_keys(len(occurrences.found))}{deletions}"
+    if occurrences.file.kind in (FileKind.STAGED, FileKind.STAGED_FOR_ANY):
         return text  # its offsets count from 0
-    if traces.first_offset == traces.last_offset:
-        return f"{text}, offset {traces.first_offset}"
-    return f"{text}, offsets {traces.first_offset} to {traces.last_offset}"
+    if occurrences.first_offset == occurrences.last_offset:
+        return f"{text}, offset {occurrences.first_offset}"
+    return f"{text}, offsets {occurrences.first_offset} to {occurrences.last_offset}"
 
 
 def _writer(path: Path) -> str:

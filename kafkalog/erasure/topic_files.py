@@ -1,14 +1,12 @@
-"""The files in which keys of a topic may be: all below its partitions, and all in the root.
+"""List the files in which keys of a topic may occur.
 
-And what remains of the partitions of an earlier topic of its name, until it is removed, and what
-lies in directories that are no partitions. Those of other topics are not among them: their keys are
-theirs. A staged file of the root does not name its topics; where the journal knows its writer as
-one of another topic alone, it is left out, too.
+These are all files in its partitions and in the root, in directories of deleted topics of the same
+name, and in directories that are not partitions. Files of other topics are left out. A staged file
+of the root is left out only if the journal knows that its writer writes to another topic.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.writing.writer import writer_slug
 
 if TYPE_CHECKING:
@@ -28,16 +27,16 @@ __all__ = ["FileKind", "TopicFile", "topic_files"]
 
 
 class FileKind(StrEnum):
-    """What a file holds; the first five hold record batches."""
+    """The content of a file; the first five kinds hold record batches."""
 
     LOG = "log"
     RETIRED = "retired log"
-    """Replaced or deleted, and not yet removed."""
+    """Replaced or deleted, and not removed yet."""
     UNFINISHED = "unfinished log"
-    """What a cleaning is writing, or a dead one has written."""
+    """Written by a cleaning that is running or has died."""
     STAGED = "staged"
     STAGED_FOR_ANY = "staged of this or another topic"
-    """In the root, and nobody knows what its writer writes to."""
+    """In the root, from a writer whose topic is unknown."""
     INDEX = "index"
     KEY_INDEX = "key index"
     SNAPSHOT = "producer snapshot"
@@ -45,19 +44,19 @@ class FileKind(StrEnum):
     JOURNAL = "journal"
     PIN = "pin"
     MARK = "mark"
-    """Small files: checkpoints, locks, what the cleaner remembers, names and ids."""
+    """Small files: checkpoints, locks, state of the cleaner, names and ids."""
     OTHER = "other"
     DIRECTORY = "directory"
-    """One that cannot be looked into."""
+    """A directory that cannot be listed."""
 
     @property
     def has_batches(self) -> bool:
-        """Whether such a file is read record by record."""
+        """Whether the file is read record by record."""
         return self in _WITH_BATCHES
 
     @property
     def is_text(self) -> bool:
-        """Whether it is a text of ours, with names of topics and numbers in digits."""
+        """Whether it is a text of ours, with names of topics, and numbers in digits."""
         return self in _TEXTS
 
 
@@ -92,40 +91,39 @@ _MARKS: Final = {
     layout.ROOT_LOCK,
 }
 _REMAINS: Final = re.compile(r"-\d+\.[0-9a-f]{32}-(delete|stray|future)$")
-"""How the name of a directory ends that is no partition any more, or not yet."""
+"""Suffix of a directory that is no partition any more, or not yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFile:
-    """A file, as it was listed."""
+    """A file as it was listed."""
 
     path: Path
     kind: FileKind
     partition: int | None
-    """None for one in the root, and of a deleted topic."""
+    """None in the root and in a deleted topic."""
     inode: int
     size: int
     changed_ns: int
-    """When it got its name or its content (its ctime), by the file system's clock."""
+    """When its name or content changed (ctime), by the file system's clock."""
     modified_ms: int
     is_retired: bool = False
     """Whether its name says that it was replaced or deleted."""
     remove_at_ms: int | None = None
-    """When the directory of a deleted topic may be removed that it is in."""
+    """When its directory, of a deleted topic, may be removed."""
     fault: str = ""
-    """Why it cannot be looked at, if that is known already."""
+    """Why it cannot be read, if that is already known."""
 
     @property
     def changed_ms(self) -> int:
-        """The same as `changed_ns`, in ms."""
+        """`changed_ns` in ms."""
         return self.changed_ns // 1_000_000
 
 
 def topic_files(engine: Engine, topic: str) -> list[TopicFile]:
     """List the files, by path; raises UnknownTopicError, OSError.
 
-    Files that vanish meanwhile are left out, and so are those that are no files to read (sockets).
-    What cannot be listed, or is a link to a directory elsewhere, is there with its fault.
+    Special files are left out. Unreadable entries and links to directories are listed with a fault.
     """
     state = engine.state()
     partitions = {
@@ -142,7 +140,7 @@ def topic_files(engine: Engine, topic: str) -> list[TopicFile]:
     targets = _targets(state)
     found: list[TopicFile] = []
     for root in roots:
-        with os.scandir(root) as entries:
+        with files.scan(root) as entries:
             for entry in entries:
                 path = root / entry.name
                 if not entry.is_dir():
@@ -153,7 +151,6 @@ def topic_files(engine: Engine, topic: str) -> list[TopicFile]:
 
 
 def _is_others(name: str, topic: str) -> bool:
-    """Tell whether a directory is a partition of another topic, or what remains of one."""
     match = _REMAINS.search(name)
     if match is not None:
         return name[: match.start()] != topic
@@ -162,7 +159,6 @@ def _is_others(name: str, topic: str) -> bool:
 
 
 def _targets(state: State) -> dict[str, str]:
-    """Return what the writers of the journal write to, by what stands for them in file names."""
     names = [name.rpartition(" ") for name in state.writers]
     return {writer_slug(writer, target): target for writer, _, target in names}
 
@@ -181,21 +177,24 @@ def _of_root(path: Path, topic: str, targets: Mapping[str, str]) -> Iterator[Top
 
 
 def _below(directory: Path, partition: int | None, remove_at_ms: int | None) -> Iterator[TopicFile]:
-    def fault_of(fault: OSError) -> None:
-        if not isinstance(fault, FileNotFoundError):
-            said = f"cannot be read: {fault.strerror}"
-            faults.append(_unlooked(Path(fault.filename), FileKind.DIRECTORY, partition, said))
-
-    faults: list[TopicFile] = []
-    for parent, below, names in os.walk(directory, onerror=fault_of):
-        for name in names:
-            yield from _file(Path(parent, name), partition, remove_at_ms)
-        for name in below:
-            path = Path(parent, name)
-            if path.is_symlink():
-                said = "a link to another directory, which is not looked into"
-                faults.append(_unlooked(path, FileKind.DIRECTORY, partition, said))
-    yield from faults
+    try:
+        with files.scan(directory) as entries:
+            found = list(entries)
+    except FileNotFoundError:
+        return
+    except OSError as fault:
+        said = f"cannot be read: {fault.strerror}"
+        yield _unlooked(directory, FileKind.DIRECTORY, partition, said)
+        return
+    for entry in found:
+        path = directory / entry.name
+        if not entry.is_dir():
+            yield from _file(path, partition, remove_at_ms)
+        elif entry.is_symlink():
+            said = "a link to another directory, which is not scanned"
+            yield _unlooked(path, FileKind.DIRECTORY, partition, said)
+        else:
+            yield from _below(path, partition, remove_at_ms)
 
 
 def _unlooked(path: Path, kind: FileKind, partition: int | None, fault: str) -> TopicFile:

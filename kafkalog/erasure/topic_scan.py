@@ -1,13 +1,9 @@
-"""A look through all files of a topic, while others write and clean.
+"""Scan all files of a topic while other processes write and clean.
 
-Nothing is held up by it: files come, grow and go while they are read. So they are listed again and
-again, and what has changed is read anew, until a round began and ended with the same commit, and
-with the same files of records as the round before it. Between its two ends no record moved: not
-from a staged file into a segment that was read before, nor from one segment into another. What is
-known then holds as of that commit.
-
-A writer that never pauses is stopped for a moment: after some rounds commits are held off for the
-last one, which has little left to read.
+The scan blocks no other process. It lists the files in rounds, and reads what has changed. It ends
+after a round that began and ended with the same commit, and with the same files of records as the
+round before. No record has then moved between files unseen, and the result holds as of that commit.
+If writers never pause, the last rounds, with little left to read, hold off commits.
 """
 
 from __future__ import annotations
@@ -34,24 +30,24 @@ __all__ = ["TopicScan"]
 _ROUNDS: Final = 100
 _FREE_ROUNDS: Final = 8
 _MOVED: Final = {FileKind.LOG, FileKind.RETIRED, FileKind.UNFINISHED}
-"""The files among which commits and cleanings move records."""
+"""Files between which commits and cleanings move records."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of a file, as it was when it was listed."""
+    """The scan of a file, as it was listed."""
 
     file: TopicFile
-    settled: FileOccurrences
-    """Of its first bytes, which stay as they are as long as it is there."""
+    fixed: FileOccurrences
+    """The occurrences in its first bytes, which do not change."""
     rest: FileOccurrences
-    """Of all that follows."""
 
 
 class TopicScan:
-    """Looks through all files; `names` are no traces, `progress` is told bytes: done, and of all.
+    """Scan all files; occurrences within `names` do not count.
 
-    Once it has ended, `state` is the one that it holds of, and `files` what was found, by path.
+    `progress` receives the bytes done, and of how many. Afterwards `state` is the state that the
+    result holds for, and `files` are the results by path.
     """
 
     def __init__(
@@ -72,27 +68,23 @@ class TopicScan:
         self._read: set[tuple[Path, int]] | None = None
 
     def run(self) -> None:
-        """Look until it is settled what there is.
-
-        Raises UnknownTopicError, OSError, and StorageError where files are replaced faster than
-        they are read.
-        """
+        """Scan until the result is stable; raises UnknownTopicError, OSError, StorageError."""
         for number in range(_ROUNDS):
             if self._round():
                 return
             if number >= _FREE_ROUNDS and self._held_rounds():
                 return
         raise StorageError(
-            f"{self._engine.root}: files were replaced during each of {_ROUNDS} looks at them; "
-            "stop the cleaner, and look again"
+            f"{self._engine.root}: files were replaced during each of {_ROUNDS} scans; stop the "
+            "cleaner, and try again"
         )
 
     def _held_rounds(self) -> bool:
-        """Read what is new since the last round, and see that it was all, with commits held off."""
+        """Scan once or twice while commits are held off; return whether the result is stable."""
         if self._engine.is_brokers:
             return False
         commit_lock = locks.FileLock(self._engine.root / layout.COMMIT_LOCK, create=False)
-        self._is_held = True  # whoever is told of progress might commit
+        self._is_held = True  # report no progress, because the callback might commit
         try:
             with commit_lock.shared():
                 return self._round() or self._round()
@@ -100,50 +92,46 @@ class TopicScan:
             self._is_held = False
 
     def _round(self) -> bool:
-        """List the files, and read what has changed; tell whether that settles it."""
         state = self._engine.state()
         listed = topic_files(self._engine, self._topic)
         changed = [file for file in listed if not self._is_known(file)]
-        self._of += sum(file.size - self._settled_size(file) for file in changed)
+        self._of += sum(file.size - self._fixed_size(file) for file in changed)
         for file in changed:
-            with contextlib.suppress(FileNotFoundError):  # the next listing has it no more
-                self._seen[file.path] = self._look_at(file, state)
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                self._seen[file.path] = self._read_file(file, state)
         moved = [file for file in listed if file.kind in _MOVED]
         read = {(file.path, file.inode) for file in moved}
-        is_settled = read == self._read and all(map(self._is_known, moved))
-        # A broker stages nothing: what it appends meanwhile came after that state.
+        is_stable = read == self._read and all(map(self._is_known, moved))
+        # A broker has no staged files; its new appends come after that state.
         if not self._engine.is_brokers:
-            is_settled &= self._engine.state().number == state.number
+            is_stable &= self._engine.state().number == state.number
         self._read, self.state = read, state
-        if is_settled:
+        if is_stable:
             known = [self._seen[file.path] for file in listed if self._is_known(file)]
-            self.files = tuple(one.settled.add(one.rest) for one in known)
-        return is_settled
+            self.files = tuple(one.fixed.add(one.rest) for one in known)
+        return is_stable
 
     def _is_known(self, file: TopicFile) -> bool:
         known = self._seen.get(file.path)
         return known is not None and known.file == file
 
-    def _settled_size(self, file: TopicFile) -> int:
+    def _fixed_size(self, file: TopicFile) -> int:
         known = self._seen.get(file.path)
         is_same = known is not None and known.file.inode == file.inode
-        return known.settled.size if known is not None and is_same else 0
+        return known.fixed.size if known is not None and is_same else 0
 
-    def _look_at(self, file: TopicFile, state: State) -> _Known:
-        """Read a file; of one that was read already what follows its settled bytes."""
-        start = self._settled_size(file)
-        settled = self._seen[file.path].settled if start else FileOccurrences(file)
+    def _read_file(self, file: TopicFile, state: State) -> _Known:
+        """Read a file; if its first bytes are known and do not change, read only the rest."""
+        start = self._fixed_size(file)
+        fixed = self._seen[file.path].fixed if start else FileOccurrences(file)
         end = self._committed_size(file, state)
         if end > start:
-            settled = settled.add(self._scan(file, start, end))
-            start = settled.size
-        return _Known(file, settled, self._scan(file, start, None))
+            fixed = fixed.add(self._scan(file, start, end))
+            start = fixed.size
+        return _Known(file, fixed, self._scan(file, start, None))
 
     def _committed_size(self, file: TopicFile, state: State) -> int:
-        """Return how many bytes of a file are committed and stay, as far as that is told; else 0.
-
-        The bytes after them may be cut off again. So may any of a broker's.
-        """
+        """Return how many bytes of a file no truncation can remove; 0 if unknown, or a broker's."""
         if self._engine.is_brokers or file.kind is not FileKind.LOG or file.partition is None:
             return 0
         directory = self._engine.partition_directory(self._topic, file.partition)

@@ -16,6 +16,7 @@ from typing import Final
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
 from kafkalog.inspection.dump_entry import DumpOptions, Entry, finding
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 
 __all__ = ["dump_file"]
 
@@ -85,7 +86,7 @@ def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
         yield {"type": "properties", **properties(path)}
     else:
         raise InvalidInputError(
-            f"{path}: not the name of a file that can be dumped: a segment's file "
+            f"{path}: a file of this name cannot be dumped; expected a segment's file "
             f"(20 digits and {', '.join((*layout.SEGMENT_SUFFIXES, layout.SNAPSHOT))}), "
             f"a checkpoint, {layout.PARTITION_METADATA} or {layout.COMMIT}"
         )
@@ -97,7 +98,7 @@ def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
 def _transaction_index(path: Path) -> Iterator[Entry]:
     entry = layout.TRANSACTION_INDEX_ENTRY
     names = ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset")
-    with path.open("rb") as file:
+    with files.open_stream(path) as file:
         position = 0
         while len(data := file.read(entry.size)) == entry.size:
             yield {
@@ -115,7 +116,7 @@ def _transaction_index(path: Path) -> Iterator[Entry]:
 def _producer_snapshot(path: Path) -> Iterator[Entry]:
     from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
 
-    for entry in parse_snapshot(path.read_bytes(), path):
+    for entry in parse_snapshot(files.read_file(path), path):
         first_offset = entry.current_txn_first_offset
         found: Entry = {
             "type": "producer",
@@ -150,7 +151,7 @@ def checkpoint_entries(path: Path, width: int) -> Iterator[list[str]]:
     """
     if path.stat().st_size > _TEXT_SIZE_MAX:
         raise CorruptLogError(path, 0, "a checkpoint", f"{path.stat().st_size} bytes")
-    data = path.read_bytes()
+    data = files.read_file(path)
     if not data:
         return
     lines = data.split(b"\n")
@@ -191,7 +192,7 @@ def properties(path: Path) -> dict[str, str]:
     separator = ":" if path.name == layout.PARTITION_METADATA else "="
     found: dict[str, str] = {}
     position = 0
-    for line in path.read_bytes()[:_TEXT_SIZE_MAX].split(b"\n"):
+    for line in files.read_file(path)[:_TEXT_SIZE_MAX].split(b"\n"):
         text = line.decode("utf-8", "replace").strip()
         if text and not text.startswith(("#", "!")):
             name, separated, value = text.partition(separator)

@@ -33,12 +33,12 @@ class DumpOptions:
 
     @property
     def is_deep(self) -> bool:
-        """Whether records are looked at."""
+        """Whether records are decoded."""
         return self.deep_iteration or self.print_data_log
 
 
 def finding(path: Path, kind: str, position: int, expected: object, found: object) -> Entry:
-    """Return the entry for something wrong at a byte of a file."""
+    """Return the entry for a problem at a byte of a file."""
     return {
         "type": "finding",
         "kind": kind,
@@ -50,9 +50,5 @@ def finding(path: Path, kind: str, position: int, expected: object, found: objec
 
 
 def is_damage(entry: Entry) -> bool:
-    """Tell whether an entry says that the file is damaged.
-
-    Gaps in the offsets are what cleaning leaves, and zeros at the end of a preallocated file are
-    room for more.
-    """
+    """Return whether an entry reports damage; gaps from cleaning and preallocated zeros do not."""
     return entry["type"] == "finding" and entry["kind"] not in {"gap", "preallocated"}

@@ -69,7 +69,7 @@ def _unpacked(path: Path, *, is_time_index: bool) -> Iterator[tuple[int, int, in
     """Yield (position, first field, second field) of each entry up to the first zero entry."""
     entry = layout.TIME_INDEX_ENTRY if is_time_index else layout.OFFSET_INDEX_ENTRY
     position = 0
-    with path.open("rb") as file:
+    with files.open_stream(path) as file:
         while data := file.read(entry.size * _READ_ENTRIES):
             for first, second in entry.iter_unpack(data[: len(data) - len(data) % entry.size]):
                 if first == 0 and second == 0:
@@ -170,7 +170,7 @@ def _sanity(path: Path, base_offset: int, entry_size: int, *, is_time_index: boo
     passed: Entry = {"type": "sanity check", "path": str(path), "passed": True}
     if not size:
         return passed
-    with path.open("rb") as file:
+    with files.open_stream(path) as file:
         first = file.read(entry_size)
         file.seek(size - entry_size)
         last = file.read(entry_size)

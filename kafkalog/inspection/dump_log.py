@@ -11,10 +11,15 @@ import numpy as np
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.inspection.dump_entry import NUMBER_MAX, DumpOptions, Entry, finding
-from kafkalog.inspection.file_scan import FileScan, ScannedChunk
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.records.tables import RecordTable
+from kafkalog.storage_engine.segment.log_scanner import (
+    INSPECT,
+    FaultKind,
+    LogScanner,
+    ScannedBatches,
+)
 
 __all__ = ["batches"]
 
@@ -43,7 +48,7 @@ def batches(path: Path, base_offset: int, options: DumpOptions) -> Iterator[Entr
     fd = files.open_to_read(path)
     try:
         limit = min(os.fstat(fd).st_size, options.max_bytes)
-        scan = FileScan(fd, path, limit=limit, base_offset=base_offset)
+        scan = LogScanner(fd, path, INSPECT, limit=limit, next_offset=base_offset)
         last_offset = -1
         for chunk in scan:
             for batch in range(len(chunk.table)):
@@ -59,17 +64,18 @@ def batches(path: Path, base_offset: int, options: DumpOptions) -> Iterator[Entr
                                 yield _gap(path, chunk, batch, last_offset, entry["offset"])
                             last_offset = entry["offset"]
                         yield entry
+        scan.look_at_tail()
         if scan.fault is not None and options.max_bytes == NUMBER_MAX:
-            kind = "preallocated" if scan.is_preallocated else "trailing bytes"
+            kind = "preallocated" if scan.kind is FaultKind.ZEROS else "trailing bytes"
             yield {
-                **finding(path, kind, scan.position, "a batch, or the end", scan.fault),
+                **finding(path, kind, scan.position, "a batch, or the end", scan.fault.found),
                 "size": limit - scan.position,
             }
     finally:
         os.close(fd)
 
 
-def _gap(path: Path, chunk: ScannedChunk, batch: int, before: int, offset: int) -> Entry:
+def _gap(path: Path, chunk: ScannedBatches, batch: int, before: int, offset: int) -> Entry:
     place = chunk.position_of(batch)
     return {
         **finding(path, "gap", place, f"offset {before + 1}", f"offset {offset}"),
@@ -78,7 +84,7 @@ def _gap(path: Path, chunk: ScannedChunk, batch: int, before: int, offset: int) 
     }
 
 
-def _batch(chunk: ScannedChunk, batch: int, row: dict[str, int]) -> Entry:
+def _batch(chunk: ScannedBatches, batch: int, row: dict[str, int]) -> Entry:
     attributes = row["attributes"]
     if row["magics"] == layout.MAGIC:
         entry: Entry = {
@@ -128,7 +134,7 @@ def _sequence(base_sequence: int, offset_delta: int) -> int:
 
 
 def _records(
-    chunk: ScannedChunk, batch: int, row: dict[str, int], options: DumpOptions
+    chunk: ScannedBatches, batch: int, row: dict[str, int], options: DumpOptions
 ) -> Iterator[Entry]:
     if row["counts"] == 0:
         return
@@ -163,7 +169,7 @@ def _record(
         entry["sequence"] = _sequence(row["base_sequences"], offset - row["base_offsets"])
         entry["headerKeys"] = [name.decode("utf-8", "replace") for name, _ in headers]
     else:
-        # An inner message that is wrong was reported with its set.
+        # A wrong inner message was reported with its set.
         crc = int.from_bytes(arena[start + 12 : start + 16], "big")
         entry |= {"isvalid": True, "crc": crc}
     if is_control:

@@ -1,4 +1,4 @@
-"""What `verify` finds: something in a file that is not as it should be."""
+"""A difference between a file and what `verify` expects."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ __all__ = ["Finding"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A place in a file, what the format or another file demands there, and what is there.
-
-    Where `is_damage` is false it is a notice: nothing that is lost or wrong, but worth knowing.
-    """
+    """A place in a file, what is expected there, and what was found: damage, or else a notice."""
 
     path: Path
     position: int
-    """Byte of the file; 0 where it is about the file, or the directory, as a whole."""
+    """Byte of the file; 0 if the finding is about the whole file or directory."""
     expected: str
     found: str
     is_damage: bool = True

@@ -1,20 +1,16 @@
-"""Everything a log directory holds, compared with everything else: what `kafkalog verify` runs.
+"""`kafkalog verify`: compare all files of a log directory with each other.
 
-Of each partition: all checksums, the order of offsets, every index entry, aborted transactions,
-producer snapshots, leader epochs, the topic id. Of the root: the journal against the files, the
-checkpoints against the log, foreign files. With `deep` every record is decoded too.
+It checks the checksums, offsets, indexes, transactions, snapshots and epochs of each partition, and
+the journal and checkpoints of the root. With `deep` it also decodes every record. The directory may
+be ours, a broker's, or one partition's. Nothing is changed, and no other process has to wait.
 
-A directory may be ours, a broker's, or one partition's. Nothing is changed, in any of them, and
-nobody is kept waiting. Memory is bounded by a chunk of a log, whatever the size of the files.
-
-A *finding* is damage or a notice. What a broker that was killed leaves (half a batch at the end,
-indexes that it had not synced) is a notice, since its next start, or `adopt`, mends it.
+A *finding* is damage or a notice. A killed broker leaves half a batch at the end and unsynced
+indexes: these are notices, because the broker's next start or `adopt` repairs them.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -30,6 +26,7 @@ from kafkalog.inspection.dump import checkpoint_entries
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_partition import PartitionFiles, verify_partition
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
@@ -52,8 +49,7 @@ _ROOT_NAMES: Final = (
 )
 _ASIDE: Final = ("-delete", "-stray", "-future")
 _DAMAGE_ERRORS: Final = {errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
-"""What the file system says of things that are lost or wrong; whatever else it says keeps us from
-looking."""
+"""Errors that mean lost or damaged data; any other error only prevents the check."""
 _Checkpoints = Mapping[str, Mapping[tuple[str, int], int]]
 
 
@@ -70,9 +66,9 @@ def verify(
 ) -> Iterator[Finding]:
     """Yield what is wrong in a log directory, or in its topic `topic`, as soon as it is found.
 
-    `progress` is told how many bytes of `.log` files were read since it was told last: `log_size`
-    is their sum. Raises InvalidInputError for a path without a log, UnknownTopicError, and
-    StorageError, after all findings, where something could not be looked at.
+    `progress` receives the bytes of `.log` files read since its last call. Raises InvalidInputError
+    for a path without a log, UnknownTopicError, and at the end StorageError if a file could not be
+    checked.
     """
     root = root.absolute()
     if not root.is_dir():
@@ -83,8 +79,8 @@ def verify(
     else:
         yield from _root(root, topic, deep, progress, faults)
     if faults:
-        more = f"; so could {len(faults) - 1} more not be" if len(faults) > 1 else ""
-        raise StorageError(f"{faults[0]}: this could not be looked at{more}")
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise StorageError(f"{faults[0]}: this could not be checked{more}")
 
 
 def _root(
@@ -140,7 +136,7 @@ def log_size(root: Path, topic: str | None = None) -> int:
         parsed = layout.parse_partition_directory(directory.name)
         if topic is not None and parsed is not None and parsed[0] != topic:
             continue
-        with os.scandir(directory) as entries:
+        with files.scan(directory) as entries:
             for entry in entries:
                 file = layout.parse_segment_file(entry.name)
                 if file is not None and file[1:] == (layout.LOG, ""):
@@ -149,7 +145,7 @@ def log_size(root: Path, topic: str | None = None) -> int:
 
 
 def has_topic(root: Path, topic: str) -> bool:
-    """Tell whether a directory has a partition of a topic."""
+    """Return whether a directory has a partition of a topic."""
     return root.is_dir() and any(name == topic for (name, _), _ in _partitions(root))
 
 
@@ -161,7 +157,7 @@ def _has_log(root: Path) -> bool:
 
 
 def _has_lost_journal(root: Path) -> bool:
-    """Tell whether a directory without a journal had one, and is no broker's by now."""
+    """Return whether a directory without a journal had one, and has not become a broker's."""
     if any((root / name).exists() for name in (layout.META_PROPERTIES, layout.COMMIT_RELEASED)):
         return False
     if (root / layout.COMMIT_LOCK).exists():
@@ -179,14 +175,14 @@ def _has_lost_journal(root: Path) -> bool:
 def _is_partition(directory: Path) -> bool:
     if (directory / layout.COMMIT).exists():
         return False
-    names = os.listdir(directory)
+    names = files.list_names(directory)
     found = (layout.parse_segment_file(name) for name in names)
     return any(parsed is not None and parsed[1] == layout.LOG for parsed in found)
 
 
 def _partitions(root: Path) -> Iterator[tuple[tuple[str, int], Path]]:
-    """Yield ((topic, partition), directory) of what bears a partition's name."""
-    with os.scandir(root) as entries:
+    """Yield ((topic, partition), directory) for each directory with a partition's name."""
+    with files.scan(root) as entries:
         for entry in entries:
             parsed = layout.parse_partition_directory(entry.name)
             if parsed is not None and entry.is_dir():
@@ -194,7 +190,6 @@ def _partitions(root: Path) -> Iterator[tuple[tuple[str, int], Path]]:
 
 
 def _topic_partitions(root: Path, state: State | None) -> set[tuple[str, int]]:
-    """Return the partitions that are here, and those that should be."""
     found = {partition for partition, _ in _partitions(root)}
     if state is not None:
         for topic in state.topics.values():
@@ -209,11 +204,11 @@ def _files_of(
     recovery_points: Mapping[tuple[str, int], int],
     journal: Journal,
 ) -> PartitionFiles | None:
-    """Return what is known of a partition before it is read; None if the journal knows it not."""
+    """Return what is known of a partition before it is read; None if the journal lacks it."""
     directory = root / layout.partition_directory(*partition)
-    # Of a directory that was adopted, internal topics stay the broker's.
+    # In an adopted directory, internal topics stay the broker's.
     if state is None or partition[0] in layout.INTERNAL_TOPICS:
-        # Of a log of ours whose journal is lost all has been synced, as after a clean shutdown.
+        # If only the journal of our log is lost, all of its data was synced.
         is_internal = partition[0] in layout.INTERNAL_TOPICS
         marks = (layout.CLEAN_SHUTDOWN, layout.CLEAN_ASIDE if is_internal else layout.COMMIT)
         is_clean = any((root / name).exists() for name in marks)
@@ -238,7 +233,6 @@ def _loader(journal: Journal, topic: TopicState, partition: int) -> Callable[[],
 def _partition(
     partition: PartitionFiles, deep: bool, progress: Callable[[int], None], faults: list[str]
 ) -> Iterator[Finding]:
-    """Verify one partition; one that is damaged so that it cannot be read is a finding."""
     try:
         yield from verify_partition(partition, deep=deep, progress=progress)
     except UnknownTopicError:
@@ -258,7 +252,6 @@ def _partition(
 
 
 def _unread(path: Path, fault: OSError, faults: list[str]) -> Iterator[Finding]:
-    """Tell damage from what keeps us from looking, which is put to the faults."""
     text = str(fault.strerror or fault)
     if fault.errno in _DAMAGE_ERRORS:
         yield Finding(path, 0, "a file that can be read", text)
@@ -270,7 +263,6 @@ def _unread(path: Path, fault: OSError, faults: list[str]) -> Iterator[Finding]:
 
 
 def _read_journal(journal: Journal, faults: list[str]) -> tuple[State | None, list[Finding]]:
-    """Return the published state, None where the journal cannot be read, and what is wrong."""
     path = journal.path
     try:
         state = journal.published()
@@ -306,10 +298,7 @@ def _compare_checkpoints(
     topic: str | None,
     deleted: set[str],
 ) -> Iterator[Finding]:
-    """Hold the offsets of the root's checkpoints against the ends of the logs.
-
-    What they say of `deleted` topics, until those are gone for good, may be about the old one.
-    """
+    """Compare the root's checkpoints with the logs' ends, except for topics that were `deleted`."""
     from kafkalog.storage_engine.segment.segments import list_segments, next_offset
 
     ends: dict[tuple[str, int], int | None] = {}
@@ -328,23 +317,22 @@ def _compare_checkpoints(
                     segments = list_segments(root / text)
                     ends[partition] = next_offset(segments[-1]) if segments else None
                 except OSError:
-                    ends[partition] = None  # that was a finding of the partition
+                    ends[partition] = None  # the partition's own check has reported it
             end = ends[partition]
             if end is not None and not 0 <= offset <= end:
                 yield Finding(path, 0, f"{text} at an offset from 0 to its end, {end}", str(offset))
 
 
 def _deleted_directories(state: State) -> Iterator[str]:
-    """Yield the names that directories of deleted topics have until they are removed."""
     for deleted in state.deleting.values():
         for number in range(deleted.partitions):
             yield layout.deleted_directory(deleted.name, number, deleted.topic_id)
 
 
 def _foreign(root: Path, state: State | None) -> Iterator[Finding]:
-    """Report what is neither Kafka's nor ours, or was set aside and will stay."""
+    """Report what is neither Kafka's nor ours, and directories that were set aside for good."""
     removed = set() if state is None else set(_deleted_directories(state))
-    with os.scandir(root) as entries:
+    with files.scan(root) as entries:
         names = sorted((entry.name, entry.is_dir()) for entry in entries)
     for name, is_directory in names:
         plain = name.removesuffix(layout.TEMPORARY)

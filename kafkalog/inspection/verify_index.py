@@ -1,8 +1,8 @@
-"""Index files held against the batches of their segment while that is scanned once, for `verify`.
+"""Compare index files with the batches of their segment, for `verify`.
 
-Entries are read a block at a time and compared as columns: of an offset index, a batch must begin
-at the entry's position and end with its offset; of a time index, a batch must end with the entry's
-offset and bear its timestamp. Zeros are the room of an active segment, and end the file.
+Entries are read in blocks and compared as columns. In an offset index, a batch must begin at the
+entry's position and end with its offset. In a time index, a batch must end with the entry's offset
+and have its timestamp. A zero entry ends the file (preallocation).
 
 Kafka: OffsetIndex, TimeIndex.
 """
@@ -28,14 +28,11 @@ Integers = npt.NDArray[np.int64]
 
 _BLOCK_ENTRIES: Final = 1 << 15
 _REPORTED_MAX: Final = 10
-"""Wrong entries of one file that are reported one by one; the rest is counted."""
+"""Wrong entries of one file that are reported singly; the rest is counted."""
 
 
 class _IndexCheck(ABC):
-    """Entries of one index file, taken in order; a context manager.
-
-    A missing file has no entries and `is_missing`.
-    """
+    """Entries of one index file, taken in order; a missing file has none, and sets `is_missing`."""
 
     dtype: ClassVar[np.dtype[np.void]]
 
@@ -46,7 +43,7 @@ class _IndexCheck(ABC):
         self._next = 0
         """Entries before the block."""
         self._cursor = 0
-        """Entries of the block that are dealt with."""
+        """Entries of the block that are compared already."""
         self._first: Integers = np.empty(0, dtype=np.int64)
         self._second: Integers = np.empty(0, dtype=np.int64)
         self._before = (-1, -1)
@@ -59,7 +56,6 @@ class _IndexCheck(ABC):
         self.is_missing = self._ended
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -69,11 +65,10 @@ class _IndexCheck(ABC):
         return self.dtype.itemsize
 
     def _position(self, place: int) -> int:
-        """Return where an entry of the block lies in the file."""
         return (self._next + place) * self._entry_size
 
     def _load(self) -> Iterator[Finding]:
-        """Read the next block, once this one is dealt with, up to the first entry out of order."""
+        """Read the next block once this one is used up; stop at the first entry out of order."""
         if self._ended or self._cursor < len(self._first):
             return
         self._next += len(self._first)
@@ -108,11 +103,7 @@ class _IndexCheck(ABC):
             yield Finding(self.path, self._position(place), expected, found)
 
     def _rest(self, expected: str, *, is_active: bool) -> Iterator[Finding]:
-        """Report what is left when the segment is read: entries beyond its end, half an entry.
-
-        Of an active segment these are a commit's that is in flight, or of one that died: entries
-        are passed over there, and half of one is a notice.
-        """
+        """Report entries beyond the end, and half an entry; a commit in flight may leave these."""
         if not is_active:
             yield from self._load()
             left = len(self._first) - self._cursor
@@ -137,7 +128,6 @@ def _columns(first: str, second: str) -> np.dtype[np.void]:
 
 
 def _dtype(format_text: str) -> np.dtype[np.void]:
-    """Return an entry of layout's as columns; the type letters are those of `struct`."""
     return _columns(*format_text.removeprefix(">"))
 
 
@@ -147,7 +137,7 @@ class OffsetIndexCheck(_IndexCheck):
     dtype: ClassVar[np.dtype[np.void]] = _dtype(layout.OFFSET_INDEX_ENTRY.format)
 
     def compare(self, positions: Integers, last_offsets: Integers, end: int) -> Iterator[Finding]:
-        """Compare the entries of a chunk: where its batches begin in the file, and end in offsets.
+        """Compare entries with a chunk's batches: their positions and last offsets.
 
         `end` is the byte after the chunk.
         """
@@ -172,7 +162,7 @@ class OffsetIndexCheck(_IndexCheck):
             self._cursor = stop
 
     def finish(self, end: int, *, is_active: bool) -> Iterator[Finding]:
-        """Report what is left once the log was read to byte `end`."""
+        """Report what is left after the log was read up to byte `end`."""
         yield from self._rest(f"positions below the log's end, {end}", is_active=is_active)
 
     def _out_of_order(self, first: Integers, second: Integers) -> tuple[int, str, str] | None:
@@ -198,7 +188,7 @@ class TimeIndexCheck(_IndexCheck):
         self._largest = layout.NO_TIMESTAMP
 
     def compare(self, last_offsets: Integers, timestamps: Integers) -> Iterator[Finding]:
-        """Compare the entries of a chunk: where its batches end, and their largest timestamps."""
+        """Compare entries with a chunk's batches: their last offsets and largest timestamps."""
         largest = np.maximum(np.maximum.accumulate(timestamps), self._largest)
         self._largest = int(largest[-1])
         while True:
@@ -232,7 +222,7 @@ class TimeIndexCheck(_IndexCheck):
             self._cursor = stop
 
     def finish(self, end_offset: int, *, is_active: bool) -> Iterator[Finding]:
-        """Report what is left once the log was read up to `end_offset`."""
+        """Report what is left after the log was read up to `end_offset`."""
         yield from self._rest(f"offsets below the log's end, {end_offset}", is_active=is_active)
 
     def _out_of_order(self, first: Integers, second: Integers) -> tuple[int, str, str] | None:

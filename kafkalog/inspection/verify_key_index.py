@@ -1,7 +1,4 @@
-"""The checksums of key indexes, for `verify`: a damaged one is a notice, since lookups pass it by.
-
-Whether an index is of the segment beside it is not looked at: one that is not is never used.
-"""
+"""Check the checksums of key indexes. Damage is a notice, because lookups ignore the index."""
 
 from __future__ import annotations
 
@@ -22,10 +19,11 @@ _BLOCKS_AT_ONCE: Final = 256
 
 
 def verify_key_indexes(directory: Path) -> Iterator[Finding]:
-    """Yield a notice for every key index of a partition that is damaged, at its first bad block."""
-    for path in sorted(directory.glob(f"{layout.OURS}*{layout.KEYS}")):
-        if path.name.startswith(layout.SPILL):
-            continue  # it is being written, or what a dead cleaner left
+    """Yield a notice for each damaged key index of a partition, at its first bad block."""
+    for name in sorted(files.list_names(directory)):
+        if not layout.is_key_index(name) or name.startswith(layout.SPILL):
+            continue  # a spill is being written, or a dead cleaner left it
+        path = directory / name
         try:
             fd = files.open_to_read(path)
         except FileNotFoundError:
@@ -36,12 +34,11 @@ def verify_key_indexes(directory: Path) -> Iterator[Finding]:
             os.close(fd)
         if position is not None:
             expected = f"a whole block of {layout.KEYS_BLOCK} bytes with its checksum"
-            found = "another one: lookups scan the segment until a cleaning writes the index anew"
+            found = "another one: lookups scan the segment until a cleaning rewrites the index"
             yield Finding(path, position, expected, found, is_damage=False)
 
 
 def _first_bad(fd: int) -> int | None:
-    """Return where the first block lies that is not whole or has another checksum."""
     position = 0
     step = layout.KEYS_BLOCK * _BLOCKS_AT_ONCE
     while data := files.read_at(fd, step, position):

@@ -1,8 +1,8 @@
-"""One partition's directory, all of its files, for `verify`.
+"""Verify all files of one partition's directory.
 
-Of a log of ours, segment after segment is opened under the shared segments lock, together with the
-state of that moment: commits and cleanings go on meanwhile, and what a cleaning has merged is
-looked at again as a whole. A broker's directory is listed without any lock.
+In our logs, each segment is opened together with the state, under the shared segments lock, so
+commits and cleanings continue meanwhile. A segment that a cleaning has merged is checked again as a
+whole. A broker's directory is listed without a lock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapsho
 __all__ = ["PartitionFiles", "verify_partition"]
 
 _TRIES: Final = 100
-"""Listings of a directory in which a broker removes files meanwhile."""
+"""Attempts to list a directory while a broker removes files from it."""
 _KNOWN: Final = (
     layout.PARTITION_METADATA,
     layout.LEADER_EPOCH_CHECKPOINT,
@@ -44,11 +44,11 @@ _KNOWN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PartitionFiles:
-    """A partition to be verified.
+    """A partition to verify.
 
-    `load_state` gives its state in the journal, None where no journal counts; `topic_id` is that of
-    its topic, None where nothing else tells it. `recovery_point`: a broker that did not shut down
-    cleanly had synced the log up to there, None: all of it.
+    `load_state` returns its state in the journal, None if no journal counts. `topic_id` is the
+    expected id, None if unknown. A killed broker had synced the log up to `recovery_point`, None
+    for all of it.
     """
 
     directory: Path
@@ -59,21 +59,19 @@ class PartitionFiles:
 
 @dataclass(slots=True)
 class _Opened:
-    """A segment with its log open, as of one moment."""
+    """A segment with its `.log` open, and the state when it was opened."""
 
     segment: SegmentFiles
     fd: int
     following: int | None
-    """Base offset of the next segment."""
     first: int
-    """Base offset of the partition's first segment."""
     first_wanted: int
-    """That of the segment with the log start: those before it are retention's."""
+    """Base offset of the segment with the log start; retention deletes the segments before it."""
     state: PartitionState | None
     is_active: bool
     limit: int
     chain: OffsetChain | None
-    """What is listed of gaps in the segment; None where that is damaged, or nothing is."""
+    """The listed gaps of the segment; None if there is no list, or it is damaged."""
     gaps: GapLists | None
 
     def close(self) -> None:
@@ -119,7 +117,7 @@ def verify_partition(
 
 
 def _open(partition: PartitionFiles, wanted: int | None) -> _Opened | None:
-    """Open the segment that holds the offset `wanted`, the first one by default; None for none."""
+    """Open the segment with the offset `wanted`, by default the first; None if the log has none."""
     for attempt in range(_TRIES):
         try:
             return _open_now(partition, wanted)
@@ -176,7 +174,6 @@ def _open_now(partition: PartitionFiles, wanted: int | None) -> _Opened | None:
 
 
 def _gap_lists(partition: PartitionFiles) -> Iterator[Finding]:
-    """Check the lists of gaps, all of both, in a log of ours."""
     if partition.load_state is None:
         return
     with locks.SegmentsLock(partition.directory).shared():
@@ -195,10 +192,10 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
     segment = opened.segment
     following = opened.following
     point = partition.recovery_point
-    # What a broker had not synced when it died is checked by its next start, which rebuilds the
-    # indexes and cuts off half a batch.
+    # A killed broker checks its unsynced data at its next start: it rebuilds the indexes and
+    # truncates half a batch.
     is_unsynced = point is not None and (following is None or following > point)
-    # Of deleted segments a power cut may bring some back, and not those that came between.
+    # A power failure may bring back some of the deleted segments, with others missing in between.
     is_deleted = segment.base_offset < opened.first_wanted
     check = SegmentCheck(
         opened.fd,
@@ -227,7 +224,6 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
 
 
 def _end_of(opened: _Opened) -> int:
-    """Return where the next segment begins, or the log ends."""
     if opened.following is not None:
         return opened.following
     return layout.INT64_MAX if opened.state is None else opened.state.high_watermark
@@ -246,14 +242,13 @@ def _softened(finding: Finding, is_rebuilt: bool) -> Finding:
 def _against_journal(
     partition: PartitionFiles, last: _Opened | None, log: LogCheck
 ) -> Iterator[Finding]:
-    """Compare what the journal says of the partition with the segment that was read last."""
     if partition.load_state is None:
         return
     state = partition.load_state() if last is None or last.state is None else last.state
     directory = partition.directory
     active = directory / layout.segment_file(state.active_base, layout.LOG)
     if last is None or not last.is_active:
-        # An empty one is made anew after a failure, and whoever did that may have died, or failed.
+        # A writer recreates an empty active segment after a failure, and may have died before.
         if state.active_size or (last is None and state.high_watermark > state.log_start_offset):
             expected = f"{state.active_size} committed bytes"
             yield Finding(active, 0, expected, "no file: committed records are lost")
@@ -267,7 +262,7 @@ def _against_journal(
         expected = f"a segment with the log start, offset {state.log_start_offset}"
         yield Finding(directory, 0, expected, f"a first segment of base {last.first}")
     if log.end_position < state.active_size:
-        return  # it does not end with a batch, and that was said
+        return  # the segment's check has reported that it does not end with a batch
     end = max(log.last_offset + 1, state.active_base)
     if state.active_size and end != state.high_watermark:
         expected = f"the high watermark, {state.high_watermark}, as the log's end"
@@ -282,8 +277,8 @@ def _against_journal(
 
 
 def _names(directory: Path) -> Iterator[Finding]:
-    """Report names that nobody reads: foreign files, indexes without a log."""
-    names = sorted(os.listdir(directory))
+    """Report names that nothing reads: foreign files, indexes without a log."""
+    names = sorted(files.list_names(directory))
     logs = {
         parsed[0]
         for name in names
@@ -326,7 +321,7 @@ def _metadata(partition: PartitionFiles) -> Iterator[Finding]:
 
 
 def _leader_epochs(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding]:
-    """Check the list of leader epochs; what a commit in flight, or a dead one, added is none."""
+    """Check the leader epochs; ignore those of a commit in flight, or of a dead one."""
     path = partition.directory / layout.LEADER_EPOCH_CHECKPOINT
     try:
         entries = [(int(epoch), int(start)) for epoch, start in checkpoint_entries(path, 2)]
@@ -360,9 +355,9 @@ def _epochs_within(partition: PartitionFiles, log: LogCheck, end: int | None) ->
 
 
 def _snapshots(partition: PartitionFiles, last: _Opened | None) -> Iterator[Finding]:
-    """Check the producer snapshots; a broker that died may have left half of one, and knows."""
+    """Check the producer snapshots; a killed broker may leave half of one."""
     directory, is_damage = partition.directory, partition.recovery_point is None
-    names = sorted(os.listdir(directory))
+    names = sorted(files.list_names(directory))
     if last is not None and last.state is not None and last.state.producer_snapshot >= 0:
         wanted = layout.segment_file(last.state.producer_snapshot, layout.SNAPSHOT)
         is_current = partition.load_state is None or partition.load_state() == last.state
@@ -374,7 +369,7 @@ def _snapshots(partition: PartitionFiles, last: _Opened | None) -> Iterator[Find
             continue
         path = directory / name
         try:
-            entries = parse_snapshot(path.read_bytes(), path)
+            entries = parse_snapshot(files.read_file(path), path)
         except FileNotFoundError:
             continue  # swept meanwhile
         except CorruptLogError as fault:

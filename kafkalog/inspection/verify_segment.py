@@ -1,10 +1,10 @@
-"""One segment, read once from its first to its last batch, for `verify`.
+"""Check one segment in a single scan, for `verify`.
 
-Every checksum; offsets that rise, within the segment, and in a log of ours follow each other but
-for the gaps that are listed; headers that can be; with `deep` every record; and, while it passes
-by, what other files say of it: indexes, transactions, leader epochs.
+The scan checks checksums, headers and offsets, and with `deep` every record. In our logs, only
+listed gaps may interrupt the offsets. Indexes, transactions and leader epochs are compared on the
+same scan.
 
-Kafka: LogSegment.recover, which looks at sizes, checksums and offsets alone.
+Kafka: LogSegment.recover, which checks only sizes, checksums and offsets.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError
-from kafkalog.inspection.file_scan import FileScan, ScannedChunk
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
 from kafkalog.inspection.verify_transactions import TransactionCheck
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.log_scanner import INSPECT, LogScanner, ScannedBatches
 from kafkalog.storage_engine.segment.offset_chain import OffsetChain
 
 __all__ = ["LogCheck", "SegmentCheck"]
@@ -31,27 +31,27 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class LogCheck:
-    """What goes on from one segment of a partition to the next."""
+    """State that is carried from one segment of a partition to the next."""
 
     epochs: list[tuple[int, int]] = field(default_factory=list)
     """(leader epoch, its first offset), as `leader-epoch-checkpoint` has them."""
     transactions: TransactionCheck = field(default_factory=TransactionCheck)
     last_offset: int = -1
-    """Of the last batch."""
+    """Last offset of the last batch."""
     end_position: int = 0
-    """Byte after the last whole batch of its segment."""
+    """Byte after the last whole batch of the last segment."""
     deep: bool = False
     progress: Callable[[int], None] = lambda _: None
-    """Told how many bytes of `.log` files were read since it was told last."""
+    """Receives the bytes of `.log` files read since its last call."""
 
 
 class SegmentCheck:
-    """Checks one segment whose `.log` is open as `fd`, up to byte `limit`.
+    """Check one segment whose `.log` is open as `fd`, up to byte `limit`.
 
-    `end_offset` is the base of the next segment, `following` that or the log's end, and `chain`
-    what is listed of gaps, None where none are. `is_active`: what the index files hold beyond the
-    end is nobody's yet. `may_be_torn`: bytes after the last batch are expected, as of a broker that
-    is running, or did not shut down.
+    `end_offset` is the base of the next segment, and `following` is that or the log's end. `chain`
+    holds the listed gaps, None if there is no list. If `is_active`, index entries beyond the end
+    are ignored. If `may_be_torn`, bytes after the last batch are no damage: a broker runs or was
+    killed.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class SegmentCheck:
         self._chain = chain
         self._is_active = is_active
         self._may_be_torn = may_be_torn
-        self._scan = FileScan(fd, path, limit=limit, base_offset=base_offset)
+        self._scan = LogScanner(fd, path, INSPECT, limit=limit, next_offset=base_offset)
         self._is_ordered = True
         self._is_epoch_wrong = False
 
     def findings(
         self, index: OffsetIndexCheck, times: TimeIndexCheck, log: LogCheck
     ) -> Iterator[Finding]:
-        """Yield what is wrong; `log` is brought to the segment's end."""
+        """Yield what is wrong; advance `log` to the segment's end."""
         previous = max(log.last_offset, self.base_offset - 1)
         done = 0
         has_times = False
@@ -89,7 +89,7 @@ class SegmentCheck:
             table = chunk.table
             yield from self._headers(chunk, previous)
             previous = max(previous, int(table.last_offsets.max()))
-            # Entries can be looked up only among offsets that rise.
+            # Index entries can be searched only among ascending offsets.
             if self._is_ordered:
                 yield from self._without_damaged_lists(self._breaks(chunk))
                 positions = table.positions + chunk.file_position
@@ -102,6 +102,7 @@ class SegmentCheck:
                 yield from _records(chunk)
             log.progress(self._scan.position - done)
             done = self._scan.position
+        self._scan.look_at_tail()
         log.last_offset = max(log.last_offset, previous if self._scan.position else log.last_offset)
         log.end_position = self._scan.position
         yield from self._end()
@@ -122,12 +123,12 @@ class SegmentCheck:
             return
         is_expected = self._may_be_torn and scan.is_torn
         left = scan.limit - scan.position
-        found = scan.fault
+        found = str(scan.fault.found)
         if not is_expected:
-            found = f"{found}; {left} bytes from there on were not looked at"
+            found = f"{found}; {left} bytes from there on were not checked"
         yield Finding(self.path, scan.position, "a record batch", found, is_damage=not is_expected)
 
-    def _headers(self, chunk: ScannedChunk, previous: int) -> Iterator[Finding]:
+    def _headers(self, chunk: ScannedBatches, previous: int) -> Iterator[Finding]:
         table, valid = chunk.table, chunk.is_valid
         for batch in np.flatnonzero(~valid).tolist():
             expected = f"checksum {table.crcs[batch]:#010x}, as the batch says"
@@ -155,14 +156,14 @@ class SegmentCheck:
             yield Finding(self.path, chunk.position_of(batch), expected, found)
 
     def _without_damaged_lists(self, findings: Iterator[Finding]) -> Iterator[Finding]:
-        """Go on without the lists of gaps where they are damaged, which is reported elsewhere."""
+        """Drop the gap lists if they are damaged; another check reports the damage."""
         try:
             yield from findings
         except CorruptLogError:
             self._chain = None
 
-    def _breaks(self, chunk: ScannedChunk) -> Iterator[Finding]:
-        """Report gaps that are not listed, and listed ones that are not there."""
+    def _breaks(self, chunk: ScannedBatches) -> Iterator[Finding]:
+        """Report gaps that are not listed, and listed gaps that do not exist."""
         table, chain, start = chunk.table, self._chain, 0
         while chain is not None and start < len(table):
             bases, lasts = table.base_offsets[start:], table.last_offsets[start:]
@@ -170,7 +171,7 @@ class SegmentCheck:
             if found is None:
                 return
             batch = start + found
-            # What a damaged batch says of its last offset was reported with its checksum.
+            # A damaged batch was reported already; its last offset cannot be trusted.
             if chunk.is_valid[max(batch - 1, 0) : batch + 1].all():
                 before = int(lasts[found - 1]) + 1 if found else chain.next_offset
                 wanted = int(bases[0]) if before is None else chain.expected_after(before)
@@ -197,10 +198,10 @@ class SegmentCheck:
         expected = f"a batch from offset {wanted} on, or a gap that is listed"
         yield Finding(self.path, self._scan.position, expected, found)
 
-    def _epochs(self, chunk: ScannedChunk, log: LogCheck) -> Iterator[Finding]:
-        """Compare the batches' leader epochs with the checkpoint's; one finding a segment.
+    def _epochs(self, chunk: ScannedBatches, log: LogCheck) -> Iterator[Finding]:
+        """Compare the leader epochs with the checkpoint's, up to the first difference.
 
-        An epoch that a later, lower one has replaced there (`leader_epochs.assigned`) is right.
+        An epoch that a later, lower one has replaced there is right (`leader_epochs.assigned`).
         """
         table = chunk.table
         if not log.epochs or self._is_epoch_wrong or not self._is_ordered:
@@ -212,7 +213,7 @@ class SegmentCheck:
         has_epoch = chunk.is_valid & (table.leader_epochs >= 0) & (places >= 0)
         is_own = epochs[places] == table.leader_epochs
         is_replaced = np.append(epochs, layout.INT64_MAX)[places + 1] <= table.leader_epochs
-        # Behind a replaced one the entry's own epoch would have begun anew, in an entry of its own.
+        # If the entry's own epoch came back after a replaced one, it would have its own entry.
         is_replaced[:-1] &= (places[1:] > places[:-1]) | ~is_own[1:]
         wrong = np.flatnonzero(has_epoch & ~is_own & ~is_replaced)
         if len(wrong):
@@ -226,8 +227,7 @@ class SegmentCheck:
             yield Finding(self.path, chunk.position_of(batch), expected, found)
 
 
-def _records(chunk: ScannedChunk) -> Iterator[Finding]:
-    """Decode every record of the valid batches; a batch that does not decode is passed over."""
+def _records(chunk: ScannedBatches) -> Iterator[Finding]:
     table = chunk.table
     codecs = table.attributes & layout.CODEC_MASK
     wanted = chunk.is_valid & (table.counts != 0) & (codecs <= layout.CODEC_ZSTD)

@@ -1,7 +1,7 @@
-"""The transactions of a partition against its `.txnindex` files, for `verify`.
+"""Compare the transactions of a partition with its `.txnindex` files, for `verify`.
 
-What a reader of committed records leaves out is what these files say, so an ABORT marker that ends
-a transaction with data needs an entry that reaches back to the data, and an entry needs its marker.
+Readers of committed records leave out what these files list. An ABORT marker that ends a
+transaction with data needs an entry that covers the data. An entry needs its marker.
 
 Kafka: ProducerStateManager, TransactionIndex.
 """
@@ -15,9 +15,10 @@ from typing import Final
 import numpy as np
 
 from kafkalog.errors import CorruptBatchError
-from kafkalog.inspection.file_scan import ScannedChunk
 from kafkalog.inspection.finding import Finding
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 
 __all__ = ["TransactionCheck"]
 
@@ -29,9 +30,9 @@ _Entry = tuple[int, int, int, int, int]
 
 
 class TransactionCheck:
-    """Follows a partition's transactions from segment to segment.
+    """Follow a partition's transactions from segment to segment.
 
-    `open` has, per producer, the first offset seen of the transaction that it has not ended.
+    `open` maps each producer to the first offset of its open transaction.
     """
 
     def __init__(self) -> None:
@@ -39,15 +40,14 @@ class TransactionCheck:
         self._entries: dict[int, _Entry] = {}
         self._path = Path()
         self._dead: list[Finding] | None = None
-        """What is wrong with entries, and is damage only if an entry behind has its marker."""
+        """Findings about entries of a dead commit; damage only if a later entry has its marker."""
         self._confirmed = -1
-        """The position of the last entry whose marker was met."""
+        """The position of the last entry whose marker was found."""
 
     def begin(self, path: Path, base_offset: int, *, is_ours: bool = False) -> Iterator[Finding]:
-        """Read the `.txnindex` of the next segment; it need not exist.
+        """Read the `.txnindex` of the next segment, if any.
 
-        `is_ours` says that it is the active one of a log of ours, whose next writer cuts off what
-        a commit that died has left behind the last entry that has its marker.
+        `is_ours` marks our active segment: its next writer truncates the entries of a dead commit.
         """
         self._path, self._entries = path, {}
         self._dead, self._confirmed = [] if is_ours else None, -1
@@ -67,7 +67,7 @@ class TransactionCheck:
             if size > _FILE_SIZE_MAX:
                 yield Finding(path, 0, f"{_FILE_SIZE_MAX} bytes at most", f"{size} bytes")
                 return
-            data = path.read_bytes()
+            data = files.read_file(path)
         except FileNotFoundError:
             return
         before = base_offset - 1
@@ -90,15 +90,14 @@ class TransactionCheck:
             yield Finding(path, whole, expected, f"{len(data) - whole} bytes at the end")
 
     def forget_below(self, offset: int) -> None:
-        """Pass over the transactions that begin below `offset`, in segments that are to go.
+        """Forget transactions that begin below `offset`, in segments that retention will delete.
 
-        A cleaner does not look into these: it takes what follows for the whole log, where a marker
-        has no data left and goes too.
+        A cleaner ignores these segments too, so it drops the markers of such transactions.
         """
         self.open = {producer: first for producer, first in self.open.items() if first >= offset}
 
-    def follow(self, chunk: ScannedChunk) -> Iterator[Finding]:
-        """Take in a chunk's valid batches."""
+    def follow(self, chunk: ScannedBatches) -> Iterator[Finding]:
+        """Process a chunk's valid batches."""
         table = chunk.table
         is_wanted = chunk.is_valid & (table.magics == layout.MAGIC) & (table.producer_ids >= 0)
         is_wanted &= (table.attributes & layout.TRANSACTIONAL_BIT) != 0
@@ -142,7 +141,7 @@ class TransactionCheck:
             yield Finding(self._path, position, expected, found)
 
     def finish(self, end_offset: int) -> Iterator[Finding]:
-        """Report entries below `end_offset` whose marker the segment does not have."""
+        """Report entries below `end_offset` that have no marker in the segment."""
         for position, producer_id, _, last, _ in self._entries.values():
             if last < end_offset:
                 expected = f"an ABORT marker of producer {producer_id} at offset {last}"
@@ -151,9 +150,8 @@ class TransactionCheck:
 
 
 def _types(
-    chunk: ScannedChunk, selection: np.ndarray[tuple[int], np.dtype[np.intp]]
+    chunk: ScannedBatches, selection: np.ndarray[tuple[int], np.dtype[np.intp]]
 ) -> dict[int, int]:
-    """Return the control type of each batch, by its row; `_UNKNOWN` where it does not decode."""
     types = dict.fromkeys(selection.tolist(), _UNKNOWN)
     size = layout.CONTROL_KEY.size
     try:
@@ -169,5 +167,5 @@ def _types(
                 if key_size >= size:
                     _, types[row] = layout.CONTROL_KEY.unpack_from(arena, position)
     except CorruptBatchError:
-        pass  # reported where records are decoded
+        pass  # the check that decodes records reports it
     return types

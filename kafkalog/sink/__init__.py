@@ -1,8 +1,8 @@
 """Spark writes into a log: exactly once, with the columns and options of Spark's Kafka sink.
 
-`df.writeStream.format("kafkalog")` and `df.write.format("kafkalog")` come here by themselves.
-`Append` does the same inside `foreachBatch`, `in_order` brings the rows of a key into order first,
-`upsert` takes a log's stream into databases.
+The format "kafkalog" uses this package in `df.writeStream` and `df.write`. The class `Append` does
+the same inside `foreachBatch`. The function `in_order` sorts the rows of each key first. The
+package `upsert` writes a log's stream into databases.
 """
 
 from __future__ import annotations
@@ -20,6 +20,6 @@ __all__ = ["Append", "in_order"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "upsert":  # not for every task: it brings database clients
+    if name == "upsert":  # imported late, since it loads database clients
         return importlib.import_module("kafkalog.sink.upsert")
     raise AttributeError(f"module 'kafkalog.sink' has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """Append: a foreachBatch callable that writes into a log exactly once.
 
-`writeStream.format("kafkalog")` needs none of this. It is for what Spark does only through
+`writeStream.format("kafkalog")` does not need it. It serves what Spark offers only through
 `foreachBatch`: output mode `update`, or several writes of one micro-batch.
 """
 
@@ -31,12 +31,12 @@ class Append:
     """Write each micro-batch into the log at `path`, once per (query, micro-batch, name).
 
     Use it as `stream.writeStream.foreachBatch(Append(path, "t")).outputMode("update").start()`, or
-    call it inside your own function as `Append(path, "t")(df, batch_id)`. A micro-batch that Spark
-    repeats after a failure is skipped. Two writes to one topic in one micro-batch need two names:
-    else the second would pass for a repetition of the first, so it raises InvalidInputError.
+    call `Append(path, "t")(df, batch_id)` in your own function. A micro-batch that Spark repeats
+    after a failure is skipped. Two writes to one topic in one micro-batch need two names; without
+    them the second raises InvalidInputError, since it looks like a repetition.
 
-    `topic` None takes the topic from each row's `topic` column. Further keywords are options of the
-    sink; those with a dot in them go into `options`: `options={"topic.segment.bytes": "1048576"}`.
+    With `topic` None, each row's `topic` column names the topic. Further keywords are options of
+    the sink; put those with a dot into `options`: `options={"topic.segment.bytes": "1048576"}`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Append:
         if self.topic is not None:
             options["topic"] = self.topic
         parsed = SinkOptions.parse(options)
-        # The log's own name for who writes: two spellings of one place are one.
+        # The name that the log has for the writer: two spellings of one path are one.
         use = (running.run_id, str(parsed.root.resolve()), parsed.target, self.name)
         with _mutex:
             if _done.get(use) == batch_id:

@@ -1,9 +1,9 @@
-"""The columns of a write: which of a DataFrame's columns become which part of a record.
+"""The columns of a write: which column of a DataFrame becomes which part of a record.
 
-The rules are those of Spark's Kafka sink. Names are matched exactly, letter case included; of two
-columns with one name the first counts; columns that mean nothing to the sink are ignored, so rows
-of `format("kafka")` or of this source can be written as they are. One rule is ours: a `timestamp`
-column is honoured, where Spark's sink stamps every record with its own clock.
+The rules are those of Spark's Kafka sink. Names match exactly, including letter case. If two
+columns have one name, the first counts. Other columns are ignored, so rows of `format("kafka")` or
+of this source can be written unchanged. One rule differs: a `timestamp` column is stored, whereas
+Spark's sink stamps every record with its own clock.
 
 Spark: org.apache.spark.sql.kafka010.KafkaWriter.validateQuery.
 """
@@ -35,12 +35,12 @@ _NULL_TOPIC = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkColumns:
-    """Places of the sink's columns in a DataFrame; -1 where it has none."""
+    """Positions of the sink's columns in a DataFrame; -1 for a missing one."""
 
     value: int
     key: int = -1
     topic: int = -1
-    """-1 too when the option `topic` is set: it wins over the column."""
+    """-1 too if the option `topic` is set, since it wins over the column."""
     partition: int = -1
     headers: int = -1
     timestamp: int = -1
@@ -65,10 +65,7 @@ class SinkColumns:
         )
 
     def records(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the parts of the records: key?, value, headers?, timestamp?, partition?.
-
-        Texts become their UTF-8 bytes; the values are not copied.
-        """
+        """Return key?, value, headers?, timestamp?, partition?; texts as UTF-8, without a copy."""
         import pyarrow as pa
 
         names, columns = [], []
@@ -84,10 +81,7 @@ class SinkColumns:
         return pa.RecordBatch.from_arrays(columns, names=names)
 
     def by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Split the records by the `topic` column; rows of one topic keep their order.
-
-        Raises InvalidInputError for a row without a topic.
-        """
+        """Split the records by `topic`, in order; raises InvalidInputError for a null topic."""
         import numpy as np
         import pyarrow as pa
 
@@ -122,7 +116,7 @@ def _bytes(column: pa.Array) -> pa.Array:
 
 
 def _find(schema: StructType, name: str, *types: str) -> int:
-    """Return where the first column of that name is; raises InvalidInputError for its type."""
+    """Return the position of the first column of that name; raises InvalidInputError."""
     for place, column in enumerate(schema.fields):
         if column.name == name:
             found = _type_name(column.dataType)
@@ -136,7 +130,7 @@ def _find(schema: StructType, name: str, *types: str) -> int:
 
 
 def _type_name(data_type: DataType) -> str:
-    """Return Spark's name of a type, a text's collation left out: it does not reach the bytes."""
+    """Return Spark's name of a type, without the collation of a text."""
     from pyspark.sql.types import StringType
 
     return "string" if type(data_type) is StringType else data_type.simpleString()

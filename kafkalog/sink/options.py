@@ -68,7 +68,7 @@ _SPARKS_OWN = frozenset(
         "queryname",
         "outputmode",
         "mergeschema",
-        # What saveAsTable adds: the reserved properties of a table.
+        # The reserved properties of a table, which saveAsTable adds.
         "provider",
         "owner",
         "comment",

@@ -1,8 +1,7 @@
-"""Rows of one key reach the sink in the order of a column.
+"""Bring rows of one key to the sink in the order of a column.
 
-Spark promises no order between the files of a micro-batch or the tasks of a stage, and refuses to
-sort a stream; the log keeps what it is given, and compaction believes the log. So rows of one key
-are brought into one task, and that task sorts all it has.
+Spark promises no order between files of a micro-batch or tasks of a stage, and cannot sort a
+stream. Here the rows of a key go to one task, which sorts all its rows.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ def in_order(
 ) -> DataFrame:
     """Return the rows of `df`, those of each key in one task and in ascending order of `by`.
 
-    Works on streams (each micro-batch on its own) and on plain DataFrames. `partitions` is the
-    number of tasks; None leaves it to Spark (`spark.sql.shuffle.partitions`). A task holds all its
-    rows in memory while it sorts, so a large micro-batch wants more partitions. Nulls of `by` come
-    first; rows with equal `by` come in any order. The sink does not write the column `by`.
+    Works on streams (within each micro-batch) and on plain DataFrames. `partitions` is the number
+    of tasks; None leaves it to Spark (`spark.sql.shuffle.partitions`). A task sorts all its rows in
+    memory, so a large micro-batch needs more partitions. Nulls of `by` come first; rows with equal
+    `by` come in any order. The sink does not write the column `by`.
 
     Raises InvalidInputError for columns that do not exist or have no order, and for intervals of
-    months, which do not reach Python.
+    months, which Spark cannot hand to Python.
     """
     names = [by] if isinstance(by, str) else list(by)
     keys = [key] if isinstance(key, str) else list(key)
@@ -93,10 +92,7 @@ def sorted_batches(
     rows_max: int = _ROWS_MAX,
     bytes_max: int = _BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """Sort all rows of a task by `names`, and yield them in batches of bounded size.
-
-    Spark hands a task its rows in several batches, so they are collected first.
-    """
+    """Sort all rows of a task by `names`; yield them in batches of bounded size."""
     import pyarrow as pa
 
     collected = list(batches)

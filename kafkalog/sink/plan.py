@@ -1,8 +1,8 @@
 """The plan of a micro-batch, which Spark writes into the checkpoint and does not sync.
 
-A power cut that took the plan of a micro-batch, but not what the log has of it, would let Spark
-plan it anew, with what has come since; and the sink would take that for a repetition. So the commit
-makes the plan durable before its own rows are. Only in a checkpoint on a local file system.
+A power cut may take the plan of a micro-batch whose rows the log keeps. Spark would then plan it
+again with newer records, and the sink would skip those as a repetition. The commit therefore syncs
+the plan before it publishes the rows. The checkpoint must be on a local file system.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ __all__ = ["sync_plan", "syncing_plan"]
 
 _SYNCED_MAX = 64
 _synced: dict[Path, tuple[int, ...]] = {}
-"""What this process has synced of the part that is written once per query, as it was then.
-
-Whatever it stood for, a process outlives no power cut.
-"""
+"""The files that Spark writes once per query, and their identity when this process synced them."""
 _SETTLED_NS = 2_000_000_000
-"""What changed later than so long ago may change once more without another time to show for it."""
+"""A file that changed less than this long ago may change again within the same timestamp."""
 
 
 def sync_plan(location: str | None, batch_id: int) -> None:
-    """Make durable what the checkpoint says of a micro-batch: its offsets, its input files.
+    """Sync what the checkpoint says of a micro-batch: its offsets and input files.
 
-    What is not there is left out. What a query writes once, its id and the directories, is synced
-    once per process. Raises StorageError where the disk refuses a sync, and OSError where a file
-    cannot be opened.
+    Missing files are skipped. The query's id and the directories are synced once per process.
+    Raises StorageError if the disk refuses a sync, and OSError if a file cannot be opened.
     """
     directory = checkpoint_directory(location)
     if directory is None:
@@ -43,7 +39,7 @@ def sync_plan(location: str | None, batch_id: int) -> None:
     sources = directory / "sources"
     inputs: list[Path] = []
     with suppress(FileNotFoundError):
-        inputs = [sources / name for name in os.listdir(sources)]
+        inputs = [sources / name for name in files.list_names(sources)]
     plans = [directory / "offsets", *inputs]
     names = (str(batch_id), f".{batch_id}.crc", f"{batch_id}.compact", f".{batch_id}.compact.crc")
     for plan in plans:
@@ -58,12 +54,12 @@ def sync_plan(location: str | None, batch_id: int) -> None:
 
 
 def _sync_once(path: Path, sync: Callable[[Path], None]) -> None:
-    """Sync a file or a directory, unless this process has since it was changed last."""
+    """Sync a file or directory, unless this process has done so since its last change."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return
-    # Numbers of files are used again, so its times have to be the same too.
+    # Inode numbers are used again, so the times must be equal too.
     times = found.st_mtime_ns, found.st_ctime_ns
     identity = (found.st_dev, found.st_ino, found.st_size, *times)
     if _synced.get(path) == identity:
@@ -76,13 +72,13 @@ def _sync_once(path: Path, sync: Callable[[Path], None]) -> None:
 
 
 def _sync_file(path: Path) -> None:
-    """Sync a file, if it is there.
+    """Sync a file, if it exists.
 
-    The pages of one whose sync failed may only pretend to be clean, and the next sync would write
-    nothing and succeed: so its bytes are written once more, the same in place.
+    After a failed sync the kernel may count unwritten pages as clean, and the next sync would write
+    nothing. Writing the same bytes again makes them dirty.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_to_read(path)
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
@@ -96,7 +92,7 @@ def _sync_file(path: Path) -> None:
 
 
 def _write_again(path: Path) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = files.open_to_write(path)
     try:
         files.write_at(fd, files.read_at(fd, os.fstat(fd).st_size, 0), 0)
     finally:
@@ -123,10 +119,10 @@ def _refused(path: Path, fault: OSError) -> StorageError:
 
 @contextmanager
 def syncing_plan(location: str | None, batch_id: int) -> Iterator[None]:
-    """Sync the plan meanwhile, so that it is written when the commit syncs it, which it does too.
+    """Sync the plan in a thread while a task works, so that the commit's sync finds it written.
 
-    For a task: nothing is promised. But a sync that the disk refuses, which may refuse it once
-    only, fails the task; what cannot be opened is left to the commit.
+    The commit still syncs the plan itself. If the disk refuses a sync, the task fails, since the
+    disk may report that fault only once. A file that cannot be opened is left to the commit.
     """
     faults: list[StorageError] = []
 

@@ -1,6 +1,6 @@
-"""Which streaming query and micro-batch a piece of code runs for, as Spark's local properties say.
+"""The streaming query and micro-batch that code runs for, as Spark's local properties say.
 
-Spark sets these properties for everything a micro-batch runs: they are seen by its tasks, and by
+Spark sets these properties for everything that a micro-batch runs. Its tasks see them, and so does
 the driver's thread inside `foreachBatch`. A plain batch job has none of them.
 """
 
@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,14 +45,14 @@ class MicroBatch:
     """One micro-batch of a query."""
 
     query_id: str
-    """Lives as long as the checkpoint does."""
+    """Stays the same as long as the checkpoint."""
     batch_id: int
     run_id: str
-    """New at every start of the query; "" where that is not known."""
+    """Each start of the query has a new one; "" if it is not known."""
 
 
 def micro_batch_of_task() -> MicroBatch | None:
-    """Return the micro-batch the running task belongs to; None in a plain batch job."""
+    """Return the micro-batch of the running task; None in a plain batch job."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -59,7 +60,7 @@ def micro_batch_of_task() -> MicroBatch | None:
 
 
 def micro_batch_of_driver(frame: DataFrame, caller: str) -> MicroBatch:
-    """Return the micro-batch that `foreachBatch` is running; `caller` names the asker in the error.
+    """Return the micro-batch that `foreachBatch` is running; errors begin with `caller`.
 
     Raises InvalidInputError outside foreachBatch, and under Spark Connect, which hides the
     properties from the client.
@@ -70,10 +71,10 @@ def micro_batch_of_driver(frame: DataFrame, caller: str) -> MicroBatch:
         raise InvalidInputError(f"{caller} needs a classic Spark session: {fault}") from fault
     if found is None:
         raise InvalidInputError(
-            f"{caller} works inside foreachBatch only: outside there is no query and no "
-            "micro-batch to be exactly once about; use df.write with txnAppId and txnVersion"
+            f"{caller} works inside foreachBatch only, which has a query and a micro-batch "
+            "id; outside use df.write with txnAppId and txnVersion"
         )
-    # The property is the user's to change: by setJobGroup, inside foreachBatch.
+    # A user may have changed the property, by setJobGroup inside foreachBatch.
     return replace(found, run_id=str(_execution(frame, found).runId().toString()))
 
 
@@ -83,11 +84,11 @@ def checkpoint_of_driver(frame: DataFrame, running: MicroBatch) -> str:
 
 
 def end_offsets_of_driver(frame: DataFrame, running: MicroBatch) -> EndOffsets:
-    """Return how far the micro-batch reaches: {topic: {partition: next offset}}.
+    """Return the end of the micro-batch: {topic: {partition: next offset}}.
 
-    It is what the query's own offset log says, so that markers, compacted tails and micro-batches
-    without rows count too. Sources whose offsets are not those of a Kafka log are left out. Raises
-    InvalidInputError when `running` is no running micro-batch of this Spark.
+    The query's offset log has it, so markers, compacted tails and micro-batches without rows count
+    too. Sources whose offsets are not those of a Kafka log are left out. Raises InvalidInputError
+    if `running` does not run in this Spark session.
     """
     entry = _execution(frame, running).offsetLog().get(running.batch_id)
     if entry.isEmpty():
@@ -101,9 +102,9 @@ def end_offsets_of_driver(frame: DataFrame, running: MicroBatch) -> EndOffsets:
 
 
 def _execution(frame: DataFrame, running: MicroBatch) -> Any:
-    """Return the running query, an object of Spark's; raises InvalidInputError when there is none.
+    """Return Spark's object of the running query; raises InvalidInputError if it is not there.
 
-    The session of a micro-batch is a copy that knows no query; what copies share knows them all.
+    A micro-batch has a copy of the session that knows no query; the shared state knows all of them.
     """
     jvm: Any = frame.sparkSession.sparkContext._jvm
     shared: Any = frame.sparkSession._jsparkSession.sharedState()
@@ -117,10 +118,10 @@ def _execution(frame: DataFrame, running: MicroBatch) -> Any:
 
 
 def end_offsets(sources: Iterable[str]) -> EndOffsets:
-    """Merge the offsets of a query's sources, each as the JSON of an offset log.
+    """Merge the offsets of a query's sources, each given as the JSON of an offset log.
 
-    What is no {topic: {partition: offset}} is left out. Where two sources read one partition the
-    lower offset counts: up to there both have been read.
+    JSON of another form than {topic: {partition: offset}} is left out. If two sources read one
+    partition, the lower offset counts, since both have read up to it.
     """
     ends: EndOffsets = {}
     for text in sources:
@@ -132,7 +133,6 @@ def end_offsets(sources: Iterable[str]) -> EndOffsets:
 
 
 def _kafka_offsets(text: str) -> EndOffsets:
-    """Return the offsets of one source, {} when they are not those of a Kafka log."""
     try:
         offsets = json.loads(text)
     except (ValueError, RecursionError):
@@ -164,7 +164,7 @@ def checkpoint_query_id(location: str | None) -> str | None:
     if directory is None:
         return None
     try:
-        return str(json.loads((directory / "metadata").read_text())["id"])
+        return str(json.loads(files.read_file(directory / "metadata"))["id"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -177,7 +177,6 @@ def _read(get: Callable[[str], str | None]) -> MicroBatch | None:
 
 
 def _run_id(group: str | None) -> str:
-    """Return the run that a job group names; "" where the user has set another one."""
     try:
         return str(UUID(group or ""))
     except ValueError:

@@ -25,9 +25,9 @@ _opened: dict[tuple[Path, type[Store], bool], tuple[tuple[int, int], Store]] = {
 
 
 def shared_engine(root: Path) -> Engine:
-    """Return the engine of a log, which is created where there is none; never to be closed.
+    """Return the shared engine of a log, which is created if it is missing. Never close it.
 
-    To close it would sync what a relaxed topic leaves unsynced. Raises what `Engine` does.
+    Closing it would sync what a relaxed topic leaves unsynced. Raises the errors of `Engine`.
     """
     from kafkalog.storage_engine.engine import Engine
 
@@ -35,10 +35,10 @@ def shared_engine(root: Path) -> Engine:
 
 
 def shared_store(root: Path, *, read_only: bool = False) -> Store:
-    """Return the store of a log, which is created where there is none; never to be closed.
+    """Return the shared store of a log, which is created if it is missing. Never close it.
 
-    `read_only` is for tasks: they may run on another host than those who write the journal. Raises
-    what `Store` does.
+    Tasks pass `read_only`: they may run on another host than the writers of the journal. Raises the
+    errors of `Store`.
     """
     return _shared(root, Store, read_only=read_only)
 
@@ -47,8 +47,8 @@ def _shared(root: Path, kind: type[_Opened], *, read_only: bool) -> _Opened:
     place = root, kind, read_only
     journal, known = _opened.pop(place, (None, None))
     found = _journal(root)
-    # Another file may be another history of the same log, put back from a copy. A directory that is
-    # no log any more, or was a broker's, is opened again. An engine is, too, while a deletion is
+    # Open the log again if its journal is another file, as after a restore from a copy, if there is
+    # no journal, or if the directory was a broker's. Open an engine again while a topic deletion is
     # under way: opening it moves the deleted directories away.
     is_kept = found is not None and found == journal
     if not isinstance(known, kind) or not is_kept or (kind is not Store and known.state().deleting):

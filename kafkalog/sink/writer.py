@@ -226,7 +226,7 @@ class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
         self._batch_id = options.txn_version or 0
         # A write without a name gets one for its files.
         self._slug = writer_slug(options.txn_app_id or secrets.token_hex(16), options.target)
-        # Two jobs may write under one txnAppId and txnVersion: a scheduler's retry, too early.
+        # Two jobs may write under one txnAppId and txnVersion: a scheduler's retry that came early.
         self._run = secrets.randbits(32)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:

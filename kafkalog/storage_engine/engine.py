@@ -24,7 +24,6 @@ from kafkalog.storage_engine.writing import commit, retention, topic_deletion
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.retention import RetentionStats
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
-from kafkalog.storage_engine.writing.transaction import Transaction
 from kafkalog.storage_engine.writing.writer import BATCH_SIZE, Writer
 
 if TYPE_CHECKING:
@@ -185,42 +184,16 @@ class Engine(Store):
         now_ms = _now(now_ms)
 
         def work() -> CommitResult:
-            return self._commit(staged, writer, create, reset_writer, now_ms)
+            return commit.commit_staged(
+                self,
+                staged,
+                writer=writer,
+                create=create,
+                reset_writer=reset_writer,
+                now_ms=now_ms,
+            )
 
         return topic_deletion.with_directories_away(self, work, now_ms=now_ms)
-
-    def _commit(
-        self,
-        staged: Sequence[StagedMessage],
-        writer: Writer | None,
-        create: NewTopic | None,
-        reset_writer: bool,
-        now_ms: int,
-    ) -> CommitResult:
-        rows = sum(message.rows for message in staged)
-        with self.transaction() as transaction:
-            is_new = writer is None or (reset_writer and self._is_older(transaction, writer))
-            if writer and not is_new:
-                is_new = not commit.is_committed(transaction.state, writer, rows, now_ms)
-            if not is_new:
-                # Of the attempt that has committed it and died, too: perhaps no later batch comes.
-                left = commit.staged_paths(self.root, transaction.state, lambda _: True)
-                commit.remove_done(self.root, staged, writer, {path.parent for path in left})
-                return CommitResult(skipped=True, rows=0)
-            if rows == 0:
-                commit.remove_staged(self.root, staged)
-                return CommitResult(skipped=False, rows=0)
-            offsets = commit.append_staged(transaction, self.root, staged, create, now_ms)
-            if writer is not None:
-                transaction.record_writer(writer.name, writer.batch_id, rows, now_ms)
-            transaction.publish(now_ms, rows=rows)
-        directories = {self.partition_directory(*partition) for partition in offsets}
-        commit.remove_done(self.root, staged, writer, directories)
-        return CommitResult(skipped=False, rows=rows, offsets=offsets)
-
-    def _is_older(self, transaction: Transaction, writer: Writer) -> bool:
-        known = transaction.state.writers.get(writer.name)
-        return known is not None and writer.batch_id < known.batch_id
 
     def abort(
         self,

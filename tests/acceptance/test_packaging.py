@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import kafkalog
-from tests import ROOT
+from tests import ROOT, kernel_builds
 
 SPARK = "pyspark==4.2.*"
 """What the extra `spark` is tried with; the other tests have the latest_records."""
@@ -222,8 +222,8 @@ def test_the_wheel_holds_every_room_and_nothing_else(wheel: Path) -> None:
     }
     assert {name for name in names if name.endswith(".py")} == sources
     kernels = [name for name in names if name.endswith(".so")]
-    assert {Path(name).parent for name in kernels} == {
-        sheet.parent.relative_to(ROOT) for sheet in (ROOT / "kafkalog").rglob("kernels.pxd")
+    assert {Path(name.removesuffix(".abi3.so")) for name in kernels} == {
+        sheet.with_suffix("").relative_to(ROOT) for sheet in kernel_builds.SHEETS
     }
     assert all(name.endswith(".abi3.so") for name in kernels)
     assert "-cp311-abi3-" in wheel.name
@@ -237,7 +237,7 @@ def test_the_sdist_can_be_tested(sdist: Path) -> None:
         "LICENSE",
         "README.md",
         "Makefile",
-        "kafkalog/storage_engine/records/kernels.pxd",
+        "kafkalog/storage_engine/records/kernels/decode.pxd",
         "tests/conftest.py",
         "examples/git_table.py",
     } <= names

@@ -1,29 +1,32 @@
-"""The states in which a crash may leave a log: opened, judged, and worked on.
+"""Crash a log in every state that the disk may have; then open, check and use it.
 
     python -m tests.torture.crash_states [--quick] [--json] [--seed N] [--only CASE]
                                          [--jobs N] [--states N]
 
-A workload is run once, and all that it does to the disk is recorded. For each moment of its last
-operation, and for each way in which the disk may have the acts that are not synced by then, the
-directory is made as it would be found, and opened: what was acknowledged, or could be read, is
-there, what was not is all there or not at all, the operation can be tried again, and the log be
-read, appended to, cleaned, verified and opened.
+A workload runs once, and a recorder notes every act on the disk. The program then takes each moment
+of the last operation, and each way in which the disk may have kept the unsynced acts. For each it
+builds the directory as a crash would leave it, opens it and checks the log:
 
-Then recoveries are crashed. Some of them, in which a process with another clock tries again, are
-recorded as well, and the power goes in the middle: what neither of the two processes has synced may
-be lost. After each death within a single operation that is done at two moments, drawn from those at
-which names that the dead process has given are not all durable. And with one more process: the
-second one does another operation, and dies while what it has cut or named is not all durable; the
-third one does an operation, too, and the power goes.
+- All that was acknowledged, or that a reader could see, is there.
+- An operation that was not acknowledged is there as a whole or not at all.
+- The operation can be tried again.
+- The log can be read, appended to, cleaned, verified and opened.
 
-Workloads are all sequences of one, two and three operations (the moments before the last one are
-those of a shorter sequence), and long ones that are drawn. Of single operations every state that is
-listed is checked, in each of the log's variants. Of the others it is what a dead process leaves,
-all of the unsynced acts, none, all but one, and some of the rest: of pairs at every moment, in one
-variant that is drawn; of sequences of three, and of the other variants of pairs, at one moment that
-is drawn; of long ones at two. The count of trees, the different directories that a crash may leave,
-says how many there would be. `--states` draws some workloads, for about so many states. Equal trees
-of which the same is expected count once.
+Then the program crashes recoveries. It records some of them, in which a process with another clock
+tries again, and cuts the power in the middle. The disk may lose all that neither process has
+synced. After each death within a single operation it does so at two moments. It draws them from
+those at which names given by the dead process are not all durable. A third round has one more
+process. The second does another operation, and dies while its truncations or names are not all
+durable. The third does an operation too, and the power goes.
+
+The workloads are all sequences of one, two and three operations, and long sequences that are drawn.
+The moments before the last operation belong to a shorter sequence. Single operations are checked in
+every listed state and in each variant of the log. For the others the disk has what a dead process
+leaves: all of the unsynced acts, none, all but one, or some of the rest. Pairs are checked at every
+moment in one variant, which is drawn. Their other variants, and sequences of three, are checked at
+one moment that is drawn; long sequences at two. The count of trees is the number of different
+directories that a crash may leave. The option `--states` draws workloads for about that many
+states. Equal trees with the same expected content count once.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""Every byte of every file of a log flipped, and every file cut at every byte: read and judged.
+"""Flip every byte of every file of a log, and cut every file at every byte; read and judge.
 
     python -m tests.torture.damage [--quick] [--all-bits] [--jobs N] [--only CASE]
 
-Two roots hold every kind of file that a log has: one of ours, and one of a broker that was killed.
-After each damage everything is read in every way there is, keys and times are looked up, and of
-some a copy is cleaned and appended to, or adopted; the judge is that of
-tests/unit/storage_engine/damage.py, which says what its words mean: *whole*, *refused*, and of a
-broker's log *short* and *shifted*. Four more roots have what lies beside the logs: key indexes,
-pins, staged files, the old journal of a log that was released, a controller's metadata, and what
-waits for the broker's return. What such a file is there for is done, and what is harmless there is
-told in tests/unit/storage_engine/damage_beside.py.
+Two roots hold every kind of file that a log has: one is ours, the other is of a killed broker.
+After each damage the program reads everything in every way, and looks up keys and times. Some
+copies are also cleaned and appended to, or adopted. tests/unit/storage_engine/damage.py judges the
+results and defines its words: *whole*, *refused*, and for a broker's log *short* and *shifted*.
 
-A wrong record or answer, a record lost below the damage, an error without a type and a hang are
+Four more roots have the files beside the logs: key indexes, pins, staged files, and the old journal
+of a released log. They also have a controller's metadata, and the files that wait for the broker's
+return. The program does with each file what the file is for.
+tests/unit/storage_engine/damage_beside.py lists the harmless outcomes.
+
+A wrong record or answer, a record lost below the damage, an untyped error and a hang are
 violations. Two bits of each byte are flipped; with --all-bits all eight.
 """
 

@@ -1,22 +1,24 @@
-"""Calls of the operating system fail, one in each trial, in the ways they may, and work goes on.
+"""Let calls of the operating system fail, one in each trial, while work continues.
 
-Of each workload the last operation's calls below the log's root are counted; then the workload is
-done again and again, and each time another call fails: it raises EIO, ENOSPC, EDQUOT, EMFILE or
-EINTR, or writes half of what it was given; looks at files and directories and locks fail too.
-`ENOSPC+` is a disk that stays full until the operation has ended, `EIO+` one that refuses all
-writes and syncs until then. The operation must say what is wrong, or succeed; then the same process
-goes on with what is allowed to be there, or a new one, which knows nothing of the failure: it tries
-again, a little later, appends, cleans and opens anew. Where a sync has failed, its pages count as
-lost: what is acknowledged later must outlive a power cut without them. Nor may the library have
-logged an error that has no type of its own.
+The program counts the calls of a workload's last operation below the log's root. It then runs the
+workload again and again, and each time another call fails. The call raises EIO, ENOSPC, EDQUOT,
+EMFILE or EINTR, or writes half of its bytes. Calls that look at files and directories fail too, and
+so do locks. With `ENOSPC+` the disk stays full until the operation has ended. With `EIO+` the disk
+refuses all writes and syncs until then.
 
-Each call that changes something fails: of single operations, in the plainest of the log's variants,
-in every way; in the other variants, and of pairs of basic operations, in one way that is drawn.
-Looks and locks fail in one way: all of them in that plainest variant, elsewhere some. Of the other
-pairs, and of longer sequences, a dozen cases each are drawn. The count says of how many it is.
+The operation must succeed or report the fault. Then the same process continues with an allowed
+state, or a new process that does not know of the failure. It tries again, a little later, appends,
+cleans and reopens. After a failed sync, its pages count as lost: later acknowledged data must
+survive a power cut without them. The library must not log an untyped error either.
 
-A case is `OPERATION+OPERATION@VARIANT:N:KIND:PROCESS`, with `same` or `new` for the process; what
-stands before the first colon names all cases of a workload.
+Every call that changes something fails. Single operations fail in every way in the plainest variant
+of the log. In the other variants, and for pairs of basic operations, each call fails in one way
+that is drawn. Looks and locks fail in one way: all of them in the plainest variant, some elsewhere.
+A dozen cases are drawn from each of the other pairs and of the longer sequences. The count names
+the number of all cases.
+
+A case is `OPERATION+OPERATION@VARIANT:N:KIND:PROCESS`, where PROCESS is `same` or `new`. The part
+before the first colon names all cases of a workload.
 """
 
 from __future__ import annotations

@@ -1,21 +1,23 @@
-"""Fuzzing of bytes: every decoder gets inputs that nobody would write, and may only refuse them.
+"""Fuzz every decoder with malformed bytes, which it may only refuse.
 
     python -m tests.torture.fuzz [--quick] [--seconds S] [--target NAME] [--engine NAME] [--jobs N]
     python -m tests.torture.fuzz --only FILE
 
-A decoder returns a value or raises what it documents; anything else, a death of the interpreter,
-more than 2 s of the processor (20 s where `coverage` runs) or more memory than its bound is a
-violation. Five engines share the seconds, which are the processor's, of all jobs and all decoders
-together (an hour in a full run). `coverage` (atheris) looks for inputs that reach new lines, with
-the kernels as Python. `hypothesis` puts numbers and pieces into seeds, `mutation` changes them,
-both with the ordinary kernels. `bounds` and `sanitizers` are `mutation` with kernels that check
-bounds, and under AddressSanitizer and UBSan. All but `coverage` begin with the seeds and with what
-`coverage` has found, and go on from what ends at a new place.
-Checksums of most changed inputs are made valid again. A full run that spends less, leaves out a
-decoder, or has no atheris, is not complete, and ends with 1.
+A decoder returns a value or raises a documented error. Anything else is a violation: another error,
+a death of the interpreter, more memory than its bound, or more than 2 s of CPU (20 s under
+`coverage`).
 
-What is drawn follows from the seed; how far a run gets in its seconds is the machine's. The input
-of a violation is kept in tests/torture/findings/TARGET/, where a test replays it from then on.
+Five engines share the seconds. These are CPU seconds of all jobs and all decoders together (an hour
+in a full run). The engine `coverage` (atheris) looks for inputs that reach new lines, with the
+kernels as Python. The engine `hypothesis` puts numbers and pieces into seeds, and `mutation`
+changes seeds; both use the ordinary kernels. `bounds` and `sanitizers` are `mutation` with kernels
+that check bounds, and under AddressSanitizer and UBSan. All engines but `coverage` start from the
+seeds and the findings of `coverage`, and build on inputs that end at a new place. Most changed
+inputs get valid checksums again. A full run is incomplete, and ends with 1, if it spends less,
+leaves out a decoder, or has no atheris.
+
+The seed determines the draws; the number of draws in these seconds depends on the machine. The
+program keeps the input of a violation in tests/torture/findings/TARGET/, where a test replays it.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from kafkalog.storage_engine.broker.metadata_log import read_topics
 from kafkalog.storage_engine.format import batch, compression, layout
 from kafkalog.storage_engine.format.control_record import read_control_record
 from kafkalog.storage_engine.reading.chunk_reader import ChunkReader
-from kafkalog.storage_engine.records.lz4_frames.frames import decompress_frames
-from kafkalog.storage_engine.segment.log_walk import LogWalk
+from kafkalog.storage_engine.segment.log_scanner import INSPECT, RECOVER, REPLAY, LogScanner
 from kafkalog.storage_engine.segment.open_segment import OpenSegment
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 from tests.torture import fuzz_checksums
@@ -32,7 +31,6 @@ def targets() -> list[Target]:
     found += [_of_log("batches_transactions", _transactions), _of_log("messages", _messages)]
     found += [_of_codec(name, codec) for name, codec in _CODECS.items() if codec]
     found += [
-        Target(name="lz4_kernel", begin=_lz4_kernel),
         file_target(
             "metadata_log",
             f"{layout.METADATA_DIRECTORY}/{_LOG_NAME}",
@@ -78,9 +76,9 @@ def _read_log(path: Path) -> None:
         exhaust(opened.batches_since(1000), opened.batches_since_largest())
     finally:
         opened.close()
-    for check in (True, False):
-        with LogWalk(path, 0) as walk:
-            exhaust(walk.batches(check=check))
+    for policy in (RECOVER, REPLAY, INSPECT):
+        with LogScanner.opened(path, policy, next_offset=0) as scan:
+            exhaust(scan)
 
 
 def _look_at(opened: OpenSegment, path: Path, position: int, header: batch.BatchHeader) -> None:
@@ -164,32 +162,3 @@ def _of_codec(name: str, codec: int) -> Target:
     # window of 128 MiB, which the library grants.
     memory = 256 << 20 if codec == layout.CODEC_ZSTD else 64 << 20
     return Target(name=f"compression_{name}", begin=begin, memory=memory)
-
-
-def _lz4_kernel(_: Path) -> Case:
-    """What the kernel makes of frames is what the library makes of them, or nothing."""
-    codec = layout.CODEC_LZ4
-
-    def decode(data: bytes) -> None:
-        parts = data.split(b"|next|")
-        sizes = [len(part) for part in parts]
-        ends = np.cumsum(sizes, dtype=np.int64)
-        starts = ends - np.array(sizes, dtype=np.int64)
-        found = decompress_frames(b"".join(parts), starts, ends, run_size=None, limit=_LIMIT)
-        if found is None:
-            return
-        content, places = found
-        assert len(places) == len(parts), f"{len(places)} of {len(parts)} frames"
-        start = 0
-        for part, end in zip(parts, places.tolist(), strict=True):
-            # Of a batch without records nothing is asked for; and the library has rules about how a
-            # block ends, by which it refuses what can be decompressed.
-            with refusing(ValueError):
-                expected = compression.decompress(codec, part, limit=_LIMIT) if part else b""
-                got = content[start:end].tobytes()
-                assert got == expected, f"{got[:40]!r} of {end - start} bytes, the library differs"
-            start = end
-
-    made = [compression.compress(codec, content) for content in _contents()]
-    made += [compression.compress(codec, content, 12) for content in _contents()]
-    return Case(decode, [*made, b"|next|".join(made), made[3] + made[2]])

@@ -15,7 +15,7 @@ from kafkalog.cleaner.state import last_cleaning, uncleanable
 from kafkalog.storage_engine.broker import adopted_topics
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
-from kafkalog.storage_engine.records import kernels
+from kafkalog.storage_engine.records.kernels import legacy
 from kafkalog.storage_engine.transactions import producer_snapshot
 
 FOUND: Final = {
@@ -82,7 +82,7 @@ def _never_hear(data: bytes) -> None:
 
 def _read_beyond(data: bytes) -> None:
     buffer = np.frombuffer(data + bytes(8), np.uint8)
-    kernels.crc32(buffer, 0, 1 + data.count(b"\n") * 9)  # it leaves the bounds to its caller
+    legacy.crc32(buffer, 0, 1 + data.count(b"\n") * 9)  # it leaves the bounds to its caller
 
 
 def _keep(data: bytes) -> None:

@@ -1,11 +1,12 @@
-"""The model test: any steps in any order, and after each of them a log that is as a model says.
+"""Run any steps in any order, and compare the log with a model after each of them.
 
     python -m tests.torture.model [--seconds S] [--only SEED]
 
-Draws logs of all codecs, segment sizes, timestamp types and budgets, and up to 50 steps of each:
-topics that come, change and go, appends, transactions, reads, cleanings, retention, deletions,
-deaths, other processes. Examples are drawn in groups, each from a seed of its own, by which one is
-repeated. A violation is printed as the shortest script that shows it.
+The test draws logs of all codecs, segment sizes, timestamp types and budgets, with up to 50 steps
+each. Steps create, change and delete topics, append, run transactions, read, clean, apply
+retention, delete records, kill the process, or use another one. Examples are drawn in groups. Each
+group has its own seed, which repeats it. A violation is printed as the shortest script that shows
+it.
 """
 
 from __future__ import annotations

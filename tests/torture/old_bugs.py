@@ -1,10 +1,10 @@
-"""The old bugs brought back, one by one: each has to make the tests fail that are there for it.
+"""Bring old bugs back, one by one; each must make its own tests fail.
 
     python -m tests.torture.old_bugs [--only NAME]
 
-Prints a table of the bugs, of what is done to the library to have each again, and of the tests that
-notice it. A bug counts as caught if every one of its tests fails, and says in its failure what is
-expected of this bug and no other fault. That they pass without it is for the suite to say.
+The program prints a table of the bugs, the change to the library that brings each back, and the
+tests that notice it. A bug counts as caught if every one of its tests fails with the message that
+is expected of this bug and of no other fault. The suite shows that the tests pass without the bug.
 """
 
 from __future__ import annotations

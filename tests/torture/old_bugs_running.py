@@ -76,7 +76,14 @@ def _kafka_19895(patch: Patch) -> None:
 
 
 def _doubled_pause(patch: Patch) -> None:
-    patch.setattr(partition_cleaner.PartitionCleaner, "_is_still_due", lambda *_: True)
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def clean_round(*arguments: Any, **options: Any) -> Any:
+            return original(*arguments, **{**options, "only_if_due": False})
+
+        return clean_round
+
+    patch.setattr(partition_cleaner, "may_be_cleaned", lambda *_: True)
+    replace(patch, partition_cleaner, "clean_round", make)
 
 
 # --- where the dirty section begins --------------------------------------------------------------

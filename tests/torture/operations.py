@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
+from unittest import mock
 
 import pyarrow as pa
 
@@ -23,8 +24,9 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.segment.segments import sweep_deleted
-from kafkalog.storage_engine.writing import commit, staging
+from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.transaction import Transaction
 from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 from tests.torture.rows import batch, rows, transactions
 
@@ -177,9 +179,8 @@ def _refuse(log: Opened) -> None:
     message = writer.finish()
     for fault in (InvalidInputError("refused"), OSError(errno.ENOSPC, "refused")):
         try:
-            with log.engine.transaction() as transaction:
-                commit.append_staged(transaction, log.root, [message], None, now_ms)
-                raise fault
+            with mock.patch.object(Transaction, "sync_appended", side_effect=fault):
+                log.engine.commit([message], now_ms=now_ms)
         except KafkaLogError as told:
             if fault not in (told, told.__cause__):
                 raise

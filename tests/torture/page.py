@@ -1,7 +1,7 @@
-"""The page of what was broken, and how often: docs/reliability.md.
+"""Write docs/reliability.md: what was broken, and how often.
 
-The counts are kept in docs/reliability.json; the page is made of them, of what the programs say of
-themselves, and of found.toml, which lists what they found and what became of it.
+The page is made from the counts in docs/reliability.json, the docstrings of the programs, and
+found.toml, which lists the faults that they found.
 """
 
 from __future__ import annotations
@@ -137,26 +137,37 @@ def _section(program: str) -> str:
 
 def _found() -> Iterator[str]:
     found = tomllib.loads(FOUND.read_text())["found"]
-    yield "## What was found and mended on the way\n"
+    yield "## Faults found and fixed\n"
     yield (
-        "Each with what found it: a program, *limits* (tests of full disks, few descriptors and\n"
-        "jumping clocks) or *review* (somebody who read the code to break it). Each has a test.\n"
+        "Each item names its finder: a program, *limits* (tests of full disks, few descriptors,\n"
+        "jumping clocks) or *review* (a reader who tried to break the code). Each has a test.\n"
     )
     for one in found:
-        yield textwrap.fill(f"- **{one['by']}**: {one['what']}", 118, subsequent_indent="  ")
+        yield textwrap.fill(
+            f"- **{one['by']}**: {' '.join(one['what'].split())}",
+            100,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     yield ""
 
 
 _HEAD: Final = """# Reliability
 
-What is promised: what was acknowledged is there after any crash, what was not is there whole or not
-at all, and bad bytes are an error and never a wrong record. This page says how that was tried, and
-how often; `make torture` runs it all (hours; as root, for the power cuts), `make torture-quick` a
-sample of it, in minutes. (Both are of a checkout, with `make setup` done; a program alone is
-`.venv/bin/python -m tests.torture.PROGRAM`.) A full run that tries less than the least that is
-named fails. What is drawn follows from the seed; where processes and a real clock take part, as in
-kills and power cuts, the moment does not. A violation names the command that tries it again alone.
-The tests of the suite, of which many kill, cut and flip as well, are not counted here.
+kafkalog promises three things. After any crash, all acknowledged records are there. A commit that
+was not acknowledged is there as a whole or not at all. Bad bytes raise an error and never give a
+wrong record.
+
+This page says how these promises were tested, and how often. The command `make torture` runs all
+programs; it takes hours, and the power cuts need root. The command `make torture-quick` runs a
+sample in minutes. Both need a checkout with `make setup` done. One program runs with
+`.venv/bin/python -m tests.torture.PROGRAM`.
+
+A full run fails if it tries less than the named minimum. The seed determines the draws. It does not
+determine the moments of kills and power cuts, which depend on processes and a real clock. A
+violation names the command that repeats it alone. Many tests of the suite also kill processes, cut
+power and flip bytes; they are not counted here.
 
 | what | tried | at least | violations | seed | took | of which | program, date, commit |
 |---|---|---|---|---|---|---|---|"""

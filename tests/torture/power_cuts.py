@@ -1,33 +1,34 @@
-"""The power goes while a log on a real ext4 is written and cleaned; what was acknowledged is there.
+"""Cut the power while a log on a real ext4 is written and cleaned; acknowledged data is there.
 
-A writer and a cleaner work on a log in an ext4 file system, whose disk notes every write and every
-flush that the kernel sends it (`block_device`), between the writer's own notes of what was sent and
-acknowledged. Nothing of the kernel's page cache is on that disk. Then both are killed, and for
-moments drawn from all those that were noted the disk is made as it was then: all that was flushed,
-and of what was written since, which a disk may still have in its own cache, nothing, all, the first
-part, any part, or any sectors. Equal disks of which as much was acknowledged count once. So a cut
-is an exact moment between two writes of the device (also in the middle of an fsync, or of the file
-system's own commit), nobody has to be stopped for it, and the notes up to there say what was
+A writer and a cleaner work on a log in an ext4 file system. Its disk (`block_device`) notes every
+write and every flush of the kernel, between the writer's notes of what it sent and what was
+acknowledged. The disk has nothing of the kernel's page cache. Then both processes are killed. The
+program draws moments from the notes, and makes the disk as it was at each. The disk has all flushed
+writes. Its own cache may still hold the later ones, so they are there in full, not at all, as a
+first part, any part, or any sectors. Equal disks with as much acknowledged count once.
+
+A cut is thus an exact moment between two writes of the device, also inside an fsync or a commit of
+the file system itself. No process has to stop for it, and the notes up to there say what was
 acknowledged.
 
-The disk is then mounted, which replays the file system's journal, and the log is opened as after a
-new boot of the host and compared with the `oracle`. After every third cut it also goes on: the last
-batch comes once more and is known, further steps land, it is cleaned, and sometimes each byte is
-verified. From one of the cuts of a round the next round goes on.
+The program mounts the disk, which replays the file system's journal. It opens the log as after a
+reboot of the host and compares it with the `oracle`. After every third cut work continues: the last
+batch comes once more and is known, further steps land, and the log is cleaned. Sometimes every byte
+is verified. The next round starts from one of the cuts.
 
-The options of ext4 change from disk to disk: how data are ordered, when they are allocated, how
-often it commits by itself. (Not fast commits: of some cuts ext4 says then that its own journal is
-corrupted, and is not mounted.) Three logs in ten are relaxed (`flush.messages`): there a step
-counts as acknowledged when it was synced, and a cut goes back to a whole number of steps. Now and
-then the kernel is told to write back some of what nobody has synced, in any order, as it does by
-itself after some seconds.
+The options of ext4 vary from disk to disk: the ordering of data, the time of allocation, the
+interval of its own commits. Fast commits are left out, because ext4 then calls its own journal
+corrupted after some cuts, and does not mount. Three logs in ten are relaxed (`flush.messages`).
+Their steps count as acknowledged once synced, and a cut goes back to a whole number of steps. Now
+and then the kernel writes back some unsynced pages, in any order, as it does by itself after some
+seconds.
 
     python -m tests.torture.power_cuts [--quick] [--seed N] [--jobs N] [--only CASE]
 
-Needs root, loop devices and FUSE; elsewhere it says so, and ends. A violation's disk is kept in a
-directory: `--only` with that checks exactly this disk again. What led to it is a matter of real
-time, and is not repeated by the seed, which draws steps, options, moments and fates; `--only` with
-the number of a disk repeats what the seed draws for that one.
+The program needs root, loop devices and FUSE; without them it says so and ends. It keeps the disk
+of a violation in a directory, and `--only DIRECTORY` checks exactly this disk again. The seed draws
+steps, options, moments and fates. It does not repeat the history of a disk, which depends on real
+time. `--only NUMBER` repeats what the seed draws for that disk.
 """
 
 from __future__ import annotations

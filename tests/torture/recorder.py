@@ -1,27 +1,25 @@
 """Records everything that is done to the files and directories below a root.
 
-In place of the functions of `os` through which anything changes, or becomes durable, stand such
-that do the same and note it as an act. Ways to write that it does not know are refused where it
-can see them, and found by `check` where it cannot.
+A recorder is a file system. It does what the real one does, and notes it as an act. What was
+changed past it is found by `check_recorded`.
 """
 
 from __future__ import annotations
 
-import builtins
-import functools
-import io
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from kafkalog.storage_engine.fs import file_system
+from kafkalog.storage_engine.fs.file_system import Data, FileSystem, Place
 from tests.torture.acts import Act, Allocate, Names, Resize, Sync, Write
 
 __all__ = ["Hook", "MissedActError", "Recorder", "Scan", "scan"]
 
-_UNKNOWN_WAYS = ("pwritev", "writev", "symlink", "sendfile", "copy_file_range", "splice", "mkfifo")
 _PIECE = 1 << 30
 
 
@@ -85,8 +83,8 @@ def _scan(made: Scan, root: str, path: str, known: Mapping[str, int]) -> None:
             made.files[number] = Path(entry.path).read_bytes()
 
 
-class Recorder:
-    """A context manager, for one root and all threads; `acts` grows while it is held."""
+class Recorder(FileSystem):
+    """A file system for all threads while it is held; `acts` grows by what is done in one root."""
 
     def __init__(
         self, root: Path, *, begin: Scan | None = None, before: Hook | None = None
@@ -98,36 +96,10 @@ class Recorder:
         self._numbers = dict(self.begin.numbers)
         self._count = self.begin.count
         self._acting = threading.RLock()
-        self._real: dict[str, Callable[..., Any]] = {}
-        self._real_open = builtins.open
-
-    # --- in place of the functions of `os` -------------------------------------------------------
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        ways: dict[str, Callable[..., Any]] = {
-            "open": self._open,
-            "write": self._write,
-            "pwrite": self._pwrite,
-            "ftruncate": self._truncate,
-            "truncate": self._truncate,
-            "posix_fallocate": self._allocate,
-            "fsync": functools.partial(self._sync, "fsync"),
-            "fdatasync": functools.partial(self._sync, "fdatasync"),
-            "replace": functools.partial(self._rename, "replace"),
-            "rename": functools.partial(self._rename, "rename"),
-            "link": self._link,
-            "unlink": functools.partial(self._unlink, "unlink"),
-            "remove": functools.partial(self._unlink, "remove"),
-            "mkdir": self._mkdir,
-            "rmdir": functools.partial(self._unlink, "rmdir"),
-            "utime": self._utime,
-            **{name: functools.partial(self._refuse, name) for name in _UNKNOWN_WAYS},
-        }
-        self._real = {name: getattr(os, name) for name in ways}
-        for name, way in ways.items():
-            setattr(os, name, way)
-        for module in (builtins, io):
-            setattr(module, "open", self._plain_open)  # noqa: B010  (mypy knows better)
+        self._held.enter_context(file_system.replaced(self))
         return self
 
     def __exit__(
@@ -136,10 +108,7 @@ class Recorder:
         fault: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        for name, real in self._real.items():
-            setattr(os, name, real)
-        for module in (builtins, io):
-            setattr(module, "open", self._real_open)  # noqa: B010
+        self._held.close()
 
     # --- what is below the root ------------------------------------------------------------------
 
@@ -180,39 +149,26 @@ class Recorder:
     def _ask(self, call: str, *arguments: Any) -> int | None:
         return None if self._before is None else self._before(call, arguments)
 
-    def _refuse(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        for given in args:
-            if self.is_below(given):
-                raise MissedActError(f"os.{name}{args}: is not recorded")
-        return self._real[name](*args, **kwargs)
-
-    def _plain_open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        is_path = isinstance(file, (str, os.PathLike))
-        if set(mode) & set("wax+") and is_path and self._is_below(file):
-            raise MissedActError(f"open({file}, {mode!r}): only `fs.files` writes")
-        if self._before is not None and is_path and self._is_below(file):
-            self._ask("open", file, os.O_RDONLY)
-        return self._real_open(file, mode, *args, **kwargs)
+    def _ask_below(self, call: str, target: Place | int, *arguments: Any) -> int | None:
+        if self._before is None or not self.is_below(target):
+            return None
+        return self._before(call, (target, *arguments))
 
     # --- the calls -------------------------------------------------------------------------------
 
-    def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        real = self._real["open"]
-        if dir_fd is not None:
-            return int(real(path, flags, mode, dir_fd=dir_fd))
+    def open(self, path: Place, flags: int, mode: int = 0o777) -> int:
         if not flags & (os.O_CREAT | os.O_TRUNC):
-            if self._before is not None and self._is_below(path):
-                self._ask("open", path, flags)
-            return int(real(path, flags, mode))
+            self._ask_below("open", path, flags)
+            return super().open(path, flags, mode)
         with self._acting:
             if not self._is_below(path):
-                fd = int(real(path, flags, mode))
+                fd = super().open(path, flags, mode)
                 found = os.fstat(fd)
                 self._numbers.pop((found.st_dev, found.st_ino), None)  # its inode is another's now
                 return fd
             self._ask("open", path, flags)
             is_new = not os.path.lexists(path)
-            fd = int(real(path, flags, mode))
+            fd = super().open(path, flags, mode)
             if is_new:
                 directory, name = self._place(path)
                 number = self._new(fd)
@@ -221,110 +177,122 @@ class Recorder:
                 self.acts.append(Resize(self._number(fd), 0))
             return fd
 
-    def _write(self, fd: int, data: Any) -> int:
-        with self._acting:
-            number = self._known(fd)
-            if number is None:
-                return int(self._real["write"](fd, data))
-            most = self._ask("write", fd, data)
-            piece = memoryview(data).cast("B")[: _PIECE if most is None else most]
-            position = os.lseek(fd, 0, os.SEEK_CUR)
-            count = int(self._real["write"](fd, piece))
-            self.acts.append(Write(number, position, bytes(piece[:count])))
-            return count
+    def listdir(self, directory: Place) -> list[str]:
+        self._ask_below("listdir", directory)
+        return super().listdir(directory)
 
-    def _pwrite(self, fd: int, data: Any, position: int) -> int:
+    def scandir(
+        self, directory: Place
+    ) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        self._ask_below("scandir", directory)
+        return super().scandir(directory)
+
+    def flock(self, fd: int, operation: int) -> None:
+        self._ask_below("flock", fd, operation)
+        super().flock(fd, operation)
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        most = self._ask_below("pread", fd, size, position)
+        return super().pread(fd, size if most is None else most, position)
+
+    def pwrite(self, fd: int, data: Data, position: int) -> int:
         with self._acting:
             number = self._known(fd)
             if number is None:
-                return int(self._real["pwrite"](fd, data, position))
+                return super().pwrite(fd, data, position)
             most = self._ask("pwrite", fd, data, position)
             piece = memoryview(data).cast("B")[: _PIECE if most is None else most]
-            count = int(self._real["pwrite"](fd, piece, position))
+            count = super().pwrite(fd, piece, position)
             self.acts.append(Write(number, position, bytes(piece[:count])))
             return count
 
-    def _truncate(self, target: Any, size: int) -> None:
+    def ftruncate(self, fd: int, size: int) -> None:
         with self._acting:
-            number = self._known(target)
+            number = self._known(fd)
             if number is not None:
-                self._ask("ftruncate", target, size)
-            self._real["truncate"](target, size)
+                self._ask("ftruncate", fd, size)
+            super().ftruncate(fd, size)
             if number is not None:
                 self.acts.append(Resize(number, size))
 
-    def _allocate(self, fd: int, offset: int, length: int) -> None:
+    def posix_fallocate(self, fd: int, position: int, size: int) -> None:
         with self._acting:
             number = self._known(fd)
             if number is not None:
-                self._ask("posix_fallocate", fd, offset, length)
-            self._real["posix_fallocate"](fd, offset, length)
+                self._ask("posix_fallocate", fd, position, size)
+            super().posix_fallocate(fd, position, size)
             if number is not None:
-                self.acts.append(Allocate(number, offset + length))
+                self.acts.append(Allocate(number, position + size))
 
-    def _sync(self, name: str, fd: Any) -> None:
+    def fsync(self, fd: int) -> None:
+        self._sync("fsync", super().fsync, fd)
+
+    def fdatasync(self, fd: int) -> None:
+        self._sync("fdatasync", super().fdatasync, fd)
+
+    def _sync(self, name: str, sync: Callable[[int], None], fd: int) -> None:
         number = self._known(fd)
         if number is None:
-            self._real[name](fd)
+            sync(fd)
             return
         with self._acting:
             try:
                 self._ask(name, fd)
-                self._real[name](fd)
+                sync(fd)
             except OSError:
                 self.acts.append(Sync(number, failed=True))
                 raise
             self.acts.append(Sync(number))
 
-    def _rename(self, name: str, source: Any, target: Any, **kwargs: Any) -> None:
+    def replace(self, source: Place, target: Place) -> None:
         if not (self._is_below(source) or self._is_below(target)):
-            self._real[name](source, target, **kwargs)
+            super().replace(source, target)
             return
         with self._acting:
-            self._ask(name, source, target)
+            self._ask("replace", source, target)
             gone, put = self._place(source), self._place(target)
             number, replaced = self._known(source), self._known(target)
-            self._real[name](source, target, **kwargs)
+            super().replace(source, target)
             if number is None:
                 raise MissedActError(f"{source}: was made unseen")
             if number != replaced:  # two names of one file stay
                 self.acts.append(Names(((*put, number), (*gone, None))))
 
-    def _link(self, source: Any, target: Any, **kwargs: Any) -> None:
+    def link(self, source: Place, target: Place) -> None:
         if not self._is_below(target):
-            self._real["link"](source, target, **kwargs)
+            super().link(source, target)
             return
         with self._acting:
             self._ask("link", source, target)
-            self._real["link"](source, target, **kwargs)
+            super().link(source, target)
             self.acts.append(Names(((*self._place(target), self._number(source)),)))
 
-    def _unlink(self, name: str, path: Any, *, dir_fd: int | None = None) -> None:
-        if dir_fd is not None:
-            if self._known(dir_fd) is not None:
-                raise MissedActError(f"os.{name}({path!r}, dir_fd=...): is not recorded")
-            self._real[name](path, dir_fd=dir_fd)
-            return
+    def unlink(self, path: Place) -> None:
+        self._remove("unlink", super().unlink, path)
+
+    def rmdir(self, path: Place) -> None:
+        self._remove("rmdir", super().rmdir, path)
+
+    def _remove(self, name: str, remove: Callable[[Place], None], path: Place) -> None:
         if not self._is_below(path):
-            self._real[name](path)
+            remove(path)
             return
         with self._acting:
             self._ask(name, path)
-            self._real[name](path)
+            remove(path)
             self.acts.append(Names(((*self._place(path), None),)))
 
-    def _mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        if dir_fd is not None or not self._is_below(path):
-            self._real["mkdir"](path, mode, dir_fd=dir_fd)
+    def mkdir(self, path: Place) -> None:
+        if not self._is_below(path):
+            super().mkdir(path)
             return
         with self._acting:
             self._ask("mkdir", path)
-            self._real["mkdir"](path, mode)
+            super().mkdir(path)
             number = self._new(path)
             self.acts.append(Names(((*self._place(path), number),), made=(number, True)))
 
-    def _utime(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Times are hints, and no state of a disk has them: only the hook hears of it."""
-        if not isinstance(path, int) and self._is_below(path):
-            self._ask("utime", path)
-        self._real["utime"](path, *args, **kwargs)
+    def utime(self, path: Place, times_ns: tuple[int, int]) -> None:
+        """Set the times of a file. They are hints, so no act: only the hook hears of it."""
+        self._ask_below("utime", path)
+        super().utime(path, times_ns)

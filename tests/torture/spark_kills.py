@@ -1,15 +1,15 @@
-"""Queries of Spark, and their upserts, are killed: each record is in log and tables once.
+"""Kill Spark queries and their upserts; log and tables have each record once.
 
-The tests of the suite that kill are run, with more kills than the suite has: of a query into a log,
-as a whole, JVM and Python; of queries into a log and out of it into tables, as a whole and one
-process at a time, be it a task's, the executor, or the one that commits or reads. A kill comes at
-moments that are aimed at, as between the append and the commit. Beside that processes without
-Spark die before and after each durable act of a commit and each statement of an upsert.
+The program runs the suite's tests that kill, with more kills than the suite has. They kill whole
+queries into a log, JVM and Python. They kill queries into a log and out of it into tables, as a
+whole or one process at a time. That process is a task's, the executor, the committer or the reader.
+Each kill aims at a moment, such as between the append and the commit. In addition, processes
+without Spark die before and after each durable act of a commit and each statement of an upsert.
 
     python -m tests.torture.spark_kills [--quick] [--seed N] [--only NAME]
 
-NAME is one of query, steps, upserts. The seed draws delays and victims; what Spark is doing then
-is a matter of real time. Kills of a whole query count once, however many processes it has.
+NAME is one of query, steps, upserts. The seed draws delays and victims; Spark's state at that
+moment depends on real time. The kill of a whole query counts once, for all of its processes.
 """
 
 from __future__ import annotations

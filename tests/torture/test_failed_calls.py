@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs import file_system, files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.writing.active_segment import ActiveSegment
@@ -66,7 +66,7 @@ def test_a_sync_whose_failure_nobody_is_told_of_is_found(
 ) -> None:
     def silent(fd: int) -> None:
         with contextlib.suppress(OSError):
-            os.fsync(fd)
+            file_system.current.fsync(fd)
 
     found = faults(
         tmp_path, "commit@plain", lambda: monkeypatch.setattr(files, "sync_file", silent)
@@ -79,9 +79,9 @@ def test_a_sync_that_is_repeated_on_the_same_pages_is_found(
 ) -> None:
     def stubborn(fd: int) -> None:
         try:
-            os.fsync(fd)
+            file_system.current.fsync(fd)
         except OSError:
-            os.fsync(fd)
+            file_system.current.fsync(fd)
 
     def plant() -> None:
         monkeypatch.setattr(files, "sync_file", stubborn)
@@ -223,13 +223,17 @@ def test_a_broken_disk_takes_no_data_any_more_and_gives_what_it_has(tmp_path: Pa
     calls = Calls(2, "EIO+")
     with Disturbed(tmp_path, calls):
         calls.is_armed = True
-        fd = os.open(tmp_path / "a", os.O_RDWR)
-        for refused in (os.fsync, os.fsync, lambda fd: os.pwrite(fd, b"more", 0)):
+        fd = files.open_to_write(tmp_path / "a")
+        for refused in (
+            files.sync_file,
+            files.sync_file,
+            lambda fd: files.write_at(fd, b"more", 0),
+        ):
             with pytest.raises(OSError, match="Input/output error"):
                 refused(fd)
-        assert os.pread(fd, 4, 0) == b"data"
+        assert files.read_at(fd, 4, 0) == b"data"
         calls.is_armed = False
-        os.pwrite(fd, b"more", 0)
+        files.write_at(fd, b"more", 0)
         os.close(fd)
     assert calls.names == ["open", "fsync", "fsync", "pwrite", "pread"]
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import Phase
 
 from kafkalog.storage_engine.writing import commit
+from kafkalog.storage_engine.writing.partition import Appender
 from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.torture import model_hands
 from tests.torture.model import examples
@@ -55,19 +54,15 @@ def test_the_model_finds_a_batch_that_is_written_twice(monkeypatch: pytest.Monke
 def test_the_model_finds_a_commit_of_which_a_death_leaves_a_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    append_staged = commit.append_staged
+    appender = Transaction.appender
 
-    def publish_each(transaction: Transaction, *arguments: Any) -> Any:
+    def publish_each(self: Transaction, topic: str, number: int, now_ms: int) -> Appender:
         """Commit one partition after the other, as somebody who has no journal would."""
-        message = arguments[1][0]
-        offsets: dict[Any, Any] = {}
-        for run in message.runs:
-            part = replace(message, runs=(run,), rows=run.rows)
-            offsets |= append_staged(transaction, arguments[0], [part], *arguments[2:])
-            transaction.publish(arguments[-1])
-        return offsets
+        if self._appenders:
+            self.publish(now_ms)
+        return appender(self, topic, number, now_ms)
 
-    monkeypatch.setattr(commit, "append_staged", publish_each)
+    monkeypatch.setattr(Transaction, "appender", publish_each)
     with pytest.raises(AssertionError, match=r"\[.*\], \[.*\]: \["):
         examples(1, 200, phases=GENERATE)
 

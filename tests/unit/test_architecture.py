@@ -10,16 +10,17 @@ import graphlib
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, kernel_builds
 
 PACKAGE = ROOT / "kafkalog"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-SHEETS = sorted(PACKAGE.rglob("kernels.pxd"))
+SHEETS = kernel_builds.SHEETS
 
 ROOMS = [
     "datasource",
@@ -87,17 +88,33 @@ PICKLED = {
     "kafkalog.datasource.stream_reader": ["numpy"],
 }
 """Modules that each Python process of a query imports, and what it needs only to read or write."""
-DURABLE = {
-    "os": {
-        *("fsync", "fdatasync", "rename", "replace", "renames", "unlink", "remove", "rmdir"),
-        *("truncate", "ftruncate", "link", "symlink", "utime", "posix_fallocate"),
-    },
-    "shutil": {"rmtree", "move", "copyfile", "copy", "copy2"},
+FILE_CALLS = {
+    *("open", "fdopen", "read", "write", "pread", "preadv", "pwrite", "pwritev", "readv", "writev"),
+    *("fsync", "fdatasync", "sync", "rename", "replace", "renames", "link", "symlink"),
+    *("unlink", "remove", "removedirs", "rmdir", "mkdir", "makedirs", "mkfifo", "mknod"),
+    *("truncate", "ftruncate", "posix_fallocate", "posix_fadvise", "utime", "chmod", "chown"),
+    *("listdir", "scandir", "walk", "fwalk", "statvfs", "fstatvfs", "lockf", "sendfile"),
+    *("copy_file_range", "splice", "memfd_create", "openpty", "setxattr", "removexattr"),
 }
-LOCKING = {"flock", "lockf", "fcntl"}
-DURABLE_METHODS = {"unlink", "rename", "rmdir", "symlink_to", "hardlink_to", "touch"}
-DURABLE_OUTSIDE = {"sink/upsert"}
-"""Databases of others are not the log."""
+"""The functions of `os` that open, list, change, sync, rename or remove files."""
+FILE_MODULES = {"fcntl", "glob", "mmap", "shutil", "tempfile"}
+"""Modules that do the same."""
+FILE_METHODS = {
+    *("iterdir", "glob", "rglob", "walk", "unlink", "rename", "rmdir", "mkdir", "touch", "chmod"),
+    *("read_bytes", "read_text", "write_bytes", "write_text", "symlink_to", "hardlink_to"),
+}
+"""The methods of `Path` that do; also `open`, and `replace` with one argument."""
+IO_OPEN = {("io", "open"), ("io", "FileIO"), ("codecs", "open"), ("builtins", "open")}
+NO_PATHS = {"files", "file_system.current", "kafkalog", "KeyIndex", "os", *dict(IO_OPEN)}
+"""What has such a method, and is no `Path`."""
+FILES_OUTSIDE = {
+    ("__init__.py", "rglob"): "looks for its own compiled modules",
+    ("cli/__init__.py", "os.open"): "the standard streams of the process",
+    ("cli/__init__.py", "os.fdopen"): "the standard streams of the process",
+    ("cli/status.py", "write_bytes"): "the picture's target may be a pipe or a device",
+    ("sink/upsert/delta/constraints.py", "tempfile"): "a directory that the Delta library fills",
+}
+"""Files that are not a log's, and why their callers need no other file system."""
 CLOCK_READERS = {"storage_engine/fs/clock.py"}
 """The surfaces, where `now_ms=None` means now."""
 CLOCK_ROOMS = {"datasource", "sink"}
@@ -127,8 +144,31 @@ def place_of(module: str) -> str:
     return ""
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    tree = ast.parse(path.read_text(), str(path))
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def imports(path: Path) -> Iterable[tuple[str, bool]]:
+    return tuple(_imports(path))
+
+
+@cache
+def calls(path: Path) -> Iterable[tuple[str, str, int]]:
+    return tuple(_calls(path))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def sources_are_read() -> None:
+    """Read every source once, before the first test."""
+    for path in SOURCES:
+        imports(path)
+        calls(path)
+
+
+def _imports(path: Path) -> Iterator[tuple[str, bool]]:
+    tree = tree_of(path)
     inside = {
         id(node)
         for function in ast.walk(tree)
@@ -155,8 +195,8 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
                 yield f"{node.module}.{alias.name}", id(node) not in inside
 
 
-def calls(path: Path) -> Iterator[tuple[str, str, int]]:
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+def _calls(path: Path) -> Iterator[tuple[str, str, int]]:
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute):
             yield ast.unparse(node.value), node.attr, node.lineno
 
@@ -220,7 +260,7 @@ def test_pyspark_stays_in_its_rooms() -> None:
 
 
 def test_a_kernel_file_imports_only_what_is_compiled_with_it() -> None:
-    compiled = {"codes", "layout", "ops"}
+    compiled = {"codes", "layout", "ops", *(sheet.stem for sheet in SHEETS)}
     assert [
         f"{name_of(sheet)} imports {module}"
         for sheet in SHEETS
@@ -254,29 +294,84 @@ def test_every_function_of_a_kernel_file_has_its_types_in_the_sheet() -> None:
         assert set(defined) - made_at_import == set(typed), name_of(sheet)
 
 
-def test_durable_acts_are_in_files_alone() -> None:
-    faults = []
-    for path in SOURCES:
-        name = name_of(path)
-        if name == "storage_engine/fs/files.py" or name.startswith(tuple(DURABLE_OUTSIDE)):
-            continue
-        for owner, attribute, line in calls(path):
-            is_module_call = attribute in DURABLE.get(owner, ())
-            is_method = attribute in DURABLE_METHODS and owner != "files"
-            if is_module_call or is_method:
-                faults.append(f"{name}:{line} {owner}.{attribute}")
-    assert faults == []
+def file_calls(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield (call, line) of everything in a file that opens, lists or changes files."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for module in FILE_MODULES.intersection(alias.name for alias in node.names):
+                yield module, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            for name in (alias.name for alias in node.names):
+                if node.module in FILE_MODULES:
+                    yield str(node.module), node.lineno
+                elif (node.module == "os" and name in FILE_CALLS) or (node.module, name) in IO_OPEN:
+                    yield f"{node.module}.{name}", node.lineno
+        elif isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            if (owner == "os" and node.attr in FILE_CALLS) or (owner, node.attr) in IO_OPEN:
+                yield f"{owner}.{node.attr}", node.lineno
+            elif node.attr in FILE_METHODS and owner not in NO_PATHS:
+                yield node.attr, node.lineno
+        elif isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Name) and function.id == "open":
+                yield "open", node.lineno
+            elif (
+                isinstance(function, ast.Attribute) and ast.unparse(function.value) not in NO_PATHS
+            ):
+                is_replace = len(node.args) == 1 and not node.keywords
+                if function.attr == "open" or (function.attr == "replace" and is_replace):
+                    yield function.attr, node.lineno
 
 
-def test_locks_are_taken_in_locks_alone() -> None:
-    faults = [
-        f"{name_of(path)}:{line}"
+def test_files_are_opened_listed_changed_and_locked_in_fs_alone() -> None:
+    found = [
+        (name_of(path), call, line)
         for path in SOURCES
-        if name_of(path) != "storage_engine/fs/locks.py"
-        for owner, attribute, line in calls(path)
-        if owner == "fcntl" and attribute in LOCKING
+        if not name_of(path).startswith("storage_engine/fs/")
+        for call, line in file_calls(path)
     ]
-    assert faults == []
+    assert [one for one in found if one[:2] not in FILES_OUTSIDE] == []
+    assert {one[:2] for one in found} == FILES_OUTSIDE.keys()
+
+
+def test_the_calls_on_files_are_in_file_system_alone() -> None:
+    """Another file system, given to `file_system.replaced`, then sees all of them."""
+    calls = {
+        (path.name, call)
+        for path in SOURCES
+        if name_of(path).startswith("storage_engine/fs/") and path.name != "file_system.py"
+        for call, _ in file_calls(path)
+    }
+    assert calls == {
+        ("files.py", "open"),  # it opens through `file_system`
+        ("host.py", "read_text"),  # of the system, not of a log
+        ("locks.py", "fcntl"),  # its constants
+    }
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("os.open(path, 0)", "from os import listdir", "open(path)", "io.open(path)"),
+        *("path.open('rb')", "Path(x).replace(target)", "[*path.iterdir()]", "path.mkdir()"),
+        *("import shutil", "from tempfile import mkdtemp", "import fcntl", "os.walk(path)"),
+        *("each = map(os.unlink, paths)", "path.read_bytes()", "path.write_text('x')"),
+    ],
+)
+def test_a_call_on_files_is_found(source: str, tmp_path: Path) -> None:
+    path = tmp_path / "source.py"
+    path.write_text(source)
+    assert len(list(file_calls(path))) == 1
+
+
+def test_a_call_that_only_looks_like_one_on_files_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "source.py"
+    path.write_text(
+        "text.replace('a', 'b'); replace(row, key=1); files.rename(a, b); kafkalog.open(path); "
+        "os.fstat(fd); os.close(fd); self.open = {}; when.replace(tzinfo=None)"
+    )
+    assert list(file_calls(path)) == []
 
 
 def test_layouts_are_in_layout_alone() -> None:
@@ -288,7 +383,7 @@ def test_layouts_are_in_layout_alone() -> None:
         is_lock = name_of(path) == "storage_engine/fs/locks.py"
         if not is_lock and any(module == "struct" for module, _ in imports(path)):
             faults.append(f"{name_of(path)} imports struct")
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Constant) and node.value in SEGMENT_SUFFIXES:
                 faults.append(f"{name_of(path)}:{node.lineno} spells {node.value!r}")
     assert faults == []
@@ -314,7 +409,7 @@ def test_no_module_named_after_nothing() -> None:
 def test_errors_are_ours_and_never_swallowed_whole() -> None:
     faults = []
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ExceptHandler) and node.type is None:
                 faults.append(f"{name_of(path)}:{node.lineno} bare except")
             if isinstance(node, ast.Raise) and node.exc is not None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,33 +32,7 @@ DOCUMENTS = [
     "docs/spark.md",
     "docs/testing.md",
 ]
-EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```$)?", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
-
-
-def examples(document: str) -> list[tuple[str, str]]:
-    """Return the document's Python blocks, each with the output shown after it."""
-    return EXAMPLE.findall((ROOT / document).read_text())
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.parametrize("document", ["README.md", "docs/by-example.md", "docs/spark.md"])
-def test_a_documents_examples_print_what_it_shows(
-    document: str, spark: Any, tmp_path: Path
-) -> None:
-    found = examples(document)
-    assert found
-    for table in spark.catalog.listTables():  # of a test that had this session before
-        spark.catalog.dropTempView(table.name)
-    names: dict[str, Any] = {"spark": spark}
-    for source, output in found:
-        here = source.replace("/data/", f"{tmp_path}/")
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(here, document, "exec"), names)
-        shown = printed.getvalue().replace(str(tmp_path), "/data")
-        assert shown.split() == output.split(), source
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,16 +41,7 @@ def test_its_config_is_the_topics(kafkalog_topic: MakeTopic) -> None:
     assert topic.log.describe(topic.name).config["compression.type"] == "zstd"
 
 
-@pytest.mark.spark
 @pytest.mark.slow
-def test_spark_reads_it_with_its_options(kafkalog_topic: MakeTopic, spark: Any) -> None:
-    topic = kafkalog_topic(records=[("a", "1"), ("b", "2"), ("a", "3")])
-    reader = spark.read.format("kafkalog").options(**topic.options)
-    assert reader.load().count() == 3
-    rows = reader.option("view", "latest").load().collect()
-    assert {(bytes(row.key), bytes(row.value)) for row in rows} == {(b"a", b"3"), (b"b", b"2")}
-
-
 def test_pytest_finds_the_plugin_where_kafkalog_is_installed(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

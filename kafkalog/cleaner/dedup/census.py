@@ -1,10 +1,7 @@
-"""How much of each segment is dead: replaced by a newer record of its key, or aborted.
+"""Count how much of each segment is dead: obsolete records, and those of aborted transactions.
 
-What a cleaning of everything would remove is counted here without one, so all committed records are
-read once: their keys go into an offset map, and the batches of each segment are then held against
-the latest offsets. Bytes are shared out: a batch of which every other record is dead counts half.
-
-Kafka has no such count; kafka-log-dirs tells sizes alone.
+The count shows what a cleaning of everything would remove. All committed records are read once. A
+batch counts as dead by its share of dead records. Kafka has no such count.
 """
 
 from __future__ import annotations
@@ -29,27 +26,26 @@ __all__ = ["SegmentCensus", "census"]
 
 @dataclass(slots=True)
 class SegmentCensus:
-    """What of a segment's committed records is the latest of its key, and what is not."""
+    """The live and the dead records of one segment."""
 
     base_offset: int
     records: int = 0
-    """Data records, of aborted transactions too; markers do not count."""
+    """Data records, including those of aborted transactions; markers do not count."""
     tombstones: int = 0
-    """Records without a value, dead or not."""
+    """Records with a null value, dead or not."""
     dead_records: int = 0
-    """Those of aborted transactions, those that a newer one replaces, and those without a key."""
+    """Aborted records, obsolete ones, and those without a key."""
     dead_bytes: int = 0
-    """Their share of the `.log` file, as it is on disk."""
+    """Their share of the `.log` file, in bytes on disk."""
 
 
 def census(
     snapshot: PartitionSnapshot, *, budget_bytes: int, check_abort: Callable[[], None] | None = None
 ) -> list[SegmentCensus]:
-    """Count the dead records of a partition, by segment, from the log start up to the stable end.
+    """Count the dead records of each segment, from the log start up to the last stable offset.
 
-    Takes a view of one moment (`whole`). Memory is bounded by the budget: where the keys do not fit
-    it, the log is read once per part of them. `check_abort` is called now and then, and raises to
-    stop. Raises CorruptBatchError and StorageError.
+    The snapshot was opened `whole`. If the keys exceed the budget, the log is read once per part of
+    them. Raises CorruptBatchError, StorageError, and what `check_abort` raises between runs.
     """
     start, end = snapshot.state.log_start_offset, snapshot.state.last_stable_offset
     bases = np.array([segment.base_offset for segment in snapshot.segments], dtype=np.int64)
@@ -75,7 +71,6 @@ def census(
 def _counting(
     tombstones: Int64s, bases: Int64s, start: int, end: int
 ) -> Callable[[RecordTable], None]:
-    """Return what counts the tombstones of some records, by segment."""
 
     def see(records: RecordTable) -> None:
         offsets = records.offsets
@@ -88,7 +83,7 @@ def _counting(
 
 
 class _Sums:
-    """Records, and what is latest of them, summed by segment; shares of bytes are fractions."""
+    """Records and live records, summed by segment; shares of bytes are fractions."""
 
     def __init__(self, bases: Int64s) -> None:
         self._bases = bases
@@ -99,7 +94,6 @@ class _Sums:
         self._is_counted = False
 
     def add_latest(self, snapshot: PartitionSnapshot, start: int, end: int, latest: Int64s) -> None:
-        """Take the latest offsets (n, rising) of the keys of a part; the first time all records."""
         for chunk in snapshot.chunks(start, end):
             table = chunk.table
             is_data = (table.attributes & layout.CONTROL_BIT) == 0
@@ -116,7 +110,6 @@ class _Sums:
         self._is_counted = True
 
     def told(self, tombstones: Int64s) -> list[SegmentCensus]:
-        """Return the sums as figures."""
         columns = (
             self._bases,
             self._records,
@@ -131,7 +124,7 @@ class _Sums:
 
 
 def _counts(table: BatchTable) -> Int64s:
-    """Return how many records batches (b) hold; a wrapper does not say: as many as offsets."""
+    """Return the record count of batches (b); a wrapper has none, so count its offsets."""
     counts: Int64s = np.where(
         table.counts < 0, table.last_offsets - table.base_offsets + 1, table.counts
     )

@@ -1,8 +1,7 @@
-"""When the next tombstone of a clean section may go, kept in the partition's directory.
+"""Store when the next tombstone of a clean section may go, so that the cleaner comes back for it.
 
-A quiet partition has nothing dirty, so nothing else would bring the cleaner back. The file
-`kl-delete-horizon` says what the last cleaning left, and up to which offset it went; where that is
-not the partition's first dirty offset, the file is of another cleaning and says nothing.
+The file `kl-delete-horizon` also has the end offset of its cleaning. It is ignored if that is not
+the partition's first dirty offset.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _VERSION = 1
 
 
 def write_delete_horizon(directory: Path, first_dirty_offset: int, horizon_ms: int | None) -> None:
-    """Say when the earliest tombstone below `first_dirty_offset` may go; None for never."""
+    """Store when the earliest tombstone below `first_dirty_offset` may go; None for never."""
     content = {
         "version": _VERSION,
         "first_dirty_offset": first_dirty_offset,
@@ -29,14 +28,14 @@ def write_delete_horizon(directory: Path, first_dirty_offset: int, horizon_ms: i
 
 
 def is_told(directory: Path) -> bool:
-    """Tell whether any cleaning of ours has left word of what may go."""
+    """Return whether any cleaning of ours has written the file."""
     return (directory / layout.DELETE_HORIZON).exists()
 
 
 def read_delete_horizon(directory: Path, first_dirty_offset: int) -> int | None:
-    """Return the earliest delete horizon (ms) below that offset; None for none, or unknown."""
+    """Return the earliest delete horizon (ms) below that offset; None if unknown, or never."""
     try:
-        content = json.loads((directory / layout.DELETE_HORIZON).read_bytes())
+        content = json.loads(files.read_file(directory / layout.DELETE_HORIZON))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     if not isinstance(content, dict) or content.get("version") != _VERSION:

@@ -40,10 +40,6 @@ cpdef i64 keep_records(
     flags_in is_control, flags_in is_expired, i64 latest_offset, flags_out keep, i64s_out kept,
     i64s_out tombstones,
 ) noexcept nogil
-cpdef four choose_index_entries(
-    i64s sizes, i64s last_offsets, i64s max_timestamps, i64 since, i64 interval, i64 top,
-    i64 top_offset, i64s_out rows, i64s_out tops, i64s_out top_offsets,
-) noexcept nogil
 cpdef i64 compact_slots(rows_out slots) noexcept nogil
 @cython.locals(home=i64)
 cpdef void group_rows(rows_out rows, i64s_out starts, i64s_out heads) noexcept nogil

@@ -294,40 +294,6 @@ def keep_records(
     return keyless
 
 
-def choose_index_entries(
-    sizes: Int64s,
-    last_offsets: Int64s,
-    max_timestamps: Int64s,
-    since: int,
-    interval: int,
-    top: int,
-    top_offset: int,
-    rows: Int64s,
-    tops: Int64s,
-    top_offsets: Int64s,
-) -> tuple[int, int, int, int]:
-    """Choose the batches that get an index entry; one decision per batch.
-
-    since: bytes since the last entry; top, top_offset: the largest timestamp so far and the last
-    offset of its batch. Out: rows int64 (b), which batches; tops, top_offsets int64 (b), the
-    largest timestamp there. Returns (count of entries, since, top, top_offset).
-    Kafka: LogSegment.append.
-    """
-    count = 0
-    for i in range(sizes.shape[0]):
-        if max_timestamps[i] > top:
-            top = max_timestamps[i]
-            top_offset = last_offsets[i]
-        if since > interval:
-            rows[count] = i
-            tops[count] = top
-            top_offsets[count] = top_offset
-            count += 1
-            since = 0
-        since += sizes[i]
-    return count, since, top, top_offset
-
-
 # --- spilled keys: rows are slots on disk, (hash, hash, offset + 1) ------------------------------
 
 

@@ -1,10 +1,8 @@
-"""The first pass of a round: for every record, whether its key occurs again.
+"""The first pass of a round: find which records are obsolete.
 
-Where the keys of the dirty section fit the memory budget, this is Kafka's pass: one offset map.
-Where they do not, Kafka ends the round at the record that found its map full and rewrites the whole
-log once per filling. Here the keys go to temporary files instead (`spill`), and the round goes on
-to the end, unless `spill` is off; or a cleaning that spilled has died twice in a row, or found
-the disk full: then one round is Kafka's, so that there is progress in any case.
+If the keys of the dirty section do not fit into memory, Kafka ends the round at the record that
+finds the offset map full. Here the keys are spilled to temporary files, and the round continues.
+After two spilling rounds in a row that did not finish, one round is like Kafka's.
 
 Kafka: Cleaner.buildOffsetMap, rules C9 to C21.
 """
@@ -43,38 +41,32 @@ if TYPE_CHECKING:
 __all__ = ["IsMapped", "LatestRecords", "build_offset_map", "find_latest_records"]
 
 IsMapped: TypeAlias = "Callable[[Chunk], npt.NDArray[np.bool_]]"
-"""Says which batches (b) of a chunk have keys that count; called once a chunk, in log order."""
+"""Returns which batches (b) of a chunk have keys that count; called for each chunk in log order."""
 
 _VERSION = 1
 _DEATHS_MAX = 2
 _ROW_BYTES = 24 + 8
-"""What a spilled key takes: its row, and its offset in a list."""
+"""Bytes of a spilled key: its row, and its offset in a list."""
 
 
 class LatestRecords(Protocol):
-    """What the first pass has found out."""
+    """The result of the first pass."""
 
     latest_offset: int
-    """The latest record of every key up to here is known; beyond it, nothing."""
+    """The latest record of every key is known up to here; nothing is known beyond."""
 
     @property
     def utilization(self) -> float:
         """Share of the offset map's slots that were taken (rule C8)."""
 
     def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
-        """Say of which records (n) a newer one of the key lies at or below `latest_offset`.
-
-        False for records without a key, and beyond `latest_offset`.
-        """
+        """Return which records (n) with a key have a later record, up to `latest_offset`."""
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Say of which batches (b) every record is obsolete, as far as no key must be read.
-
-        So such a batch need not be decoded; where nothing is known of one, it is False.
-        """
+        """Return which batches (b) are known to be wholly obsolete, without reading keys."""
 
     def close(self) -> None:
-        """Give back memory and temporary files."""
+        """Release memory and temporary files."""
 
 
 def find_latest_records(
@@ -87,13 +79,13 @@ def find_latest_records(
     check_abort: Callable[[], None],
     on_records: Callable[[RecordTable], None] | None = None,
 ) -> tuple[LatestRecords, int]:
-    """Find out which records of a log are obsolete by its dirty section; returns its end too.
+    """Find the records that the dirty section makes obsolete; return them, and the round's end.
 
-    That is `log.end`, or, in a bounded round, where the map was full. `make_is_mapped(start)`
-    gives a fresh `IsMapped` for chunks from offset `start` on. `on_records` is shown all records of
-    the dirty section whose keys count. The caller holds the partition's
-    cleaner lock, and closes the result. Raises CorruptBatchError, and StorageError where the disk
-    has no room for the keys; then no file is left.
+    The end is `log.end`, or where a map without spill was full. A call of `make_is_mapped(start)`
+    returns an `IsMapped` for chunks from `start` on. All dirty records whose keys count go to
+    `on_records`. The caller holds the partition's cleaner lock and closes the result. Raises
+    CorruptBatchError, and StorageError if the disk has no room for the keys.
+
     """
     sweep_spill_files(log.directory)
     deaths = _read_deaths(log.directory)
@@ -148,10 +140,7 @@ def find_latest_records(
 
 
 class _Overflow:
-    """Makes a spill as soon as the map is full; as a context manager it closes that.
-
-    Where the work ends by another fault than the disk's, the death that was counted is taken back.
-    """
+    """Creates the spill when the map is full; counts a death until the round ends normally."""
 
     def __init__(
         self,
@@ -188,7 +177,7 @@ class _Overflow:
                 _clear_deaths(self._log.directory)
 
     def take_map(self, taken: int) -> None:
-        """Spill what the map holds; `taken` bytes of the run at hand are in it."""
+        """Spill the keys in the map, which include `taken` bytes of the current run."""
         if self.spill is None:
             _write_deaths(self._log.directory, self._deaths + 1)
             read = self._stats.map_bytes_read - self._read_before + taken
@@ -200,7 +189,6 @@ class _Overflow:
         self.spill.take_map()
 
     def take_uncounted(self, last_offsets: Int64s) -> None:
-        """Take the last offsets (b) of batches whose keys do not count."""
         if self.spill is None:
             self._uncounted.append(last_offsets)
         else:
@@ -228,13 +216,11 @@ def build_offset_map(
 ) -> int:
     """Put the latest offset of every key in [start, end) into the map, until it is full.
 
-    Returns the end of what the map knows: `end`, or one past the last record that was put when the
-    next keyed one found the map full (rules C9 to C21). With `on_full`, which makes room, that is
-    called then, with how many bytes of the run at hand are done, and the work goes on.
-    With `keys` the records of other keys are passed over.
-    `on_uncounted` is told the last offsets of batches with data that `is_mapped` leaves out.
-    `on_records` is shown the records of the others. `check_abort` is called between runs and raises
-    to stop. Raises CorruptBatchError.
+    Returns the end of the known range: `end`, or the offset after the last record that was put (C9
+    to C21). If the map is full, `on_full` makes room; it receives how many bytes of the current run
+    are done. Only keys in `keys`, if given, are put. The callback `on_uncounted` receives the last
+    offsets of data batches that `is_mapped` leaves out, and `on_records` the records of the others.
+    Between runs `check_abort` may raise. Raises CorruptBatchError.
     """
     for chunk in snapshot.chunks(start, end, chunk_size=chunk_size):
         wanted = is_mapped(chunk)
@@ -277,7 +263,7 @@ def build_offset_map(
 
 
 def _sizes_of(keys: ChosenKeys, records: RecordTable) -> Int64s:
-    """Return the key size of each record (n); -1, as without a key, for a key not chosen."""
+    """Return the key size of each record (n); -1 for a key that is not chosen."""
     sizes: Int64s = np.full(len(records), -1, dtype=np.int64)
     rows = keys.rows(records)
     sizes[rows] = records.key_sizes[rows]
@@ -285,7 +271,6 @@ def _sizes_of(keys: ChosenKeys, records: RecordTable) -> Int64s:
 
 
 def _has_data(chunk: Chunk) -> npt.NDArray[np.bool_]:
-    """Say which batches (b) are not empty and not control batches."""
     table = chunk.table
     found: npt.NDArray[np.bool_] = (table.counts != 0) & (
         (table.attributes & layout.CONTROL_BIT) == 0
@@ -304,7 +289,6 @@ def _take_clean_section(
     stats: CleanerStats,
     check_abort: Callable[[], None],
 ) -> None:
-    """Spill the keys below the first dirty offset, from where the second pass will begin."""
     start = log.segments[0].base_offset if log.segments else log.first_dirty_offset
     is_mapped = make_is_mapped(start)
     for chunk in snapshot.chunks(start, log.first_dirty_offset, chunk_size=config.io_buffer_size):
@@ -323,11 +307,7 @@ def _take_clean_section(
 
 
 def _check_space(log: LogToClean, keys: int, read: int) -> None:
-    """Raise StorageError if the disk has no room for the keys of the log.
-
-    Assumed is that the rest has as many to a byte as the `read` bytes in which `keys` were found,
-    and no more than it has offsets.
-    """
+    """Raise StorageError if the disk has no room for the log's keys; `read` bytes had `keys`."""
     left = max(0, log.clean_bytes + log.cleanable_bytes - read)
     first = log.segments[0].base_offset if log.segments else log.first_dirty_offset
     needed = int(_ROW_BYTES * min(keys * (1 + left / max(1, read)), log.end - first))
@@ -336,14 +316,13 @@ def _check_space(log: LogToClean, keys: int, read: int) -> None:
         raise StorageError(
             f"{log.directory}: the keys do not fit the cleaner's memory and need about {needed:,} "
             f"bytes on disk, {free:,} are free; free space, or raise "
-            "log.cleaner.dedupe.buffer.size; the log is as it was"
+            "log.cleaner.dedupe.buffer.size; the log is unchanged"
         ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _read_deaths(directory: Path) -> int:
-    """How many cleanings in a row that spilled did not come to an end."""
     try:
-        content = json.loads((directory / layout.SPILLING).read_bytes())
+        content = json.loads(files.read_file(directory / layout.SPILLING))
     except (FileNotFoundError, ValueError, RecursionError):
         return 0
     deaths = content.get("deaths") if isinstance(content, dict) else None
@@ -359,8 +338,8 @@ def _write_deaths(directory: Path, deaths: int) -> None:
     except OSError as fault:
         sweep_spill_files(directory)
         raise StorageError(
-            f"{directory / layout.SPILLING}: cannot be written: {fault.strerror}; the log is as it "
-            "was: free space, or raise log.cleaner.dedupe.buffer.size"
+            f"{directory / layout.SPILLING}: cannot be written: {fault.strerror}; the log is "
+            "unchanged: free space, or raise log.cleaner.dedupe.buffer.size"
         ) from fault
 
 

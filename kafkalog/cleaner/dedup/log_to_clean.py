@@ -1,8 +1,8 @@
-"""What of a partition can be cleaned, and how urgently: a plan, made from names, sizes and indexes.
+"""The plan of a cleaning: which part of a partition can be cleaned, and how urgently.
 
-A log is a *clean* section, which holds each key once, then a *dirty* one, then what no cleaning may
-touch yet. The clean and the dirty section end at bases of segments; the first dirty offset may lie
-within a segment, where the offset map was full.
+A log has a *clean* section, which holds each key once, then a *dirty* one, then an uncleanable one.
+The clean and the dirty section end at segment bases, but the first dirty offset may lie within a
+segment after the offset map was full. The plan needs only names, sizes and indexes.
 
 Kafka: LogToClean, and the methods cleanableOffsets and maxCompactionDelay of LogCleanerManager.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from kafkalog.cleaner.dedup.delete_horizon import is_told, read_delete_horizon
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.index import TimeIndex
@@ -34,35 +35,35 @@ class LogToClean:
     directory: Path
     config: TopicConfig
     segments: tuple[SegmentFiles, ...]
-    """The live ones that reach above the log start, ascending, the active one last."""
+    """The live segments that reach above the log start, ascending, the active one last."""
     first_dirty_offset: int
     first_uncleanable_offset: int
-    """As the rules and readers' pins give it; rounded down to a segment's base it is `end`."""
+    """The limit by the rules and by pins; rounded down to a segment's base it is `end`."""
     end: int
-    """Where the dirty section ends; never below `first_dirty_offset`."""
+    """The end of the dirty section; never below `first_dirty_offset`."""
     clean_bytes: int
     cleanable_bytes: int
     uncleanable_bytes: int
     compaction_delay_ms: int
-    """How long ago max.compaction.lag.ms demanded a cleaning; 0 when it does not (C37)."""
+    """Time since max.compaction.lag.ms demanded a cleaning; 0 if it does not (C37)."""
     earliest_delete_horizon_ms: int | None
-    """When the next tombstone of the clean section may go; None for none, or unknown."""
+    """When the next tombstone of the clean section may go; None if there is none, or unknown."""
     is_horizon_due: bool
-    """Whether it may go now."""
+    """Whether that time has come."""
     is_awaited: bool
-    """Whether tasks read the changelog of a moment; until they end the cleaner begins nothing."""
+    """Whether tasks read a changelog; until they end, the cleaner begins nothing."""
 
     @property
     def dirty_ratio(self) -> float:
-        """Dirty bytes among clean and dirty ones; 0 for an empty log (C32)."""
+        """The share of dirty bytes among clean and dirty ones; 0 for an empty log (C32)."""
         total = self.clean_bytes + self.cleanable_bytes
         return self.cleanable_bytes / total if total else 0.0
 
     @property
     def is_eligible(self) -> bool:
-        """Whether the background cleaner should come now (C33).
+        """Whether the background cleaner should clean it now (C33).
 
-        That it waits for readers is our addition: but not where max.compaction.lag.ms demands it.
+        Unlike Kafka's it waits for readers, unless max.compaction.lag.ms demands a cleaning.
         """
         if self.cleanable_bytes > 0 and self.compaction_delay_ms > 0:
             return True
@@ -95,10 +96,7 @@ def log_to_clean(
     pinned_offset: int = layout.INT64_MAX,
     is_awaited: bool = False,
 ) -> LogToClean:
-    """Plan the cleaning of a partition, given its state and its live segments at one moment.
-
-    Nothing at or above `pinned_offset` is touched: some reader wants the log as of that offset.
-    """
+    """Plan the cleaning of a partition; it ends below `pinned_offset`, which a reader needs."""
     total = sum(s.size for s in segments if s.base_offset < state.active_base) + state.active_size
     first_dirty = valid_first_dirty_offset(state)
     clean_bytes = sum(
@@ -125,7 +123,7 @@ def log_to_clean(
     cleanable = [s for s in dirty if s.base_offset < end] if end > first_dirty else []
     cleanable_bytes = sum(s.size for s in cleanable)
     horizon = read_delete_horizon(directory, first_dirty)
-    # What a broker has cleaned, or we before it was the broker's: nobody knows until it is read.
+    # The horizons of segments that a broker has cleaned are unknown until they are read.
     has_foreign = any(
         s.size and s.base_offset < min(first_dirty, state.listed_from) for s in closed
     )
@@ -150,10 +148,7 @@ def log_to_clean(
 
 
 def _wanted(segments: Sequence[SegmentFiles], state: PartitionState) -> tuple[SegmentFiles, ...]:
-    """Leave out uncommitted segments, and those wholly below the log start: retention takes them.
-
-    Merged with others they would stay.
-    """
+    """Leave out uncommitted segments, and those below the log start: retention deletes them."""
     committed = [s for s in segments if s.base_offset <= state.active_base]
     start = state.log_start_offset
     first = max(0, bisect_right([s.base_offset for s in committed], start) - 1)
@@ -169,9 +164,9 @@ def group_segments_by_size(
 ) -> list[list[SegmentFiles]]:
     """Group consecutive segments so that a group fits into one segment (rules C45, C46).
 
-    The sums of the `.log` sizes, and those of either index, stay within their limits, and the span
-    of a group's offsets within 2^31-1; where a segment ends is estimated by where the next begins,
-    for the last one by `end`. A segment too large for any company is a group of its own.
+    The sums of the `.log` sizes and of both index sizes keep their limits, and a group's offsets
+    span at most 2^31-1. A segment ends where the next one begins, the last one at `end`. A segment
+    that is too large is a group of its own.
     """
     groups: list[list[SegmentFiles]] = []
     totals = (0, 0, 0)
@@ -201,7 +196,7 @@ def _size(path: Path) -> int:
 
 
 def largest_timestamp(segment: SegmentFiles) -> int:
-    """The largest timestamp of a closed segment, from its index; else when it was last written."""
+    """Return the largest timestamp of a closed segment's index, or else its modification time."""
     entry = TimeIndex(segment.time_index, segment.base_offset).last_entry()
     if entry is not None:
         return entry[0]
@@ -211,7 +206,6 @@ def largest_timestamp(segment: SegmentFiles) -> int:
 def _compaction_delay_ms(
     cleanable: Sequence[SegmentFiles], config: TopicConfig, now_ms: int
 ) -> int:
-    """By how much the oldest dirty segment exceeds max.compaction.lag.ms; 0 if it does not."""
     if config.max_compaction_lag_ms >= layout.INT64_MAX:
         return 0
     firsts = [first for s in cleanable if (first := _first_timestamp(s)) > 0]
@@ -219,7 +213,7 @@ def _compaction_delay_ms(
 
 
 def _first_timestamp(segment: SegmentFiles) -> int:
-    """The largest timestamp of a segment's first batch; -1 when it has none."""
-    with segment.log.open("rb") as file:
+    """Return the largest timestamp of a segment's first batch; -1 if it has none."""
+    with files.open_stream(segment.log) as file:
         header = header_at(file.fileno(), 0, segment.size)
     return layout.NO_TIMESTAMP if header is None else header.max_timestamp

@@ -1,13 +1,9 @@
-"""The offset map: for every key, the offset of its latest record, in a fixed amount of memory.
+"""The offset map: for every key the offset of its latest record, in a fixed amount of memory.
 
-A key is known by 16 bytes of SipHash-2-4 under a secret that is drawn for each map. MD5, Kafka's
-choice, lets whoever chooses keys construct two that collide, and the cleaner would then drop a
-record that nobody has replaced; under a secret nobody can, and by chance two among 10^9 keys
-collide with a probability of 10^-21.
-
-A slot takes 24 bytes: two words of hash, and the offset plus one. Probing is linear from the place
-that the hash's first word names; nothing is ever removed. The memory comes zeroed from the
-operating system and becomes resident page by page, as keys arrive.
+A key is identified by 16 bytes of SipHash-2-4 under a random secret. Kafka's MD5 lets an attacker
+construct keys that collide, and so drop records that are not obsolete. The probability that two of
+10^9 keys collide by chance is 10^-21. A slot takes 24 bytes: two words of hash, and the offset plus
+one. Probing is linear.
 
 Kafka: org.apache.kafka.storage.internals.log.SkimpyOffsetMap.
 """
@@ -45,7 +41,7 @@ _TAKEN_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the hash space: the keys whose hash ends in the `bits` low bits `prefix`."""
+    """A part of the hash space: the keys whose hash ends in the `bits` low bits `prefix`."""
 
     bits: int = 0
     prefix: int = 0
@@ -56,7 +52,7 @@ class Part:
         return (1 << self.bits) - 1
 
     def halves(self) -> tuple[Part, Part]:
-        """Split in two; every key of this part is in exactly one of them."""
+        """Split in two; every key of this part is in exactly one half."""
         bits = self.bits + 1
         return Part(bits, self.prefix), Part(bits, self.prefix | 1 << self.bits)
 
@@ -65,10 +61,7 @@ WHOLE = Part()
 
 
 class OffsetMap:
-    """LatestRecords offset per key, for at most `capacity` = floor(slots * load_factor) keys.
-
-    Satisfies `latest_records.LatestRecords`.
-    """
+    """The latest offset per key, for at most `capacity` = floor(slots * load_factor) keys."""
 
     def __init__(self, slots: int, load_factor: float = 0.9) -> None:
         self.capacity = int(slots * load_factor)
@@ -79,20 +72,17 @@ class OffsetMap:
             )
         self.size = 0
         self.latest_offset = -1
-        """The map knows the latest record of every key up to here; beyond it, nothing."""
+        """The map knows the latest record of every key up to here."""
         self.on_close: Callable[[], None] | None = None
         """Called by `close`."""
         self.obsolete_offsets: ObsoleteOffsets | None = None
-        """Where it is noted which offsets were replaced by newer ones, if that is to be noted."""
+        """Collects the offsets that became obsolete, if not None."""
         self._slots: Uint64s = np.zeros((slots, 3), dtype=np.uint64)
         self._secret: Uint64s = np.frombuffer(secrets.token_bytes(16), dtype=np.uint64)
 
     @classmethod
     def for_records(cls, count: int, *, budget_bytes: int, load_factor: float = 0.9) -> OffsetMap:
-        """A map for `count` records, which may all have different keys, within the budget.
-
-        The budget is a limit, not a reservation: a short dirty section gets a small map.
-        """
+        """Return a map for `count` records with different keys, limited by the budget."""
         wanted = int(max(count, 1) / load_factor) + 2
         return cls(min(budget_bytes // SLOT_SIZE, wanted), load_factor)
 
@@ -112,16 +102,16 @@ class OffsetMap:
         return self.size / len(self._slots)
 
     def clear(self) -> None:
-        """Forget all keys; the secret stays, so a `Part` means the same keys before and after."""
+        """Forget all keys; the secret stays, so a `Part` keeps its keys."""
         # Fresh zeros from the operating system: cheaper than touching every page of a sparse table.
         self._slots = np.zeros(self._slots.shape, dtype=np.uint64)
         self.size = 0
         self.latest_offset = -1
 
     def take_offsets(self) -> Int64s:
-        """Return the latest offsets of all keys, rising, in the memory of the map: int64 (size).
+        """Return all latest offsets, ascending, in the map's own memory: int64 (size).
 
-        The map holds nothing afterwards, and wants a `clear` before it is used again.
+        Clear the map before it is used again.
         """
         words = self._slots.reshape(-1)
         size = 0
@@ -137,12 +127,12 @@ class OffsetMap:
         return offsets
 
     def forget(self) -> None:
-        """Forget all keys, and keep the memory, the secret and `latest_offset`."""
+        """Forget all keys, but keep the memory, the secret and `latest_offset`."""
         self._slots.fill(0)
         self.size = 0
 
     def close(self) -> None:
-        """Give back the memory; the map holds nothing afterwards."""
+        """Release the memory."""
         self._slots = np.zeros((1, 3), dtype=np.uint64)
         self.size = 0
         self.obsolete_offsets = None
@@ -150,9 +140,9 @@ class OffsetMap:
             self.on_close()
 
     def hash(self, records: RecordTable, *, path: Path | str, file_position: int) -> Uint64s:
-        """Hash every record's key: uint64 (n, 2), undefined where there is no key.
+        """Hash every record's key: uint64 (n, 2), undefined for records without a key.
 
-        Raises CorruptBatchError when a key lies outside of the bytes it was found in.
+        Raises CorruptBatchError if a key lies outside its batch.
         """
         hashes: Uint64s = np.empty((len(records.offsets), 2), dtype=np.uint64)
         fault = kernels.hash_keys(
@@ -178,13 +168,11 @@ class OffsetMap:
         end: int = _END,
         part: Part = WHOLE,
     ) -> tuple[int, int]:
-        """Put records with start <= offset < end, in order; a later one replaces an earlier one.
+        """Put the records with start <= offset < end, from index `first` on, in order.
 
-        Begins with the record of index `first`.
-
-        Returns (the index of the record that found the map full, or n; the index of the last one
-        put, or -1). Kafka's rule: the next keyed record after the map has become full ends the
-        build, even if its key is already there (C12).
+        Returns (index of the record that found the map full, or n; index of the last record put, or
+        -1). Like in Kafka, any record with a key ends the build of a full map, even if its key is
+        there (C12).
         """
         stop, self.size, last = kernels.put_offsets(
             self._slots, hashes, key_sizes, offsets, first, start, end,
@@ -196,22 +184,21 @@ class OffsetMap:
 
     @property
     def noted(self) -> tuple[npt.NDArray[np.uint8], int]:
-        """The bits of `obsolete_offsets`, and the offset of the first one, for kernels."""
+        """The bits of `obsolete_offsets`, and the offset of the first bit, for kernels."""
         if self.obsolete_offsets is None:
             return np.empty(0, dtype=np.uint8), 0
         return self.obsolete_offsets.bits, self.obsolete_offsets.start
 
     def get(self, hashes: Uint64s) -> Int64s:
-        """The latest offset per hash, -1 for a key that is not in the map."""
+        """Return the latest offset per hash; -1 for a key that is not in the map."""
         found: Int64s = np.empty(len(hashes), dtype=np.int64)
         kernels.get_offsets(self._slots, hashes, found)
         return found
 
     def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
-        """Say of which records (n) a newer one of the key lies at or below `latest_offset`.
+        """Return which records (n) with a key have a later record, up to `latest_offset`.
 
-        False for records without a key, and beyond `latest_offset` (rules C51, C52). Raises
-        CorruptBatchError.
+        Rules C51 and C52. Raises CorruptBatchError.
         """
         known = self.obsolete_offsets
         if known is not None and run.table.base_offsets[0] >= known.start:
@@ -224,12 +211,12 @@ class OffsetMap:
         return flags
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Say of which batches (b) every record is obsolete, as far as no key must be read."""
+        """Return which batches (b) are known to be wholly obsolete, without reading keys."""
         known = self.obsolete_offsets
         if known is None:
             return np.zeros(len(table), dtype=np.bool_)
         return known.hold_all_of(table)
 
     def update_latest_offset(self, offset: int) -> None:
-        """Say that the map knows everything up to `offset`, though nothing was put there."""
+        """Extend the known range up to `offset`, though no key was put there."""
         self.latest_offset = max(self.latest_offset, offset)

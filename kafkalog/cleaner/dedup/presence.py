@@ -1,7 +1,7 @@
-"""Whether any cleaner runs on a log, or cleans a partition now, in whatever process.
+"""Find out whether any process runs a cleaner on a log, or cleans a partition now.
 
-A background cleaner holds `kl-cleaners.lock` in the root shared for as long as it runs, also while
-it sleeps. Nothing waits for it: it is there to be asked about. The lock dies with its process.
+A background cleaner holds `kl-cleaners.lock` in the root shared as long as it runs. No process
+waits for this lock; it ends with the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["announced", "is_being_cleaned", "is_cleaner_running", "may_clean"]
 
 @contextlib.contextmanager
 def announced(root: Path) -> Iterator[None]:
-    """Tell that a cleaner runs; a file system that cannot be told is passed over."""
+    """Hold the lock that shows a running cleaner; ignore a file system that refuses it."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, StorageError):
             held.enter_context(locks.FileLock(root / layout.CLEANERS_LOCK).shared())
@@ -28,10 +28,7 @@ def announced(root: Path) -> Iterator[None]:
 
 
 def is_cleaner_running(root: Path) -> bool | None:
-    """Tell whether a background cleaner runs on a log; None where that cannot be found out.
-
-    Creates nothing.
-    """
+    """Return whether a background cleaner runs on a log; None if unknown. Creates no file."""
     path = root / layout.CLEANERS_LOCK
     try:
         return path.exists() and locks.FileLock(path).is_held()
@@ -40,10 +37,7 @@ def is_cleaner_running(root: Path) -> bool | None:
 
 
 def is_being_cleaned(directory: Path) -> bool:
-    """Tell whether some process cleans a partition, or deletes from it, at this moment.
-
-    Creates nothing; what cannot be found out is a no.
-    """
+    """Return whether a process cleans a partition or deletes from it; creates no file."""
     path = directory / layout.CLEANER_LOCK
     try:
         return path.exists() and locks.FileLock(path).is_held_alone()
@@ -52,5 +46,5 @@ def is_being_cleaned(directory: Path) -> bool:
 
 
 def may_clean(directory: Path) -> bool:
-    """Tell whether this process may write a directory: no read-only mount, and the permission."""
+    """Return whether this process may write a directory."""
     return os.access(directory, os.W_OK | os.X_OK)

@@ -1,18 +1,13 @@
-"""What a round knows of the transactions it passes: whose data goes, and which markers may follow.
+"""Transactions during a round: which aborted data and which markers may be removed.
 
-Data of an aborted transaction goes at once. A marker stays as long as a batch of its transaction
-is met in the same round, be it an empty one; after that it may go, in two stages as a tombstone
-does (`retention_rules`). An ABORT marker that stays for its data keeps its entry in the
-transaction index.
+Data of an aborted transaction is removed at once. A marker stays as long as the round finds a batch
+of its transaction, even an empty one. Then it goes in two stages, like a tombstone
+(`retention_rules`). An ABORT marker that stays for its data keeps its transaction index entry.
 
-What became of a transaction is told by its marker, whose batch has a checksum, and not by the
-`.txnindex` file, which has none: one changed byte there would destroy committed data. An index that
-contradicts a marker is an error before anything is written (`TransactionOutcomes`).
+Only the marker decides, because its batch has a checksum. A wrong byte in `.txnindex`, which has
+none, could destroy committed data. An index that contradicts a marker is an error.
 
-One object goes through all groups of a round, in the order of the log: a transaction may span them.
-Of a log without transactions only the attributes of its batches are looked at.
-
-Kafka: CleanedTransactionMetadata; the rules are C49, C64 to C74 and C84 to C86.
+Kafka: CleanedTransactionMetadata; rules C49, C64 to C74 and C84 to C86.
 """
 
 from __future__ import annotations
@@ -43,21 +38,21 @@ _KIND = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of the b batches of a chunk."""
+    """Facts about the b batches of a chunk."""
 
     is_control: npt.NDArray[np.bool_]
     """(b)"""
     can_discard: npt.NDArray[np.bool_]
-    """(b) data that was aborted, and control batches that nothing needs any more."""
+    """(b) aborted data, and control batches that nothing needs any more."""
 
 
 class CleanedTransactions:
-    """Follows the transactions of a log from its first segment on; `see` each chunk once."""
+    """Follow the transactions of a log through a round; `see` each chunk once, in log order."""
 
     def __init__(self, snapshot: PartitionSnapshot) -> None:
         self._outcomes = snapshot.transaction_outcomes()
         self._committed: set[int] = set()
-        """Producers of which committed data was met since their last marker."""
+        """Producers with committed data since their last marker."""
         self._aborted: set[int] = set()
         """The same for aborted data."""
         self._kept = bytearray()
@@ -66,10 +61,10 @@ class CleanedTransactions:
         self._index_base = -1
 
     def see(self, chunk: Chunk) -> Seen:
-        """Say which batches of the log's next chunk may go as far as transactions are concerned.
+        """Return which batches of the next chunk may go, as far as transactions decide.
 
-        Raises CorruptBatchError for a control batch that is none, CorruptLogError where the
-        transaction index contradicts a marker, or cannot be read.
+        Raises CorruptBatchError, and CorruptLogError if the index contradicts a marker or is
+        unreadable.
         """
         table = chunk.table
         is_control = (table.attributes & layout.CONTROL_BIT) != 0
@@ -101,13 +96,12 @@ class CleanedTransactions:
         return Seen(is_control, can_discard)
 
     def take_entries(self) -> bytes:
-        """Return the transaction index of what was seen since the last call, packed."""
+        """Return the packed index entries of the markers kept since the last call."""
         entries = bytes(self._kept)
         self._kept.clear()
         return entries
 
     def _keep_entry(self, chunk: Chunk, producer_id: int, marker_offset: int) -> None:
-        """Keep the entry of a transaction whose marker stays; it stands beside the marker."""
         if self._index_base != chunk.segment_base:
             name = layout.segment_file(chunk.segment_base, layout.TRANSACTION_INDEX)
             entries = aborted_transactions([chunk.path.parent / name])
@@ -119,10 +113,10 @@ class CleanedTransactions:
 
 
 def mapped_batches(snapshot: PartitionSnapshot) -> Callable[[Chunk], npt.NDArray[np.bool_]]:
-    """Return what says of each chunk, in the order of the log, which batches' keys count (b).
+    """Return a function that selects, chunk by chunk, the batches (b) whose keys count.
 
-    Not those of control batches and of aborted data (C17, C18). Data above the last stable offset,
-    whose transaction is open, counts. What is returned raises as `CleanedTransactions.see` does.
+    Call it in log order. Keys of control batches and aborted data do not count (C17, C18); keys of
+    open transactions do. The function raises what `CleanedTransactions.see` raises.
     """
     outcomes = snapshot.transaction_outcomes()
 
@@ -139,7 +133,7 @@ _EMPTY = -2
 
 
 def _types(chunk: Chunk, is_control: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return what the batches (b) are: a control record's type, `_EMPTY` without one, `_DATA`."""
+    """Return the type of each batch (b): `_DATA`, `_EMPTY`, or a control record's type."""
     types = np.full(len(chunk.table), _DATA, dtype=np.int64)
     types[is_control] = _EMPTY
     batches = np.flatnonzero(is_control & (chunk.table.counts != 0))

@@ -1,1 +1,1 @@
-"""The index of a segment's keys: to look one up, and to read the latest records."""
+"""The index of a segment's keys: look up one key, and read the latest records."""

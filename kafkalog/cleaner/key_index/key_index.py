@@ -1,28 +1,23 @@
 """A cleaned segment's key index: which batches may hold a key, for lookups without a scan.
 
-The cleaner writes `kl-<base>.keys` beside each of its output segments: for every record with a key
-33 bits of the key's hash and the position of its batch, sorted. A lookup reads a block or two of
-that file, then the batch, and compares the key itself; so an entry is a hint, and a key whose hash
-is another's costs a batch more.
+The cleaner writes `kl-<base>.keys` beside each segment that it writes. It has an entry for every
+record with a key: 33 bits of the key's hash and the position of its batch, sorted. A lookup reads a
+block or two of the file, then the batch, and compares the keys. A colliding hash costs one more
+batch.
 
-What must be right is that no key of the segment is missing. So the file is complete and of exactly
-this segment, or it is not used:
+No key of the segment may be missing. An index is used only if it is whole and of this segment:
 
-- it is renamed into place after the segment it is of, and removed before that one is replaced or
-  retired, under the exclusive segments lock; whoever holds the lock shared, and finds the log it
-  has open under its name, has found that log's index (`KeyIndex.open`);
-- it names the segment's base offset, its size, and the checksums of some of its batches, lest files
-  come in by other ways; every block has a checksum of its own.
+- It is renamed into place after its segment, and removed before the segment is replaced or retired,
+  under the exclusive segments lock. `KeyIndex.open` holds the lock shared.
+- It names the segment's base offset, its size, and the checksums of some batches, in case files
+  were copied. Every block has a checksum.
 
-A file that does not fit is passed over, and the segment is scanned: the next cleaning writes
-another. Keys are hashed by SipHash under a secret that stands in the file: so nobody can prepare
-keys that crowd. A partition's indexes share it, from the first one on, so that all of them can be
-asked for the keys of a dirty section at once (`unchanged_segments`); no other cleaning's
-hashes are made under it. It is not there to hide keys from who can read the log beside it. With the
-records of a key that was cleaned away its hash is gone too: an old index is removed at once, and
-not kept for a while like an old segment.
+If an index does not fit, lookups scan the segment, and the next cleaning writes a new one. Keys are
+hashed by SipHash under a secret in the file, so that no writer can construct colliding keys. All
+indexes of a partition share the secret, so that a cleaning can look its dirty keys up in all of
+them (`unchanged_segments`). An old index is removed at once: an erased key leaves no hash.
 
-Kafka has nothing like it; a broker ignores the file.
+Kafka has no such file, and a broker ignores it.
 """
 
 from __future__ import annotations
@@ -50,9 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["KeyIndex", "KeyIndexWriter", "key_hashes"]
 
 RUN_ENTRIES: Final = 1 << 18
-"""Entries held before they are sorted and written to a temporary file: 2 MiB."""
+"""Entries held in memory before they are sorted and written to a temporary file: 2 MiB."""
 _SLICES: Final = 256
-"""Parts of the hash space in which temporary runs are merged, each part in memory."""
+"""Parts of the hash space; temporary runs are merged part by part in memory."""
 _POSITION_MASK: Final = (1 << layout.KEYS_POSITION_BITS) - 1
 _FILLING: Final = (1 << 64) - 1
 _ENTRY: Final = np.dtype(">u8")
@@ -61,10 +56,7 @@ _GUESSES: Final = 8
 
 
 def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
-    """Return the top 33 bits of the hash of the keys of records `rows`, in place, the rest zero.
-
-    uint64 (r). All have keys, which were found within the arena when the records were indexed.
-    """
+    """Return the top 33 bits of the hashes of valid keys, the other bits zero: uint64 (r)."""
     hashes: Uint64s = np.empty((len(rows), 2), dtype=np.uint64)
     kernels.hash_keys(
         records.arena,
@@ -77,7 +69,6 @@ def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
 
 
 def _key_hash(key: bytes, secret: bytes) -> int:
-    """Return the same for one key, as a number."""
     hashes: Uint64s = np.zeros((1, 2), dtype=np.uint64)
     kernels.hash_keys(
         np.frombuffer(key, dtype=np.uint8),
@@ -90,20 +81,20 @@ def _key_hash(key: bytes, secret: bytes) -> int:
 
 
 class KeyIndexWriter:
-    """Gathers the entries of one segment; `finish` or `discard` it.
+    """Collect the entries of one segment; `finish` or `discard` it.
 
-    At most `run_entries` entries are in memory, more go to a temporary file in sorted runs. The
-    index is written under a temporary name that the next cleaner removes if this one dies.
+    More than `run_entries` entries go to a temporary file in sorted runs. The index has a temporary
+    name, which the next cleaner removes if this one dies.
     """
 
     def __init__(
         self, directory: Path, base_offset: int, secret: bytes, *, run_entries: int = RUN_ENTRIES
     ) -> None:
         self.path = directory / layout.key_index_file(base_offset)
-        """Where the index belongs once its segment is in place."""
+        """The name of the index once its segment is in place."""
         self.temporary = directory / f"{layout.SPILL}{self.path.name}"
         self.is_unchanged = False
-        """Whether the segment is unchanged; to be said before `finish`."""
+        """Whether the segment is unchanged; set it before `finish`."""
         self._directory = directory
         self._base_offset = base_offset
         self._secret = secret
@@ -113,10 +104,10 @@ class KeyIndexWriter:
         self._count = 0
         self._spilled: SpillFile | None = None
         self._runs: list[tuple[int, Int64s]] = []
-        """Where each run begins in the file, and where its slices do in the run."""
+        """The start of each run in the file, and of its slices in the run."""
 
     def add(self, hashes: Uint64s, positions: Int64s) -> None:
-        """Add records: their `key_hashes` and the positions of their batches, (r) each."""
+        """Add records: their `key_hashes` and their batches' positions, (r) each."""
         for first in range(0, len(hashes), self._run_entries):
             part = slice(first, first + self._run_entries)
             entries = hashes[part] | positions[part].astype(np.uint64)
@@ -127,14 +118,14 @@ class KeyIndexWriter:
                 self._spill()
 
     def finish(self, log: Path, size: int, positions: Sequence[int]) -> None:
-        """Write the index of the finished `.log` file; to sync it is the caller's.
+        """Write the index of the finished `.log` file; the caller syncs it.
 
-        `positions` are those of some of its batches, ascending: up to eight are looked at. Raises
-        OSError, StorageError.
+        It has the checksums of up to eight of the batches at `positions`. Raises OSError,
+        StorageError.
         """
         header = self._header(log, size, positions)
         files.create(self.temporary)
-        fd = os.open(self.temporary, os.O_WRONLY | os.O_CLOEXEC)
+        fd = files.open_to_write(self.temporary)
         try:
             files.write_at(fd, header, 0)
             place = layout.KEYS_BLOCK
@@ -147,7 +138,7 @@ class KeyIndexWriter:
             self._close_spilled()
 
     def discard(self) -> None:
-        """Remove what there is."""
+        """Remove all files."""
         self._held.clear()
         with contextlib.suppress(OSError):
             self._close_spilled()
@@ -189,7 +180,6 @@ class KeyIndexWriter:
         self._spilled.append(entries)
 
     def _sorted(self) -> Iterator[Uint64s]:
-        """Yield all entries, ascending, in pieces."""
         last = self._take_held()
         if self._spilled is None:
             yield last
@@ -212,7 +202,7 @@ class KeyIndexWriter:
 
 
 def _spread(count: int) -> list[int]:
-    """Return up to eight places of `count`, evenly spread, the first and the last among them."""
+    """Return up to eight evenly spread places below `count`, with the first and the last."""
     if count == 0:
         return []
     number = min(count, layout.KEYS_SAMPLES_MAX)
@@ -220,7 +210,7 @@ def _spread(count: int) -> list[int]:
 
 
 def _full_blocks(pieces: Iterator[Uint64s]) -> Iterator[Uint64s]:
-    """Cut pieces anew, so that each but the last fills whole blocks."""
+    """Rearrange pieces so that each but the last fills whole blocks."""
     step = layout.KEYS_BLOCK_ENTRIES
     rest: Uint64s = np.empty(0, dtype=np.uint64)
     for piece in pieces:
@@ -234,7 +224,7 @@ def _full_blocks(pieces: Iterator[Uint64s]) -> Iterator[Uint64s]:
 
 
 def _blocks(entries: Uint64s) -> bytes:
-    """Return entries as blocks, the last one filled up."""
+    """Return entries as blocks; fill up the last one."""
     step = layout.KEYS_BLOCK_ENTRIES
     count = -(-len(entries) // step)
     filled = np.full(count * step, _FILLING, dtype=_ENTRY)
@@ -254,20 +244,16 @@ class KeyIndex:
 
     def __init__(self, fd: int, count: int, secret: bytes, *, is_unchanged: bool = False) -> None:
         self.count = count
-        """Entries: as many as the segment has records with keys."""
+        """Number of entries: one per record with a key."""
         self.secret = secret
-        """What the keys are hashed under."""
         self.is_unchanged = is_unchanged
-        """Whether nothing in the segment waits for anything; see `unchanged_segments`."""
+        """Whether the segment is unchanged; see `unchanged_segments`."""
         self._fd = fd
         self._block_count = -(-count // layout.KEYS_BLOCK_ENTRIES)
 
     @classmethod
     def open(cls, directory: Path, segment: OpenSegment) -> KeyIndex | None:
-        """Open the index of a segment; None where there is none that is its own, whole and sound.
-
-        The caller holds the partition's segments lock, shared or exclusive.
-        """
+        """Open the index of a segment; None if it has no valid one. Hold the segments lock."""
         base_offset = segment.files.base_offset
         if not segment.is_live:
             return None
@@ -292,10 +278,7 @@ class KeyIndex:
             os.close(fd)
 
     def positions(self, key: bytes) -> list[int] | None:
-        """Return where batches lie that may hold a key, ascending; None where the index is damaged.
-
-        A key of the segment is in one of them.
-        """
+        """Return the ascending positions of batches that may hold a key; None if damaged."""
         low = _key_hash(key, self.secret)
         place = self._first_block(low)
         found: list[int] = []
@@ -313,9 +296,10 @@ class KeyIndex:
         return None if place is None else sorted(set(found))
 
     def positions_of(self, hashes: Uint64s) -> Int64s | None:
-        """Return where batches lie that may hold one of many keys; None where it is damaged.
+        """Return the ascending positions of batches that may hold one of many keys.
 
-        `hashes` are their `key_hashes`, ascending and each there once. Ascending; reads all blocks.
+        The argument is their `key_hashes`, ascending and distinct. Returns None if the index is
+        damaged.
         """
         found: list[Uint64s] = [np.empty(0, dtype=np.uint64)]
         for first in range(0, self._block_count, _BLOCKS_AT_ONCE):
@@ -334,7 +318,7 @@ class KeyIndex:
         return np.unique(positions.astype(np.int64))
 
     def _blocks_from(self, first: int) -> Uint64s | None:
-        """Return the entries of the next blocks, uint64 ascending; None where one is damaged."""
+        """Return the entries of the next blocks, uint64 ascending; None if one is damaged."""
         count = min(_BLOCKS_AT_ONCE, self._block_count - first)
         try:
             data = files.read_at(
@@ -351,10 +335,7 @@ class KeyIndex:
         return entries[: self.count - first * layout.KEYS_BLOCK_ENTRIES]
 
     def _first_block(self, low: int) -> int | None:
-        """Return the first block whose last entry is at least `low`; None for a damaged one.
-
-        Hashes are spread evenly, so it is guessed; the guess is corrected by what is found there.
-        """
+        """Return the first block that ends at or above `low`; hashes are even, so guess it."""
         first, last = 0, max(0, self._block_count - 1)
         guess = (low * self.count >> 64) // layout.KEYS_BLOCK_ENTRIES
         guesses = 0
@@ -377,7 +358,7 @@ class KeyIndex:
         return first
 
     def _block(self, place: int) -> Uint64s | None:
-        """Return the entries of a block, uint64 ascending; None where it is damaged."""
+        """Return the entries of a block, uint64 ascending; None if it is damaged."""
         try:
             data = files.read_at(self._fd, layout.KEYS_BLOCK, (place + 1) * layout.KEYS_BLOCK)
         except OSError:
@@ -390,7 +371,6 @@ class KeyIndex:
 
 
 def _is_sound(data: files.Buffer) -> bool:
-    """Tell whether a block is whole and has its checksum."""
     if len(data) < layout.KEYS_BLOCK:
         return False
     (crc,) = layout.CHECKSUM.unpack_from(data, layout.KEYS_BLOCK - layout.CHECKSUM.size)
@@ -398,7 +378,7 @@ def _is_sound(data: files.Buffer) -> bool:
 
 
 def _read_header(fd: int, segment: OpenSegment) -> tuple[int, bytes, bool] | None:
-    """Return (count, secret, whether unchanged) of an index of this segment; None for another."""
+    """Return (count, secret, is_unchanged) of an index of this segment; None if it is another's."""
     try:
         data = files.read_at(fd, layout.KEYS_BLOCK, 0)
         size = os.fstat(fd).st_size

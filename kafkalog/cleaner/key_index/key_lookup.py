@@ -1,12 +1,10 @@
-"""The latest record of one key, without reading the log: what a table's `lookup` does.
+"""Look up the latest record of one key without reading the log, for a table's `lookup`.
 
-The segments of the key's partition are asked from the latest to the oldest, and the first one that
-has the key has its latest record. A cleaned segment is asked through its key index (`key_index`):
-two or three small reads, and the one batch that it names. A segment without one (what was written
-since the last cleaning, the clean part of a broker's directory) is scanned.
+The segments of the key's partition are searched from the last to the first, until one has the key.
+A cleaned segment is searched through its key index: two or three small reads, and one batch. A
+segment without an index is scanned.
 
-What is found is what `view=latest` would say: only committed records count, a tombstone means that
-there is nothing, and the latest one is that with the highest offset of the partition.
+The result is that of `view=latest`: only committed records count, and a tombstone means no record.
 """
 
 from __future__ import annotations
@@ -41,9 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["KeyLookup", "PartitionLookup", "Record", "key_bytes"]
 
 _ABORTED_MAX: Final = 1 << 20
-"""Aborted transactions of a partition that are kept between lookups: 24 MiB."""
+"""Aborted transactions of a partition kept between lookups: 24 MiB."""
 _INDEXED_SIZE: Final = 1 << 16
-"""Bytes that asking a segment for a key through its index counts as: some blocks and a batch."""
+"""Estimated bytes of one index lookup: some blocks and a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class Record:
     partition: int
     offset: int
     timestamp_ms: int
-    """Epoch milliseconds; -1 where the record has none."""
+    """Epoch milliseconds; -1 if the record has none."""
     key: bytes
     value: bytes | None
     """None for a tombstone."""
@@ -67,10 +65,10 @@ class Record:
 
 
 class KeyLookup:
-    """Looks keys of one topic up; a context manager.
+    """Look up keys of one topic; a context manager.
 
-    It sees what is committed at each call. Between two calls the files of the partitions that were
-    asked stay open as long as nothing is committed to them. Any number of threads may call.
+    Each call sees what is committed. The files of a partition stay open until something is
+    committed to it. Calls from several threads are safe.
     """
 
     def __init__(self, engine: Engine, topic: str) -> None:
@@ -81,9 +79,9 @@ class KeyLookup:
         self._open: dict[int, tuple[str, PartitionLookup]] = {}
         self._mutex = threading.Lock()
         self.is_closed = False
-        """Whether `close` was called: no key is looked up any more."""
+        """Whether `close` was called."""
         self.scanned_bytes = 0
-        """Bytes of segments that were scanned, since they have no key index."""
+        """Bytes of segments without a key index that were scanned."""
 
     def __enter__(self) -> Self:
         return self
@@ -104,18 +102,17 @@ class KeyLookup:
                 self._close(number)
 
     def get(self, key: bytes | str, *, partition: int | None = None) -> Record | None:
-        """Return the latest record of a key; None where there is none, or it is a tombstone.
+        """Return the latest record of a key; None if it has no record, or a tombstone.
 
-        Text is UTF-8. The key is looked for where Kafka's default partitioner sends it, or in
-        `partition`, for records that were sent elsewhere. Raises InvalidInputError for what is no
-        key, for a partition that the topic does not have, and once it is closed; CorruptLogError,
-        StorageError.
+        Text is encoded as UTF-8. The key is searched where Kafka's default partitioner puts it, or
+        in `partition`. Raises InvalidInputError for an invalid key or partition, and after `close`;
+        CorruptLogError, StorageError.
         """
         data = key_bytes(key)
         partition = None if partition is None else _partition_number(partition)
         with self._mutex:
             if self.is_closed:
-                raise InvalidInputError("this lookup of keys is closed: make a new one")
+                raise InvalidInputError("this lookup of keys is closed: create another one")
             topic = self._engine.describe(self._topic)
             if partition is None:
                 partition = partition_of(data, len(topic.partitions))
@@ -125,7 +122,6 @@ class KeyLookup:
             return record
 
     def _partition(self, topic: TopicState, number: int) -> PartitionLookup:
-        """Return the partition as it is now."""
         if number in self._open:
             topic_id, held = self._open[number]
             if 0 <= number < len(topic.partitions) and (topic_id, held.snapshot.state) == (
@@ -150,14 +146,14 @@ class KeyLookup:
 
 
 def key_bytes(key: bytes | str) -> bytes:
-    """Return the bytes of a key; raises InvalidInputError for what is none."""
+    """Return the bytes of a key; raises InvalidInputError for another type or invalid text."""
     if not isinstance(key, bytes | bytearray | memoryview | str):
         raise InvalidInputError(f"a key is bytes or text, found {type(key).__name__}")
     try:
         return key.encode() if isinstance(key, str) else bytes(key)
     except UnicodeEncodeError:
         raise InvalidInputError(
-            f"the key {key!r} is no text that UTF-8 can write: give its bytes"
+            f"the key {key!r} cannot be encoded as UTF-8: give its bytes"
         ) from None
 
 
@@ -171,20 +167,18 @@ def _partition_number(partition: int) -> int:
 
 
 class PartitionLookup:
-    """Looks keys of one partition at one moment up; a context manager, which leaves the view open.
-
-    The view was opened whole.
-    """
+    """Look up keys in a snapshot, opened whole, that stays open; a context manager."""
 
     def __init__(self, snapshot: PartitionSnapshot) -> None:
         self.snapshot = snapshot
         self._indexes: dict[int, KeyIndex] = {}
         self._aborted: IndexedTransactions | None = None
-        """What the transaction indexes say, as far as it was asked for at this moment."""
+        """The transaction indexes, loaded on first use."""
         self._scanned_bytes = 0
         try:
             if snapshot.state.listed_from == layout.INT64_MAX:
-                return  # a broker's: it writes no index, and takes no lock of ours
+                return  # a broker's log: it has no index, and the broker ignores our locks
+
             with SegmentsLock(snapshot.directory).shared():
                 for segment in snapshot.whole_segments():
                     index = KeyIndex.open(snapshot.directory, segment)
@@ -216,18 +210,18 @@ class PartitionLookup:
         return count
 
     def is_less_work(self, key_count: int) -> bool:
-        """Tell whether to look so many keys up reads less than the whole partition."""
+        """Return whether `key_count` lookups read less than the whole partition."""
         segments = self.snapshot.whole_segments()
         size = sum(segment.limit for segment in segments)
         scanned = sum(s.limit for s in segments if s.files.base_offset not in self._indexes)
         return key_count * (scanned + len(self._indexes) * _INDEXED_SIZE) < size
 
     def latest(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
-        """Return the latest record of a key below `end`, None for none or a tombstone."""
+        """Return the latest record of a key below `end`; None for no record, or a tombstone."""
         try:
             return self._latest(key, min(end, self.snapshot.state.last_stable_offset))
         except KafkaLogError:
-            self._aborted = None  # they may be what is wrong, and be mended
+            self._aborted = None  # the indexes may be at fault, and be repaired later
             raise
 
     def _latest(self, key: bytes, end: int) -> Record | None:
@@ -261,7 +255,6 @@ class PartitionLookup:
         return self._scanned(segment, key, start, end)
 
     def _scanned(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
-        """Return the latest record of a key in a segment, all of whose records are looked at."""
         latest: Record | None = None
         first = max(start, segment.files.base_offset)
         with self._outcomes() as outcomes:
@@ -278,7 +271,7 @@ class PartitionLookup:
     def _of_chunk(
         self, chunk: Chunk, outcomes: TransactionOutcomes, key: bytes, start: int, end: int
     ) -> Record | None:
-        """Return the last record of a key in a chunk, tombstones too."""
+        """Return the last record of a key in a chunk, possibly a tombstone."""
         is_wanted: npt.NDArray[np.bool_] = (chunk.table.attributes & layout.CONTROL_BIT) == 0
         is_wanted &= ~outcomes.is_aborted(chunk)
         found: Record | None = None

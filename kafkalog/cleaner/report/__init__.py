@@ -1,1 +1,1 @@
-"""Reports: the state of each partition, and why it is as it is."""
+"""Reports: the state of each partition, and the reasons for it."""

@@ -1,9 +1,8 @@
-"""Why is it not compacting? What stands in the way of each partition's cleaning, in sentences.
+"""Why is it not compacting? Explain what prevents each partition's cleaning, in sentences.
 
-Every finding is a sentence about the partition as it is now, with the moment or the number that
-decides, and, where somebody can change it, what would. The first finding is the answer; the others
-are what else is true. Read are names, sizes, index ends, small files, and of an open transaction
-the header of its first batch.
+Each finding is a sentence about the partition now, with the time or number that decides, and a
+remedy if there is one. The first finding is the answer. Only names, sizes, index ends and small
+files are read, and the header of an open transaction's first batch.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from kafkalog.cleaner.state.last_cleaning import read_last_cleaning
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.segments import header_at
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _ALTER = "kafkalog topics alter {path} {topic} --config "
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that is true of a partition, and what would change it."""
+    """A fact about a partition, and what would change it."""
 
     code: str
     """A word for programs: policy, broker, unreadable, cleaning, paused, uncleanable, due, cleaner,
@@ -45,17 +45,17 @@ class Reason:
     sentence: str
     remedy: str | None = None
     until_ms: int | None = None
-    """When it ends by itself (epoch ms), if that is known."""
+    """When it ends without help (epoch ms), if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a partition is cleaned, or is not; the first finding is the answer."""
+    """Why a partition is cleaned or not; the first finding is the answer."""
 
     topic: str
     partition: int
     is_due: bool
-    """Whether the next background cleaner that looks will clean it."""
+    """Whether the next background cleaner that looks for work will clean it."""
     findings: tuple[Reason, ...]
 
     @property
@@ -72,7 +72,7 @@ class Explanation:
 def explain(
     engine: Engine, topic: str, now_ms: int, plans: Plans | None = None
 ) -> list[Explanation]:
-    """Explain each partition of a topic; raises UnknownTopicError. Plans: those of now."""
+    """Explain each partition of a topic, with the plans of now; raises UnknownTopicError."""
     known = engine.describe(topic)
     plans = Plans(engine, now_ms) if plans is None else plans
     is_running = is_cleaner_running(engine.root)
@@ -82,7 +82,7 @@ def explain(
 
 
 def utc_time(time_ms: int) -> str:
-    """Return a time (epoch ms) for people: `2026-11-21 14:02:07 UTC`."""
+    """Return a time (epoch ms) as `2026-11-21 14:02:07 UTC`."""
     try:
         return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
@@ -97,7 +97,7 @@ def _explained(
         log, state = plans.of(topic, partition)
     except (OSError, KafkaLogError) as fault:
         text = f"It cannot be read: {fault_reason(fault)}."
-        remedy = "kafkalog verify {path} {topic} tells what is damaged"
+        remedy = "kafkalog verify {path} {topic} shows what is damaged"
         unreadable = Reason("unreadable", text, _told(remedy, engine, topic))
         return Explanation(topic, partition, False, (unreadable,))
     found = [*_refusals(engine, log, now_ms)]
@@ -135,7 +135,7 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Reason]:
     if not _is_owned(engine):
         yield Reason(
             "broker",
-            "It lies in a Kafka broker's directory, which is only read here: the broker cleans it.",
+            "It is in a Kafka broker's directory, which kafkalog only reads: the broker cleans it.",
             "stop the broker, then kafkalog adopt {path}",
         )
         return
@@ -206,7 +206,6 @@ def _reasons_to_clean(log: LogToClean) -> Iterator[Reason]:
 def _cleaners(
     log: LogToClean, state: PartitionState, is_running: bool | None, *, first: str
 ) -> Iterator[Reason]:
-    """Tell whether a cleaner runs; `first` is what was found to stand in its way first."""
     if not log.has_work and log.first_dirty_offset >= state.high_watermark:
         return
     if is_running:
@@ -220,11 +219,11 @@ def _cleaners(
         remedy += "cleaner=True)"
         if log.is_eligible:
             remedy += "; or clean once, now: kafkalog clean {path} {topic}"
-        elif first in ("ratio", "active segment"):  # a lag or a transaction holds out against force
+        elif first in ("ratio", "active segment"):  # force does not help against a lag
             remedy += f"; or clean once, now: {_CLEAN}"
         if not may_clean(log.directory):
             text += ", and this one may not write the directory"
-            remedy = f"run one where, and as who, may write {log.directory}"
+            remedy = f"run one on a host and as a user that may write {log.directory}"
         yield Reason("no cleaner", f"{text}.", remedy)
 
 
@@ -246,7 +245,7 @@ def _waits(
         yield _awaited()
     elif log.cleanable_bytes > 0:
         yield _ratio(log)
-    # Of several that hold records back the one at the lowest offset comes first.
+    # The barrier at the lowest offset comes first.
     barriers = [*_barriers(engine, log, state, plans), *_active_segment(log, state)]
     yield from (finding for _, finding in sorted(barriers, key=lambda barrier: barrier[0]))
 
@@ -254,7 +253,7 @@ def _waits(
 def _barriers(
     engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
 ) -> Iterator[tuple[int, Reason]]:
-    """Yield what holds records back that are not in the active segment, each with its offset."""
+    """Yield what holds records back outside the active segment, each with its offset."""
     yield from _transaction(engine, log, state)
     yield from _lag(log, state, plans.now_ms)
     yield from _pin(engine, log, state, plans)
@@ -263,7 +262,7 @@ def _barriers(
 def _awaited() -> Reason:
     return Reason(
         "pin",
-        "It is due, and tasks read the changelog of a moment in this log: no cleaning begins "
+        "It is due, but tasks read the changelog of a snapshot of this log: no cleaning begins "
         "until they have ended.",
         f"it ends with those tasks; max.compaction.lag.ms bounds the wait, and {_CLEAN} does not "
         "wait",
@@ -325,14 +324,14 @@ def _transaction(
             place = snapshot.position_of(stable)
             if place is not None:
                 segment, position = place
-                with segment.log.open("rb") as file:
+                with files.open_stream(segment.log) as file:
                     header = header_at(file.fileno(), position, segment.size)
                 if header is not None and header.producer_id >= 0:
                     whose = f"The transaction of producer {header.producer_id}"
                 if header is not None and header.max_timestamp >= 0:
                     since = f", since {utc_time(header.max_timestamp)}"
     except (OSError, KafkaLogError):
-        pass  # what cannot be read is told without its producer
+        pass  # then the sentence does not name the producer
     yield (
         stable,
         Reason(
@@ -375,16 +374,16 @@ def _pin(
     topic_id = engine.describe(log.topic).topic_id
     offset, until_ms = plans.pins.holder(log.topic, topic_id, log.partition)
     if offset < min(state.active_base, state.last_stable_offset):
-        # Beyond its lease a pin holds where somebody reads by it.
+        # After its lease, a pin holds as long as a reader uses it.
         is_leased = until_ms > plans.now_ms
-        until = f"until {utc_time(until_ms)}, or later if the reader goes on"
+        until = f"until {utc_time(until_ms)}, or later if the reader continues"
         yield (
             max(offset, log.first_dirty_offset),
             Reason(
                 "pin",
-                f"A reader has pinned its moment at offset {offset}, and no cleaning goes past "
-                f"that {until if is_leased else 'as long as somebody reads by it'}.",
-                "it ends with the readers of that moment; once they have ended, "
+                f"A reader has pinned a snapshot at offset {offset}, and no cleaning goes past "
+                f"that {until if is_leased else 'as long as a task reads it'}.",
+                "it ends with the readers of that snapshot; once they have ended, "
                 "kafkalog clean --force does not wait",
                 until_ms if is_leased else None,
             ),
@@ -416,7 +415,6 @@ def _last(log: LogToClean) -> str:
 
 
 def _size(size: int) -> str:
-    """Return bytes for people."""
     value, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value /= 1024
@@ -425,7 +423,7 @@ def _size(size: int) -> str:
 
 
 def duration(duration_ms: int) -> str:
-    """Return milliseconds for people, in the largest unit that leaves at least one of it."""
+    """Return milliseconds in the largest unit that is at least one."""
     for name, size in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000)):
         if duration_ms >= size:
             value = f"{duration_ms / size:.1f}".removesuffix(".0")

@@ -22,7 +22,7 @@ __all__ = ["PartitionStatus", "partition_status", "status"]
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """How a partition stands with the cleaner."""
+    """The state of a partition, as the cleaner sees it."""
 
     topic: str
     partition: int
@@ -32,9 +32,9 @@ class PartitionStatus:
     high_watermark: int
     clean_bytes: int
     dirty_bytes: int
-    """What a cleaning would treat as new."""
+    """Bytes that a cleaning would treat as new."""
     uncleanable_bytes: int
-    """What no cleaning may touch yet: the active segment, and what a lag holds back."""
+    """Bytes that no cleaning may touch yet: the active segment, and what a lag or pin protects."""
     dirty_ratio: float
     """dirty_bytes / (clean_bytes + dirty_bytes); compared with min.cleanable.dirty.ratio."""
     state: str
@@ -42,15 +42,15 @@ class PartitionStatus:
     reason: str | None = None
     """Why it is uncleanable."""
     last_stable_offset: int = 0
-    """Where the first open transaction begins, else the high watermark."""
+    """The first offset of the first open transaction, or else the high watermark."""
     tombstones_waiting: int | None = None
-    """Deletions of the clean section that stay until their delete horizon; None for unknown."""
+    """Tombstones of the clean section that wait for their delete horizon; None if unknown."""
     earliest_delete_horizon_ms: int | None = None
-    """When the first of them may go (epoch ms); None for none, or unknown."""
+    """When the first of them may go (epoch ms); None if there is none, or unknown."""
     compaction_delay_ms: int = 0
-    """For how long max.compaction.lag.ms has demanded a cleaning; 0 when it does not."""
+    """Time since max.compaction.lag.ms demanded a cleaning; 0 if it does not."""
     last_cleaning: LastCleaning | None = None
-    """The last cleaning that succeeded; None for none, or unknown."""
+    """The last successful cleaning; None if there was none, or unknown."""
 
 
 def status(
@@ -71,7 +71,7 @@ def status(
                 found.append(partition_status(engine, name, partition, now_ms, plans))
             except (OSError, KafkaLogError) as fault:
                 if not engine.has_topic(name, known.topic_id):
-                    break  # it was deleted meanwhile
+                    break  # deleted meanwhile
                 found.append(_unreadable(name, partition, known.partitions[partition], fault))
     return found
 

@@ -1,10 +1,9 @@
-"""The last batches of producers that may come back: they stay, if need be without their records.
+"""The last batches of active producers, whose headers stay even without records.
 
-A broker knows a producer's epoch and last sequence number from its last batch, and tells by them
-a duplicate from what is new. So that batch keeps its header as long as its producer is active; of
-a producer that has only a marker in its epoch, the markers of that epoch keep theirs.
+A broker takes a producer's epoch and last sequence number from its last batch, to recognize
+duplicates. If a producer has only a marker in its epoch, the markers of that epoch stay.
 
-Kafka: UnifiedLog.lastRecordsOfActiveProducers; the rules are C50 and C75 to C78.
+Kafka: UnifiedLog.lastRecordsOfActiveProducers; rules C50 and C75 to C78.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["ActiveProducers", "active_producers"]
 
 
 class ActiveProducers:
-    """Where each active producer wrote last."""
+    """The last offset of each active producer."""
 
     def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
         ordered = sorted(entries, key=lambda entry: entry.producer_id)
@@ -37,7 +36,7 @@ class ActiveProducers:
         self._ids, self._last_offsets, self._epochs = np.ascontiguousarray(columns)
 
     def are_last(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Say which batches (b) are the last of their producer."""
+        """Return which batches (b) are the last of their producer."""
         if not len(self._ids):
             return np.zeros(len(table), dtype=np.bool_)
         places = np.minimum(np.searchsorted(self._ids, table.producer_ids), len(self._ids) - 1)
@@ -52,8 +51,8 @@ class ActiveProducers:
 def active_producers(directory: Path, state: PartitionState, now_ms: int) -> ActiveProducers:
     """Return the producers of a partition that have not expired at `now_ms`.
 
-    What our own writers append has no producer. Raises CorruptLogError and StorageError where the
-    snapshot that the journal names is gone, and the log it could be made from is damaged.
+    Raises CorruptLogError and StorageError if the journal's producer snapshot is lost, and the log
+    to rebuild it from is damaged.
     """
     if state.producer_snapshot < 0:
         return ActiveProducers()

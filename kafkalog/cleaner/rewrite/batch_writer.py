@@ -1,13 +1,11 @@
-"""What stays of a group of segments, written: decisions become batches, batches output segments.
+"""Write the batches that stay of a group of segments into output segments.
 
-Neighbouring batches that stay as they are go out in one piece of the input buffer; what changes is
-encoded anew, and refilled from its neighbours where the topic's and the cleaner's settings allow it
-(`merge.plan`). What is held back for that never exceeds the size of one merged batch.
+Adjacent batches that stay unchanged are copied in one piece. Changed ones are encoded again, and
+merged with their neighbours if the settings allow it (`merge.plan`). At most one merged batch is
+held back. The snapshot has checked every batch's checksum, so damage is never written under a fresh
+checksum.
 
-Checksums hold already: the view checks every batch it yields, so damage is found there and never
-written anew under a fresh checksum.
-
-Kafka: Cleaner.cleanInto, MemoryRecords.filterTo; the rules are C87 to C94, C97 and C118.
+Kafka: Cleaner.cleanInto, MemoryRecords.filterTo; rules C87 to C94, C97 and C118.
 """
 
 from __future__ import annotations
@@ -40,11 +38,11 @@ __all__ = ["BatchWriter"]
 
 
 class BatchWriter:
-    """Writes the output segments of one group: `add` runs, then `finish` or `discard`.
+    """Write the output segments of one group: `add` runs, then `finish` or `discard`.
 
-    The first output has the base offset of the group's first segment, though its first records may
-    be gone (C48); another one is begun where size or offsets would pass 2^31-1. `is_changed` says
-    whether anything differs from the source but for where a segment ends.
+    The first output has the base offset of the group's first segment (C48). A new one begins if
+    size or offsets would exceed 2^31-1. `is_changed` says whether batches differ from their
+    sources.
     """
 
     def __init__(
@@ -60,9 +58,9 @@ class BatchWriter:
     ) -> None:
         """Begin the first output.
 
-        `new_delete_horizon_ms` is what batches get whose tombstones or marker are seen for the
-        first time; `merges` is whether batches may become part of each other. Keys are hashed under
-        `key_secret` for the key indexes, None for one that is drawn.
+        Batches whose tombstones or marker are found for the first time get `new_delete_horizon_ms`.
+        If `merges`, batches may be merged. The key indexes hash keys under `key_secret`, or a
+        random secret.
         """
         self.is_changed = False
         self._directory = directory
@@ -81,7 +79,7 @@ class BatchWriter:
         ]
 
     def add(self, run: Chunk, records: RecordTable, retained: Retained) -> None:
-        """Write what stays of a run, but for what may yet be joined by the next one's batches.
+        """Write what stays of a run, except batches that may still be merged.
 
         Raises CorruptBatchError, OSError.
         """
@@ -120,14 +118,14 @@ class BatchWriter:
         self._append(written)
 
     def add_transactions(self, entries: Buffer) -> None:
-        """Take entries of a `.txnindex`, packed, for the output that holds the marker of each."""
+        """Add packed `.txnindex` entries; each goes to the output that has its marker."""
         self._transactions += entries
 
     def finish(self, mtime_ns: int) -> list[CleanedSegment]:
-        """Write what is held back and all indexes, and sync; returns the outputs, ascending.
+        """Write what is held back, and all indexes; return the outputs in ascending order.
 
-        All get the modification time of their last source. The key indexes come last, in what
-        room is left. Raises OSError.
+        All get the modification time of their last source. Key indexes come last, if there is room.
+        Raises OSError.
         """
         self._close_group()
         entry = layout.TRANSACTION_INDEX_ENTRY
@@ -146,7 +144,7 @@ class BatchWriter:
         return self._outputs
 
     def discard(self) -> None:
-        """Remove the outputs; nothing of them is left."""
+        """Remove the outputs."""
         self._group = None
         for output in self._outputs:
             output.discard()
@@ -176,7 +174,7 @@ class BatchWriter:
         return group.encode(self._config)
 
     def _write_empty(self, written: _Written, run: Chunk, batch: int) -> None:
-        """Write the header of a batch that keeps no record (C91); it may be one already (C94)."""
+        """Write the header of a batch that keeps no record (C91), or copy an empty batch (C94)."""
         from kafkalog.storage_engine.records.records import empty_batch
 
         data = empty_batch(run.buffer, run.table, batch)
@@ -187,7 +185,6 @@ class BatchWriter:
         self._note_rebuilt([written.add_bytes(data)])
 
     def _hold(self, run: Chunk, records: RecordTable, plan: Plan, first: int) -> None:
-        """Keep a copy of the batches from `first` on that are in the open group."""
         end = len(run.table)
         batches = _with_records(plan, first, end)
         if self._group is None:
@@ -220,7 +217,6 @@ class BatchWriter:
     # --- what goes into which output ---
 
     def _append(self, written: _Written) -> None:
-        """Append batches to the last output, and to new ones where they do not fit (C118)."""
         pieces, sizes, bases, lasts, tops = written.joined()
         self._stats.bytes_written += int(sizes.sum())
         while len(sizes):
@@ -246,14 +242,13 @@ class BatchWriter:
 
 
 class _Written:
-    """What goes out for one run: bytes in pieces, and four figures of each batch."""
+    """Bytes to write for one run, in pieces, and four figures of each batch."""
 
     def __init__(self) -> None:
         self._pieces: list[Buffer] = []
         self._figures: list[Integers] = [np.empty((4, 0), dtype=np.int64)]
 
     def copy(self, run: Chunk, first: int, end: int) -> None:
-        """Add the batches [first, end) as they are; they lie side by side."""
         table = run.table
         stop = int(table.positions[end - 1] + table.sizes[end - 1])
         self._pieces.append(memoryview(run.buffer)[int(table.positions[first]) : stop])
@@ -261,7 +256,6 @@ class _Written:
         self._figures.append(np.stack([column[first:end] for column in columns]))
 
     def add(self, batches: Sequence[NewBatch]) -> None:
-        """Add batches that were written anew."""
         self._pieces += [batch.data for batch in batches]
         figures = [
             (len(batch.data), batch.base_offset, batch.last_offset, batch.max_timestamp)
@@ -270,7 +264,6 @@ class _Written:
         self._figures.append(np.array(figures, dtype=np.int64).T)
 
     def add_bytes(self, data: bytes) -> NewBatch:
-        """Add one batch v2, and return it."""
         from kafkalog.storage_engine.format.batch import parse_header
 
         header = parse_header(data)
@@ -285,14 +278,13 @@ class _Written:
 
 
 class _Keys:
-    """The hashed keys of records that stay and whose batches are not written yet."""
+    """Hashes of the keys that stay, until their batches are written."""
 
     def __init__(self) -> None:
         self._hashes: list[Uint64s] = []
         self._offsets: list[Integers] = []
 
     def add(self, run: Chunk, records: RecordTable, rows: Integers, secret: bytes) -> None:
-        """Add the records `rows` of a run, those that are data and have keys."""
         is_data = records.key_sizes[rows] >= 0
         is_control = (run.table.attributes & layout.CONTROL_BIT) != 0
         if is_control.any():
@@ -304,7 +296,6 @@ class _Keys:
             self._offsets.append(records.offsets[rows])
 
     def take(self, last_offset: int) -> tuple[Uint64s, Integers]:
-        """Return (hashes, offsets) up to an offset, and forget them."""
         hashes = np.concatenate([np.empty(0, dtype=np.uint64), *self._hashes])
         offsets = np.concatenate([np.empty(0, dtype=np.int64), *self._offsets])
         count = int(np.searchsorted(offsets, last_offset, side="right"))
@@ -313,12 +304,7 @@ class _Keys:
 
 
 def _is_unchanged(run: Chunk, records: RecordTable, plan: Plan, retained: Retained) -> bool:
-    """Tell whether what stays of a run waits for nothing: no time, no transaction, no producer.
-
-    Such a segment stays as it is until one of its keys occurs again (`unchanged_segments`). A
-    delete horizon is kept by its batch for good; where the tombstones are gone nothing waits for
-    it.
-    """
+    """Return whether nothing in the remaining run depends on time, a transaction or a producer."""
     stays = (retained.kept > 0) | retained.stays_empty
     special = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
     table = run.table
@@ -335,14 +321,12 @@ def _is_unchanged(run: Chunk, records: RecordTable, plan: Plan, retained: Retain
 
 
 def _with_records(plan: Plan, first: int, end: int) -> Integers:
-    """Return which of the batches [first, end) keep records."""
     bounds = plan.bounds
     found: Integers = first + np.flatnonzero(bounds[first + 1 : end + 1] != bounds[first:end])
     return found
 
 
 def _split(pieces: Sequence[Buffer], size: int) -> tuple[list[Buffer], list[Buffer]]:
-    """Divide pieces after `size` bytes."""
     head: list[Buffer] = []
     for place, piece in enumerate(pieces):
         if len(piece) > size:

@@ -1,18 +1,16 @@
 """One round of cleaning one partition: two passes over closed segments, then the swaps.
 
-A record with key K and offset O is obsolete if K occurs at an offset above O. The first pass learns
-the latest offset of every key of the dirty section (`latest_records`); the second decides what
-stays of all segments below that end (`retention_rules`) and writes it (`batch_writer`), group by
-group, so that small segments become one. What is kept keeps its offset.
+The first pass learns the latest offset of every key of the dirty section (`latest_records`). The
+second pass decides what stays of all segments below the round's end (`retention_rules`) and writes
+it (`batch_writer`), group by group. Records keep their offsets.
 
-A round touches the log only by swaps, each under the commit lock and, exclusively, the segments
-lock. They come together, after the rewriting (but for very large rounds, `SWAP_SIZE`): so the files
-are synced side by side, and the gaps are listed once, however many segments there are. Before the
-first swap the journal is told how far this round goes (`cleaning_offset`), so that no view of an
-older moment is given a log that lacks records; after the last one, that all below is clean
-(`first_dirty_offset`). A round that dies in between is done again, with the same result; one that
-fails swaps in what it has finished. It ends below every live pin (`pins`), and looks for new ones
-once the journal has been told.
+A round changes the log only by swaps, under the commit lock and the exclusive segments lock. The
+swaps come after the rewriting, except in very large rounds (`SWAP_SIZE`). Before the first swap the
+journal records the round's end (`cleaning_offset`), so that no snapshot of an older offset opens on
+a log that lacks records. After the last swap the journal records that all below is clean
+(`first_dirty_offset`). If a cleaner dies in between, the next one repeats the round, with the same
+result. A round that fails swaps in its finished segments. Every round ends below all live pins
+(`pins`), and checks for new ones after it has written to the journal.
 
 Kafka: Cleaner.doClean, cleanSegments.
 """
@@ -65,14 +63,14 @@ __all__ = ["CleaningAborted", "clean_round"]
 _log = logging.getLogger(__name__)
 
 SWAP_SIZE: Final = 1 << 30
-"""Bytes of finished outputs that are swapped in before the rewriting is over: so much work a death
-may cost. Later ones wait until they are as many as all before, so that lists are written rarely."""
+"""Bytes of outputs that are swapped in before the rewriting ends, to bound the work that a crash
+costs. The next swap waits for as many bytes as all before."""
 GAPS_MAX: Final = 1 << 20
-"""Gaps that are held in memory until then: 16 MiB."""
+"""Gaps in memory that cause an early swap: 16 MiB."""
 
 
 class CleaningAborted(Exception):
-    """A cleaning stops because it was asked to, or its topic is gone; the log is as it was."""
+    """A cleaning stops because it was asked to, or its topic is gone; finished swaps stay."""
 
 
 def clean_round(
@@ -85,14 +83,17 @@ def clean_round(
     stats: CleanerStats,
     check_abort: Callable[[], None],
     is_forced: bool = False,
+    only_if_due: bool = False,
     erased: ErasedKeys | None = None,
 ) -> LogToClean | None:
-    """Clean as much of a partition as can be looked at in one round; None for nothing to do.
+    """Clean as much of a partition as one round can; return the plan, or None if there was no work.
 
-    The caller holds the partition's cleaner lock, and no swap is pending. `now_ms` is fixed for the
-    round (C41), but for leases of pins; if `is_forced`, only what somebody reads by now holds it
-    back. Deletions of `erased` keys wait for no horizon. Adds to `stats`; returns the plan as it
-    was. Raises CorruptLogError, StorageError, OSError and CleaningAborted: what was swapped stays.
+    The caller holds the partition's cleaner lock, and no swap is pending. The round takes `now_ms`
+    as the time (C41), except for leases of pins. If `is_forced`, only pins of active readers hold
+    it back. Tombstones of `erased` keys wait for no horizon. The round plans under the cleaner
+    lock, and with `only_if_due` leaves a partition that this plan does not find due. Adds to
+    `stats`; returns the plan. Raises CorruptLogError, StorageError, OSError and CleaningAborted;
+    finished swaps stay.
     """
     directory = engine.partition_directory(topic, partition)
     described = engine.describe(topic)  # once: id and config of one topic, should it be made anew
@@ -110,6 +111,7 @@ def clean_round(
         load_state()  # whoever deletes the topic waits for this round to end
 
     with open_snapshot(directory, topic, partition, load_state, held=True) as snapshot:
+        pins = load_pins()
         log = log_to_clean(
             topic,
             partition,
@@ -118,9 +120,11 @@ def clean_round(
             state=snapshot.state,
             segments=snapshot.segments,
             now_ms=now_ms,
-            pinned_offset=load_pins().limit(topic, topic_id, partition),
+            pinned_offset=pins.limit(topic, topic_id, partition),
+            is_awaited=pins.has_changelog,
         )
-        if not log.has_work and erased is None:
+        is_wanted = log.is_eligible if only_if_due else log.has_work or erased is not None
+        if not is_wanted:
             return None
         started = time.perf_counter()
         unchanged = UnchangedSegments(snapshot, log, check)
@@ -169,7 +173,7 @@ def clean_round(
 def _state_of(
     engine: Engine, topic: str, topic_id: str, partition: int
 ) -> Callable[[], PartitionState]:
-    """Return what loads a partition's state, and aborts where there is nothing more to clean."""
+    """Return a function that loads the state, and aborts a cleaning that must not continue."""
 
     def load_state() -> PartitionState:
         known = engine.state().topics.get(topic)
@@ -183,15 +187,13 @@ def _state_of(
 
 
 def _delete_horizon_ms(config: TopicConfig, now_ms: int) -> int | None:
-    """Return when what is found now may go; None past the range of a timestamp (C61)."""
+    """Return the delete horizon of tombstones found now; None if it exceeds a timestamp (C61)."""
     horizon = now_ms + config.delete_retention_ms
     return horizon if horizon <= layout.INT64_MAX else None
 
 
 @dataclass(frozen=True, slots=True)
 class _SecondPass:
-    """Rewrites and swaps the segments below the round's end, group by group."""
-
     log: LogToClean
     rules: RetentionRules
     publisher: _Publisher
@@ -199,7 +201,6 @@ class _SecondPass:
     merges: bool
 
     def clean(self, end: int) -> None:
-        """Go through every group of segments that begins below the round's end."""
         try:
             self._rewrite(end)
         except Exception:
@@ -243,10 +244,7 @@ class _SecondPass:
             stats.segments_after += len(kept)
 
     def _write(self, group: Sequence[SegmentFiles], end: int) -> RewrittenGroup:
-        """Write what stays of a group, which ends before offset `end`, to `.cleaned` files.
-
-        Where it raises no output is left.
-        """
+        """Write what stays of a group to `.cleaned` files; leave no file after an error."""
         rules, transactions = self.rules, self.rules.transactions
         records_before, bytes_before = rules.stats.left_out
         start = group[0].base_offset
@@ -294,12 +292,12 @@ _Segment = TypeVar("_Segment", SegmentFiles, CleanedSegment)
 
 
 def _followed(segments: Sequence[_Segment], end: int) -> Iterator[tuple[_Segment, int]]:
-    """Yield segments with the offset by which each is followed, the last one by `end`."""
+    """Yield each segment with the offset of the next one, the last one with `end`."""
     return zip(segments, [*(segment.base_offset for segment in segments[1:]), end], strict=True)
 
 
 def _modified_ns(group: Sequence[SegmentFiles]) -> int:
-    """When the last segment of a group was written, of those that have not been deleted."""
+    """Return the modification time of the last segment of a group that still exists."""
     for segment in reversed(group):
         with contextlib.suppress(FileNotFoundError):
             return segment.log.stat().st_mtime_ns
@@ -308,13 +306,13 @@ def _modified_ns(group: Sequence[SegmentFiles]) -> int:
 
 def _transactions(segment: SegmentFiles) -> bytes:
     try:
-        return segment.transaction_index.read_bytes()
+        return files.read_file(segment.transaction_index)
     except FileNotFoundError:
         return b""
 
 
 class _Publisher:
-    """Swaps a round's segments in, and tells the journal before the first and after the last."""
+    """Swaps a round's segments in, and records the round in the journal before and after."""
 
     def __init__(
         self,
@@ -343,7 +341,7 @@ class _Publisher:
         self._waiting_size = self._waiting_gaps = self._swapped_size = 0
 
     def active_producers(self) -> ActiveProducers:
-        """Return the producers that are active by now, as the journal knows them (C50)."""
+        """Return the active producers by the journal's current producer snapshot (C50)."""
         producer_snapshot = self._load_state().producer_snapshot
         if producer_snapshot != self._active_at:  # the same snapshot says the same
             with self._engine.transaction():  # else an append may replace it meanwhile
@@ -353,7 +351,6 @@ class _Publisher:
         return self._active
 
     def add_finished(self, group: RewrittenGroup) -> None:
-        """Take a group whose outputs differ from their sources; its swap may wait for others."""
         self._finished.append(group)
         self._waiting_size += group.size
         self._waiting_gaps += group.gap_count
@@ -362,11 +359,10 @@ class _Publisher:
             self.swap_finished()
 
     def swap_finished(self) -> None:
-        """Put the outputs that wait in the place of their sources.
+        """Swap in the waiting outputs.
 
-        Where a swap fails after its first rename, nothing of it is discarded: a `.cleaned` file may
-        be all that still says that the sources are live. The next cleaner settles it
-        (`finish_swaps`).
+        A swap that fails after its first rename keeps its files: a `.cleaned` file may be the only
+        sign that the sources are live. The next cleaner recovers (`finish_swaps`).
         """
         if not self._finished:
             return
@@ -395,12 +391,10 @@ class _Publisher:
         self._waiting_size = self._waiting_gaps = 0
 
     def discard_finished(self) -> None:
-        """Remove the outputs that wait."""
         for group in self._finished:
             group.discard()
 
     def _swap(self, groups: Sequence[RewrittenGroup]) -> None:
-        """Put the outputs of groups that lie side by side in the place of their sources."""
         snapshot = self._snapshot
         with self._changing() as transaction:
             # Under the lock: who pins this record finds the segments as they are after the swap.
@@ -418,7 +412,7 @@ class _Publisher:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Transaction]:
-        """Hold the locks under which files of the partition are replaced."""
+        """Hold the locks for replacing files of the partition."""
         with self._engine.transaction() as transaction:
             if transaction.state.unsynced:
                 # After a power cut the journal must not name an active segment that is swapped.
@@ -429,9 +423,9 @@ class _Publisher:
                 yield transaction
 
     def _announce(self) -> None:
-        """Tell the journal how far this round goes; take it back where a reader was quicker.
+        """Record the round's end in the journal; undo this if a reader has pinned meanwhile.
 
-        A reader pins, then looks at the journal. So one of the two sees the other.
+        A reader pins, then reads the journal, so that one of the two notices the other.
         """
         snapshot = self._snapshot
         with self._engine.transaction() as transaction:
@@ -462,7 +456,7 @@ class _Publisher:
             )
 
     def finish(self, earliest_delete_horizon_ms: int | None) -> None:
-        """Say that everything below the round's end is clean."""
+        """Record in the journal that everything below the round's end is clean."""
         snapshot = self._snapshot
         with self._engine.transaction() as transaction:
             state = self._load_state()

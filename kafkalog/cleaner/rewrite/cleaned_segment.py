@@ -1,7 +1,7 @@
-"""A segment that a cleaning writes: its `.cleaned` files, from the first byte to the last sync.
+"""A segment that a cleaning writes, as `.cleaned` files.
 
-Nobody else looks at `.cleaned` files; a crash leaves them, and the next holder of the partition's
-cleaner lock removes them. Index entries follow Kafka's rule for an append, one decision per batch.
+No other process reads `.cleaned` files. The next holder of the partition's cleaner lock removes
+those of a crash. Index entries follow Kafka's rule for an append, one decision per batch.
 
 Kafka: Cleaner.createNewCleanedSegment, LogSegment.append, LogSegment.onBecomeInactiveSegment.
 """
@@ -19,7 +19,6 @@ from typing import Final
 
 import numpy as np
 
-from kafkalog.cleaner.dedup import kernels
 from kafkalog.cleaner.dedup.offset_map import Int64s, Uint64s
 from kafkalog.cleaner.key_index.key_index import KeyIndexWriter
 from kafkalog.errors import StorageError
@@ -28,14 +27,14 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.files import Buffer
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.gaps import GapCollector, Section
-from kafkalog.storage_engine.segment.index import offset_entry, time_entry
+from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 
 __all__ = ["CleanedSegment"]
 
 _log = logging.getLogger(__name__)
 
 _SAMPLED_MAX: Final = 1024
-"""Positions of batches that are remembered for the key index."""
+"""Positions of batches remembered for the key index."""
 
 
 class CleanedSegment:
@@ -44,44 +43,39 @@ class CleanedSegment:
     def __init__(
         self, directory: Path, base_offset: int, config: TopicConfig, *, key_secret: bytes = b""
     ) -> None:
-        """Create the `.log` file; with a `key_secret` (16 bytes) there will be a key index too."""
+        """Create the `.log` file; a `key_secret` (16 bytes) adds a key index."""
         self.directory = directory
         self.base_offset = base_offset
         self.size = 0
         self._gaps = GapCollector(base_offset)
-        self._config = config
-        self._offset_entries: list[bytes] = []
-        self._time_entries: list[bytes] = []
-        self._since_entry = 0
-        self._top_timestamp = layout.NO_TIMESTAMP
-        self._top_offset = base_offset
-        self._last_timestamp = layout.NO_TIMESTAMP
+        self._index = IndexBuilder(
+            base_offset,
+            config.index_interval_bytes,
+            offset_entries_max=config.segment_index_bytes // layout.OFFSET_INDEX_ENTRY.size,
+        )
         self._transaction_entries = bytearray()
         self._sampled: list[int] = []
         self._last_position = 0
         self._suffixes: tuple[str, ...] = ()
-        """Of the files that are finished."""
+        """Suffixes of the finished files."""
         self.keys = KeyIndexWriter(directory, base_offset, key_secret) if key_secret else None
-        """The key index, under a temporary name until the swap; None too where it failed."""
+        """The key index, under a temporary name until the swap; None after it failed."""
         for suffix in layout.SEGMENT_SUFFIXES:
             files.remove(self.path(suffix))
         files.create(self.path(layout.LOG))
-        self._fd = os.open(self.path(layout.LOG), os.O_WRONLY | os.O_CLOEXEC)
+        self._fd = files.open_to_write(self.path(layout.LOG))
 
     @property
     def next_offset(self) -> int:
-        """One past the last offset that was appended."""
+        """One past the last appended offset."""
         return self._gaps.next_offset
 
     def path(self, suffix: str) -> Path:
-        """Where one of the segment's files is until the swap."""
+        """Return the path of one of the segment's files before the swap."""
         return self.directory / layout.segment_file(self.base_offset, suffix, layout.CLEANED)
 
     def count_fitting(self, sizes: Int64s, last_offsets: Int64s) -> int:
-        """Return how many of the next batches keep within Kafka's 2^31-1 bytes and offsets (C118).
-
-        `sizes` and `last_offsets` are theirs (b).
-        """
+        """Return how many of the next batches (b) keep within 2^31-1 bytes and offsets (C118)."""
         is_within = self.size + np.cumsum(sizes) <= layout.INT32_MAX
         is_within &= last_offsets - self.base_offset <= layout.INT32_MAX
         return len(sizes) if is_within.all() else int(is_within.argmin())
@@ -96,35 +90,16 @@ class CleanedSegment:
         *,
         keys: tuple[Uint64s, Int64s] | None = None,
     ) -> None:
-        """Append whole batches: their bytes in pieces of any cut, and four figures of each.
+        """Append whole batches: their bytes in any pieces, and four figures of each.
 
-        `keys` are hashes and offsets of their records with keys, (r) each, for the key index.
+        The key index gets `keys`, the hashes and offsets (r) of their records with keys.
         """
         if not len(sizes):
             return
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._in_room(layout.LOG, lambda: files.write_at(self._fd, data, self.size))
-        rows = np.empty(len(sizes), dtype=np.int64)
-        tops = np.empty(len(sizes), dtype=np.int64)
-        top_offsets = np.empty(len(sizes), dtype=np.int64)
-        count, self._since_entry, self._top_timestamp, self._top_offset = map(
-            int,
-            kernels.choose_index_entries(
-                sizes, last_offsets, max_timestamps,
-                self._since_entry, self._config.index_interval_bytes,
-                self._top_timestamp, self._top_offset, rows, tops, top_offsets,
-            ),
-        )  # fmt: skip
-        rows = rows[:count]
         positions = self.size + np.cumsum(sizes) - sizes
-        for offset, position in zip(
-            last_offsets[rows].tolist(), positions[rows].tolist(), strict=True
-        ):
-            self._index(offset, position)
-        for timestamp, offset in zip(
-            tops[:count].tolist(), top_offsets[:count].tolist(), strict=True
-        ):
-            self._index_time(timestamp, offset)
+        rows = self._index.add_batches(positions, last_offsets, max_timestamps)
         self._last_position = int(positions[-1])
         self._sampled += positions[rows].tolist()
         if len(self._sampled) > _SAMPLED_MAX:
@@ -137,26 +112,27 @@ class CleanedSegment:
         self._gaps.add(base_offsets, last_offsets)
 
     def section(self, end: int) -> Section:
-        """Return the gaps of the segment, which is followed by offset `end`."""
+        """Return the gaps of the segment; the next one begins at offset `end`."""
         return Section(self.base_offset, self.size, self._gaps.gaps(end))
 
     def append_transactions(self, entries: Buffer) -> None:
-        """Carry over entries of a source's transaction index, as they are."""
+        """Add packed entries of a source's transaction index."""
         self._transaction_entries += entries
 
     def finish(self, mtime_ns: int) -> None:
-        """Write the indexes, give them the time of their last source (C109); `syncs` is to follow.
+        """Write the indexes, and set the times of all files but the transaction index (C109).
 
-        As in Kafka the transaction index has its own time. The key index is `finish_keys`'.
+        The files are not synced yet (`syncs`). The method `finish_keys` writes the key index.
         """
-        self._index_time(self._top_timestamp, self._top_offset)
+        index = self._index
+        index.add_time()
         self._close()
         contents = {
-            layout.INDEX: b"".join(self._offset_entries),
-            layout.TIME_INDEX: b"".join(self._time_entries),
+            layout.INDEX: bytes(index.offset_entries),
+            layout.TIME_INDEX: bytes(index.time_entries),
         }
-        self._offset_entries.clear()  # many finished segments may wait for their swap
-        self._time_entries.clear()
+        index.offset_entries.clear()  # many finished segments may wait for their swap
+        index.time_entries.clear()
         if self._transaction_entries:
             contents[layout.TRANSACTION_INDEX] = bytes(self._transaction_entries)
         for suffix, content in contents.items():
@@ -167,10 +143,7 @@ class CleanedSegment:
                 files.set_times(self.path(suffix), mtime_ns)
 
     def finish_keys(self, *, is_unchanged: bool = False) -> None:
-        """Write the key index of the finished segment, unless the disk has no room for it.
-
-        It says whether the segment is unchanged (`unchanged_segments`).
-        """
+        """Write the key index, and whether the segment is unchanged (`unchanged_segments`)."""
         if self.keys is not None:
             self.keys.is_unchanged = is_unchanged
             sampled = [0, *self._sampled, self._last_position] if self.size else []
@@ -179,21 +152,21 @@ class CleanedSegment:
             self._sampled.clear()
 
     def syncs(self) -> list[Callable[[], None]]:
-        """Return what makes the finished files durable, each to be called once, in any order.
+        """Return functions that sync the finished files, to call once each, in any order.
 
-        Never tried again: after a failed sync the pages only pretend to be clean.
+        A failed sync must not be repeated: the kernel may have dropped the pages.
         """
         of_files = [partial(files.sync_path, self.path(suffix)) for suffix in self._suffixes]
         return [*of_files, self.sync_keys]
 
     def sync_keys(self) -> None:
-        """Make the key index durable, under the name that it has until the swap."""
+        """Sync the key index under its temporary name."""
         if self.keys is not None:
             with self._dispensable_keys():
                 files.sync_path(self.keys.temporary)
 
     def place_keys(self) -> None:
-        """Give the key index its name, as the segment it is of now has; durable once synced.
+        """Rename the key index to its final name; the caller syncs the directory.
 
         The caller holds the segments lock exclusively.
         """
@@ -202,7 +175,7 @@ class CleanedSegment:
                 files.rename(self.keys.temporary, self.keys.path)
 
     def discard(self) -> None:
-        """Close and remove everything; what cannot be removed now goes before the next cleaning."""
+        """Close and remove all files; the next cleaning removes what is left."""
         with contextlib.suppress(OSError):
             self._close()
         if self.keys is not None:
@@ -212,12 +185,13 @@ class CleanedSegment:
                 files.remove(self.path(suffix))
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1  # first: also a close that fails has closed
+        fd, self._fd = self._fd, -1  # first, because a close that fails has closed too
+
         if fd >= 0:
             os.close(fd)
 
     def _in_room(self, suffix: str, act: Callable[[], None]) -> None:
-        """Write one of the files; where the disk is full the key index makes room for it."""
+        """Write a file; if the disk is full, drop the key index and try again."""
         try:
             act()
         except OSError as fault:
@@ -228,7 +202,7 @@ class CleanedSegment:
 
     @contextlib.contextmanager
     def _dispensable_keys(self) -> Iterator[None]:
-        """Go on without the key index where it fails: a segment without one is scanned."""
+        """Drop the key index if it fails: a segment without one is scanned."""
         try:
             yield
         except (OSError, StorageError) as fault:
@@ -241,23 +215,11 @@ class CleanedSegment:
             self.keys.discard()
             self.keys = None
 
-    def _index(self, offset: int, position: int) -> None:
-        entry = offset_entry(self.base_offset, offset, position)
-        if (len(self._offset_entries) + 1) * len(entry) <= self._config.segment_index_bytes:
-            self._offset_entries.append(entry)
-
-    def _index_time(self, timestamp: int, offset: int) -> None:
-        if timestamp <= self._last_timestamp:
-            return
-        entry = time_entry(self.base_offset, timestamp, offset)
-        self._time_entries.append(entry)
-        self._last_timestamp = timestamp
-
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a new file; content and name are yet to be synced."""
+    """Write a new file, without a sync."""
     files.create(path)
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    fd = files.open_to_write(path)
     try:
         files.write_at(fd, data, 0)
     finally:

@@ -1,14 +1,13 @@
-"""Messages of the formats v0 and v1 become batches v2 when the cleaner writes what stays of them.
+"""Convert messages of the formats v0 and v1 to batches v2, when the cleaner writes them.
 
-* A message is a batch of its one record; a wrapper is one batch, from the first record that it
-  keeps to the last one: there is no header that could say more.
-* Records of v0 have no time: they are CreateTime with timestamp -1. A wrapper of LogAppendTime
-  stays one, so all its records read its time.
-* The codec stays; there is no leader epoch, no producer and no header.
+- A message becomes a batch of one record. A wrapper becomes one batch, from its first remaining
+  record to its last.
+- Records of v0 have no time: they become CreateTime with timestamp -1. A wrapper of LogAppendTime
+  keeps its time for all records.
+- The codec stays; there is no leader epoch, no producer and no header.
 
-A message that keeps nothing leaves nothing, also where a batch would keep its header (C93): a
-wrapper does not say where it begins. Kafka refuses to go on there, and a partition would be
-uncleanable for ever.
+A message without remaining records leaves no empty batch (C93), because a wrapper does not have its
+first offset. Kafka fails there, and its partition stays uncleanable.
 
 Kafka: MemoryRecords.filterTo since version 4.0 (KAFKA-13093), which never copies an old message.
 """
@@ -29,9 +28,9 @@ __all__ = ["converted"]
 
 
 def converted(table: BatchTable, first_offsets: Integers, last_offsets: Integers) -> BatchTable:
-    """Return the headers v2 of what stays of messages v0 and v1; rows of batches are as they were.
+    """Return v2 headers for messages v0 and v1; rows of batches v2 stay unchanged.
 
-    first_offsets, last_offsets: int64 (b,), those of the records that each row keeps
+    first_offsets, last_offsets: int64 (b,), of the records that each row keeps.
     """
     is_message = table.is_message
     return replace(

@@ -1,11 +1,9 @@
-"""The keys that are to be erased: found among the keys of records, and as bytes in files.
+"""The keys to erase: find them among the keys of records, and as bytes in files.
 
-A record has a key if its key is the same bytes, and no others. There may be a million keys, so they
-are compared as the cleaner compares keys: by 16 bytes of SipHash under a secret, in one table.
-Where there are no records to compare, in an index or in a stranger's file, only bytes can be looked
-for, and short ones occur anywhere: so a key is looked for as bytes only if it has at least eight,
-six of them neither 00 nor FF. The numbers that a log is full of (offsets, times, ids) are not like
-that.
+There may be a million keys, so they are compared like the cleaner's: by 16 bytes of SipHash under a
+secret, in one table. Files without records are searched for the bytes. Short keys would be found
+anywhere, so only keys of at least eight bytes are searched, six of them neither 00 nor FF. This
+also excludes most numbers: offsets, times and ids.
 """
 
 from __future__ import annotations
@@ -38,20 +36,17 @@ _DISTINCT_MIN: Final = 6
 _ONE_BY_ONE: Final = 16
 _HEAD: Final = np.dtype("<u8")
 _MENTION_MIN: Final = 4
-"""A shorter key is in any value."""
+"""Shorter keys occur in any value."""
 _MENTIONED_MAX: Final = 256
 _PATTERN_KEYS: Final = 64
-"""Keys in one regular expression: with more of them it is many times slower."""
+"""Keys in one regular expression; more of them make it many times slower."""
 
 
 class ErasedKeys:
-    """Distinct keys, in the order given; numbers of keys below count from 0 in it.
-
-    Never shown in the clear: `repr` tells how many there are.
-    """
+    """Distinct keys, numbered from 0 in the order given; `repr` shows only how many there are."""
 
     def __init__(self, keys: Iterable[bytes | str]) -> None:
-        """Take keys; text is UTF-8. Raises InvalidInputError for none, and for what is no key."""
+        """Take keys; text is UTF-8. Raises InvalidInputError for no keys, or for an invalid one."""
         if isinstance(keys, bytes | bytearray | memoryview | str):
             raise InvalidInputError("keys: expected several of them, such as [key], found one")
         self.keys: Sequence[bytes] = tuple(dict.fromkeys(key_bytes(key) for key in keys))
@@ -59,9 +54,9 @@ class ErasedKeys:
             raise InvalidInputError("no key is given: there is nothing to erase")
         mentioned = [key for key in self.keys if len(key) >= _MENTION_MIN]
         self.is_mention_searched = 0 < len(mentioned) <= _MENTIONED_MAX
-        """Whether `mentions` looks at all."""
+        """Whether `mentions` searches at all."""
         self.mention_gap = _mention_gap(len(mentioned), len(self.keys))
-        """Which keys `mentions` does not look for, and why; empty where it looks for all."""
+        """Which keys `mentions` does not search, and why; empty if it searches all."""
         if not self.is_mention_searched:
             mentioned = []
         self._patterns = [
@@ -83,14 +78,13 @@ class ErasedKeys:
 
     @functools.cached_property
     def searched(self) -> Sequence[int]:
-        """The numbers of the keys that are looked for as bytes."""
+        """The numbers of the keys that are searched as bytes."""
         return [number for number, key in enumerate(self.keys) if _is_searched(key)]
 
     def find(self, records: RecordTable, rows: Integers | None = None) -> tuple[Integers, Integers]:
-        """Return which of the records `rows` (None: all) have a key, and the number of each key.
+        """Return which of the records `rows` have a key, and its number: int64 (r) each.
 
-        Both int64 (r). A record without a key has none of them. Control records are the caller's
-        to leave out.
+        Without `rows` all records are compared. The caller leaves control records out.
         """
         sizes = records.key_sizes if rows is None else records.key_sizes[rows]
         is_likely = np.isin(sizes, self._lengths)
@@ -104,7 +98,7 @@ class ErasedKeys:
 
     @functools.cached_property
     def _lengths(self) -> Integers:
-        """How long keys are, ascending."""
+        """The lengths of keys, ascending."""
         return np.unique(self._sizes)
 
     @functools.cached_property
@@ -118,14 +112,14 @@ class ErasedKeys:
         return numbers
 
     def _at(self, arena: Bytes, positions: Integers, sizes: Integers) -> Integers:
-        """Return which key lies at each of the positions (n), -1 for none of them: int64 (n)."""
+        """Return which key is at each of the positions (n), -1 for none: int64 (n)."""
         return self._numbers.get(self._hashes(arena, positions, sizes))
 
     def _hashes(self, arena: Bytes, positions: Integers, sizes: Integers) -> Uint64s:
-        """Return the hash of each key, uint64 (n, 2); all lie within the arena."""
+        """Return the hash of each key, uint64 (n, 2); all must lie within the arena."""
         hashes: Uint64s = np.empty((len(sizes), 2), dtype=np.uint64)
         outside = kernels.hash_keys(arena, positions, sizes, self._secret, hashes)
-        if outside >= 0:  # then those behind it have no hash, and a trace of a key would be missed
+        if outside >= 0:  # the keys after it have no hash, and would not be found
             raise AssertionError(f"key {outside} of {len(sizes)} does not lie within its arena")
         return hashes
 
@@ -152,10 +146,10 @@ class ErasedKeys:
         return found
 
     def find_bytes(self, data: bytes, *, is_text: bool) -> Iterator[tuple[int, int]]:
-        """Yield (key's number, position) of the first place of each key that stands in bytes.
+        """Yield (key's number, first position) of each key that occurs in the bytes.
 
-        In a text of ours (`is_text`), where numbers are written in digits, a key of digits alone
-        is not looked for.
+        In our text files (`is_text`), keys of digits alone are ignored, because numbers are digits
+        too.
         """
         is_few = len(self.searched) <= _ONE_BY_ONE
         for number, position in self._one_by_one(data) if is_few else self._all_at_once(data):
@@ -169,7 +163,7 @@ class ErasedKeys:
                 yield number, position
 
     def _all_at_once(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Compare what lies where the first bytes of any key stand, as long as each key is."""
+        """Find the first bytes of any key, then compare whole keys there."""
         array = np.frombuffer(data, dtype=np.uint8)
         places = self._places_of_heads(array)
         for size in self._lengths[self._lengths >= BYTES_MIN].tolist():
@@ -193,13 +187,13 @@ class ErasedKeys:
 
     @functools.cached_property
     def _heads(self) -> Uint64s:
-        """The first bytes of all keys that are looked for, ascending."""
+        """The first bytes of all searched keys, ascending."""
         heads = b"".join(self.keys[number][:BYTES_MIN] for number in self.searched)
         return np.unique(np.frombuffer(heads, dtype=_HEAD))
 
     @functools.cached_property
     def _begins(self) -> Flags:
-        """Whether one of them begins with these two bytes: bool (65536)."""
+        """Whether a searched key begins with these two bytes: bool (65536)."""
         begins = np.zeros(1 << 16, dtype=np.bool_)
         begins[((self._heads & 0xFF) << 8) | (self._heads >> 8 & 0xFF)] = True
         return begins

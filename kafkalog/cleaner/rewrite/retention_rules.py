@@ -1,21 +1,18 @@
-"""What stays of each batch: the second pass, in decisions; `batch_writer` turns them into bytes.
+"""The second pass decides which records and batches stay; `batch_writer` writes them.
 
-A record stays if it lies beyond the round's end; else it needs a key, no newer record of it may be
-known, and if it is a tombstone, its batch's *delete horizon* must not have come. Data of aborted
-transactions goes. A control record stays, whatever its key.
+A record stays if it lies beyond the round's end. Otherwise it needs a key, must be the latest known
+of its key, and if it is a tombstone, its batch's *delete horizon* must lie ahead. Aborted data goes
+at once.
 
-Deletions take two stages, so that a slow reader sees them: the round that finds a tombstone, or a
-marker whose data is gone, gives its batch a horizon, `delete.retention.ms` from then; a round after
-that removes it. A deletion of a key that is to be *erased* does not wait: it goes in the round that
-finds it, with all that it deletes. A batch left without records keeps its header where something is
-told by it: where the log ends, or where a producer was.
+Tombstones go in two stages, so that slow readers see them. The first round gives the batch a
+horizon, `delete.retention.ms` ahead; a round after that time removes it. A marker whose data is
+gone goes the same way. A tombstone of an *erased* key goes at once. A batch without records keeps
+its header at the end of the log, or if it is its producer's last.
 
-What is decided for a batch depends on nothing but the batch, the latest offsets of the keys, the
-transactions before it, the active producers and the round's fixed time.
+Decisions depend only on the batch, the latest offsets, the transactions before it, the active
+producers and the round's fixed time.
 
-Kafka: Cleaner.cleanInto (checkBatchRetention, shouldRetainRecord); the rules are C51 to C64, C82,
-C83 and C86. Batches that go without being looked into are not decoded, nor are those of which the
-first pass has found every record obsolete.
+Kafka: Cleaner.cleanInto (checkBatchRetention, shouldRetainRecord); rules C51 to C64, C82, C83, C86.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What stays of a run. n = records of its batches that were decoded, b = batches."""
+    """The records that stay of a run, with n decoded records and b batches."""
 
     keep: Flags
     """(n)"""
@@ -56,48 +53,48 @@ class Retained:
     tombstones: Int64s
     """(b) tombstones among them."""
     stays_empty: Flags
-    """(b) the batch keeps its header also without records (Kafka: RETAIN_EMPTY)."""
+    """(b) the batch keeps its header even without records (Kafka: RETAIN_EMPTY)."""
     gets_horizon: Flags
-    """(b) the batch has no delete horizon and is to get one."""
+    """(b) the batch gets its first delete horizon."""
     is_opaque: Flags
-    """(b) the batch was not looked into, and stays as it is."""
+    """(b) the batch stays as it is, without being decoded."""
     keyless: int
-    """Records that go because they have no key."""
+    """Records removed because they have no key."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RetentionRules:
-    """Decides for one round, group after group."""
+    """Decides for one round, group by group."""
 
     snapshot: PartitionSnapshot
     latest: LatestRecords
     transactions: CleanedTransactions
     now_ms: int
     new_delete_horizon_ms: int | None
-    """What batches get whose horizon begins now; None for none (C61)."""
+    """For batches whose horizon begins now; None if it exceeds a timestamp (C61)."""
     chunk_size: int
     """Bytes read at once."""
     stats: CleanerStats
     check_abort: Callable[[], None]
     erased: ErasedKeys | None = None
-    """Keys whose deletions wait for no horizon."""
+    """Keys whose tombstones wait for no horizon."""
     earliest_delete_horizon_ms: int | None = None
-    """The next moment at which something of what was decided may go."""
+    """The next time at which a later round may remove something that stays now."""
 
     def retained(
         self, start: int, end: int, active: ActiveProducers
     ) -> Iterator[tuple[Chunk, RecordTable, Retained]]:
-        """Yield the log from offset `start` to `end` in runs, with what stays of each.
+        """Yield the log from `start` to `end` in runs, with what stays of each.
 
-        Ranges follow each other in the order of the log, and begin and end with segments. Raises
-        CorruptBatchError and CorruptLogError, StorageError, and what `check_abort` raises.
+        Ranges must follow the order of the log, and begin and end with segments. Raises
+        CorruptBatchError, CorruptLogError, StorageError, and what `check_abort` raises.
         """
         for chunk in self.snapshot.chunks(start, end, chunk_size=self.chunk_size):
             seen = self.transactions.see(chunk)
             discards = seen.can_discard & (~seen.is_control | _is_expired(chunk.table, self.now_ms))
             stays_empty = active.are_last(chunk.table)
             stays_empty |= chunk.table.last_offsets + 1 == self.snapshot.state.high_watermark
-            # What has gone before it is looked into need not be decoded.
+            # Batches that are wholly obsolete need not be decoded.
             is_gone = self.latest.obsolete_batches(chunk.table) & ~discards
             self.stats.records_read += int(chunk.table.counts[is_gone].sum())
             first = 0
@@ -110,7 +107,7 @@ class RetentionRules:
     def _decide(
         self, run: Chunk, records: RecordTable, seen: Seen, place: slice, stays_empty: Flags
     ) -> Retained:
-        """Decide for a run, the batches `place` of its chunk."""
+        """Decide for a run: the batches `place` of its chunk."""
         table = run.table
         is_control = seen.is_control[place]
         keep: Flags = np.empty(len(records), dtype=np.bool_)
@@ -137,7 +134,7 @@ class RetentionRules:
             counts = np.bincount(records.batch_index[gone], minlength=len(table))
             kept -= counts
             tombstones -= counts
-        # What waits for a horizon: deletions, and markers whose data is gone.
+        # Tombstones, and markers whose data is gone, wait for a horizon.
         waits = (tombstones > 0) | (is_control & seen.can_discard[place] & (kept > 0))
         has_horizon = (table.attributes & layout.DELETE_HORIZON_BIT) != 0
         gets_horizon = waits & ~has_horizon & (self.new_delete_horizon_ms is not None)
@@ -152,11 +149,7 @@ class RetentionRules:
         return Retained(keep, kept, tombstones, stays_empty, gets_horizon, is_opaque, int(keyless))
 
     def _note_horizons(self, known: Int64s, gets_horizon: Flags) -> None:
-        """Remember the earliest horizon that is to come.
-
-        One that has come and removed nothing (what waits for it lies beyond the round's end) is
-        left out: coming back for it alone would change nothing.
-        """
+        """Remember the earliest horizon that lies ahead; a past one would only repeat the round."""
         horizons = known[known > self.now_ms].tolist()
         if self.new_delete_horizon_ms is not None and gets_horizon.any():
             horizons.append(self.new_delete_horizon_ms)
@@ -166,7 +159,7 @@ class RetentionRules:
 
 
 def _is_expired(table: BatchTable, now_ms: int) -> Flags:
-    """Say of which batches (b) the delete horizon has come."""
+    """Return the batches (b) whose delete horizon has passed."""
     has_horizon = (table.attributes & layout.DELETE_HORIZON_BIT) != 0
     is_expired: Flags = has_horizon & (table.base_timestamps <= now_ms)
     return is_expired

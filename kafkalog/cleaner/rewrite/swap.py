@@ -1,21 +1,18 @@
-"""The swap: finished `.cleaned` segments take the place of those they were made from.
+"""The swap: finished `.cleaned` segments replace their sources.
 
-The steps and their order are Kafka's, because the loader (a broker's, and ours in
-`segment.segments`) tells from the names alone how far a dead process had come:
+The steps and their order are Kafka's, so that a loader (a broker's, and `segment.segments`) finds
+from the names how far a dead process came:
 
-1. `.cleaned` -> `.swap`, the highest base first, of each segment its `.log` first. As long as one
-   `.cleaned` is left, the sources are live.
-2. The sources -> `.deleted`. From the last rename of step 1 on, the new segments are live.
+1. `.cleaned` -> `.swap`, the highest base first, and of each segment `.log` first. The sources are
+   live as long as one `.cleaned` is left.
+2. The sources -> `.deleted`. The new segments are live from the end of step 1 on.
 3. `.swap` -> the final names.
 
-A swap replaces a group of segments, or several that lie side by side. Before the first one of a
-round's groups the gaps of all outputs are listed at once, beside those of the sources: whoever
-finishes or forgets a swap finds listed what is live then. The sources' key indexes are removed
-first, the outputs' put in place last, so that there never is one beside a segment that it is not
-of. Outputs of later swaps may wait as `.cleaned` files meanwhile, since their bases are higher.
+The directory is synced after each step. A swap replaces one or several adjacent groups of segments.
+Before the first swap, the gaps of all outputs are listed beside those of the sources. The sources'
+key indexes are removed first, and the outputs' come last, so no segment has another's index.
 
-The directory is synced after each step, so that a power cut cannot show a later step without the
-one before it. Kafka: LocalLog.replaceSegments; unlike it, no new base is taken for a vanished one.
+Kafka: LocalLog.replaceSegments; unlike it, no new base is taken for a vanished one.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ __all__ = [
 ]
 
 SEGMENTS_MAX: Final = 128
-"""Sources of one swap, unless a single group has more: for so long writers and readers wait."""
+"""Sources of one swap, unless a single group has more; writers and readers wait for a swap."""
 
 LiveFiles = set[tuple[int, int]]
 """The live segments, as (base offset, size)."""
@@ -57,11 +54,11 @@ LiveFiles = set[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class RewrittenGroup:
-    """What was made of a group of segments."""
+    """The outputs of a group of segments."""
 
     sources: Sequence[SegmentFiles]
     end: int
-    """The offset at which the next segment begins."""
+    """Base offset of the next segment."""
     outputs: Sequence[CleanedSegment]
     """Finished, ascending."""
     sections: Sequence[Section]
@@ -80,7 +77,7 @@ class RewrittenGroup:
 
     @property
     def gap_count(self) -> int:
-        """How many gaps are held to be listed."""
+        """Number of gaps in memory."""
         return sum(len(section.gaps) for section in (*self.sections, *self.source_sections))
 
     def discard(self) -> None:
@@ -90,7 +87,7 @@ class RewrittenGroup:
 
 
 def adjacent_groups(groups: Sequence[RewrittenGroup]) -> Iterator[list[RewrittenGroup]]:
-    """Yield what one swap may replace: groups side by side, with `SEGMENTS_MAX` sources or one."""
+    """Yield the groups of each swap: adjacent ones with at most `SEGMENTS_MAX` sources, or one."""
     found: list[RewrittenGroup] = []
     count = 0
     for group in groups:
@@ -105,7 +102,7 @@ def adjacent_groups(groups: Sequence[RewrittenGroup]) -> Iterator[list[Rewritten
 
 
 def list_gaps(directory: Path, groups: Sequence[RewrittenGroup], live: LiveFiles) -> None:
-    """List the gaps of groups before they are swapped, durably; those of no live file are dropped.
+    """List the gaps of groups durably before their swap; drop those of files that are not live.
 
     The caller holds the partition's cleaner lock and the commit lock. Raises CorruptLogError,
     OSError.
@@ -121,9 +118,9 @@ def list_gaps(directory: Path, groups: Sequence[RewrittenGroup], live: LiveFiles
 
 
 def drop_replaced_gaps(directory: Path, groups: Sequence[RewrittenGroup], live: LiveFiles) -> None:
-    """Drop gaps of replaced files that were as large as those that replaced them.
+    """Drop the gaps of replaced files that have the base and size of their replacement.
 
-    What was listed of those must not count for these. The caller holds the same locks.
+    The caller holds the same locks.
     """
     old = {s.key: s for group in groups for s in group.source_sections}
     shared = [
@@ -139,13 +136,12 @@ def drop_replaced_gaps(directory: Path, groups: Sequence[RewrittenGroup], live: 
 def replace_segments(
     directory: Path, groups: Sequence[RewrittenGroup], *, producer_snapshot: int = -1
 ) -> None:
-    """Put finished output segments in the place of the source segments (rule C111).
+    """Replace source segments by finished output segments (rule C111).
 
-    The groups lie side by side, and their gaps are listed (`list_gaps`). `producer_snapshot` is the
-    offset of the one that the journal names, which stays wherever it is. The caller holds the
-    partition's cleaner lock, the commit lock and, exclusively, the segments lock, and has finished
-    every earlier swap. A source that is gone is passed over (C112). Raises OSError and leaves the
-    directory as it is then, which every reader resolves.
+    The groups are adjacent, and `list_gaps` has listed their gaps. The journal's producer snapshot,
+    at the offset `producer_snapshot`, stays. The caller holds the partition's cleaner lock, the
+    commit lock and the exclusive segments lock, and has finished earlier swaps. Missing sources are
+    ignored (C112). Raises OSError, and leaves a state that every reader resolves.
     """
     outputs = [output for group in groups for output in group.outputs]
     new_bases = {output.base_offset for output in outputs}
@@ -161,7 +157,7 @@ def replace_segments(
     files.sync_directory(directory)
 
     retire(directory, bases, suffixes=layout.SEGMENT_SUFFIXES)
-    # The producer snapshot at a base that stays a base is as good as before (C113).
+    # The producer snapshot of a base that remains stays valid (C113).
     vanished = [base for base in bases if base not in {*new_bases, producer_snapshot}]
     retire(directory, vanished, suffixes=(layout.SNAPSHOT,))
 
@@ -172,10 +168,10 @@ def replace_segments(
 
 
 def keep_key_index(directory: Path, group: RewrittenGroup) -> None:
-    """Put the key index of an output beside its source, which stays, since the two are alike.
+    """Put the key index of an output beside its identical source, which stays.
 
-    The caller holds the partition's cleaner lock, and discards the output. The name of the index is
-    durable once the directory is synced; without it the segment is scanned. Raises OSError.
+    The caller holds the partition's cleaner lock, and discards the output. The index is durable
+    once the directory is synced. Raises OSError.
     """
     if len(group.sources) != 1 or len(group.outputs) != 1:
         return

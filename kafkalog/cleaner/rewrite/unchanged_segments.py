@@ -1,16 +1,14 @@
-"""Clean segments that a round may leave alone, found out without reading them.
+"""Find the clean segments that a round may leave alone, without reading them.
 
-A clean segment stays as it is if no record of it has become obsolete, and nothing in it waits for a
-moment or for what else the log holds. The second is known when a cleaning writes the segment: it is
-*unchanged* if it has nothing but data with keys and values, of no producer and no transaction, in
-batches that are as large as they will get; its key index says so. The first is asked of that index:
-the keys of the dirty section are hashed under its secret, and where a hash is there, the batch is
-read, and the offset map asked. So a round costs what it has to do, however large the clean part of
-the log is, as long as new records are few and of keys that were written not long ago.
+A segment is *unchanged* if it has only data with keys and values, without producers and
+transactions, in batches that need no merging. The cleaning that writes it records this in its key
+index. A round leaves it alone if none of its records has become obsolete. To find out, it hashes
+the dirty keys under the index's secret, reads only batches with a matching hash, and looks their
+records up in the offset map. A round with few new records is then cheap, however large the clean
+part is.
 
-What is wrong about an index (`key_index` says when it is believed) could only make an obsolete
-record stay. Kafka's cleaner reads and writes the whole clean part in every round (C40); what comes
-out is the same, for a group of one segment of which nothing goes is not replaced.
+A wrong index could only make an obsolete record stay. Kafka's cleaner rewrites the whole clean part
+in every round (C40), with the same result.
 """
 
 from __future__ import annotations
@@ -37,25 +35,25 @@ if TYPE_CHECKING:
 __all__ = ["UnchangedSegments"]
 
 WORTHWHILE: Final = 2
-"""Asking the indexes takes time for each dirty record; so little of the log must be dirty."""
+"""The clean part must be at least so many times as large as the dirty one."""
 KEYS_MAX: Final = 1 << 18
-"""Different dirty keys of which hashes are held: 2 MiB for each secret, and as much to sort."""
+"""Distinct dirty keys whose hashes are held: 2 MiB per secret, and as much to sort them."""
 SECRETS_MAX: Final = 2
 
 
 class UnchangedSegments:
-    """The segments of one round's clean part that are unchanged; `add` the dirty keys, then ask.
+    """The unchanged segments of a round's clean part; `add` the dirty keys, then ask.
 
-    `check_abort` is called with every segment, and raises to stop.
+    For each segment, `check_abort` is called and may raise.
     """
 
     def __init__(
         self, snapshot: PartitionSnapshot, log: LogToClean, check_abort: Callable[[], None]
     ) -> None:
         self.secret = secrets.token_bytes(16)
-        """What keys are to be hashed under, so that new indexes can be asked along with old ones.
+        """The secret of new key indexes, that of most old ones.
 
-        Segments whose index is under another are read, and get an index under this one.
+        Segments whose index has another secret are read.
         """
         self._snapshot = snapshot
         self._check_abort = check_abort
@@ -74,11 +72,11 @@ class UnchangedSegments:
 
     @property
     def wants_keys(self) -> bool:
-        """Whether there is any use in adding keys."""
+        """Whether keys need to be added."""
         return bool(self._hashes)
 
     def add(self, records: RecordTable) -> None:
-        """Take the keys of dirty records."""
+        """Add the keys of dirty records."""
         rows = np.flatnonzero(records.key_sizes >= 0)
         self._held += len(rows)
         for secret, held in self._hashes.items():
@@ -94,11 +92,11 @@ class UnchangedSegments:
             self._hashes.clear()
 
     def bases_to_leave(self, latest: LatestRecords) -> set[int]:
-        """Return the base offsets of segments of which no record is obsolete.
+        """Return the base offsets of unchanged segments without obsolete records.
 
         Raises CorruptBatchError, StorageError, and what `check_abort` raises.
         """
-        # Only a map that has all dirty keys can be asked for those of a batch out of turn.
+        # Only a map with all dirty keys can look up a batch out of order.
         if not self._hashes or not isinstance(latest, OffsetMap):
             return set()
         self._compact()
@@ -113,7 +111,7 @@ class UnchangedSegments:
         return found
 
     def _clean_segments(self) -> Iterator[OpenSegment]:
-        """Yield the segments that lie wholly in the clean part, open one by one."""
+        """Yield the segments wholly in the clean part, opened one at a time."""
         segments, end = self._snapshot.segments, self._first_dirty_offset
         if not segments:
             return
@@ -137,7 +135,7 @@ def _opened_index(snapshot: PartitionSnapshot, segment: OpenSegment) -> Iterator
 def _has_obsolete(
     segment: OpenSegment, index: KeyIndex, hashes: Uint64s, latest: OffsetMap
 ) -> bool:
-    """Tell whether a record of a segment is obsolete; True also where the index is damaged."""
+    """Return whether a segment has an obsolete record, or its index is damaged."""
     found = index.positions_of(hashes)
     if found is None:
         return True

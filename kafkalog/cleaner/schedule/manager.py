@@ -131,7 +131,7 @@ def check_cleanable(engine: Engine) -> None:
     if not may_clean(engine.root):
         raise StorageError(
             f"{engine.root}: may not be written here (a read-only mount, or no permission), and a "
-            "cleaner writes; run it where, and as who, may"
+            "cleaner writes; run it on a host and as a user that may"
         )
 
 
@@ -216,6 +216,6 @@ def _sweep_root(engine: Engine, now_ms: int) -> int:
     with contextlib.suppress(OSError):
         count += engine.sweep_staged(now_ms=now_ms)
     with contextlib.suppress(OSError, KafkaLogError):
-        # A reader renews a pin by his clock, whatever time the caller gives.
+        # Readers renew pins by the system's clock, whatever time the caller gives.
         count += sweep_pins(engine.root, clock.now_ms())
     return count

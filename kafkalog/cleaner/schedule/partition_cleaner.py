@@ -1,8 +1,7 @@
-"""Cleans one partition, alone: its lock, its aborts, and what becomes of its faults.
+"""Clean one partition: its lock, aborts and errors.
 
-One cleaner works on a partition at a time, in any process: who does not get its cleaner lock goes
-on to the next partition. A partition that fails is marked uncleanable, with its reason, and no
-fault of one is one of another.
+Only one cleaner, of any process, works on a partition at a time. Others skip it. A partition that
+fails is marked uncleanable with the reason, and does not stop the others.
 
 Kafka: LogCleaner.CleanerThread.tryCleanFilthiestLog, LogCleanerManager.doneCleaning (C122, C131).
 """
@@ -21,7 +20,7 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
 from kafkalog.cleaner.rewrite.clean import CleaningAborted, clean_round
 from kafkalog.cleaner.schedule.pause import is_paused
-from kafkalog.cleaner.schedule.scheduler import may_be_cleaned, plan
+from kafkalog.cleaner.schedule.scheduler import may_be_cleaned
 from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
 from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
 from kafkalog.cleaner.state.stats import CleanerStats
@@ -56,29 +55,29 @@ class PartitionCleaner:
     engine: Engine
     now_ms: int
     clock: Callable[[], int] | None = None
-    """What time it is when a round begins; None: `now_ms`."""
+    """Returns the time at which a round begins; None for `now_ms`."""
     config: CleanerConfig = field(default_factory=CleanerConfig)
     check_abort: Callable[[], None] = _never
-    """Called with every chunk; what it raises ends the cleaning, CleaningAborted without fault."""
+    """Called with every chunk; an exception ends the cleaning, CleaningAborted without an error."""
     progress: Callable[[CleanerStats], None] = _unwatched
-    """Shown the figures with every chunk."""
+    """Receives the figures with every chunk."""
     throttler: Throttler | None = None
     """None for no limit."""
     on_aborted: Callable[[CleanerStats], None] = _unwatched
-    """Shown the figures of a cleaning that was broken off."""
+    """Receives the figures of an aborted cleaning."""
     erased: ErasedKeys | None = None
-    """Keys whose deletions wait for no delete horizon."""
+    """Keys whose tombstones wait for no delete horizon."""
     waits: bool = False
-    """Whether a cleaner that has the partition is waited for."""
+    """Whether to wait for another cleaner that has the partition."""
 
     def clean(
         self, topic: str, partition: int, *, force: bool = False, until_clean: bool = False
     ) -> CleanerStats | None:
-        """Clean a partition, a round or until it is clean; None where nothing was done.
+        """Clean a partition, one round or until it is clean; return None if nothing was done.
 
-        Nothing is done where another cleaner has the partition (unless it `waits`), where it is
-        paused, or, without `force`, no longer due. With `force` its active segment is rolled first.
-        A fault is told in the result's `error`. Raises LockedByBrokerError.
+        Nothing is done if another cleaner has it (unless `waits`), if it is paused, or, without
+        `force`, no longer due. With `force` its active segment is rolled first. The result's
+        `error` has the reason of a failure. Raises LockedByBrokerError.
         """
         known = self.engine.state().topics.get(topic)
         if known is None:
@@ -93,7 +92,7 @@ class PartitionCleaner:
             self.on_aborted(stats)
         except LockedByBrokerError:
             raise
-        except Exception as fault:  # of the lock itself, or the topic is gone
+        except Exception as fault:  # the lock failed, or the topic is gone
             if not self.engine.has_topic(topic, known.topic_id):
                 return None
             stats.error = self._mark(topic, partition, fault)
@@ -105,7 +104,6 @@ class PartitionCleaner:
     def _clean(
         self, pace: _Pace, topic_id: str, started: float, *, force: bool, until_clean: bool
     ) -> None:
-        """Clean under the partition's cleaner lock; does nothing where another has it."""
         stats, directory = pace.stats, pace.directory
         topic, partition = stats.topic, stats.partition
         with (
@@ -116,11 +114,12 @@ class PartitionCleaner:
             if not is_held or is_paused(directory):
                 return
             self._finish_what_others_left(topic, directory)
+            described = self.engine.describe(topic)
             if force:
                 self._roll(topic, partition)
-            elif not self._is_still_due(topic, partition):
-                return  # another cleaner was quicker, or has found it uncleanable
-            first_dirty = self.engine.describe(topic).partitions[partition].first_dirty_offset
+            elif not may_be_cleaned(self.engine, topic, described, partition, self.now_ms):
+                return  # another cleaner has found it uncleanable
+            first_dirty = described.partitions[partition].first_dirty_offset
             stats.start_offset = stats.end_offset = first_dirty
             while True:
                 log = clean_round(
@@ -132,8 +131,11 @@ class PartitionCleaner:
                     stats=stats,
                     check_abort=pace.check,
                     is_forced=force,
+                    only_if_due=not force and not stats.rounds,
                     erased=self.erased,
                 )
+                if log is None and not force and not stats.rounds:
+                    return  # another cleaner was quicker
                 if log is not None and not stats.compaction_delay_ms:
                     stats.compaction_delay_ms = log.compaction_delay_ms
                 if log is None or not until_clean or stats.end_offset >= log.end:
@@ -151,30 +153,23 @@ class PartitionCleaner:
 
     @contextlib.contextmanager
     def _marking_faults(self, stats: CleanerStats, topic_id: str) -> Iterator[None]:
-        """Mark the partition whatever happens, under its lock: nobody else is to find the same."""
+        """Mark the partition after any error, under its lock: no other cleaner shall repeat it."""
         try:
             yield
         except (CleaningAborted, LockedByBrokerError):
             raise
-        except Exception as fault:  # whatever it is: the other partitions go on
+        except Exception as fault:  # no error may stop the other partitions
             if not self.engine.has_topic(stats.topic, topic_id):
                 raise
             stats.error = self._mark(stats.topic, stats.partition, fault)
 
-    def _is_still_due(self, topic: str, partition: int) -> bool:
-        known = self.engine.describe(topic)
-        return (
-            may_be_cleaned(self.engine, topic, known, partition, self.now_ms)
-            and plan(self.engine, topic, partition, now_ms=self.now_ms)[0].is_eligible
-        )
-
     def _finish_what_others_left(self, topic: str, directory: Path) -> None:
         leftovers = (layout.CLEANED, layout.SWAP)
-        if any(path.name.endswith(leftovers) for path in directory.iterdir()):
+        if any(name.endswith(leftovers) for name in files.list_names(directory)):
             with locks.SegmentsLock(directory).exclusive():
                 finish_swaps(directory)
-        # Or the last names of a swap that is done may be lost, and a .cleaned file of ours be there
-        # and call the .swap dead that came back.
+        # Without the sync, a power failure could bring back a .swap file of a finished swap, which
+        # a new .cleaned file of ours would mark as unfinished.
         files.sync_directory(directory)
         sweep_spill_files(directory)
         config = TopicConfig.parse(self.engine.describe(topic).config)
@@ -187,9 +182,8 @@ class PartitionCleaner:
                 transaction.publish(self.now_ms)
 
     def _mark(self, topic: str, partition: int, fault: Exception) -> str:
-        """Mark a partition uncleanable; returns the reason."""
         reason = fault_reason(fault)
-        if isinstance(fault, OSError) and not fault.filename:  # a descriptor's knows no file
+        if isinstance(fault, OSError) and not fault.filename:  # an error of a file descriptor
             reason = f"{self.engine.root / layout.partition_directory(topic, partition)}: {reason}"
         is_ordinary = isinstance(fault, KafkaLogError | OSError)
         _log.log(
@@ -200,7 +194,7 @@ class PartitionCleaner:
             reason,
             exc_info=None if is_ordinary else fault,
         )
-        # A topic that was deleted meanwhile takes no mark.
+        # A topic that was deleted meanwhile cannot be marked.
         with contextlib.suppress(UnknownTopicError, StorageError):
             mark_uncleanable(
                 self.engine.partition_directory(topic, partition),
@@ -214,16 +208,14 @@ class PartitionCleaner:
 
 @dataclass(slots=True)
 class _Pace:
-    """Looks up with every chunk of one cleaning: it aborts, tells how far it is, and waits."""
+    """With every chunk: abort if asked to, report progress, and keep the rate."""
 
     cleaner: PartitionCleaner
     directory: Path
     stats: CleanerStats
     counted: int = 0
-    """Bytes that the throttler knows of."""
 
     def check(self) -> None:
-        """Abort if that is asked for, or keep to the rate of bytes."""
         self._abort_if_asked()
         self.cleaner.progress(self.stats)
         self.count()
@@ -231,7 +223,6 @@ class _Pace:
             self.cleaner.throttler.wait(self._abort_if_asked)
 
     def count(self) -> None:
-        """Tell the throttler what was read and written since it was told last."""
         if self.cleaner.throttler is not None:
             moved = bytes_moved(self.stats)
             self.cleaner.throttler.count(moved - self.counted)
@@ -244,7 +235,7 @@ class _Pace:
 
 
 def fault_reason(fault: Exception) -> str:
-    """Return what a fault says, in one line."""
+    """Return the message of an error, in one line."""
     if isinstance(fault, OSError) and fault.filename and fault.strerror:
         return f"{fault.filename}: {fault.strerror}"
     if isinstance(fault, OSError) and fault.strerror:

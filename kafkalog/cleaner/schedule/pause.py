@@ -37,16 +37,16 @@ _PAUSE_S = 0.002
 
 @contextlib.contextmanager
 def abort_and_pause(log: Engine | OpenedLog, topic: str, partition: int) -> Iterator[None]:
-    """Abort a cleaning of the partition, wait until it has let go, and let none begin meanwhile.
+    """Abort a cleaning of the partition, wait until it has ended, and let no other begin meanwhile.
 
-    `log` is what `kafkalog.open` returned. Cleaners of every process obey, also a forced cleaning,
-    which then passes the partition over. May be nested. Raises UnknownTopicError, and
-    InvalidInputError for a partition that is not here, or a log that is only read.
+    `log` is what `kafkalog.open` returned. This holds for cleaners of every process, and for forced
+    cleanings. It may be nested. Raises UnknownTopicError, and InvalidInputError for a missing
+    partition or a read-only log.
     """
     engine = engine_of(log)
     known = engine.describe(topic)
     if engine.read_only:
-        raise InvalidInputError(f"{engine.root}: the log is only read, so nothing of it is cleaned")
+        raise InvalidInputError(f"{engine.root}: the log is only read, so it is not cleaned")
     if partition not in dict(known.present()):
         raise InvalidInputError(
             f"topic {topic!r} has no partition {partition} here: it has {len(known.partitions)}"
@@ -54,7 +54,7 @@ def abort_and_pause(log: Engine | OpenedLog, topic: str, partition: int) -> Iter
     directory = engine.partition_directory(topic, partition)
     with locks.FileLock(directory / layout.CLEANING_PAUSED).shared():
         with locks.FileLock(directory / layout.CLEANER_LOCK).exclusive():
-            pass  # whoever had it has let go, and the next one looks at our lock first
+            pass  # the earlier holder has ended, and the next one checks our lock first
         yield
 
 

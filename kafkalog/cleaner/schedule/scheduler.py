@@ -1,4 +1,4 @@
-"""Which partitions to clean, and in which order.
+"""Choose which partitions to clean, and in which order.
 
 Kafka: LogCleanerManager.grabFilthiestCompactedLog (rules C33 to C39).
 """
@@ -31,14 +31,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Schedule:
-    """What a look at all compacted partitions has found."""
+    """The result of planning all compacted partitions."""
 
     partitions: list[tuple[str, int]] = field(default_factory=list)
     """(topic, partition) of those to clean, the filthiest first."""
     max_dirty_ratio: float = 0.0
-    """The largest one, whether or not it makes a partition due (C39)."""
+    """The largest dirty ratio, also if it makes no partition due (C39)."""
     max_compaction_delay_ms: int = 0
-    """How far the latest partition is behind its max.compaction.lag.ms; 0 for none."""
+    """The largest delay behind max.compaction.lag.ms; 0 for none."""
 
 
 def choose(
@@ -49,10 +49,10 @@ def choose(
     force: bool = False,
     now_ms: int,
 ) -> Schedule:
-    """Choose what is due now, of a topic, or the partition of that number; with `force` all of it.
+    """Choose the partitions that are due, of one topic or all; with `force` all partitions.
 
-    Partitions that are paused, or uncleanable for some time yet, are passed over, but never by
-    `force`. Raises StorageError, LockedByBrokerError where first dirty offsets cannot be put right.
+    Paused partitions, and uncleanable ones before their retry, are skipped, except with `force`.
+    Raises StorageError, LockedByBrokerError if first dirty offsets cannot be corrected.
     """
     heal_first_dirty_offsets(engine, now_ms=now_ms)
     candidates = _compacted(engine, topic, partition)
@@ -66,10 +66,10 @@ def choose(
             continue
         try:
             log, _ = plan(engine, name, number, now_ms=now_ms, pins=pins)
-        except Exception as fault:  # who cannot be planned cannot be cleaned (C38)
+        except Exception as fault:  # without a plan the cleaning would fail too (C38)
             if engine.has_topic(name, known.topic_id):
                 _log.debug("%s-%d cannot be planned: %s", name, number, fault)
-                ratios.append((1.0, name, number))  # the last one; its cleaning says why
+                ratios.append((1.0, name, number))  # sorted last; its cleaning reports the reason
             continue
         schedule.max_dirty_ratio = max(schedule.max_dirty_ratio, log.dirty_ratio)
         if log.is_eligible:
@@ -91,7 +91,7 @@ def _compacted(
 
 
 def may_be_cleaned(engine: Engine, name: str, known: TopicState, number: int, now_ms: int) -> bool:
-    """Whether a partition is neither paused nor, for some time yet, uncleanable (C35)."""
+    """Return whether a partition is neither paused nor uncleanable until a later time (C35)."""
     directory = engine.partition_directory(name, number)
     mark = read_uncleanable(directory)
     return (mark is None or mark.is_due(known.config, now_ms)) and not is_paused(directory)
@@ -100,10 +100,10 @@ def may_be_cleaned(engine: Engine, name: str, known: TopicState, number: int, no
 def plan(
     engine: Engine, topic: str, partition: int, *, now_ms: int, pins: LivePins | None = None
 ) -> tuple[LogToClean, PartitionState]:
-    """Plan from a listing and a state of one moment; returns both. Pins: those of now.
+    """Plan from a listing and a state that fit each other; return plan and state.
 
-    Raises StorageError where the active segment, which has committed bytes, is gone; of a broker's,
-    which moves on while its state is known, that tells nothing.
+    Raises StorageError if the active segment has committed bytes and is missing, except in a
+    broker's.
     """
     directory = engine.partition_directory(topic, partition)
     with engine.listing_lock(directory):
@@ -133,21 +133,17 @@ def plan(
 
 
 class Plans:
-    """The plans of one look at a log, each made when it is first asked for.
-
-    Who says several things of a partition asks the same look for all of them: they agree, and the
-    log's pins, in a root that may be long, are listed once.
-    """
+    """The plans and pins of a log at one time; each plan is made on first use."""
 
     def __init__(self, engine: Engine, now_ms: int) -> None:
-        """Look at the pins."""
+        """Load the pins."""
         self._engine = engine
         self.now_ms: Final = now_ms
         self.pins: Final = LivePins(engine.root, now_ms)
         self._made: dict[tuple[str, int], tuple[LogToClean, PartitionState]] = {}
 
     def of(self, topic: str, partition: int) -> tuple[LogToClean, PartitionState]:
-        """Return a plan and its state; raises OSError, KafkaLogError where it cannot be read."""
+        """Return plan and state; raises OSError, KafkaLogError if the partition cannot be read."""
         made = self._made.get((topic, partition))
         if made is None:
             made = plan(self._engine, topic, partition, now_ms=self.now_ms, pins=self.pins)

@@ -1,10 +1,9 @@
-"""The background cleaner of a process: daemon threads that clean whatever is due.
+"""The background cleaner of a process: daemon threads that clean what is due.
 
-Each wakes up every `backoff_ms`, cleans the filthiest partition that no other cleaner has, and
-again until nothing is left. After each cleaning it deletes what the retention of compacted topics
-does not keep; that of the others comes at its own interval, which in Kafka is another thread's. A
-thread that dies is counted, and another one takes its place. The kernels let go of the interpreter,
-so the driver's own threads run on.
+Every `backoff_ms` each thread cleans the filthiest partition that no other cleaner has, until
+nothing is left. After each cleaning it applies the retention of compacted topics, and at intervals
+that of the others. A thread that dies is counted and replaced. The kernels release the GIL, so the
+driver's threads keep running.
 
 Kafka: LogCleaner, LogCleaner.CleanerThread (rules C131 to C137).
 """
@@ -36,10 +35,9 @@ _log = logging.getLogger(__name__)
 
 
 class CleanerThread:
-    """Starts and stops the threads; any number of processes may run some on the same log.
+    """Start and stop the threads; any number of processes may clean the same log.
 
-    It can be started again after it was stopped, and its counters go on. `clock` gives epoch
-    milliseconds.
+    After a stop it can be started again; the counters continue. `clock` returns epoch milliseconds.
     """
 
     def __init__(
@@ -51,22 +49,22 @@ class CleanerThread:
         self.cleanings = 0
         """Rounds that succeeded."""
         self.aborts = 0
-        """Rounds that were broken off: by a stop, a pause, or since their topic went."""
+        """Rounds that were aborted by a stop, a pause, or the deletion of their topic."""
         self.records_removed = 0
         self.bytes_removed = 0
-        """What rounds took out of `.log` files, those included that then ended otherwise."""
+        """Removed from `.log` files, also by rounds that then failed or were aborted."""
         self.segments_deleted = 0
-        """Segments that went by retention."""
+        """Segments deleted by retention."""
         self.failures = 0
-        """Rounds, retentions, or looks around for work, that did not."""
+        """Rounds, retentions and searches for work that failed."""
         self.deaths = 0
-        """Threads that ended by an error; each was replaced."""
+        """Threads that died of an error; each was replaced."""
         self.max_dirty_ratio = 0.0
-        """The largest one of a compacted partition, at the last look (C39)."""
+        """The largest dirty ratio of a compacted partition at the last search for work (C39)."""
         self.max_compaction_delay_ms = 0
-        """How far a partition was behind its max.compaction.lag.ms at the last look."""
+        """The largest delay behind max.compaction.lag.ms at the last search for work."""
         self.last_look_ms: int | None = None
-        """When a thread last looked for work (epoch ms)."""
+        """When a thread last searched for work (epoch ms)."""
         self._engine = engine
         self._config = CleanerConfig() if config is None else config
         self._clock = clock
@@ -79,7 +77,7 @@ class CleanerThread:
 
     @property
     def config(self) -> CleanerConfig:
-        """The settings it works with; see `reconfigure`."""
+        """The current settings; see `reconfigure`."""
         return self._config
 
     @property
@@ -89,18 +87,18 @@ class CleanerThread:
 
     @property
     def dead_threads(self) -> int:
-        """How many threads should run and do not; Kafka: DeadThreadCount."""
+        """Number of threads that should run and do not; Kafka: DeadThreadCount."""
         return sum(not thread.is_alive() for thread in self._threads)
 
     @property
     def last_stats(self) -> list[CleanerStats]:
-        """Return, of each thread that runs, the last cleaning that succeeded, if there was one."""
+        """The last successful cleaning of each running thread."""
         with self._lock:
             idents = [thread.ident for thread in self._threads]
             return [self._last_stats[one] for one in idents if one in self._last_stats]
 
     def start(self) -> None:
-        """Start the threads; of those that run, none. Replaces threads that are dead."""
+        """Start the threads, and replace dead ones; running threads continue."""
         with self._lock:
             if self._stop.is_set():
                 self._stop = threading.Event()
@@ -109,7 +107,7 @@ class CleanerThread:
                 self._start_one(wait_s=0.0)
 
     def stop(self) -> None:
-        """Stop the threads and wait for them; a round ends within a chunk, or after its swap."""
+        """Stop the threads and wait for them; a round stops within a chunk, or after its swap."""
         with self._lock:
             self._stop.set()
             threads, self._threads = self._threads, []
@@ -119,10 +117,11 @@ class CleanerThread:
                 thread.join()
 
     def reconfigure(self, config: CleanerConfig) -> None:
-        """Go on with other settings: the threads end, and as many start as are wanted then (C136).
+        """Restart the threads with other settings (C136).
 
-        A round at work is broken off, and done again. The counters stay. Raises InvalidInputError
-        for a number of threads that is 0, or less than half or more than twice as many as now.
+        Rounds in progress are aborted, and repeated later. The counters stay. Raises
+        InvalidInputError for a number of threads that is 0, or less than half or more than twice
+        the current one.
         """
         now, then = self._config.threads, config.threads
         if then != now and not max(1, now // 2) <= then <= 2 * now:
@@ -139,7 +138,6 @@ class CleanerThread:
     # --- the threads -----------------------------------------------------------------------------
 
     def _thread_count(self) -> int:
-        """Without compaction one thread is left, for retention."""
         return max(1, self._config.threads if self._config.enable else 1)
 
     def _start_one(self, *, wait_s: float) -> None:
@@ -156,12 +154,12 @@ class CleanerThread:
             with announced(self._engine.root) if is_compacting else contextlib.nullcontext():
                 self._clean_until(stop)
         except BaseException:
-            _log.critical("a cleaner thread has died; another one takes its place", exc_info=True)
+            _log.critical("a cleaner thread has died; another one replaces it", exc_info=True)
         finally:
             self._replace(stop)
 
     def _replace(self, stop: threading.Event) -> None:
-        """Let another thread go on for this one, after a pause, unless all were stopped."""
+        """Start a replacement for this thread after a pause, unless all were stopped."""
         with self._lock:
             if stop.is_set():
                 return
@@ -177,7 +175,7 @@ class CleanerThread:
                 stop.wait(config.backoff_ms / 1e3)
 
     def _clean_once(self, config: CleanerConfig, stop: threading.Event) -> bool:
-        """Clean one round; returns whether to look for more at once."""
+        """Clean one round; return whether to look for more at once."""
 
         def check_abort() -> None:
             if stop.is_set():
@@ -202,11 +200,11 @@ class CleanerThread:
                 return False
         except (KafkaLogError, OSError) as fault:
             self._count_failure()
-            _log.warning("the cleaner goes on after an error: %s", fault)
+            _log.warning("the cleaner continues after an error: %s", fault)
             return False
-        except Exception:  # nothing that is raised here may end the thread
+        except Exception:  # no error may end the thread
             self._count_failure()
-            _log.exception("the cleaner goes on after an error")
+            _log.exception("the cleaner continues after an error")
             return False
         self._count(stats)
         return True
@@ -241,10 +239,7 @@ class CleanerThread:
             self.failures += 1
 
     def _retain(self, now_ms: int, *, is_compacting: bool) -> None:
-        """Apply retention: to compacted topics at every call, to the others at their interval.
-
-        Where nothing is compacted, compacted topics are left alone (C141).
-        """
+        """Apply retention: to compacted topics if compaction runs (C141), to others when due."""
         with self._lock:
             last_ms, interval_ms = self._all_retained_ms, self._config.retention_check_interval_ms
             is_due = last_ms is None or not 0 <= now_ms - last_ms < interval_ms

@@ -1,7 +1,7 @@
-"""Keeps all cleaning threads of a process together below a rate of bytes read and written.
+"""Keep all cleaning threads of a process below a rate of bytes read and written.
 
 Kafka: org.apache.kafka.storage.internals.utils.Throttler, and its use in LogCleaner (rule C135).
-Unlike there, nobody sleeps while holding a lock, and a wait can be broken off.
+Unlike Kafka's, it never sleeps while holding a lock, and a wait can be aborted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ _LONGEST_NAP_S = 0.1
 
 
 class Throttler:
-    """Counts bytes, and every 300 ms makes whoever counts wait until the rate is kept again.
-
-    `clock` gives seconds that never go back.
-    """
+    """Count bytes; every 300 ms, make the counting threads wait until the rate is kept."""
 
     def __init__(
         self,
@@ -34,7 +31,7 @@ class Throttler:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.waited_s = 0.0
-        """For how long the threads were told to wait, all in all."""
+        """Seconds that the threads had to wait in total."""
         self._rate = bytes_per_second
         self._clock = clock
         self._sleep = sleep
@@ -45,7 +42,7 @@ class Throttler:
 
     @property
     def bytes_per_second(self) -> float:
-        """The rate; it may be changed at any time, and what was counted before is forgiven."""
+        """The rate; a change resets the count."""
         return self._rate
 
     @bytes_per_second.setter
@@ -56,10 +53,7 @@ class Throttler:
             self._resume_at = self._period_start = self._clock()
 
     def wait(self, check_abort: Callable[[], None]) -> None:
-        """Wait as long as the rate demands, for the same moment as all other threads.
-
-        `check_abort` is called many times meanwhile, and what it raises ends the wait.
-        """
+        """Wait, like all threads, as long as the rate demands, or until `check_abort` raises."""
         while (left := self._resume_at - self._clock()) > 0:
             check_abort()
             self._sleep(min(left, _LONGEST_NAP_S))
@@ -74,12 +68,12 @@ class Throttler:
                 return
             nap = max(0.0, self._observed / self._rate - elapsed)
             self.waited_s += nap
-            # A period ends with its wait; what others count until then belongs to the next one.
+            # A period ends with its wait; bytes counted until then belong to the next period.
             self._resume_at = self._period_start = now + nap
             self._observed = 0.0
 
 
 def bytes_moved(stats: CleanerStats) -> int:
-    """Return how many bytes a cleaning has moved so far: both passes', and those of its spill."""
+    """Return how many bytes a cleaning has moved so far, in both passes and in its spill."""
     log_bytes = stats.map_bytes_read + stats.bytes_read + stats.bytes_written
     return log_bytes + stats.spill_bytes_moved

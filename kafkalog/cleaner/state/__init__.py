@@ -1,1 +1,1 @@
-"""What is known of a partition's cleaning: its figures, its last round, why it failed."""
+"""State files of a partition's cleaning: its figures, its last rounds, why it failed."""

@@ -1,8 +1,7 @@
-"""Where the dirty section of a partition begins, and what is done where that cannot be true.
+"""The start of a partition's dirty section, and its correction if it lies outside the log.
 
-A first dirty offset outside of the log says nothing: all of the log is dirty then. It is put right
-in the journal and in Kafka's checkpoint as soon as somebody looks for work, whether or not the
-partition has any.
+A first dirty offset outside the log means that all of the log is dirty. Every search for work
+corrects it in the journal and in Kafka's checkpoint.
 
 Kafka: LogCleanerManager.cleanableOffsets, grabFilthiestCompactedLog (rules C24 to C27).
 """
@@ -26,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def valid_first_dirty_offset(state: PartitionState) -> int:
-    """Return a partition's first dirty offset; the log start where it lies outside of the log."""
+    """Return a partition's first dirty offset, or the log start if it lies outside the log."""
     first_dirty = state.first_dirty_offset
     if state.log_start_offset <= first_dirty <= state.high_watermark:
         return first_dirty
@@ -34,10 +33,7 @@ def valid_first_dirty_offset(state: PartitionState) -> int:
 
 
 def heal_first_dirty_offsets(engine: Engine, *, now_ms: int) -> int:
-    """Put right the first dirty offsets of compacted partitions; returns how many were wrong.
-
-    Looks at the published state alone, and takes no lock where all is well.
-    """
+    """Correct wrong first dirty offsets of compacted partitions; return how many."""
     if not any(_invalid(engine.state())):
         return 0
     with engine.transaction() as transaction:
@@ -47,7 +43,7 @@ def heal_first_dirty_offsets(engine: Engine, *, now_ms: int) -> int:
             _tell(
                 TopicConfig.parse(transaction.topic(topic).config), topic, partition, state, offset
             )
-            # What was cleaned, as far as there is a log, stays refused to views of older moments.
+            # Snapshots below an offset that was cleaned stay refused, up to the log's end.
             cleaned_to = min(state.cleaned_to, state.high_watermark)
             transaction.change_partition(
                 topic, partition, first_dirty_offset=offset, cleaning_offset=cleaned_to
@@ -68,11 +64,11 @@ def _invalid(published: State) -> Iterator[tuple[str, int, PartitionState]]:
 def _tell(
     config: TopicConfig, topic: str, partition: int, state: PartitionState, offset: int
 ) -> None:
-    # With compact,delete retention raises the log start past it all the time (C25).
+    # With compact,delete, retention often raises the log start past it (C25).
     is_usual = config.is_deleted and state.first_dirty_offset < state.log_start_offset
     _log.log(
         logging.DEBUG if is_usual else logging.WARNING,
-        "%s-%d: the first dirty offset %d lies outside of the log, [%d, %d); cleaning begins at %d",
+        "%s-%d: the first dirty offset %d is outside the log, [%d, %d); cleaning begins at %d",
         topic,
         partition,
         state.first_dirty_offset,

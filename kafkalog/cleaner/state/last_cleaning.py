@@ -1,9 +1,8 @@
-"""What the last cleanings of a partition did, kept in its directory for `status` and pictures.
+"""Store what the last cleanings of a partition did, for `status` and pictures.
 
-The file `kl-last-cleaning` is written at the end of every cleaning that succeeded: that one's
-figures, and those of the ones before it, the last of which drop out. It is told to people and
-decides nothing: a missing, foreign or torn one is no cleaning, and a disk that takes none costs the
-figures alone.
+Every successful cleaning writes the file `kl-last-cleaning` in the partition's directory, with its
+figures and those of earlier ones. Nothing depends on the file: errors of reading and writing it are
+ignored.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ __all__ = ["LastCleaning", "read_cleanings", "read_last_cleaning", "write_last_c
 
 _VERSION: Final = 1
 _EARLIER: Final = "earlier"
-"""Where the figures of the cleanings before are, latest first; a release before this had none."""
+"""The name of the earlier cleanings' figures, latest first; older files lack it."""
 KEPT: Final = 32
-"""Cleanings that are remembered."""
+"""Number of cleanings to remember."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastCleaning:
-    """When a partition was cleaned, and what came of it; sizes are bytes of `.log` files."""
+    """The time and figures of a cleaning; sizes are bytes of `.log` files."""
 
     ended_ms: int
     """Epoch ms."""
@@ -46,11 +45,11 @@ class LastCleaning:
     bytes_read: int
     bytes_written: int
     tombstones: int
-    """Deletions that stayed, each until its delete horizon has passed."""
+    """Tombstones that wait for their delete horizon."""
 
 
 def write_last_cleaning(directory: Path, stats: CleanerStats, *, ended_ms: int) -> None:
-    """Write what a cleaning did; a disk that refuses it is passed over."""
+    """Write the figures of a cleaning; ignore a disk that refuses them."""
     cleaning = LastCleaning(
         ended_ms=ended_ms,
         elapsed_ms=round(stats.elapsed_ms),
@@ -71,14 +70,14 @@ def write_last_cleaning(directory: Path, stats: CleanerStats, *, ended_ms: int) 
 
 
 def read_last_cleaning(directory: Path) -> LastCleaning | None:
-    """Return the last cleaning of a partition; None for none, or an unknown one."""
+    """Return the last cleaning of a partition; None if it is unknown."""
     return next(iter(read_cleanings(directory)), None)
 
 
 def read_cleanings(directory: Path) -> list[LastCleaning]:
-    """Return the last cleanings of a partition, the latest first, as many as are remembered."""
+    """Return the remembered cleanings of a partition, the latest first."""
     try:
-        content = json.loads((directory / layout.LAST_CLEANING).read_bytes())
+        content = json.loads(files.read_file(directory / layout.LAST_CLEANING))
     except (OSError, ValueError, RecursionError):
         return []
     if not isinstance(content, dict) or content.get("version") != _VERSION:
@@ -92,7 +91,6 @@ def read_cleanings(directory: Path) -> list[LastCleaning]:
 
 
 def _cleaning(figures: Any) -> LastCleaning | None:
-    """Return a cleaning of its figures, None where they are no such figures."""
     if not isinstance(figures, dict):
         return None
     values = [figures.get(field.name) for field in fields(LastCleaning)]

@@ -1,4 +1,4 @@
-"""What a cleaning did: plain figures, returned and never logged."""
+"""The figures of a cleaning, and the state of a partition; returned, never logged."""
 
 from __future__ import annotations
 

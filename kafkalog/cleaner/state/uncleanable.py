@@ -1,10 +1,9 @@
 """The mark of a partition that could not be cleaned: why, since when, and when to try again.
 
-The file `kl-uncleanable` in the partition's directory outlives the process, so a restart does not
-beat on a broken disk, and an operator sees the reason. A change of the topic's configs, or a forced
-cleaning, tries at once; success removes the mark. Where the disk takes no mark, because it is full
-or broken, this process remembers it, until another one has cleaned the partition, or marked it.
-Kafka keeps all such marks in memory (C131, C132).
+The file `kl-uncleanable` in the partition's directory survives a restart, so that a broken disk is
+not tried again and again. A change of the topic's configs, or a forced cleaning, tries at once.
+Success removes the mark. If the disk refuses the mark, this process remembers it until another one
+cleans or marks the partition. Kafka keeps its marks in memory only (C131, C132).
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _VERSION = 1
 _FIRST_BACKOFF_MS = 60_000
 _LAST_BACKOFF_MS = 3_600_000
 _Signs = tuple[tuple[int, int, int] | None, ...]
-"""Inode, size and time of the files that a cleaner leaves; None for a missing one."""
+"""Inode, size and time of the files that a cleaner writes; None for a missing one."""
 _unwritten: dict[tuple[str, bytes], tuple[Uncleanable, _Signs]] = {}
-"""By directory and its topic's id: marks that the disk has not taken, and what it had then."""
+"""Marks that the disk has refused, by directory and topic id, with the signs at that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,16 @@ class Uncleanable:
 
     reason: str
     failures: int = 1
-    """In a row."""
+    """Failures in a row."""
     since_ms: int = 0
     retry_at_ms: int = layout.INT64_MAX
     config: Mapping[str, str] | None = None
     """The topic's configs at the last failure."""
     is_disk_fault: bool = False
-    """Whether the disk refused: retention, which may free it, then goes on."""
+    """Whether the disk refused: then retention continues, because it may free space."""
 
     def is_due(self, config: Mapping[str, str], now_ms: int) -> bool:
-        """Whether to try again; a pause longer than any is that of a clock that came back."""
+        """Return whether to try again; a pause beyond the maximum shows a clock that went back."""
         if self.config is not None and dict(self.config) != dict(config):
             return True
         is_retried = self.retry_at_ms < layout.INT64_MAX
@@ -51,15 +50,15 @@ class Uncleanable:
 
 
 def read_uncleanable(directory: Path) -> Uncleanable | None:
-    """Return a partition's mark; None when it has none. A mark that cannot be read is one too."""
+    """Return a partition's mark; None if it has none. An unreadable mark is a mark too."""
     if _unwritten and (unwritten := _unwritten.get(_key(directory))) is not None:
         mark, signs = unwritten
         if signs == _signs(directory):
             return mark
-        _unwritten.pop(_key(directory), None)  # another process has cleaned it, or failed
+        _unwritten.pop(_key(directory), None)  # another process has cleaned or marked it
     path = directory / layout.UNCLEANABLE
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(files.read_file(path))
         if content.pop("version") != _VERSION:
             return Uncleanable(f"{path}: written by a newer release; use that one")
         mark = Uncleanable(**content)
@@ -68,27 +67,23 @@ def read_uncleanable(directory: Path) -> Uncleanable | None:
     except OSError as fault:
         return Uncleanable(f"{path}: {fault.strerror}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return Uncleanable(f"{path}: expected a mark of the cleaner; remove the file to go on")
+        return Uncleanable(f"{path}: expected a mark of the cleaner; remove the file to continue")
     numbers = (mark.failures, mark.since_ms, mark.retry_at_ms)
     is_sound = isinstance(mark.reason, str) and all(isinstance(n, int) for n in numbers)
     if not is_sound or not isinstance(mark.config, dict | None):
-        return Uncleanable(f"{path}: expected a mark of the cleaner; remove the file to go on")
+        return Uncleanable(f"{path}: expected a mark of the cleaner; remove the file to continue")
     return mark
 
 
 def _key(directory: Path) -> tuple[str, bytes]:
-    """Tell a directory from another one of its name, which came with a topic created anew.
-
-    By the topic's id, that is: an inode of a directory that went is given to the next one.
-    """
+    """Identify a directory by its path and topic id: a new topic may reuse path and inode."""
     try:
-        return str(directory), (directory / layout.PARTITION_METADATA).read_bytes()
+        return str(directory), files.read_file(directory / layout.PARTITION_METADATA)
     except OSError:
         return str(directory), b""
 
 
 def _signs(directory: Path) -> _Signs:
-    """Return what changes on the disk when any cleaner succeeds, or leaves a mark."""
     found: list[tuple[int, int, int] | None] = []
     for name in (layout.UNCLEANABLE, layout.LAST_CLEANING):
         try:
@@ -108,9 +103,9 @@ def mark_uncleanable(
     now_ms: int,
     is_disk_fault: bool = False,
 ) -> Uncleanable:
-    """Mark a partition, or count one more failure; the pause doubles from a minute to an hour.
+    """Mark a partition, or count another failure; the pause doubles from a minute to an hour.
 
-    A disk that does not take the mark is passed over: the mark holds in this process then.
+    If the disk refuses the mark, it holds in this process.
     """
     before = read_uncleanable(directory)
     failures = 1 if before is None else before.failures + 1

@@ -1,4 +1,4 @@
-"""The arguments that most verbs have: where a log is, and which topic."""
+"""The arguments that most verbs have: the path of a log, and a topic."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["AnyTopic", "LogPath", "ReadablePath", "Topic"]
 LogPath: TypeAlias = Annotated[
     str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)
 ]
-"""A log of ours."""
+"""A log of kafkalog."""
 ReadablePath: TypeAlias = Annotated[
     str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)
 ]
-"""A log of ours, or the directories of a broker."""
+"""A log of kafkalog, or the directories of a broker."""
 Topic: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -31,4 +31,4 @@ AnyTopic: TypeAlias = Annotated[
         metavar="TOPIC", show_default="all", help=TOPIC_HELP, autocompletion=topic_names
     ),
 ]
-"""All of them where none is named: it takes the default None."""
+"""A topic; all topics if it is left out (None)."""

@@ -1,7 +1,7 @@
-"""What a shell is told of a half-typed word: the topics of the log whose path was typed before.
+"""Shell completion of a half-typed topic, from the log whose path was typed before.
 
-Verbs, options and their choices are completed by typer, which also writes the shells' scripts:
-`kafkalog --install-completion`.
+typer completes verbs, options and choices, and writes the scripts for shells: `kafkalog
+--install-completion`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ __all__ = ["topic_names"]
 
 
 def topic_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the topics that begin so; none where no log is read, as nobody sees an error there."""
+    """Return the topics that begin with `incomplete`; none if the log cannot be read."""
     from kafkalog.cli.app.readable import open_readable
     from kafkalog.errors import KafkaLogError
 
-    # Before an option's value, which is what is typed, typer has not come to the arguments.
+    # While an option's value is typed, typer has not parsed the arguments yet.
     path = context.params.get("path") or next(iter(context.args), None)
     if path is None:
         return []

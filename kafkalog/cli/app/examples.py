@@ -8,7 +8,7 @@ __all__ = ["examples"]
 
 
 def examples(lines: Sequence[str]) -> str | None:
-    """Return the last part of a help; None where there are no examples."""
+    """Return the last part of a help; None without examples."""
     if not lines:
         return None
     # typer wraps a paragraph's lines, but for one that begins with this character.

@@ -1,4 +1,4 @@
-"""What ends a verb that runs until it is told to stop."""
+"""The signals that end a verb which otherwise runs forever."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["stop_signals"]
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Let SIGTERM and SIGINT set an event, and end nothing by themselves."""
+    """Make SIGTERM and SIGINT set an event instead of ending the process."""
     stop = threading.Event()
     kinds = (signal.SIGTERM, signal.SIGINT)
     before = {kind: signal.signal(kind, lambda *_: stop.set()) for kind in kinds}

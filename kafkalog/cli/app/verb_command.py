@@ -1,4 +1,4 @@
-"""A verb as typer runs it, with a help that shows its arguments by their names alone."""
+"""A verb as typer runs it, with a help that shows only the names of its arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["VerbCommand"]
 
 
 class VerbCommand(TyperCommand):
-    """Leaves out the types of Python that typer, in some releases, puts behind an argument."""
+    """Leaves out the Python types that some releases of typer put behind an argument."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections below the text."""

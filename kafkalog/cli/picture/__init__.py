@@ -1,8 +1,7 @@
-"""A picture of a log: what `kafkalog ui` serves and `kafkalog status --html` writes.
+"""A picture of a log: `kafkalog ui` serves it, and `kafkalog status --html` writes it.
 
-One page, `page.html`, which asks nobody for anything: its style and its script are in it, and the
-figures too, as JSON. They are those of `status --json` and `explain --json`, and of each partition
-the segments, to scale.
+It is one page, `page.html`, with its style, script and figures (JSON) inside. The figures are those
+of `status --json` and `explain --json`, and each partition's segments, to scale.
 """
 
 from __future__ import annotations

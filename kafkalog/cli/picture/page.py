@@ -1,9 +1,9 @@
-"""The page itself: a picture's figures put into `page.html`."""
+"""The page: `page.html` with a picture's figures in it."""
 
 from __future__ import annotations
 
 import json
-from importlib.resources import files
+import pkgutil
 from typing import Any, Final
 
 __all__ = ["CONTENT_SECURITY", "figures_json", "page"]
@@ -18,12 +18,13 @@ _MODE: Final = "/*mode*/"
 
 def page(figures: dict[str, Any], *, is_live: bool) -> bytes:
     """Return the page with these figures; a live one asks its server for newer ones."""
-    text = files(__package__).joinpath("page.html").read_text("utf-8")
-    text = text.replace(_MODE, "live" if is_live else "still")
+    content = pkgutil.get_data(__package__, "page.html")
+    assert content is not None
+    text = content.decode().replace(_MODE, "live" if is_live else "still")
     return text.replace(_FIGURES, figures_json(figures)).encode("utf-8", "replace")
 
 
 def figures_json(figures: dict[str, Any]) -> str:
-    """Return figures as JSON that may stand within a page: no text in them can end the script."""
+    """Return figures as JSON for use within a page: no text in them can end the script."""
     told = json.dumps(figures, separators=(",", ":"))
     return told.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""The segments of a partition, for a picture: their sizes, and what the cleaner makes of them."""
+"""The segments of a partition in a picture: their sizes, and their states for the cleaner."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.census import SegmentCensus
@@ -21,11 +22,11 @@ __all__ = ["Leftovers", "leftovers", "segment_rows"]
 def segment_rows(
     log: LogToClean, state: PartitionState, counts: dict[int, SegmentCensus], *, is_refused: bool
 ) -> list[dict[str, Any]]:
-    """Return a row for each segment, with what was counted of it, if it was.
+    """Return a row for each segment, with its counts if there are any.
 
     A segment is `clean`, `cleanable` (the next cleaning takes it), `uncleanable` (a lag, a reader
-    or a transaction holds it back, or a fault keeps cleaners from all of it: `is_refused`),
-    `active`, or `closed` where the topic is not compacted.
+    or a transaction holds it back, or `is_refused`: a fault or a pause stops cleaners), `active`,
+    or `closed` if the topic is not compacted.
     """
     ends = [*(segment.base_offset for segment in log.segments[1:]), state.high_watermark]
     rows = []
@@ -36,7 +37,7 @@ def segment_rows(
             {
                 "baseOffset": segment.base_offset,
                 "nextOffset": end,
-                # What lies behind the committed bytes belongs to nobody, or to a commit in flight.
+                # Bytes after the committed ones are garbage, or belong to a running commit.
                 "bytes": state.active_size if is_active else segment.size,
                 "state": "active" if is_active else _word(log, segment, end, is_refused),
                 "records": None if count is None else count.records,
@@ -61,22 +62,22 @@ class Leftovers:
     """Files beside the live segments, in bytes."""
 
     cleaned_bytes: int = 0
-    """`.cleaned` and `.swap`: what a cleaning has written so far."""
+    """`.cleaned` and `.swap`: files that a cleaning has written so far."""
     retired_bytes: int = 0
-    """`.deleted`: what a cleaning or retention has replaced, until readers are done with it."""
+    """`.deleted`: files that a cleaning or retention has replaced and readers may still use."""
 
 
 def leftovers(directory: Path) -> Leftovers:
-    """Return the sizes of what a cleaning writes and leaves; what vanishes meanwhile is nothing."""
+    """Return the sizes of files that a cleaning writes and leaves."""
     found = Leftovers()
     with contextlib.suppress(OSError):
-        for path in directory.iterdir():
-            parsed = layout.parse_segment_file(path.name)
+        for name in files.list_names(directory):
+            parsed = layout.parse_segment_file(name)
             if parsed is None or not parsed[2]:
                 continue
             size = 0
             with contextlib.suppress(OSError):
-                size = path.stat().st_size
+                size = (directory / name).stat().st_size
             if parsed[2] == layout.DELETED:
                 found.retired_bytes += size
             else:

@@ -1,1 +1,1 @@
-"""What the command line prints: tables, colours, bars, times and records."""
+"""Output of the command line: tables, colours, bars, times and records."""

@@ -1,4 +1,4 @@
-"""Bars on a terminal's standard error: what is done, how fast it goes, how long the rest takes."""
+"""Bars on a terminal's standard error: the amount done, the speed, and the time left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["bar"]
 
 
 class _Rate(bars.ProgressColumn):
-    """How many of what is counted are done in a second."""
+    """The speed per second."""
 
     def render(self, task: bars.Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -26,14 +26,14 @@ class _Rate(bars.ProgressColumn):
 def bar(
     title: str, total: int | None, *, is_bytes: bool
 ) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar; yields what sets how much is done, and of how much (None: nobody knows)."""
+    """Show a bar; yield a function of the amount done and the total (None: unknown)."""
     columns: list[bars.ProgressColumn] = [bars.TextColumn(title), bars.BarColumn()]
     if is_bytes:
         columns += [bars.DownloadColumn(), bars.TransferSpeedColumn()]
     else:
         columns += [bars.MofNCompleteColumn(), _Rate()]
     columns.append(bars.TimeRemainingColumn())
-    # What is printed meanwhile goes to another stream: nothing of it is to be caught.
+    # Other output goes to the standard output and must not be captured.
     with bars.Progress(
         *columns,
         console=Console(stderr=True),

@@ -15,12 +15,12 @@ _CODES: Final[dict[Style, str]] = {"bold": "1", "red": "31", "green": "32", "yel
 
 
 def is_terminal(stream: IO[str]) -> bool:
-    """Tell whether a stream is a terminal that can do more than print lines."""
+    """Return whether a stream is a terminal that can do more than print lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def styled(text: str, style: Style, stream: IO[str]) -> str:
-    """Return what shows a text so on a stream: the text itself where there are no colours."""
+    """Return a text with its style; without it if the stream shows no colours."""
     if not text or os.environ.get("NO_COLOR") or not is_terminal(stream):
         return text
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m"

@@ -14,19 +14,16 @@ _PASSED_OVER: Final = {"topic", "offset", "timestampType"}
 
 
 def json_record(line: bytes, partition: int | None, encoding: Encoding) -> dict[str, Any] | None:
-    """Return the fields of one record; raises ValueError that says what is wrong.
-
-    None for an empty line. `partition` is that of all records.
-    """
+    """Return a record's fields, in `partition` if given; None for an empty line."""
     if not line.strip():
         return None
     try:
         found = json_module.loads(line)
     except RecursionError:
-        raise ValueError("a record is no such deeply nested object") from None
+        raise ValueError("the object is nested too deeply") from None
     except UnicodeDecodeError:
         raise ValueError("expected a JSON object in UTF-8, found other bytes") from None
-    except json_module.JSONDecodeError as fault:  # whose own text numbers lines too
+    except json_module.JSONDecodeError as fault:  # its own text would number lines too
         where = f"{fault.msg} at character {fault.pos + 1}"
         advice = "; lines of text are for --text and --key-separator" if fault.pos == 0 else ""
         raise ValueError(f"expected a JSON object: {where}{advice}") from None

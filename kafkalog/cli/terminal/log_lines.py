@@ -1,4 +1,4 @@
-"""What the library logs while a verb runs: a line each, and none that the verb says itself."""
+"""Log messages of the library while a verb runs, without those that the verb prints itself."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _RETENTION: Final = "kafkalog.storage_engine.writing.retention"
 
 
 class LogLines(logging.Handler):
-    """Prints what is logged on the standard error; a context manager.
+    """Prints log messages on the standard error; a context manager.
 
-    What follows from a fault (a log that cannot be closed in good order, a partition that cannot be
-    cleaned) waits until it is known whether the verb fails: then the verb's own line says why. A
-    verb that runs on and on (`holds_back=False`) has no such line, and all is printed at once.
+    A consequence of a fault, such as a partition that cannot be cleaned, is held back until the
+    verb ends. If the verb fails, its own line names the fault. With `holds_back=False`, for a verb
+    that runs until it is stopped, all messages are printed at once.
     """
 
     def __init__(self, *, holds_back: bool = True) -> None:
@@ -28,7 +28,7 @@ class LogLines(logging.Handler):
         self._holds_back = holds_back
         self._held: list[logging.LogRecord] = []
         self.is_failed = False
-        """Whether the verb has told of a fault."""
+        """Whether the verb has reported a fault."""
 
     def __enter__(self) -> LogLines:
         logging.getLogger(_ROOT).addHandler(self)
@@ -43,7 +43,7 @@ class LogLines(logging.Handler):
                 _print(record)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record, or keep it back; one of an unexpected exception has its traceback."""
+        """Print a record or hold it back; one of an unexpected exception has its traceback."""
         is_consequence = record.name in (_ENGINE, _CLEANER, _RETENTION) and not record.exc_info
         if is_consequence and self._holds_back:
             self._held.append(record)

@@ -1,4 +1,4 @@
-"""What verbs print: JSON lines, bytes as text, tables, and progress on a terminal."""
+"""The output of verbs: JSON lines, bytes as text, tables, and progress on a terminal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import binascii
 import contextlib
 import io
 import json
+import os
 import select
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 from kafkalog.cli.terminal.colours import Style, is_terminal, styled
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.fs import files
 
 __all__ = [
     "LOG_HELP",
@@ -50,7 +52,7 @@ TOPIC_HELP: Final = "A topic's name."
 
 
 class Encoding(StrEnum):
-    """How keys, values and values of headers are text."""
+    """How keys, values and header values are written as text."""
 
     UTF8 = "utf8"
     BASE64 = "base64"
@@ -58,7 +60,7 @@ class Encoding(StrEnum):
 
 
 def encoder(encoding: Encoding) -> Callable[[bytes], str]:
-    """Return what makes text of bytes; of UTF-8 what is none becomes U+FFFD."""
+    """Return a function from bytes to text; bytes that are not UTF-8 become U+FFFD."""
     if encoding is Encoding.BASE64:
         return lambda data: base64.b64encode(data).decode()
     if encoding is Encoding.HEX:
@@ -67,55 +69,55 @@ def encoder(encoding: Encoding) -> Callable[[bytes], str]:
 
 
 def decoded(text: str, encoding: Encoding) -> bytes:
-    """Return the bytes a text stands for; raises ValueError."""
+    """Return the bytes that a text encodes; raises ValueError."""
     if encoding is Encoding.BASE64:
         try:
             return base64.b64decode(text, validate=True)
         except binascii.Error as fault:
-            raise ValueError(f"{text[:40]!r} is no base64") from fault
+            raise ValueError(f"{text[:40]!r} is not base64") from fault
     if encoding is Encoding.HEX:
         try:
             return bytes.fromhex(text)
         except ValueError:
-            raise ValueError(f"{text[:40]!r} is no hex") from None
+            raise ValueError(f"{text[:40]!r} is not hex") from None
     try:
         return text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        raise ValueError(f"{text[:40]!r} is no text that UTF-8 has") from None
+        raise ValueError(f"{text[:40]!r} cannot be written in UTF-8") from None
 
 
 class PipeClosed(Exception):
-    """Whoever read the standard output has gone; not an OSError, so nobody else deals with it."""
+    """The reader of the standard output has gone. No OSError, so that no other handler takes it."""
 
 
 def print_json(row: dict[str, Any]) -> None:
     """Print an object as one line."""
-    # An escape of JSON's where the stream's own would be none.
+    # Use JSON's escapes, since those of the stream would not be JSON.
     is_ascii = (getattr(sys.stdout, "encoding", None) or "utf-8").lower() not in ("utf-8", "utf8")
     print_line(json.dumps(row, ensure_ascii=is_ascii, separators=(",", ":")))
 
 
 def print_line(text: str) -> None:
-    """Print a line of data; what UTF-8 cannot tell (half a surrogate pair) is escaped."""
+    """Print a line of data; text that UTF-8 lacks (half a surrogate pair) is escaped."""
     with _told_faults():
         sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
 
 
 def flush() -> None:
-    """Send off what is printed; raises PipeClosed, and StorageError where it cannot be."""
+    """Flush the standard output; raises PipeClosed, or StorageError if writing fails."""
     with _told_faults():
         sys.stdout.flush()
 
 
 def pause(seconds: float) -> None:
-    """Wait so long; raises PipeClosed as soon as whoever reads the standard output has gone."""
+    """Wait; raises PipeClosed as soon as the reader of the standard output has gone."""
     try:
         descriptor = sys.stdout.fileno()
-    except io.UnsupportedOperation:  # no file, but something of Python's
+    except io.UnsupportedOperation:  # a Python object without a file
         time.sleep(seconds)
         return
     reader = select.poll()
-    reader.register(descriptor, 0)  # that it has gone (POLLERR, POLLHUP) is told unasked
+    reader.register(descriptor, 0)  # POLLERR and POLLHUP are always reported
     if reader.poll(seconds * 1000):
         raise PipeClosed
 
@@ -131,7 +133,7 @@ def _told_faults() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Print a message."""
+    """Print a message on the standard error."""
     sys.stderr.write(text + "\n")
 
 
@@ -140,10 +142,7 @@ def print_table(
     rows: Sequence[Sequence[object]],
     styles: Mapping[str, Style] = MappingProxyType({}),
 ) -> None:
-    """Print rows below their headings, numbers to the right, as wide as they are.
-
-    `styles` are those of cells with these values.
-    """
+    """Print rows below headings, numbers to the right; `styles` are by a cell's value."""
     texts = [[_cell(value) for value in row] for row in rows]
     widths = [
         max([len(column), *(len(row[place]) for row in texts)])
@@ -188,10 +187,7 @@ def progress(
     is_bytes: bool = False,
     is_wanted: bool = True,
 ) -> Iterator[Callable[[int], None]]:
-    """Show a bar on the standard error if that is a terminal; yields what moves it on.
-
-    `total` is only asked for where a bar is shown; None of what nobody knows.
-    """
+    """Show a bar on a terminal, with `total()` (None: unknown); yield a function to advance it."""
     if not is_wanted or not is_terminal(sys.stderr):
         yield lambda _: None
         return
@@ -211,7 +207,7 @@ def progress(
 
 @contextlib.contextmanager
 def share_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar as `progress` does; yields what takes how much is done, and of how much."""
+    """Show a bar as `progress` does; yield a function of the amount done and the total."""
     if not is_terminal(sys.stderr):
         yield lambda _, __: None
         return
@@ -223,7 +219,7 @@ def share_progress(title: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextlib.contextmanager
 def partition_progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar as `share_progress` does, for what tells a name besides: `adopt`, `release`."""
+    """Show a bar as `share_progress` does; the yielded function also takes a name, unused."""
     with share_progress(title) as show:
         yield lambda _, done, of: show(done, of)
 
@@ -234,13 +230,13 @@ def counted(count: int, noun: str) -> str:
 
 
 def check_input(path: Path) -> None:
-    """Raise InvalidInputError for an input file that is not there, or cannot be opened."""
+    """Raise InvalidInputError for an input file that is missing or cannot be opened."""
     if path.is_dir():
         raise InvalidInputError(f"{path}: is a directory, expected a file")
     try:
-        # To open a pipe would take it from who reads it next.
+        # Opening a pipe would take it from its next reader.
         if path.is_file():
-            path.open("rb").close()
+            os.close(files.open_to_read(path))
         else:
             path.stat()
     except OSError as fault:
@@ -248,11 +244,11 @@ def check_input(path: Path) -> None:
 
 
 def check_outside(path: Path, roots: Iterable[Path], what: str, option: str) -> None:
-    """Raise InvalidInputError, which says what (`a report`) goes elsewhere, for a file in a log."""
+    """Raise InvalidInputError for a file inside a log; the error names `what` and the option."""
     place = path.resolve()
     if any(place.is_relative_to(root.resolve()) for root in roots):
         raise InvalidInputError(
-            f"{path}: {what} does not belong into the log; name another place with {option} FILE"
+            f"{path}: {what} does not belong in the log; name another place with {option} FILE"
         )
 
 

@@ -1,4 +1,4 @@
-"""Records as lines: of text for people, or JSON objects that `append` takes."""
+"""Records as lines: text for people, or JSON objects that `append` accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMESTAMP_TYPES: Final = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppend
 
 
 def print_records(batch: pa.RecordBatch, encoding: Encoding, *, json: bool) -> None:
-    """Print records with their headers; raises InvalidInputError where JSON would lose bytes."""
+    """Print records; with JSON their headers too. InvalidInputError if JSON would lose bytes."""
     if json:
         _print_objects(batch, encoding)
     else:
@@ -29,7 +29,7 @@ def _columns(batch: pa.RecordBatch) -> dict[str, list[Any]]:
     found = {}
     for name in batch.schema.names:
         column = batch.column(name)
-        # Epoch numbers: of times that no calendar of Python's has, too.
+        # Epoch numbers also hold times outside Python's calendar.
         found[name] = (column.cast(pa.int64()) if name == "timestamp" else column).to_pylist()
     return found
 
@@ -44,7 +44,7 @@ def _print_lines(batch: pa.RecordBatch, encoding: Encoding) -> None:
 
 
 def _time(time_us: int) -> str:
-    """Return a time in UTC, or the milliseconds where no calendar has them; `-` for none."""
+    """Return a time in UTC, or its milliseconds outside Python's calendar; `-` for none."""
     time_ms = time_us // 1000
     if time_ms == -1:
         return "-"
@@ -81,7 +81,7 @@ def _print_objects(batch: pa.RecordBatch, encoding: Encoding) -> None:
 
 
 def _text(data: bytes | None, encoding: Encoding, offset: int, what: str) -> str | None:
-    """Return the text of some bytes; raises InvalidInputError where UTF-8 would lose them."""
+    """Return bytes as text; raises InvalidInputError if UTF-8 would lose bytes."""
     if data is None:
         return None
     if encoding is Encoding.UTF8:
@@ -91,6 +91,6 @@ def _text(data: bytes | None, encoding: Encoding, offset: int, what: str) -> str
             from kafkalog.errors import InvalidInputError
 
             raise InvalidInputError(
-                f"offset {offset}: the {what} is no UTF-8; use --encoding base64 or hex"
+                f"offset {offset}: the {what} is not UTF-8; use --encoding base64 or hex"
             ) from None
     return encoder(encoding)(data)

@@ -1,6 +1,6 @@
 """A record as a line of text, for `append`: a value, or a key and a value.
 
-Kafka: LineMessageReader, which kafka-console-producer has.
+Kafka: LineMessageReader of kafka-console-producer.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["TextLines"]
 
 @dataclass(frozen=True, slots=True)
 class TextLines:
-    """How a line is read."""
+    """How a line is parsed."""
 
     separator: str | None = None
-    """Ends the key, where it occurs first; None where lines are values alone."""
+    """Its first occurrence ends the key; None if lines have only values."""
     null_marker: str | None = None
-    """A key or a value that is this text is null."""
+    """A key or a value with exactly this text is null."""
 
     def record(self, line: bytes, partition: int | None, encoding: Encoding) -> dict[str, Any]:
-        """Return the fields of one record; raises ValueError that says what is wrong."""
+        """Return the fields of one record; raises ValueError that names the fault."""
         try:
             text = line.removesuffix(b"\n").removesuffix(b"\r").decode()
         except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""A moment as it is typed: a date, a time with its zone, epoch milliseconds, or how long ago."""
+"""A time as it is typed: a date, a time with its zone, epoch milliseconds, or an age."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FORMS: Final = (
 
 
 def epoch_ms(text: str, *, now_ms: int, option: str) -> int:
-    """Return a moment in epoch milliseconds, 0 for one before 1970; of a date its midnight in UTC.
+    """Return a time in epoch milliseconds (UTC midnight for a date); 0 for one before 1970.
 
-    Raises InvalidInputError, which names the option, for a text that is none, and for a date and
-    time without a zone: it would be another moment on another machine.
+    Raises InvalidInputError for a text of another form, and for a time without a zone, which would
+    differ between machines. The error names the option.
     """
     ago = _AGO.fullmatch(text)
     if ago is not None:

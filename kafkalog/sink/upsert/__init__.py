@@ -2,8 +2,8 @@
 
     log.writeStream.foreachBatch(SQLiteUpsert("inventory.db", "stock")).start()
 
-Each micro-batch reaches the database in one transaction together with the position it brings the
-table to: a repeated micro-batch changes nothing, and the table itself says how far it is.
+One transaction of the database stores each micro-batch with the table's new position, so a repeated
+micro-batch changes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOMES = {
     "PostgresUpsert": "postgres.upsert",
     "SQLiteUpsert": "sqlite.upsert",
 }
-"""Each brings a database client, of which a program needs one."""
+"""The module of each class. Each imports a database client, so it is imported on demand."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""The rows of a DataFrame on the driver, a bounded driver batch at a time.
+"""The rows of a DataFrame on the driver, one bounded driver batch at a time.
 
-Spark's own row iterator unpickles every row by itself. Here each task packs its Arrow batches into
-single cells, so the driver receives columns: a driver batch costs a few calls, not a few per row.
+Spark's own row iterator unpickles row by row. Here each task packs its Arrow batches into single
+cells, so a driver batch costs a few calls.
 """
 
 from __future__ import annotations
@@ -18,25 +18,22 @@ __all__ = ["in_driver_batches", "parts_for"]
 
 _PART_ROWS = 50_000
 _PARTS_MAX = 200
-"""Each part is a Spark job of its own: some 20 ms even where it is empty."""
+"""Each part is its own Spark job: some 20 ms even if it is empty."""
 _OF_AN_EXECUTION = ("spark.sql.execution.id", "spark.sql.execution.root.id")
-"""Spark's local properties that count a job to an SQL execution."""
+"""Spark's local properties that assign a job to an SQL execution."""
 
 
 def parts_for(rows_max: int | None) -> int | None:
-    """Return into how many Spark partitions to cut at most so many rows, to take one at a time.
-
-    None, Spark's own number, when it is not known how many rows they are.
-    """
+    """Return the Spark partitions for at most so many rows; None: Spark's own number."""
     return None if rows_max is None else min(max(-(-rows_max // _PART_ROWS), 1), _PARTS_MAX)
 
 
 def in_driver_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches of at most `spark.sql.execution.arrow.maxRecordsPerBatch`.
 
-    Driver and JVM hold the rows of two Spark partitions, packed: one comes while one is used. Each
-    is a job of its own, and of no SQL execution: of the jobs of one, as those of `toLocalIterator`
-    and of a micro-batch are, Spark's scheduler keeps all results until the execution ends.
+    Driver and JVM hold the packed rows of two Spark partitions: one is read while the next one
+    comes. Each partition is a job outside any SQL execution, since Spark's scheduler keeps all
+    results of an execution's jobs until it ends.
     """
     import pyarrow as pa
     from pyspark.util import inheritable_thread_target
@@ -44,11 +41,11 @@ def in_driver_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     packed = frame.mapInArrow(_pack, "packed binary").rdd
     session, context = frame.sparkSession, frame.sparkSession.sparkContext
 
-    # In a thread that has this one's properties: a query that is stopped cancels its jobs by them.
+    # The thread inherits this one's properties, by which a stopped query cancels its jobs.
     @inheritable_thread_target(session)
     def fetch(part: int) -> list[Any]:
         for name in _OF_AN_EXECUTION:
-            # None removes it, as pyspark says in words but not in its types.
+            # None removes it: pyspark documents that, but its types do not allow it.
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
         return context.runJob(packed, iter, [part])
 
@@ -63,7 +60,6 @@ def in_driver_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
 
 
 def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn each batch into one cell that holds it as an Arrow stream."""
     import pyarrow as pa
 
     for batch in batches:

@@ -1,8 +1,8 @@
 """The latest record of each key in a micro-batch, found by Spark's tasks.
 
-Within a partition the higher offset is newer. A key lives in one partition, unless the topic has
-grown or a producer chose partitions itself: between partitions offsets say nothing, so there the
-timestamp of each partition's latest record decides. Records without a key are left out.
+Within a partition the higher offset is newer. A key may occur in two partitions if the topic has
+grown or a producer chose partitions itself. Then the partition whose latest record of the key has
+the higher timestamp wins. Records without a key are left out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ NEEDED = ("key", "value", "topic", "partition", "offset", "timestamp")
 
 
 def with_keys(df: DataFrame) -> DataFrame:
-    """Return the records that have a key.
-
-    Raises InvalidInputError when `df` lacks a column of the source that tells what is latest.
-    """
+    """Return the records with a key; raises InvalidInputError if `df` lacks a needed column."""
     missing = [name for name in NEEDED if name not in df.columns]
     if missing:
         raise InvalidInputError(
@@ -37,22 +34,18 @@ def with_keys(df: DataFrame) -> DataFrame:
 def latest_per_key(df: DataFrame, parts: int | None = None) -> DataFrame:
     """Return the latest record of each key, with all columns of `df`; one shuffle, by key.
 
-    The result has `parts` Spark partitions; None leaves their number to Spark. Raises
-    InvalidInputError as `with_keys` does.
+    The result has `parts` Spark partitions, or Spark's own number. Raises InvalidInputError.
     """
     return latest_rows(with_keys(df), ("topic", "partition", "offset", "timestamp"), parts)
 
 
 def latest_rows(rows: DataFrame, record: Sequence[str], parts: int | None = None) -> DataFrame:
-    """Return the latest row of each `key`, which is never null.
-
-    `record` names the columns that tell a row's topic, partition, offset and timestamp.
-    """
+    """Return the latest row per `key`; `record`: topic, partition, offset, timestamp columns."""
     from pyspark.sql import functions as F
 
     topic, partition, offset, timestamp = record
     row = F.struct(*[F.col("`" + name.replace("`", "``") + "`") for name in rows.columns])
-    # The rows are spread by key alone, which serves both groupings: Spark needs no second shuffle.
+    # Rows are spread by key alone, which serves both groupings: Spark needs no second shuffle.
     spread = rows.repartition("key") if parts is None else rows.repartition(parts, "key")
     by_partition = spread.groupBy("key", topic, partition).agg(F.max_by(row, offset).alias("row"))
     age = F.struct(f"row.{timestamp}", f"row.{topic}", f"row.{partition}")

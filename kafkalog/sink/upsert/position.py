@@ -1,4 +1,4 @@
-"""How far a query has brought a table: what an upsert stores with the rows, in one transaction."""
+"""How far a query has brought a table; an upsert stores it with the rows, in one transaction."""
 
 from __future__ import annotations
 

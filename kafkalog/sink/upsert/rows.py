@@ -1,8 +1,7 @@
 """From the records of a micro-batch to the rows of a table.
 
-A row carries, beside the table's columns, whether it is a deletion and which record it comes from:
-targets need the first to apply it, and the second to tell which of two rows is newer and to name
-the record that does not fit.
+Beside the table's columns, each row says whether it is a deletion and which record it comes from:
+targets find the newer of two rows by it, and name the record that does not fit.
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ class RowShape:
 
     - By default the columns are `key` and `value` (binary), `topic`, `partition`, `offset`.
     - `schema` ("count int, name string", or a StructType): values are JSON documents of these
-      fields; the columns are `key` and the fields. A value that is no such document, or has a field
-      of another type, fails the micro-batch and names the record. A field that the document does
-      not have is null; text behind the document is not looked at, by Spark's `from_json`.
-    - `select` as a list of SQL expressions or Columns is worked out record by record.
-    - `select` as a function from DataFrame to DataFrame is given the latest record of each key.
+      fields; the columns are `key` and the fields. Another value, or a field of another type, fails
+      the micro-batch, and the error names the record. A missing field is null. Spark's `from_json`
+      ignores text behind the document.
+    - `select` as a list of SQL expressions or Columns is evaluated for each record.
+    - `select` as a function from DataFrame to DataFrame gets the latest record of each key.
 
-    What `select` gives needs a column `key`, not null. The rows of a list are reduced to the latest
-    of that key; those of a function are reduced before, by the record's key, so there the two are
-    one-to-one. A row is a deletion where its boolean column `deleted` (in any case) is true, which
-    is not stored; without such a column, where `value` is null: the record's, with a function that
-    of its result.
+    `select` must return a column `key` without nulls. The rows of a list are reduced to the latest
+    per returned key. A function gets records reduced by the record's key, so its keys must be
+    one-to-one with those. A row is a deletion if its boolean column `deleted` (any letter case) is
+    true; that column is not stored. Without it, a row is a deletion if `value` is null: the
+    record's value, or with a function the value in its result.
 
-    `key_type` "string" takes the key for UTF-8 text where `select` does not say.
+    `key_type` "string" reads the key as UTF-8 text; it goes without `select`.
     """
 
     def __init__(
@@ -89,11 +88,11 @@ class RowShape:
         return not callable(self._select)
 
     def rows(self, df: DataFrame, *, latest: bool, parts: int | None = None) -> UpsertRows:
-        """Return the rows that the records of a micro-batch make; those without a key make none.
+        """Return the rows of a micro-batch's records; records without a key make none.
 
         With `latest` Spark reduces them to the latest per key, in `parts` tasks (default: Spark's
-        own number). Without it the target has to; a `select` function does not allow that. Raises
-        InvalidInputError when columns are missing.
+        own number). Without it the target must do so, which a `select` function does not allow.
+        Raises InvalidInputError if columns are missing.
         """
         if callable(self._select):
             if not latest:
@@ -102,7 +101,7 @@ class RowShape:
                 )
             shaped = self._select(latest_per_key(df, parts))
             return _rows(shaped, _deletion(shaped), _record_of(shaped), list(shaped.columns))
-        # Columns that a list makes may be other keys than the records have: it comes first then.
+        # A list may make other keys than the records have, so it is evaluated before the reduction.
         is_before = latest and self._select is None
         records = latest_per_key(df, parts) if is_before else with_keys(df)
         if self._schema is not None:
@@ -127,7 +126,6 @@ def _expression(given: str | Column) -> Column:
 
 
 def _of_record() -> list[Column]:
-    """Return the expressions of the leading columns, over the columns of the source."""
     from pyspark.sql import functions as F
 
     origin = [F.col(source).cast(kind).alias(name) for name, (source, kind) in RECORD.items()]
@@ -135,7 +133,7 @@ def _of_record() -> list[Column]:
 
 
 def _record_of(shaped: DataFrame) -> list[Column | str]:
-    """Return the record's columns as far as a `select` function has let them through."""
+    """Return the record's columns, null for those that a `select` function dropped."""
     from pyspark.sql import functions as F
 
     types = {field.name: field.dataType.simpleString() for field in shaped.schema.fields}
@@ -148,7 +146,7 @@ def _record_of(shaped: DataFrame) -> list[Column | str]:
 
 
 def deletion_column(names: Sequence[str]) -> str | None:
-    """Return which column says what rows are deletions: `deleted`, in any case, as Spark has it."""
+    """Return the column that marks deletions: `deleted`, in any letter case as in Spark."""
     return next((name for name in names if name.lower() == "deleted"), None)
 
 
@@ -166,14 +164,13 @@ def _deletion(shaped: DataFrame) -> Column:
         return F.coalesce(F.col(name), F.lit(False)).alias(DELETED)
     if "value" not in types:
         raise InvalidInputError(
-            "select gives neither 'deleted' nor 'value', so deletions cannot be told; "
+            "select gives neither 'deleted' nor 'value', one of which marks deletions; "
             'add "value is null as deleted"'
         )
     return F.col("value").isNull().alias(DELETED)
 
 
 def _parsed(records: DataFrame, schema: StructType | str, key: str) -> DataFrame:
-    """Return key and fields of records whose values are JSON documents of `schema`."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
@@ -183,8 +180,8 @@ def _parsed(records: DataFrame, schema: StructType | str, key: str) -> DataFrame
     document = F.from_json(
         F.col("value").cast("string"), whole, {"columnNameOfCorruptRecord": _CORRUPT}
     )
-    fault = _fault(f"the value is no JSON document of {fields.simpleString()}", F.col("kl_text"))
-    # Each step is a projection of its own: Spark then parses once, not once per field.
+    fault = _fault(f"the value is not a JSON document of {fields.simpleString()}", F.col("kl_text"))
+    # Each step is its own projection, so that Spark parses once, not once per field.
     parsed = records.select(
         *_of_record(),
         F.expr(key),
@@ -260,7 +257,7 @@ def _rows(
 
 
 def column_of(name: str) -> Column:
-    """Return the column of that very name, whatever characters it has."""
+    """Return the column with exactly this name, whatever characters it has."""
     from pyspark.sql import functions as F
 
     return F.col("`" + name.replace("`", "``") + "`")

@@ -1,16 +1,15 @@
-"""What all upserts have in common: a micro-batch changes its table exactly once.
+"""The rules that all upserts share: a micro-batch changes its table exactly once.
 
 Invariants:
 
-- rows and position of a micro-batch are one transaction of the target, so a crash leaves all or
-  nothing of it;
-- the target's position, never Spark's checkpoint, says whether a micro-batch is due: equal to the
-  last is a repetition and changes nothing, below it is refused, above it is applied;
-- a repetition that reaches further than the position is none: Spark does not sync its checkpoints,
-  and after a power cut may plan the last micro-batch anew, with what has come since. It begins
-  where it began, so it is applied again;
-- a micro-batch without rows advances the position too;
-- a gap is looked for inside the transaction too: a table may go while Spark works out the rows.
+- One transaction of the target holds the rows and the position of a micro-batch.
+- The target's position, never Spark's checkpoint, says whether a micro-batch is due. An equal batch
+  id is a repetition and changes nothing. A lower one is refused, a higher one applied.
+- An equal batch id that reaches further than the position is applied again. Spark does not sync its
+  checkpoints: after a power cut it may plan the last micro-batch again, from the same start, with
+  records that have come since.
+- A micro-batch without rows advances the position too.
+- The transaction checks for a gap too, since the table may vanish while Spark computes the rows.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = ["Batch", "Upsert"]
 
 _log = logging.getLogger("kafkalog.sink")
 _applied: dict[tuple[str, str], tuple[str, int]] = {}
-"""By place and query: its run and the last micro-batch that this process has brought there."""
+"""Per (table, query): its run, and the last micro-batch that this process applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +45,20 @@ class Batch:
     query_id: str
     batch_id: int
     run_id: str
-    """New at every start of the query."""
+    """Each start of the query has a new one."""
     end_offsets: EndOffsets
     """{topic: {partition: next offset}}."""
     now_ms: int
     is_replacing: bool = False
-    """The table's rows become exactly this micro-batch's, in the same transaction, in which the
-    positions of all other queries go: their rows are no longer there."""
+    """Whether the micro-batch replaces all rows of the table and the positions of all other
+    queries."""
 
     def position(self) -> Position:
         """Return the position that the target stores with the rows."""
         return Position(self.batch_id, self.end_offsets, self.now_ms)
 
     def reaches_beyond(self, position: Position) -> bool:
-        """Return whether an end offset is above the position's, or of a partition not in it."""
+        """Return whether an end offset is above the position's, or its partition is not in it."""
         if not position.end_offsets:
             return False
         return any(
@@ -69,10 +68,10 @@ class Batch:
         )
 
     def record_count_max(self, position: Position | None) -> int | None:
-        """Return at most how many records this is, `position` being the table's.
+        """Return an upper bound of the number of records; None if the query reads no Kafka log.
 
-        They are counted in offsets: from the position, or from 0 where it does not know a partition
-        and where the micro-batch does not follow it. None when the query reads no Kafka log.
+        The bound counts offsets from the table's `position`. It counts from 0 for a partition that
+        is not in it, and for all partitions if the micro-batch does not follow it.
         """
         if not self.end_offsets:
             return None
@@ -88,20 +87,23 @@ class Batch:
 class Upsert(ABC):
     """A `foreachBatch` callable that keeps `table` equal to the latest records of a stream.
 
-    `select` and `schema` shape the rows, see `RowShape`; `key_type` "string" makes the column `key`
-    text where `select` does not make it. `reset_writer` accepts a batch id below the last one: for
-    a checkpoint that was put back on purpose. `replace_first` makes the first micro-batch of a
-    query this table does not know replace all its rows: for a stream that begins at the beginning.
-    One query has one upsert to a table: unite the frames that go there.
+    Args:
+        select, schema: shape the rows, see `RowShape`.
+        key_type: "string" makes the column `key` text, if `select` does not make it.
+        reset_writer: accept a batch id below the last one, after you restored a checkpoint.
+        replace_first: a query that the table does not know replaces all rows with its first
+            micro-batch. The stream must start at the beginning of the log.
 
-    A call raises InvalidInputError, also for a record that does not fit into the table, which it
-    names; CommitConflictError; and StorageError for what else the target refuses. The table and its
-    position are then as before.
+    A query may have one upsert per table; unite the frames that go there.
+
+    A call raises InvalidInputError, which names a record that does not fit into the table,
+    CommitConflictError, and StorageError for other refusals of the target. The table and its
+    position then stay as before.
     """
 
     refuses_gaps = False
-    """Whether a micro-batch that does not follow the table's last one is refused; else it is warned
-    of. A `KTableView` sets it."""
+    """Refuse a micro-batch that does not follow the table's last one, instead of a warning. A
+    `KTableView` sets it."""
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class Upsert(ABC):
         replace_first: bool = False,
     ) -> None:
         if not table or "\0" in table:
-            raise InvalidInputError(f"{type(self).__name__}: {table!r} is no name for a table")
+            raise InvalidInputError(f"{type(self).__name__}: {table!r} is not a table name")
         self.table = table
         self.shape = RowShape(select=select, schema=schema, key_type=key_type)
         self.reset_writer = reset_writer
@@ -122,7 +124,7 @@ class Upsert(ABC):
 
     @property
     def where(self) -> str:
-        """Where the table is, as errors and warnings begin."""
+        """The table, as errors and warnings name it."""
         return f"table {self.table}"
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -149,16 +151,13 @@ class Upsert(ABC):
             is_replacing=self.replace_first and position is None and batch_id == 0,
         )
         if self.is_due(batch, position):
-            if self.refuses_gaps:  # at once; a warning comes once, from the transaction
+            if self.refuses_gaps:  # refuse early; the transaction logs the warning
                 self._check_gap(batch, position)
             self._apply(df, batch, position)
         _applied[place] = turn
 
     def position(self, query_id: str) -> Position | None:
-        """Return how far the query has brought the table.
-
-        None when it never did, and where the table itself or the table of positions is missing.
-        """
+        """Return the query's position; None if it has not written, or a table is missing."""
         return self.positions().get(query_id)
 
     @abstractmethod
@@ -166,7 +165,7 @@ class Upsert(ABC):
         """Return the position of each query that has written to the table, by query id."""
 
     def writers(self) -> set[str]:
-        """Return the ids of all queries that left a trace of having written to the table."""
+        """Return the ids of all queries that are known to have written to the table."""
         return set(self.positions())
 
     @abstractmethod
@@ -175,17 +174,17 @@ class Upsert(ABC):
 
     @abstractmethod
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
-        """Bring rows and position into the table, in one transaction.
+        """Store rows and position in one transaction; `position` is what was read before.
 
-        Inside it the position is read again, as another run of the query may have been faster, and
-        the table may have gone or come back from a backup. With it `is_due` is asked again, and
-        then `_check_gap`; rows are replaced only if the micro-batch `is_replacing` and there is
-        still no position. Then the positions of all other queries are deleted too. A table that
-        has to be created keeps no position of any query. `position` is what it was before.
+        The transaction reads the position again, since another run of the query may be faster, and
+        the table may be gone or restored. Then it calls `is_due` and `_check_gap` again. It
+        replaces all rows, and deletes other queries' positions, only if the micro-batch
+        `is_replacing` and there is still no position. A table that it creates keeps no position of
+        any query.
         """
 
     def is_due(self, batch: Batch, position: Position | None) -> bool:
-        """Return whether the micro-batch is still to be applied, `position` being the table's.
+        """Return whether the micro-batch must be applied to a table at `position`.
 
         A repetition is logged at WARNING. Raises CommitConflictError for a batch id below the last.
         """
@@ -217,14 +216,14 @@ class Upsert(ABC):
         )
 
     def _check_gap(self, batch: Batch, position: Position | None) -> None:
-        """Say that the table has not seen all micro-batches of the query."""
+        """Warn, or raise CommitConflictError, if the table misses micro-batches of the query."""
         last = -1 if position is None else position.batch_id
         if batch.batch_id <= last + 1:
             return
         words = (
             f"{self.where}: its last micro-batch of query {batch.query_id} is "
-            f"{'none' if position is None else last}, the next is {batch.batch_id}: the changes "
-            "between are missing in a table that was put back from a backup, or made anew"
+            f"{'none' if position is None else last}, the next is {batch.batch_id}: the table "
+            "was restored from a backup or created again, and lacks the changes between"
         )
         if self.refuses_gaps:
             raise CommitConflictError(f"{words}; start the view again, it will be rebuilt")

@@ -1,9 +1,9 @@
-"""The checkpoints of a materialized view: a directory with one numbered checkpoint per generation.
+"""The checkpoints of a materialized view: one numbered checkpoint per generation.
 
-A view is rebuilt by a new query from the beginning of the log, which needs a checkpoint of its own.
-The highest number is the current one. `<number>.json` beside it says which topic it reads: by its
-id, so that one deleted and created again is told from the old one; and the ids of all queries of
-earlier generations, so that a table of theirs is known as the view's own.
+A new query with a new checkpoint rebuilds a view from the beginning of the log. The highest number
+is the current generation. `<number>.json` beside it names the topic and its id, which differs if
+the topic was deleted and created again. It also lists the ids of all earlier queries, by which the
+view recognizes its table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Generations"]
 
 
 class Generations:
-    """Those under the directory `root`, which is made when the first is added."""
+    """The generations under the directory `root`, which `add` creates."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -35,9 +35,9 @@ class Generations:
         return self.root / str(number)
 
     def add(self, topic: str, topic_id: str, *, was_emptied: bool = False) -> int:
-        """Make the next generation, because its table `was_emptied` or not; returns its number."""
+        """Create the next generation and return its number; `was_emptied` says why it is needed."""
         number = (self.current() or 0) + 1
-        self.root.mkdir(parents=True, exist_ok=True)
+        files.make_directories(self.root)
         earlier = sorted(self.query_ids())
         about = json.dumps(
             {
@@ -53,7 +53,7 @@ class Generations:
         return number
 
     def topic(self, number: int) -> tuple[str, str]:
-        """Return name and id of the topic a generation reads; raises InvalidInputError."""
+        """Return the name and id of a generation's topic; raises InvalidInputError."""
         topic, topic_id, *_ = self._about(number)
         return topic, topic_id
 
@@ -62,7 +62,7 @@ class Generations:
         return self._about(number)[3]
 
     def query_ids(self) -> set[str]:
-        """Return the ids of all queries there have ever been; raises InvalidInputError."""
+        """Return the ids of the queries of all generations; raises InvalidInputError."""
         found: set[str] = set()
         for number in self._numbers():
             found.update(self._about(number)[2])
@@ -72,10 +72,9 @@ class Generations:
         return found
 
     def _about(self, number: int) -> tuple[str, str, list[str], bool]:
-        """Return what a generation's file says: topic, its id, earlier queries, `was_emptied`."""
         path = self.root / f"{number}.json"
         try:
-            about = json.loads(path.read_text())
+            about = json.loads(files.read_file(path))
             earlier = [str(query_id) for query_id in about.get("query_ids", [])]
             was_emptied = about.get("was_emptied") is True
             return str(about["topic"]), str(about["topic_id"]), earlier, was_emptied
@@ -97,35 +96,36 @@ class Generations:
         return checkpoint_query_id(str(self.path(number)))
 
     def last_committed(self, number: int) -> int | None:
-        """Return the last micro-batch that Spark has noted as done; None when there is none."""
+        """Return the last micro-batch that Spark has recorded as done; None before the first."""
         with contextlib.suppress(FileNotFoundError):
-            names = [path.name for path in (self.path(number) / "commits").iterdir()]
+            names = files.list_names(self.path(number) / "commits")
             return max((int(name) for name in names if name.isdecimal()), default=None)
         return None
 
     def remove_before(self, number: int) -> None:
-        """Remove the generations below a number; may be called again after dying midway."""
+        """Remove the generations below a number; repeat the call if the process died midway."""
         for old in self._numbers():
             if old < number:
                 _remove_tree(self.path(old))
                 files.remove(self.root / f"{old}.json")
 
     def lock(self) -> FileLock:
-        """Return the lock that whoever runs the view holds; the directory must exist."""
+        """Return the lock that a running view holds; the directory must exist."""
         return FileLock(self.root / "lock")
 
     def _numbers(self) -> list[int]:
         with contextlib.suppress(FileNotFoundError):
             return [
-                int(path.name)
-                for path in self.root.iterdir()
-                if path.name.isdecimal() and path.is_dir()
+                int(name)
+                for name in files.list_names(self.root)
+                if name.isdecimal() and (self.root / name).is_dir()
             ]
         return []
 
 
 def _remove_tree(directory: Path) -> None:
-    for path in sorted(directory.iterdir()):
+    for name in sorted(files.list_names(directory)):
+        path = directory / name
         if path.is_dir() and not path.is_symlink():
             _remove_tree(path)
     files.remove_directory(directory)

@@ -1,7 +1,7 @@
-"""Whether a table that follows a log has to have rows: whether any key's latest record is a value.
+"""Whether a table that follows a log must have rows: whether a key's latest record has a value.
 
-The log is looked through from its end, so that the first value found settles it: nothing newer of
-its key has been seen. Only where all keys have been deleted is the whole of it read.
+The log is read from its end, so the first value of a key not yet seen decides. The whole log is
+read only if all keys have been deleted.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 __all__ = ["has_live_keys"]
 
 _SPAN = 1 << 16
-"""Offsets that are read at once; more where few of them have records."""
+"""Offsets that are read at once; the span doubles where few of them have records."""
 _KEYS_MAX = 1 << 20
-"""Keys to remember as deleted; where there are more the answer is yes."""
+"""Keys to remember as deleted; with more keys the answer is yes."""
 
 
 def has_live_keys(
     engine: Engine, topic: str, ends: Mapping[str, int], *, read_committed: bool
 ) -> bool:
-    """Return whether a key has a value, of the records below `ends`, {partition: offset}.
+    """Return whether a key has a value in the records below `ends`, {partition: offset}.
 
-    What was cleaned away has a newer record, at or above the end perhaps, which is not looked at: a
-    table that has come to `ends` gets that one later. Raises CorruptBatchError and StorageError.
+    A record that a cleaning removed has a later one, perhaps at or above its end. That one does not
+    count: a table that has reached `ends` gets it later. Raises CorruptBatchError and StorageError.
     """
     for number, _ in engine.describe(topic).present():
         end = ends.get(str(number), 0)
@@ -50,7 +50,7 @@ def _has_live_keys(snapshot: PartitionSnapshot, end: int, read_committed: bool) 
             latest.update(zip(keys, batch.column(1).is_valid().to_pylist(), strict=True))
             if len(latest) + len(deleted) > _KEYS_MAX:
                 return True
-        # Arrow's lists are untyped: records without a key, which make no rows, are under None.
+        # Arrow's lists are untyped. The key None holds records without a key, which make no rows.
         latest.pop(None, None)  # type: ignore[call-overload]
         if any(is_value and key not in deleted for key, is_value in latest.items()):
             return True

@@ -1,13 +1,12 @@
 """KTableView: a topic as a table of a database, kept by a streaming query.
 
-The table is derived from the log, so it can always be made again: whenever table and checkpoint do
-not fit together, the view is rebuilt from the log's beginning by a new generation of the query.
-Invariants:
+If the table and the checkpoint do not fit together, a new generation of the query rebuilds the view
+from the beginning of the log. Invariants:
 
-- readers of the table see the old rows or the new ones: the first micro-batch of a generation
-  replaces all rows in one transaction;
-- a generation is removed only after a later one has landed in the table;
-- one process at a time runs a view.
+- The first micro-batch of a generation replaces all rows in one transaction, so readers see the old
+  rows or the new ones.
+- A generation is removed only after a later one has reached the table.
+- One process at a time runs a view.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from kafkalog.sink.views.live_keys import has_live_keys
 from kafkalog.sink.views.view_fitness import check_owned, is_emptied, position_of, reason_to_rebuild
 from kafkalog.sink.views.view_progress import PartitionProgress, ViewProgress
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.metadata.address import log_directories
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 
@@ -45,12 +44,12 @@ _OURS = {
     *("path", "view", "subscribe", "subscribepattern", "assign", "startingtimestamp"),
     *("startingoffsets", "startingoffsetsbytimestamp"),
 }
-"""Options of the source that the view sets itself: it is the whole topic, from the beginning."""
+"""Options of the source that the view sets itself: it reads the whole topic from the beginning."""
 _POLL_S = 0.1
 _running: dict[Path, KTableView] = {}
-"""Who holds the lock of which checkpoint in this process."""
+"""The view that holds the lock of each checkpoint in this process."""
 _turn = threading.Lock()
-"""Held by whoever takes or gives up such a lock."""
+"""Held while such a lock is taken or released."""
 
 
 class KTableView:
@@ -62,21 +61,23 @@ class KTableView:
         stock.start()
         stock.wait_until(timeout_s=60)
 
-    `target` is an upsert that belongs to this view alone. `checkpoint` is a directory on a local
-    file system that belongs to it too. `options` are more options of the source; with
-    `maxOffsetsPerTrigger` a rebuilt table is incomplete until the log's end is reached. `name` is
-    the query's name, `trigger` what `DataStreamWriter.trigger` takes: {"availableNow": True}.
-    `spark` may be None where only `progress` and `wait_until` are used, which need no Spark: also
-    in another process than the one that runs the view.
+    Args:
+        spark: may be None if you call only `progress` and `wait_until`, in any process.
+        target: an upsert that belongs to this view alone.
+        checkpoint: a directory on a local file system that belongs to this view alone.
+        options: further options of the source. With `maxOffsetsPerTrigger` a rebuilt table is
+            incomplete until the query reaches the log's end.
+        name: the query's name.
+        trigger: the arguments of `DataStreamWriter.trigger`, as in {"availableNow": True}.
 
-    A deletion reaches the table only while its tombstone is in the log. Kafka's cleaner keeps that
-    for `delete.retention.ms` (a day by default) after it first met it, so a table that is further
-    behind the log than that may keep keys that were deleted. `start` rebuilds a table whose last
-    micro-batch is that old and which the cleaner has overtaken; of a query that runs, but so far
-    behind, nothing is noticed: `progress` shows its lag, `rebuild` mends its table.
+    A deletion reaches the table only while its tombstone is in the log. Kafka's cleaner keeps a
+    tombstone for `delete.retention.ms` (a day by default) after it first met it. A table that lags
+    further behind may keep deleted keys. `start` rebuilds a table whose last micro-batch is that
+    old and which the cleaner has overtaken. It does not notice a running query that lags so far:
+    `progress` shows the lag, `rebuild` repairs the table.
 
-    To query a topic's latest values from Spark no database is needed: `KTable(...).create_view`, or
-    the option `view=latest`, give the same table straight from the log.
+    Spark itself needs no database to query a topic's latest values: use `KTable(...).create_view`
+    or the option `view=latest`.
 
     Raises InvalidInputError, UnknownTopicError.
     """
@@ -116,14 +117,14 @@ class KTableView:
         self._topic_state()
 
     def start(self, *, rebuild: bool = False) -> StreamingQuery:
-        """Start the query that keeps the table, and return it; the running one if it runs.
+        """Start the query that keeps the table, and return it; return a query that already runs.
 
-        The table is made from the log's beginning where it is not what the checkpoint says:
-        lost, emptied, or put back from a backup; and where the log itself has moved on without it,
-        or was made anew. That is logged at WARNING. Single rows that somebody has changed are not
-        seen. A table with rows that no view has kept from this checkpoint is refused, unless
-        `rebuild` says that they may be replaced. Raises InvalidInputError, and StorageError when
-        somebody else runs this view, here or in another process.
+        The table is rebuilt from the beginning of the log, with a WARNING, if it was lost, emptied
+        or restored from a backup, or if the log was created again or has moved past it. Single rows
+        that somebody changed are not noticed. A table with rows that no view kept from this
+        checkpoint is refused; `rebuild` allows their replacement.
+
+        Raises InvalidInputError, and StorageError if this view runs here or in another process.
         """
         if self._spark is None:
             raise InvalidInputError("this view was made without a Spark session; it cannot start")
@@ -141,11 +142,11 @@ class KTableView:
             return self._query
 
     def rebuild(self) -> StreamingQuery:
-        """Make the table again from the log; its readers see the old rows until then."""
+        """Build the table again from the log; its readers see the old rows until then."""
         return self.start(rebuild=True)
 
     def stop(self) -> None:
-        """Stop the query, if this object runs it, and let others run the view."""
+        """Stop the query, if this object runs it, and release the view for others."""
         with self._mutex:
             self._was_stopped = self._was_stopped or self._query is not None
             self._end_query()
@@ -159,7 +160,7 @@ class KTableView:
             self._release()
 
     def progress(self) -> ViewProgress:
-        """Return how far the table is, and how far behind the log."""
+        """Return how far the table is, and how far it lags behind the log."""
         query_id, position = self._position()
         applied = {} if position is None else position.end_offsets.get(self.topic, {})
         return ViewProgress(
@@ -177,10 +178,10 @@ class KTableView:
     def wait_until(
         self, offsets: Mapping[int, int] | None = None, *, timeout_s: float | None = None
     ) -> None:
-        """Return when the table holds what lies below `offsets`, {partition: offset}.
+        """Return when the table holds everything below `offsets`, {partition: offset}.
 
-        By default that is what the log holds now. Raises the query's own exception when it dies,
-        StorageError when it was stopped, and TimeoutError after `timeout_s`, which say what is
+        The default is the current end of the log. Raises the query's own exception if it dies,
+        StorageError if it was stopped, and TimeoutError after `timeout_s`; the last two say what is
         missing.
         """
         ends = {number: self._end(state) for number, state in self._topic_state().present()}
@@ -192,7 +193,7 @@ class KTableView:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             query = self._query
-            # Before looking, as it may finish.
+            # Ask first: the query may finish while we look.
             is_over = self._was_stopped or (query is not None and not query.isActive)
             missing = self._missing(offsets)
             if not missing:
@@ -219,7 +220,7 @@ class KTableView:
         )
 
     def _position(self) -> tuple[str | None, Position | None]:
-        """Return the query's id and position; none where it speaks of a topic that is no more."""
+        """Return the query's id and position; no position if the topic was created again."""
         query_id, position = position_of(self.target, self._generations)
         number = self._generations.current()
         if number is None or self._generations.topic(number)[1] != self._topic_state().topic_id:
@@ -234,7 +235,6 @@ class KTableView:
         return Engine(log_directories({"path": self.path}), read_only=True, create=False)
 
     def _end(self, state: PartitionState) -> int:
-        """Return where what the query reads ends."""
         return state.high_watermark if self._reads_uncommitted else state.last_stable_offset
 
     @property
@@ -251,7 +251,6 @@ class KTableView:
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the query is over; one that is still to be started is not."""
         query = self._query
         return query is not None and not query.isActive
 
@@ -259,10 +258,10 @@ class KTableView:
         root = self._generations.root
         if root.exists() and not root.is_dir():
             raise InvalidInputError(f"{root}: a view's checkpoint is a directory, this is a file")
-        root.mkdir(parents=True, exist_ok=True)
+        files.make_directories(root)
         with _turn:
             other = _running.get(root)
-            if other is not None and other._has_ended:  # and nobody said stop
+            if other is not None and other._has_ended:  # nobody has called its `stop`
                 other._held.close()
             if not self._held.enter_context(self._generations.lock().exclusive(wait=False)):
                 self._held.close()
@@ -324,7 +323,6 @@ class KTableView:
 
 
 def _local(checkpoint: str) -> Path:
-    """Return the directory that a path or a `file:` URI names; raises InvalidInputError."""
     if not checkpoint:
         raise InvalidInputError("a view's checkpoint is a directory of its own; its path is empty")
     parts = urlsplit(checkpoint)

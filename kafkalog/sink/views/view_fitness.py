@@ -1,7 +1,7 @@
 """Whether a view's table, its checkpoint and its log still fit together.
 
-They are three places that can be lost, put back from a backup or made anew one by one. What they
-say of each other decides whether the view goes on or is rebuilt; no memory beside them is needed.
+Each of the three can be lost, restored from a backup or created again. Comparing them decides
+whether the view continues or is rebuilt.
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ __all__ = ["check_owned", "is_emptied", "position_of", "reason_to_rebuild"]
 
 
 def position_of(target: Upsert, generations: Generations) -> tuple[str | None, Position | None]:
-    """Return the id of the current generation's query, and how far it has brought the table."""
+    """Return the id of the current generation's query, and its position in the table."""
     number = generations.current()
     query_id = None if number is None else generations.query_id(number)
     return query_id, None if query_id is None else target.position(query_id)
 
 
 def check_owned(target: Upsert, generations: Generations) -> None:
-    """Raise InvalidInputError for a table whose rows are not the view's to replace.
-
-    That is one with rows, but without the position of any query that this checkpoint ever had.
-    """
+    """Refuse a table with rows that no query of this checkpoint has written."""
     if not generations.query_ids().isdisjoint(target.writers()) or not target.has_rows():
         return
     known = target.positions()
@@ -50,7 +47,7 @@ def reason_to_rebuild(
     topic: TopicState,
     now_ms: int,
 ) -> str | None:
-    """Return why the current generation, of which there is one, cannot go on; None when it can."""
+    """Return why the current generation cannot continue; None if it can. There must be one."""
     number = generations.current()
     assert number is not None
     query_id, position = position_of(target, generations)
@@ -63,7 +60,7 @@ def reason_to_rebuild(
             return None
         return f"the checkpoint {checkpoint} is at micro-batch {committed}, the table at none"
     last = -1 if committed is None else committed
-    if position.batch_id not in {last, last + 1}:  # one ahead: Spark died before it noted that
+    if position.batch_id not in {last, last + 1}:  # one ahead: Spark died before it recorded that
         return (
             f"the checkpoint {checkpoint} of query {query_id} is at micro-batch {last}, the table "
             f"at {position.batch_id}: one of them was put back from a backup"
@@ -76,9 +73,9 @@ def is_emptied(
 ) -> bool:
     """Return whether the table of the current generation has lost its rows.
 
-    `has_live_keys` says whether the log has keys with values below a position; it is asked only
-    where the table is empty. What the upsert's `select` makes of those is not known here: a table
-    that was rebuilt for this reason before is empty by right.
+    `has_live_keys` says whether the log has keys with values below a position; it is called only if
+    the table is empty. The upsert's `select` may make no rows of those keys: a table that was
+    rebuilt for this reason before counts as rightly empty.
     """
     number = generations.current()
     position = position_of(target, generations)[1]
@@ -88,10 +85,10 @@ def is_emptied(
 
 
 def _reason_in_the_log(position: Position, topic: TopicState, now_ms: int) -> str | None:
-    """Return what the log no longer holds of what comes after a position.
+    """Return what the log has lost since the table's position; None if it has lost nothing.
 
-    A deletion is kept for `delete.retention.ms` after it was first cleaned, so a table that comes
-    back later than that, to where the cleaner has been since, may have missed one.
+    A tombstone is kept for `delete.retention.ms` after it was first cleaned. If the table's
+    position is older than that and the cleaner has passed it, the table may have missed a deletion.
     """
     retention_ms = TopicConfig.parse(dict(topic.config)).delete_retention_ms
     is_late = now_ms - position.time_ms > retention_ms

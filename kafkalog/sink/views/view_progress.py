@@ -13,10 +13,10 @@ class PartitionProgress:
     """One partition, in offsets."""
 
     applied: int
-    """The table holds what lies below it."""
+    """The table holds everything below this offset."""
     log_start: int
     log_end: int
-    """Where what can be read ends now."""
+    """The offset at which readable records end now."""
 
     @property
     def lag(self) -> int:
@@ -26,12 +26,12 @@ class PartitionProgress:
 
 @dataclass(frozen=True, slots=True)
 class ViewProgress:
-    """One view, as its table says."""
+    """The progress of one view, as its table records it."""
 
     query_id: str | None
     """None before the first start."""
     batch_id: int | None
-    """The last micro-batch in the table; None as long as this generation has none in it."""
+    """The last micro-batch in the table; None if this generation has none in it."""
     time_ms: int | None
     """When it was applied."""
     partitions: Mapping[int, PartitionProgress]

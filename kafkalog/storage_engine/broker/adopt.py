@@ -1,33 +1,31 @@
-"""`adopt`: a broker's directory becomes a log of ours, to be written and cleaned.
+"""`adopt`: turn a broker's directory into a log of ours, to be written and cleaned.
 
-The order of the steps, each of which may be the last one that this process does:
+The steps are in an order that permits the process to die after any of them:
 
-1. `.lock` exclusively: the broker is stopped.
-2. Every partition is loaded as the broker would load it, and nothing is written: what is wrong with
-   the directory shows before anything has changed.
-3. The guard is put up and `meta.properties` goes aside: **from here on no broker starts on it**. So
-   none ever sees a partition that is half repaired.
-4. `.kafka_cleanshutdown` goes aside; the partitions are repaired (a torn tail is cut off, indexes
-   are built anew), and each gets our lock files and the canary.
-5. `commit` is put in place, with all that was found: **from here on it is ours**.
+1. Lock `.lock` exclusively: the broker is stopped.
+2. Load every partition as the broker would, without writing. Faults of the directory show before
+   anything has changed.
+3. Create the guard and move `meta.properties` aside. **From here on no broker starts on the
+   directory**, so none ever sees a partition that is half repaired.
+4. Move `.kafka_cleanshutdown` aside. Repair the partitions: truncate a torn tail, rebuild indexes.
+   Create our lock files and the canary in each.
+5. Create `commit` with everything that was found: **from here on the log is ours**.
 
-A run that finds the guard and no `commit` goes on. Internal topics, and directories whose names end
-in `-delete`, `-stray` or `-future`, stay as they are, for the broker that is given it back.
+A run that finds the guard and no `commit` continues. Internal topics, and directories whose names
+end in `-delete`, `-stray` or `-future`, stay unchanged for the broker's return.
 
-*Leader epoch*: our appends carry the last epoch in `leader-epoch-checkpoint`; it is not raised. The
-cluster's controller knows nothing of us. Had we taken epochs of our own, a consumer that has read
-them would ask the broker later how far they reach, the broker would know of none as high, and the
-consumer would take its position for one that was lost, and be reset. With the epoch unchanged, the
-position stands: the offsets we append follow those of the broker, which is the only leader there
-was in that epoch.
+*Leader epoch*: our appends have the last epoch in `leader-epoch-checkpoint`. `adopt` does not raise
+it, because the cluster's controller does not know us. A consumer that had read a higher epoch would
+later ask the broker for its end; the broker would not know it, and the consumer would be reset.
+With the epoch unchanged its position remains valid: our offsets follow those of the broker, the
+only leader of that epoch.
 
-*Config*: what the cluster's metadata says of a topic, where it is here and the topic's id is the
-same. A policy that nobody has told is none: such a topic is neither cleaned nor deleted from until
-`alter_topic` says so, since Kafka's default would delete records that a broker's own default keeps.
+*Config*: the topic's config in the cluster's metadata, if that is here and has the same topic id.
+Without a known policy a topic is neither cleaned nor deleted from until `alter_topic` sets one,
+because Kafka's default would delete records that the broker's own default may keep.
 
-*Once ours, released, and adopted again*: writers that wrote exactly once, configs, and how far
-views are limited by a cleaning come from the old journal (`kl-commit.released`), for the topics
-whose ids are still the same.
+*A log that was ours before*: writers, configs, and the lowest ends of snapshots after cleanings
+come from the old journal (`kl-commit.released`), for topics with unchanged ids.
 
 Kafka: LogManager.loadLogs, LogLoader.
 """
@@ -64,17 +62,17 @@ ALL_TOPICS = "*"
 
 @dataclass(frozen=True, slots=True)
 class AdoptReport:
-    """What `adopt` did."""
+    """The result of `adopt`."""
 
     root: Path
     adopted_already: bool
-    """It was ours before; nothing was done."""
+    """It was ours before, and nothing was done."""
     topics: tuple[str, ...]
     partitions: int
     was_clean: bool
-    """Whether the broker was shut down in good order."""
+    """Whether the broker had a clean shutdown."""
     damage: tuple[str, ...] = ()
-    """What did not count, and was cut off."""
+    """Damaged data that was truncated."""
     notices: tuple[str, ...] = ()
 
 
@@ -86,22 +84,21 @@ def adopt(
     now_ms: int,
     progress: Progress | None = None,
 ) -> AdoptReport:
-    """Take a stopped broker's log directory over.
+    """Take over a stopped broker's log directory.
 
-    `config` gives topic configs by topic, or by `*` for all; what the cluster's metadata says of a
-    topic counts more than `*` and less than its own. `metadata` is the directory that the broker's
-    `metadata.log.dir` names, if it is another one. Raises LockedByBrokerError while a broker runs;
-    InvalidInputError for a directory that is no broker's or has no partitions, an unknown topic, a
-    wrong config, or a `metadata` without a metadata log;
-    StorageError and CorruptLogError for files that a broker could not load either. Nothing has
-    been changed then, or the next run goes on.
+    `config` has topic configs by topic, or by `*` for all. The cluster's metadata overrides `*`,
+    and a topic's own config overrides both. `metadata` is the directory in the broker's
+    `metadata.log.dir`, if that is another one. Raises LockedByBrokerError while a broker runs;
+    InvalidInputError for a directory that is not a broker's or has no partitions, an unknown topic,
+    a wrong config, or a `metadata` without a metadata log; StorageError and CorruptLogError for
+    files that a broker could not load either. Then nothing has changed, or the next run continues.
     """
     root = Path(root).absolute()
     if not root.is_dir():
         raise InvalidInputError(f"{root}: there is no such directory")
     if (root / layout.COMMIT).exists() and not _lost_canaries(root):
         return _adopted_already(root, config or {}, metadata)
-    partitions_to_adopt(root)  # not even the lock is written to a directory of somebody else
+    partitions_to_adopt(root)  # do not even write a lock file to a foreign directory
     if metadata is not None and not metadata_log.has_metadata(metadata):
         raise InvalidInputError(
             f"{metadata}: no metadata log here: expected the broker's metadata.log.dir, with a "
@@ -146,10 +143,10 @@ def _adopted_already(
 
 
 def _lost_canaries(root: Path) -> bool:
-    """Tell whether a broker has had a log of ours all the same, so that `commit` is stale.
+    """Return whether a broker has loaded our log, so that `commit` is stale.
 
-    It has deleted the canaries of the partitions it has loaded, and the directories of topics that
-    were deleted, or that its cluster does not know.
+    The broker deletes the canaries of the partitions that it loads, and directories of topics that
+    were deleted or that its cluster does not know.
     """
     topics = Journal(root / layout.COMMIT).published().topics.values()
     directories = [
@@ -161,10 +158,10 @@ def _lost_canaries(root: Path) -> bool:
 
 
 def _set_aside(root: Path, check_lock: Callable[[], None], now_ms: int) -> None:
-    """Take a stale `commit` for the one of a log that was released.
+    """Treat a stale `commit` like that of a released log.
 
-    Partitions that no broker has loaded are cut first: what we had appended there without
-    committing it must not become valid.
+    First truncates partitions that no broker has loaded, because our uncommitted data there must
+    not become valid.
     """
     journal = Journal(root / layout.COMMIT)
     state = journal.recover()
@@ -197,7 +194,6 @@ class _Adopting:
         self._before = self._journal_before()
 
     def _journal_before(self) -> State:
-        """Return what the log held when it was ours last."""
         path = self.root / layout.COMMIT_RELEASED
         if path.exists():
             try:
@@ -206,10 +202,9 @@ class _Adopting:
                 self._notices.append(f"what this log held when it was ours is lost: {fault}")
         return State()
 
-    # --- nothing is written ----------------------------------------------------------------------
+    # --- load, without writing -------------------------------------------------------------------
 
     def load(self, given: Mapping[str, Mapping[str, str]], progress: Progress | None) -> None:
-        """Load every partition, and settle ids and configs of their topics."""
         offsets = {
             name: checkpoints.read_offset_checkpoint(self.root / name)
             for name in (
@@ -255,7 +250,7 @@ class _Adopting:
                     self._notices.append(f"{name} was here when the log was ours, and is gone")
 
     def _topic_id(self, topic: str) -> str:
-        """Return the id that all of a topic's partitions have; a new one where none has any."""
+        """Return the common id of a topic's partitions, or a new id if none has one."""
         ids = {
             loaded.topic_id: loaded.directory
             for loaded in self._of(topic).values()
@@ -279,7 +274,7 @@ class _Adopting:
         return {number: found for (name, number), found in self._loaded.items() if name == topic}
 
     def _config(self, topic: str, given: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-        """Return a topic's config; raises InvalidInputError for one that was given and is wrong."""
+        """Return a topic's config; raises InvalidInputError for a wrong one in the arguments."""
         metadata = self._metadata(topic)
         before = self._topic_before(topic)
         wanted: dict[str, str] = dict(_NO_POLICY)
@@ -298,7 +293,7 @@ class _Adopting:
         return wanted
 
     def _topic_before(self, topic: str) -> TopicState | None:
-        """Return a topic as it was when the log was ours, if it is still the same one."""
+        """Return a topic's state when the log was ours, if it is the same topic."""
         known = self._before.topics.get(topic)
         return known if known is not None and known.topic_id == self._ids.get(topic) else None
 
@@ -307,7 +302,6 @@ class _Adopting:
         return found if found is not None and found.topic_id == self._ids[topic] else None
 
     def _usable(self, topic: str, found: Mapping[str, str]) -> dict[str, str]:
-        """Return the configs that kafkalog acts upon, and say which ones it leaves out."""
         usable = {}
         left_out = []
         for name, value in sorted(found.items()):
@@ -326,11 +320,11 @@ class _Adopting:
     # --- between two owners ----------------------------------------------------------------------
 
     def keep_brokers_out(self) -> None:
-        """Put up the guard, and take away what a broker needs to start."""
+        """Create the guard, and move away the files that a broker needs to start."""
         root = self.root
         if not (root / layout.GUARD).is_dir():
             files.make_directory(root / layout.GUARD)
-        files.sync_directory(root)  # also what a run that died has named
+        files.sync_directory(root)  # includes the names of a dead run
         if (root / layout.META_PROPERTIES).exists():
             if not self.was_clean and (root / layout.CLEAN_ASIDE).exists():
                 files.remove(root / layout.CLEAN_ASIDE)  # of an earlier adoption
@@ -342,13 +336,13 @@ class _Adopting:
             files.sync_directory(root)
 
     def repair(self) -> None:
-        """Bring the disk to what was loaded, and give every partition what is ours in it."""
+        """Repair the partitions on disk as loaded, and add our own files."""
         for key, loaded in self._loaded.items():
             interval = config.TopicConfig.parse(self._configs[key[0]]).index_interval_bytes
             repaired = repair_partition(loaded, index_interval_bytes=interval)
             self._loaded[key] = repaired
             directory = repaired.directory
-            # `commit` will build on them, and whoever has written them may have died.
+            # `commit` will depend on them, and their writer may have died before a sync.
             for path in map(directory.joinpath, _READ_AS_FOUND):
                 if path.exists():
                     files.sync_path(path)
@@ -364,10 +358,10 @@ class _Adopting:
             for path in (directory / name for name in ours):
                 if not path.exists():
                     files.create(path)
-            # What was listed when it was ours last may be of files that the broker has replaced.
+            # Lists from the time when the log was ours may describe files that are gone.
             stale = [directory / name for name in (layout.GAPS, layout.RAW_GAPS)]
             stale = [path for path in stale if path.exists()]
-            stale += directory.glob(f"{layout.OURS}*{layout.KEYS}")
+            stale += [directory / n for n in files.list_names(directory) if layout.is_key_index(n)]
             for path in stale:
                 files.remove(path)
             files.sync_directory(directory)
@@ -375,13 +369,13 @@ class _Adopting:
     # --- ours ------------------------------------------------------------------------------------
 
     def _found(self) -> State:
-        """Return what was found as the journal takes it; raises StorageError where it does not."""
+        """Return the loaded log as a state; raises StorageError if the journal refuses it."""
         change = Change()
         for topic, topic_id in self._ids.items():
             here = self._of(topic)
             metadata = self._metadata(topic)
             known = self._topic_before(topic)
-            # Keys go by this number: also what other brokers have counts, told now or earlier.
+            # This number distributes keys, so it includes the partitions of other brokers.
             count = max(
                 max(here) + 1,
                 metadata.partitions if metadata else 0,
@@ -403,7 +397,6 @@ class _Adopting:
             ) from fault
 
     def record(self) -> AdoptReport:
-        """Put `commit` in place."""
         state = self._found()
         checkpoints.write_root_checkpoints(self.root, state)
         write_adopted_topics(self.root, self._broker_ids())
@@ -420,7 +413,7 @@ class _Adopting:
         )
 
     def _broker_ids(self) -> dict[str, str]:
-        """Return the topics by the ids that the broker's cluster knows, as far as can be told."""
+        """Return the topics by the ids that the broker's cluster knows, as far as possible."""
         clusters = {topic.topic_id for topic in self._known.values()}
         return {
             topic: topic_id
@@ -429,12 +422,10 @@ class _Adopting:
         }
 
     def _is_still_true(self, writer: str) -> bool:
-        """Tell whether what a writer had written is still here: the topic is the same one."""
         target = writer.rpartition(" ")[2]
         return target == "*" or self._topic_before(target) is not None
 
     def _state(self, topic: str, number: int, state: PartitionState) -> PartitionState:
-        """Return a partition's state as the journal takes it."""
         first_dirty = min(
             max(state.first_dirty_offset, state.log_start_offset), state.high_watermark
         )

@@ -1,9 +1,9 @@
-"""The topics a broker's cluster knows, remembered while its directory is ours.
+"""The topics that a broker's cluster knows, kept while its directory is ours.
 
-A broker knows a topic by its id. What was created here since the adoption it puts aside when it
-gets the directory back, and what was deleted here it creates anew; `release` says so. The file has
-a topic and its id on each line. A log that has none was adopted by an earlier release of kafkalog,
-or never.
+A broker knows a topic by its id. When it gets the directory back, it puts aside topics that were
+created here since the adoption, and creates topics again that were deleted here. `release` reports
+both. The file has a topic and its id on each line. A log without the file was adopted by an earlier
+release of kafkalog, or never.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _SHOWN = 20
 
 
 def write_adopted_topics(root: Path, ids: Mapping[str, str]) -> None:
-    """Remember the ids, by topic, that the broker's cluster knows."""
+    """Write the topic ids that the broker's cluster knows."""
     lines = [f"{topic} {topic_id}\n" for topic, topic_id in sorted(ids.items())]
     files.write_atomically(root / layout.ADOPTED_TOPICS, "".join(lines).encode())
 
 
 def _read(root: Path) -> dict[str, str] | None:
     try:
-        lines = (root / layout.ADOPTED_TOPICS).read_text(errors="replace").splitlines()
+        lines = files.read_file(root / layout.ADOPTED_TOPICS).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return None
     return {tokens[0]: tokens[1] for line in lines if len(tokens := line.split()) == 2}
 
 
 def differences(root: Path, state: State, given: Mapping[str, str]) -> list[str]:
-    """Say which topics of a log the broker that gets it back does not know, or has too many.
+    """Report the topics that the broker does not know, or that it will create again.
 
-    `given` are the ids that the release gives to topics: those are the cluster's.
+    `given` has the ids that the release gives to topics: those of the cluster.
     """
     adopted = _read(root)
     try:

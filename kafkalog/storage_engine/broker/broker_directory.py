@@ -1,17 +1,17 @@
-"""The log directories of a broker as one log, read-only: what `Journal` is for a log of ours.
+"""The log directories of a broker as one log, read-only; the counterpart of `Journal`.
 
-A broker keeps no journal; what its partitions hold is found as it finds it itself (`loader`). Here
-is what stands above that: which partitions the directories have, what the checkpoints in their
-roots say about them, and whether a broker is alive, which holds `.lock` as long as it is.
+A broker has no journal. The content of its partitions is found as the broker finds it (`loader`).
+This module finds the partitions of the directories, reads the checkpoints in their roots, and tests
+whether the broker is alive; it holds `.lock` while it runs.
 
-- While it is, a partition ends at its checkpointed high watermark, which the broker moves every few
-  seconds. Each time it does there is a new `State`.
-- Once it is gone the partition ends where its log ends: the checkpoint lags behind, and is no point
-  to cut at.
+- While it runs, a partition ends at its checkpointed high watermark, which the broker moves every
+  few seconds. Each move gives a new `State`.
+- Once it has stopped, the partition ends at its log's end. The checkpoint lags behind, so the log
+  is not truncated there.
 
-A partition is looked at when somebody asks for it, so a `State` of very many costs no more than
-their names. Nothing is ever written, not even a lock file. Directories whose names say that they
-are deleted (`-delete`), stray or a future replica are passed over.
+A partition is loaded on demand, so a `State` of very many costs only their names. Nothing is ever
+written, not even a lock file. Directories of deleted (`-delete`), stray or future partitions are
+skipped.
 
 Kafka: LogManager.loadLogs, OffsetCheckpointFile.
 """
@@ -35,7 +35,7 @@ from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import clock, locks
+from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
@@ -48,17 +48,16 @@ __all__ = ["BrokerDirectories"]
 _logger = logging.getLogger(__name__)
 
 _LOADS = 20
-"""Attempts to load a partition between two changes of a live broker's."""
+"""Attempts to load a partition while a live broker changes it."""
 _Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class _Root:
-    """One log directory as it was when it was looked at."""
-
     path: Path
     stamp: tuple[object, ...]
-    """Changes when the broker comes or goes, creates or deletes partitions, moves a checkpoint."""
+    """Changes when the broker starts or stops, creates or deletes partitions, or moves a
+    checkpoint."""
     is_live: bool
     is_clean: bool
     recovery_points: Mapping[_Key, int]
@@ -70,8 +69,8 @@ class _Root:
 class BrokerDirectories:
     """One or several log directories of one broker, read together.
 
-    Any number of threads may use it. Raises StorageError, which names the directory, where one
-    cannot be read or two have the same partition.
+    Thread-safe. Raises StorageError, which names the directory, if one cannot be read or two have
+    the same partition.
     """
 
     def __init__(
@@ -91,11 +90,11 @@ class BrokerDirectories:
         self._metadata: Mapping[str, BrokerTopic] = {}
         self._loaded: dict[_Key, LoadedPartition] = {}
         self._ends: dict[_Key, int] = {}
-        """High watermarks seen so far: readers were told of them."""
+        """High watermarks that readers have already seen."""
         self._state: State | None = None
 
     def published(self) -> State:
-        """Return the state; the same object as long as the broker has moved nothing."""
+        """Return the state, the same object while the broker changes nothing."""
         with self._guard:
             stamps = tuple(_stamp(root, is_held=self._is_held) for root in self.roots)
             if self._state is None or stamps != tuple(root.stamp for root in self._found):
@@ -104,11 +103,11 @@ class BrokerDirectories:
             return self._state
 
     def directory(self, topic: str, partition: int) -> Path:
-        """Return where a partition's files are; raises StorageError where there are none."""
+        """Return a partition's directory; raises StorageError if it is missing."""
         return self._place(topic, partition)[1]
 
     def loaded(self, topic: str, partition: int) -> LoadedPartition:
-        """Return a partition as it is now; of a live broker's, the listing is a new one.
+        """Return a partition as it is now; a live broker's is listed again.
 
         Raises StorageError, CorruptLogError.
         """
@@ -134,7 +133,7 @@ class BrokerDirectories:
         start: int | None = None,
         known_end: int = 0,
     ) -> PartitionSnapshot:
-        """Open a partition at this moment, as `Engine.view` does; raises StorageError."""
+        """Open a snapshot of a partition, as `Store.snapshot` does; raises StorageError."""
         from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 
         with self._guard:
@@ -157,7 +156,7 @@ class BrokerDirectories:
             load_aborted=lambda: seen[0].aborted,
         )
 
-    # --- what there is ---------------------------------------------------------------------------
+    # --- topics and partitions -------------------------------------------------------------------
 
     def _place(self, topic: str, partition: int) -> tuple[_Root, Path]:
         with self._guard:
@@ -208,7 +207,6 @@ class BrokerDirectories:
         )
 
     def _topic_id(self, name: str, numbers: list[int]) -> str | None:
-        """Return what the first sound `partition.metadata` of a topic says."""
         for number in numbers:
             with contextlib.suppress(KafkaLogError, OSError, ValueError):
                 topic_id = checkpoints.read_topic_id(self._directories[name, number][1])
@@ -223,7 +221,7 @@ class BrokerDirectories:
     ) -> LoadedPartition:
         end = None
         if root.is_live:
-            # A broker that has just started has not moved its checkpoint to the log's end yet.
+            # A broker that has just started may not have moved its checkpoint yet.
             seen = self._ends.get(key, 0)
             end = max(root.high_watermarks.get(key, 0), seen)
         for attempt in range(_LOADS):
@@ -253,9 +251,9 @@ class BrokerDirectories:
 
 
 class _Partitions(Sequence[PartitionState]):
-    """A topic's partitions, each loaded when it is first asked for; an absent one is empty.
+    """A topic's partitions, loaded on demand; an absent one is empty.
 
-    Those of one `State` stay as they were first seen.
+    The partitions of one `State` do not change after their first load.
     """
 
     def __init__(
@@ -300,7 +298,7 @@ _CHECKPOINTS = (
 
 
 def _stamp(root: Path, *, is_held: bool) -> tuple[object, ...]:
-    """Return what changes whenever the root must be looked at again."""
+    """Return a value that changes whenever the root must be read again."""
     stamp: list[object] = [not is_held and locks.RootLock(root).is_held_alone()]
     for name in (".", *_CHECKPOINTS, layout.CLEAN_SHUTDOWN):
         try:
@@ -331,19 +329,20 @@ def _look_at(path: Path, stamp: tuple[object, ...]) -> _Root:
 def _check_is_brokers(root: Path) -> None:
     """Raise LockedByBrokerError once the directory is ours.
 
-    Its logs may then end in what is not committed: only the journal tells.
+    Its logs may then end with uncommitted data, which only the journal tells apart.
     """
     if (root / layout.COMMIT).exists():
         raise LockedByBrokerError(
             f"{root}: this directory was taken over with `kafkalog adopt` since it was opened; "
-            "open it anew to read it"
+            "open it again to read it"
         )
 
 
 def _offsets(root: Path, name: str) -> dict[_Key, int]:
-    """Read a checkpoint; one that is none says nothing, as with Kafka, and costs a warning.
+    """Read a checkpoint; a malformed one counts as empty, as in Kafka, with a warning.
 
-    Without recovery points all is checked; without log starts a log begins with its first segment.
+    Without recovery points everything is checked; without a log start a log begins with its first
+    segment.
     """
     try:
         return checkpoints.read_offset_checkpoint(root / name)
@@ -362,7 +361,7 @@ def _partitions(roots: Sequence[_Root]) -> dict[_Key, tuple[_Root, Path]]:
     found: dict[_Key, tuple[_Root, Path]] = {}
     for root in roots:
         try:
-            with os.scandir(root.path) as entries:
+            with files.scan(root.path) as entries:
                 names = [entry.name for entry in entries if entry.is_dir()]
         except OSError as fault:
             raise _unreadable(root.path, fault) from fault
@@ -383,7 +382,7 @@ def _partitions(roots: Sequence[_Root]) -> dict[_Key, tuple[_Root, Path]]:
 
 
 def _metadata(roots: Sequence[Path]) -> Mapping[str, BrokerTopic]:
-    """Return what the first metadata log among the roots says; a damaged one costs a warning."""
+    """Return the topics in the first metadata log of the roots; warn of a damaged one."""
     for root in roots:
         try:
             topics = metadata_log.read_topics(root)
@@ -396,7 +395,6 @@ def _metadata(roots: Sequence[Path]) -> Mapping[str, BrokerTopic]:
 
 
 def _usable(found: Mapping[str, str]) -> dict[str, str]:
-    """Return the configs that are known here, with values that are allowed here."""
     usable = {}
     for name, value in found.items():
         with contextlib.suppress(InvalidInputError):
@@ -406,6 +404,6 @@ def _usable(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def _derived_id(topic: str) -> str:
-    """Return an id for a topic that has none: the same in every process."""
+    """Return an id for a topic without one, the same in every process."""
     digest = hashlib.blake2b(topic.encode(), digest_size=16, person=b"kafkalog").digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

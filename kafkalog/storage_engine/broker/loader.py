@@ -1,22 +1,23 @@
-"""What is in a partition's directory that a broker left: found as the broker would find it.
+"""Load a partition's directory that a broker left, as the broker would.
 
-Nothing is written. `load_partition` says where the log begins and ends, what is beyond repair
-there, and which transactions were aborted or are open; `recovery.repair_partition` brings the same
-to the disk. The rules are those of Kafka's LogLoader:
+Nothing is written. `load_partition` finds where the log begins and ends, which part is damaged, and
+which transactions were aborted or are open. `recovery.repair_partition` applies the result to the
+disk. The rules are those of Kafka's LogLoader:
 
-- half a swap of segments counts as the names of the files say (`segments.list_segments`);
-- after a clean shutdown nothing is scanned but the tail behind the last entry of an index;
-- after any other end every batch from the segment of the *recovery point* on is read and its
-  checksum compared. The log ends before the first batch that is wrong, and all later segments go;
-- a segment without `.index`, or with a damaged `.txnindex`, is one to be recovered in any case;
-- a log that ends below its checkpointed start holds nothing;
-- the state of the producers is that of the latest sound snapshot, plus the batches above it.
+- Half a swap of segments counts as its file names say (`segments.list_segments`).
+- After a clean shutdown only the tail after the last index entry is scanned.
+- Otherwise every batch from the segment of the *recovery point* on is read and its checksum
+  compared. The log ends before the first wrong batch, and all later segments are dropped.
+- A segment without `.index`, or with a damaged `.txnindex`, is always recovered.
+- A log that ends below its checkpointed start is empty.
+- The producers' state is that of the latest sound snapshot, plus the batches above it.
 
-Of a live broker's directory the end is given: its checkpointed high watermark. Nothing is checked
-then, since everything below has been acknowledged and the files still change.
+A live broker's partition ends at its checkpointed high watermark. Nothing is checked then, because
+everything below was acknowledged and the files still change.
 
-Departures from Kafka: a log is cut before a batch whose offsets do not rise, where Kafka empties
-the segment; bytes after the last whole batch are never appended to, also after a clean shutdown.
+Differences from Kafka: a log is truncated before a batch whose offsets do not rise, while Kafka
+empties the segment. Bytes after the last whole batch are never appended to, even after a clean
+shutdown.
 
 Kafka: LogLoader, LogManager.loadLog, UnifiedLog.rebuildProducerState.
 """
@@ -28,13 +29,13 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafkalog.errors import CorruptLogError
+from kafkalog.errors import CorruptBatchError, CorruptLogError
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.index import OffsetIndex
-from kafkalog.storage_engine.segment.log_walk import WalkedBatches
+from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, list_segments, locate
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory
@@ -55,16 +56,16 @@ class LoadedPartition:
     topic: str
     partition: int
     topic_id: str | None
-    """Of `partition.metadata`; None where a partition has none."""
+    """From `partition.metadata`; None without one."""
     state: PartitionState
     producers: Producers
-    """Every producer's, at the high watermark."""
+    """All producers at the high watermark."""
     aborted: tuple[AbortedTransaction, ...] | None
-    """All of the partition's, where some `.txnindex` cannot be believed; None: read the files."""
+    """All aborted transactions, if some `.txnindex` is unreliable; None: read the files."""
     recovered: tuple[int, ...]
-    """Base offsets of the segments whose indexes must be built anew."""
+    """Base offsets of the segments whose indexes must be rebuilt."""
     damage: tuple[str, ...]
-    """What does not count, and why."""
+    """The dropped data, and why."""
     leader_epochs: tuple[tuple[int, int], ...] = ()
     """(epoch, its first offset), within the log."""
 
@@ -84,12 +85,11 @@ def load_partition(
 ) -> LoadedPartition:
     """Load a partition; see the module.
 
-    `log_start`, `recovery_point` (None: unknown, all is checked) and `first_dirty` are those of the
-    root's checkpoints, `is_clean` tells of a clean shutdown, `end` is the checkpointed high
-    watermark of a live broker. `earlier` is what an earlier call returned for the same live
-    partition; what it knows of the producers is not found out again. Raises StorageError,
-    CorruptLogError for a checkpoint of the partition that is none, and FileNotFoundError when a
-    live broker removes a file meanwhile.
+    `log_start`, `recovery_point` (None: unknown, check everything) and `first_dirty` come from the
+    root's checkpoints. `is_clean` means a clean shutdown. `end` is the checkpointed high watermark
+    of a live broker. `earlier` is the result of an earlier call for the same live partition, whose
+    producers are reused. Raises StorageError, CorruptLogError for a malformed checkpoint of the
+    partition, and FileNotFoundError if a live broker removes a file.
     """
     loading = _Loading(directory, log_start, now_ms)
     if end is not None:
@@ -111,8 +111,6 @@ def load_partition(
 
 
 class _Loading:
-    """One load in progress."""
-
     def __init__(self, directory: Path, log_start: int, now_ms: int) -> None:
         self.directory = directory
         self.segments = list_segments(directory)
@@ -125,7 +123,7 @@ class _Loading:
         self.active_size = 0
         self.producers = Producers(end_offset=self.log_start)
         self.snapshot_offset = -1
-        """Offset of the snapshot that tells the producers' state at the end; -1 none."""
+        """Offset of the snapshot with the producers at the end; -1 none."""
         self.aborted: tuple[AbortedTransaction, ...] | None = None
         self.recovered: set[int] = set()
         self.damage: list[str] = []
@@ -135,7 +133,6 @@ class _Loading:
     # --- the end of the log ----------------------------------------------------------------------
 
     def load(self, *, is_clean: bool, recovery_point: int) -> None:
-        """Load a log that no broker holds."""
         first = len(self.bases)
         if not is_clean:
             first = max(0, bisect_right(self.bases, recovery_point) - 1)
@@ -160,10 +157,9 @@ class _Loading:
         self._truncate_epochs()
 
     def load_live(self, end: int, first_dirty: int, earlier: LoadedPartition | None) -> None:
-        """Load what a running broker has checkpointed."""
         self.end_offset = max(end, self.log_start)
         if self.bases and first_dirty <= self.bases[-1]:
-            # The cleaner does not pass the high watermark, and its checkpoint may be the newer one.
+            # The cleaner stays below the high watermark, and its checkpoint may be newer.
             self.end_offset = max(self.end_offset, first_dirty)
         place = bisect_right(self.bases, self.end_offset) - 1
         if place >= 0:
@@ -178,13 +174,13 @@ class _Loading:
         self._truncate_epochs()
 
     def _look_at_tail(self, place: int = -1, end: int | None = None) -> None:
-        """Find where the whole batches end that begin below `end`, in one segment."""
+        """Find the end of the whole batches that begin below `end`, in one segment."""
         segment = self.segments[place]
         wanted = layout.INT64_MAX if end is None else end
         fd = files.open_to_read(segment.log)
         try:
             index = OffsetIndex(segment.index, segment.base_offset)
-            # The batch of `wanted` may be the one that is indexed: begin at one below it.
+            # The batch of `wanted` may have the index entry, so begin below it.
             position = locate(fd, segment.size, index, wanted - 1)
             following = segment.base_offset
             for start, header in headers(fd, position, segment.size):
@@ -199,37 +195,35 @@ class _Loading:
         if end is None or segment is self.segments[-1]:
             self.end_offset = min(wanted, following)
         if end is None and position < segment.size:
-            self._report(segment, position, ("a whole record batch", "none"), later=0)
+            fault = CorruptBatchError(segment.log, position, "a record batch", "none")
+            self._report(segment, fault, later=0)
             self.recovered.add(segment.base_offset)
 
     def _check_from(self, first: int, found: dict[int, list[AbortedTransaction]]) -> None:
-        """Read and check every batch from a segment on; the log ends with the sound ones."""
+        """Read and check every batch from a segment on; the log ends with the last sound one."""
         self.producers = self.history.at(self.bases[first])
         for place in range(first, len(self.segments)):
             segment = self.segments[place]
             self.recovered.add(segment.base_offset)
-            aborted, walk = self.history.check(segment, self.producers, self._note_epochs)
+            aborted, scan = self.history.check(segment, self.producers, self._note_epochs)
             found[segment.base_offset] = aborted
-            self.active_base, self.active_size = segment.base_offset, walk.end
-            self.end_offset = walk.next_offset
-            if walk.end < segment.size:
-                fault = walk.fault or ("a whole record batch", "none")
-                self._report(segment, walk.end, fault, later=len(self.segments) - place - 1)
+            self.active_base, self.active_size = segment.base_offset, scan.position
+            self.end_offset = scan.next_offset
+            if scan.position < segment.size:
+                self._report(segment, scan.end_fault(), later=len(self.segments) - place - 1)
                 del self.segments[place + 1 :]
                 break
         self.producers.end_offset = self.end_offset
 
-    def _report(
-        self, segment: SegmentFiles, position: int, fault: tuple[str, str], *, later: int
-    ) -> None:
+    def _report(self, segment: SegmentFiles, fault: CorruptBatchError, *, later: int) -> None:
         also = f", and {later} later segments," if later else ""
         self.damage.append(
-            f"{segment.log}: at byte {position}: expected {fault[0]}, found {fault[1]}; "
-            f"the {segment.size - position} bytes from there on{also} do not count"
+            f"{fault.damage}; the {segment.size - fault.position} bytes from there on{also} "
+            "do not count"
         )
 
     def _begin_anew(self) -> None:
-        """The log ends below its start, so none of it is left (files were deleted, or lost)."""
+        """Empty the log: it ends below its start, because files were deleted or lost."""
         self.damage.append(
             f"{self.directory}: the log ends at offset {self.end_offset}, below its checkpointed "
             f"start {self.log_start}: its {len(self.segments)} segments do not count"
@@ -244,9 +238,9 @@ class _Loading:
     # --- producers and transactions --------------------------------------------------------------
 
     def _load_producers(self, *, is_clean: bool) -> None:
-        """Find the producers' state at the end, where not all was replayed for it already."""
+        """Find the producers' state at the end, unless the replay has found it."""
         if is_clean and not producer_snapshot.snapshot_offsets(self.directory):
-            # A broker too old to write snapshots; Kafka takes its word that there are none.
+            # The broker is too old to write snapshots; like Kafka, assume no producers.
             self.producers = Producers(end_offset=self.end_offset)
             return
         self.producers = self.history.snapshot(self.end_offset)
@@ -265,10 +259,10 @@ class _Loading:
                 aborted += aborted_transactions([segment.transaction_index])
         self.aborted = tuple(aborted)
 
-    # --- what it comes to ------------------------------------------------------------------------
+    # --- epochs and the result -------------------------------------------------------------------
 
-    def _note_epochs(self, found: WalkedBatches) -> None:
-        """Add the leader epochs that begin in some batches: those above all known ones.
+    def _note_epochs(self, found: ScannedBatches) -> None:
+        """Add leader epochs that begin in some batches and exceed all known ones.
 
         Kafka: LogSegment.recover.
         """
@@ -289,7 +283,7 @@ class _Loading:
         )
 
     def state(self, first_dirty: int) -> PartitionState:
-        """Return the partition's state; a first dirty offset beyond the log is the log start."""
+        """Return the partition's state; a first dirty offset outside it becomes the log start."""
         end = self.end_offset
         dirty = first_dirty if self.log_start <= first_dirty <= end else self.log_start
         known = [epoch for epoch, _ in self.epochs[-1:]]
@@ -306,12 +300,12 @@ class _Loading:
         )
 
 
-def _ignore(_: WalkedBatches) -> None:
-    """Nothing is to be learnt from these batches."""
+def _ignore(_: ScannedBatches) -> None:
+    """Ignore these batches."""
 
 
 def _is_sound(segment: SegmentFiles) -> bool:
-    """Tell whether a segment's `.txnindex` can be one. Kafka: TransactionIndex.sanityCheck."""
+    """Return whether a segment's `.txnindex` is plausible. Kafka: TransactionIndex.sanityCheck."""
     try:
         entries = aborted_transactions([segment.transaction_index])
     except CorruptLogError:

@@ -1,12 +1,11 @@
-"""What KRaft's metadata says about topics: their names, ids, number of partitions and configs.
+"""Read the topics from KRaft's metadata: their names, ids, numbers of partitions and configs.
 
-The controller keeps it in a partition like any other, `__cluster_metadata-0`: snapshots of
+The controller keeps them in a partition like any other, `__cluster_metadata-0`. It has snapshots of
 everything up to an offset (`<offset>-<epoch>.checkpoint`), and the log after it. Both are batches
-v2 whose records' values are messages with a frame; only those about topics are looked at here.
+v2 whose record values are framed messages; only those about topics are read here.
 
-A topic's config is what was set for it. What it leaves to the brokers' own defaults is not in here.
-Where several controllers hold the log, its last records may not be agreed upon yet; to a reader of
-files they look like all others.
+A topic's config has what was set for it, not the brokers' own defaults. With several controllers,
+the last records may not be agreed upon yet; the files do not show it.
 
 Kafka: MetadataRecordSerde, ReplicationControlManager, ConfigurationControlManager, Snapshots.
 """
@@ -21,34 +20,34 @@ from types import MappingProxyType
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.format.batch import BatchHeader, check_batch, iterate_headers
+from kafkalog.storage_engine.format.batch import BatchHeader, iterate_headers
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.log_scanner import METADATA, LogScanner
 
 __all__ = ["BrokerTopic", "has_metadata", "read_topics"]
 
-_PIECE_SIZE = 1 << 20
 _BYTE_BITS = 7
 _VARINT_SIZE_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerTopic:
-    """A topic as the cluster's metadata has it."""
+    """A topic in the cluster's metadata."""
 
     name: str
     topic_id: str
     """22 characters, as in `partition.metadata`."""
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict)
-    """What was set for this topic, by Kafka's names."""
+    """The configs that were set for this topic, by Kafka's names."""
 
 
 def read_topics(directory: Path) -> dict[str, BrokerTopic]:
-    """Return the topics of the metadata log in a log directory, by name; {} where there is none.
+    """Return the topics of the metadata log in a log directory, by name; {} without one.
 
-    `directory` is the one that `metadata.log.dir` names, which holds `__cluster_metadata-0`, or
-    that one itself. The controller may be running: a torn last batch does not count. Raises
-    CorruptLogError, and StorageError for metadata of another format.
+    `directory` is the broker's `metadata.log.dir`, which has `__cluster_metadata-0`, or the latter
+    itself. The controller may be running: a torn last batch is ignored. Raises CorruptLogError, and
+    StorageError for metadata of another format.
     """
     directory, names = _listing(directory)
     snapshots = {found: n for n in names if (found := layout.parse_metadata_snapshot(n))}
@@ -74,7 +73,7 @@ def read_topics(directory: Path) -> dict[str, BrokerTopic]:
 
 
 def has_metadata(directory: Path) -> bool:
-    """Tell whether there is a metadata log, in the sense of `read_topics`."""
+    """Return whether `read_topics` would find a metadata log."""
     names = _listing(directory)[1]
     parsed = [layout.parse_segment_file(name) for name in names]
     return any(layout.parse_metadata_snapshot(name) for name in names) or any(
@@ -86,7 +85,7 @@ def _listing(directory: Path) -> tuple[Path, list[str]]:
     if directory.name != layout.METADATA_DIRECTORY:
         directory = directory / layout.METADATA_DIRECTORY
     try:
-        return directory, os.listdir(directory)
+        return directory, files.list_names(directory)
     except (FileNotFoundError, NotADirectoryError):
         return directory, []
 
@@ -98,41 +97,19 @@ def _values(path: Path, *, is_last: bool) -> Iterator[tuple[int, Path, int, byte
     """Yield (offset, path, position of its batch, value) of the records of a file."""
     fd = files.open_to_read(path)
     try:
-        size = os.fstat(fd).st_size
-        position = 0
-        while position < size:
-            piece = files.read_at(fd, min(_PIECE_SIZE, size - position), position)
-            consumed = 0
-            for place, header in iterate_headers(piece):
-                check_batch(piece, place, path=path, file_position=position + place)
-                yield from _values_of(piece, place, header, path, position + place)
-                consumed = place + header.size
-            if not consumed:
-                piece = _whole_batch(fd, piece, path, position, size)
-                if not piece:
-                    break
-                header = check_batch(piece, 0, path=path, file_position=position)
-                yield from _values_of(piece, 0, header, path, position)
-                consumed = header.size
-            position += consumed
-        if position < size and not is_last:
-            raise CorruptBatchError(path, position, "a record batch", f"{size - position} bytes")
+        scan = LogScanner(fd, path, METADATA, limit=os.fstat(fd).st_size)
+        for found in scan:
+            for place, header in iterate_headers(found.buffer, 0, found.size):
+                position = found.file_position + place
+                if header.magic != layout.MAGIC:
+                    magic = f"magic {header.magic}"
+                    raise CorruptBatchError(path, position, f"magic {layout.MAGIC}", magic)
+                yield from _values_of(found.buffer, place, header, path, position)
+        scan.look_at_tail()
+        if scan.fault is not None and not (is_last and scan.is_torn):
+            raise scan.fault
     finally:
         os.close(fd)
-
-
-def _whole_batch(fd: int, piece: bytes, path: Path, position: int, size: int) -> bytes:
-    """Return the batch that `piece` holds only the start of; nothing where it is cut off."""
-    if len(piece) < layout.BATCH_OVERHEAD:
-        return b""
-    length = int.from_bytes(piece[layout.LENGTH_POSITION : layout.LOG_OVERHEAD], "big", signed=True)
-    needed = layout.LOG_OVERHEAD + length
-    if needed <= len(piece) and any(piece):
-        expected = f"a batch of {layout.BATCH_OVERHEAD} bytes or more"
-        raise CorruptBatchError(path, position, expected, f"one of {needed} bytes")
-    if not len(piece) < needed <= size - position:
-        return b""
-    return files.read_at(fd, needed, position)
 
 
 def _values_of(
@@ -162,7 +139,7 @@ def _values_of(
 
 
 class _RecordFields:
-    """Reads a message's fields one after the other; ValueError at anything that does not fit."""
+    """Read a message's fields in order; raises ValueError for anything that does not fit."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -201,8 +178,6 @@ class _RecordFields:
 
 
 class _Topics:
-    """The topics after the records replayed so far."""
-
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # by topic id
         self._partitions: dict[str, int] = {}  # by topic id
@@ -222,7 +197,6 @@ class _Topics:
         }
 
     def replay(self, path: Path, position: int, value: bytes) -> None:
-        """Take in one record; `path` and `position` are for messages alone."""
         fields = _RecordFields(value)
         try:
             version, api_key, _ = fields.unsigned(), fields.unsigned(), fields.unsigned()
@@ -246,7 +220,7 @@ class _Topics:
             raise CorruptLogError(path, position, "a metadata record", fault) from None
 
     def _replay(self, api_key: int, fields: _RecordFields) -> None:
-        # What is read here are the first fields of every version that there is of these records.
+        # These are the first fields of all existing versions of these records.
         if api_key == layout.TOPIC_RECORD:
             name, topic_id = fields.text(), fields.topic_id()
             if name is None:

@@ -1,8 +1,8 @@
-"""Segments whose offsets span more than an index can tell, which old brokers could make; split up.
+"""Split segments of old brokers whose offsets span more than an index can express.
 
-An index keeps offsets relative to the segment's base in 32 bits. Brokers before 1.1.1 compacted and
-replicated without heed of that. Such a segment is split as a cleaning replaces one: the parts are
-written as `.cleaned`, become `.swap`, and only then take the place of the one they come from.
+An index stores offsets relative to the segment's base in 32 bits. Brokers before 1.1.1 ignored that
+in compaction and replication. The split works like a swap of a cleaning: the parts are first
+written as `.cleaned`, become `.swap`, and only then replace their source.
 
 Kafka: LocalLog.splitOverflowedSegment (KAFKA-6264).
 """
@@ -18,7 +18,7 @@ import numpy as np
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment import segments
-from kafkalog.storage_engine.segment.log_walk import LogWalk
+from kafkalog.storage_engine.segment.log_scanner import REPLAY, LogScanner
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 __all__ = ["is_overflowed", "split_segment"]
@@ -27,21 +27,21 @@ _COPY_SIZE = 1 << 20
 
 
 def is_overflowed(segment: SegmentFiles) -> bool:
-    """Tell whether a segment holds an offset too far above its base."""
+    """Return whether a segment has an offset too far above its base."""
     return segments.next_offset(segment) - 1 - segment.base_offset > layout.INT32_MAX
 
 
 def split_segment(directory: Path, segment: SegmentFiles) -> list[int]:
-    """Replace a segment by several that are not overflowed; returns their base offsets.
+    """Replace a segment by several that do not overflow; return their base offsets.
 
-    They have no indexes yet. The caller holds the root exclusively and has finished every swap. May
-    die at any step: the segment then is whole, or replaced.
+    The new segments have no indexes. The caller holds the root exclusively and has finished every
+    swap. The process may die at any step: the segment is then whole, or replaced.
     """
     parts = _parts(segment)
     for base_offset, start, end in parts:
         _copy(segment.log, start, end, _path(directory, base_offset, layout.CLEANED))
     files.sync_directory(directory)
-    # From the last to the first: as long as one is not renamed, none of them counts.
+    # From the last to the first: until all are renamed, none of them counts.
     for base_offset, _, _ in reversed(parts):
         files.rename(
             _path(directory, base_offset, layout.CLEANED),
@@ -59,8 +59,8 @@ def _parts(segment: SegmentFiles) -> list[tuple[int, int, int]]:
     """
     parts: list[tuple[int, int, int]] = []
     base_offset, start = segment.base_offset, 0
-    with LogWalk(segment.log, segment.base_offset) as walk:
-        for found in walk.batches(check=False):
+    with LogScanner.opened(segment.log, REPLAY, next_offset=segment.base_offset) as scan:
+        for found in scan:
             table = found.table
             batch = 0
             while batch < len(table):
@@ -68,13 +68,13 @@ def _parts(segment: SegmentFiles) -> list[tuple[int, int, int]]:
                 if not too_far.any():
                     break
                 batch += int(np.argmax(too_far))
-                position = found.file_position + int(table.positions[batch])
+                position = found.position_of(batch)
                 parts.append((base_offset, start, position))
-                # Of a wrapper, a compressed set of messages v0 or v1, the base is only a bound.
+                # The base of a wrapper (compressed messages v0 or v1) is only a lower bound.
                 last_offset = int(table.last_offsets[batch])
                 base_offset = max(int(table.base_offsets[batch]), last_offset - layout.INT32_MAX)
                 start = position
-    parts.append((base_offset, start, walk.end))
+    parts.append((base_offset, start, scan.position))
     return parts
 
 
@@ -83,7 +83,7 @@ def _copy(source: Path, start: int, end: int, target: Path) -> None:
     with contextlib.ExitStack() as opened:
         source_fd = files.open_to_read(source)
         opened.callback(os.close, source_fd)
-        fd = os.open(target, os.O_RDWR | os.O_CLOEXEC)
+        fd = files.open_to_write(target)
         opened.callback(os.close, fd)
         for position in range(start, end, _COPY_SIZE):
             data = files.read_at(source_fd, min(_COPY_SIZE, end - position), position)

@@ -1,4 +1,4 @@
-"""Whose log some directories are: a broker's, or ours."""
+"""Find out whether directories belong to a broker or to us."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_has_log", "open_broker"]
 
 
 def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
-    """Return the directories of a broker, if they are; several can only be."""
+    """Return the directories of a broker, or None for ours; several must be a broker's."""
     with address.looking():
         is_broker = [address.is_broker_directory(root) for root in roots]
     if len(roots) > 1 and not all(is_broker):
@@ -35,16 +35,15 @@ def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
 
 
 def check_has_log(roots: Sequence[Path]) -> None:
-    """Raise InvalidInputError where the directories hold no log, and StorageError for a lost one.
+    """Raise InvalidInputError if the directories have no log, and StorageError for a lost one.
 
-    Nothing is opened.
+    Opens no file.
     """
     if open_broker(roots) is None:
         directory_signs.check_is_log(roots[0])
 
 
 def _check_one_broker(roots: Sequence[Path]) -> None:
-    """Raise InvalidInputError where `meta.properties` name different clusters or brokers."""
     if len(roots) < 2:
         return
     names = [

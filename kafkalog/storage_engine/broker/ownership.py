@@ -1,8 +1,8 @@
 """A directory has one owner: a Kafka broker, or kafkalog (`adopt` and `release`).
 
-A broker owns a directory that has `meta.properties`; we own one that has `commit`. Between the two
-lie steps in an order such that a process may die between any of them, and no other starts to write:
-see `adopt` and `release`, the modules. Whatever was under way, either one, called again, goes on.
+A broker owns a directory with `meta.properties`; we own one with `commit`. The steps in between
+have an order that permits the process to die anywhere, without another one starting to write; see
+the modules `adopt` and `release`. A repeated call of either continues the work.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.broker.loader import LoadedPartition
 from kafkalog.storage_engine.broker.overflowed_segment import is_overflowed, split_segment
@@ -26,8 +24,8 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.segment import segments
-from kafkalog.storage_engine.segment.index import offset_entry, time_entry
-from kafkalog.storage_engine.segment.log_walk import WalkedBatches
+from kafkalog.storage_engine.segment.index_builder import IndexBuilder
+from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory
@@ -37,7 +35,7 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     transaction_entry,
 )
 
-__all__ = ["IndexBuilder", "repair_partition"]
+__all__ = ["repair_partition"]
 
 INDEX_INTERVAL_BYTES = 4096
 """Kafka's default of `index.interval.bytes`."""
@@ -109,7 +107,7 @@ class _Repair:
         size = self.state.active_size
         if active.size == size:
             return
-        fd = os.open(active.log, os.O_RDWR | os.O_CLOEXEC)
+        fd = files.open_to_write(active.log)
         try:
             if os.fstat(fd).st_size < size:
                 raise StorageError(
@@ -174,19 +172,24 @@ class _Repair:
         self, segment: SegmentFiles, history: ProducerHistory, producers: Producers
     ) -> None:
         builder = IndexBuilder(segment.base_offset, self._interval)
-        aborted, walk = history.check(segment, producers, builder.add)
+
+        def index(found: ScannedBatches) -> None:
+            table = found.table
+            positions = table.positions + found.file_position
+            builder.add_batches(positions, table.last_offsets, table.max_timestamps)
+
+        aborted, scan = history.check(segment, producers, index)
         size = segment.log.stat().st_size
-        if walk.end < size:
+        if scan.position < size:
             # An older segment that had no index; a broker cuts it as well, and keeps later ones.
-            expected, found = walk.fault or ("a whole record batch", "none")
             self._damage.append(
-                f"{segment.log}: at byte {walk.end}: expected {expected}, found {found}; "
-                f"the {size - walk.end} bytes from there on were cut off"
+                f"{scan.end_fault().damage}; the {size - scan.position} bytes from there on were "
+                "cut off"
             )
-        fd = os.open(segment.log, os.O_RDWR | os.O_CLOEXEC)
+        fd = files.open_to_write(segment.log)
         try:
-            if walk.end < size:
-                files.truncate(fd, walk.end)
+            if scan.position < size:
+                files.truncate(fd, scan.position)
             files.sync_file(fd)
         finally:
             os.close(fd)
@@ -198,9 +201,9 @@ class _Repair:
         if aborted or segment.transaction_index.exists():
             data = b"".join(map(transaction_entry, aborted))
             files.write_atomically(segment.transaction_index, data)
-        offsets, times = builder.finish()
-        files.write_atomically(segment.time_index, times)
-        files.write_atomically(segment.index, offsets)
+        builder.add_time()
+        files.write_atomically(segment.time_index, builder.time_entries)
+        files.write_atomically(segment.index, builder.offset_entries)
 
     def _retire_orphans(self, live: set[int]) -> None:
         """Retire index files without a log, and snapshots that are not of the log."""
@@ -231,57 +234,3 @@ class _Repair:
             producer_snapshot.write_snapshot(self.directory, self._loaded.producers)
             self.state = replace(self.state, producer_snapshot=end)
         producer_snapshot.sweep_snapshots(self.directory, {*bases, end})
-
-
-class IndexBuilder:
-    """Builds the entries of a segment's `.index` and `.timeindex`, as a broker's recovery does.
-
-    A batch gets an entry when it begins more than `interval` bytes after the one that got the last.
-    """
-
-    def __init__(self, base_offset: int, interval: int = INDEX_INTERVAL_BYTES) -> None:
-        self._base_offset = base_offset
-        self._interval = interval
-        self._indexed_position = 0
-        self._largest = (layout.NO_TIMESTAMP, base_offset)
-        self._time_indexed = layout.NO_TIMESTAMP
-        self._offsets = bytearray()
-        self._times = bytearray()
-
-    def add(self, found: WalkedBatches) -> None:
-        """Take in the next batches of the segment."""
-        table = found.table
-        positions = table.positions + found.file_position
-        before = np.concatenate((np.array([self._largest[0]]), table.max_timestamps[:-1]))
-        grows = table.max_timestamps > np.maximum.accumulate(before)
-        # Per batch, the last one up to it whose timestamp exceeded all before; -1: none of these.
-        largest = np.maximum.accumulate(np.where(grows, np.arange(len(table)), -1))
-        batch = self._next(positions, 0)
-        while batch < len(table):
-            last_offset = int(table.last_offsets[batch])
-            self._indexed_position = int(positions[batch])
-            self._offsets += offset_entry(self._base_offset, last_offset, self._indexed_position)
-            self._index_time(self._largest_at(found, int(largest[batch])))
-            batch = self._next(positions, batch)
-        self._largest = self._largest_at(found, int(largest[-1]))
-
-    def finish(self) -> tuple[bytes, bytes]:
-        """Return the contents of `.index` and `.timeindex`, once all batches are in."""
-        self._index_time(self._largest)
-        return bytes(self._offsets), bytes(self._times)
-
-    def _next(self, positions: np.ndarray, start: int) -> int:
-        limit = self._indexed_position + self._interval
-        return max(start, int(positions.searchsorted(limit, side="right")))
-
-    def _largest_at(self, found: WalkedBatches, batch: int) -> tuple[int, int]:
-        if batch < 0:
-            return self._largest
-        table = found.table
-        return int(table.max_timestamps[batch]), int(table.last_offsets[batch])
-
-    def _index_time(self, largest: tuple[int, int]) -> None:
-        timestamp, offset = largest
-        if timestamp > self._time_indexed:
-            self._times += time_entry(self._base_offset, timestamp, offset)
-            self._time_indexed = timestamp

@@ -1,32 +1,32 @@
-"""`release`: a log of ours becomes a broker's directory, as one that was shut down in good order.
+"""`release`: turn our log into a broker's directory, as after a clean shutdown.
 
-The order of the steps, each of which may be the last one that this process does:
+The steps are in an order that permits the process to die after any of them:
 
-1. `.lock` exclusively: no broker, and nobody of ours who writes or cleans.
-2. The broker's `meta.properties`, where one is given, aside: a later run finds it.
-3. Every partition: half a swap is finished; what lies above the recorded state is cut off; the
-   active segment gets its last time index entry, and its indexes are trimmed to their entries; all
-   is synced. Then a synced record of the journal, so that it is the last one whatever happens.
-4. What a broker reads when it mounts a partition: producer snapshot at the end, topic id, leader
-   epochs (a new id is announced there before the journal has it, so that the directory stays known
-   as the topic's in between); the four root checkpoints and, if all partitions here were shut down
-   in good order, the file that says so.
-5. `commit` is renamed: **from here on the directory is not ours**. What began with `kl-` goes.
-6. `meta.properties` takes its place, then the guard goes: from here on it is a broker's.
+1. Lock `.lock` exclusively: no broker runs, and no process of ours writes or cleans.
+2. Put the broker's `meta.properties` aside, if one is given, for a later run.
+3. In every partition, finish half a swap, truncate data above the recorded state, add the active
+   segment's last time index entry, trim its indexes, and sync everything. Then append a synced
+   record to the journal, so that it is the last one whatever happens.
+4. Write the files that a broker reads when it loads a partition: producer snapshot at the end,
+   topic id, leader epochs. A new id is announced in the directory before the journal has it, so
+   that the directory remains known as the topic's. Write the four root checkpoints and, if all
+   partitions here had a clean shutdown, the file that says so.
+5. Rename `commit`: **from here on the directory is not ours**. Remove the files that begin with
+   `kl-`.
+6. Restore `meta.properties`, then remove the guard: from here on it is a broker's.
 
-Up to 5 the log is ours, whole and writable; after it only another run of `release`, or of `adopt`,
-does anything with the directory. No broker starts on it before 6 is complete.
+Up to step 5 the log is ours, whole and writable. After it only another run of `release`, or of
+`adopt`, uses the directory. No broker starts on it before step 6 is complete.
 
-A broker that finds the mark of a clean shutdown believes indexes and file times: a segment without
-entries in its time index has the time of its file for its largest timestamp. So a segment without
-batches, which would hide younger ones behind it, gets that of the segment before it.
+After a clean shutdown a broker believes indexes and file times. A segment without time index
+entries then has its file's time as its largest timestamp. A segment without batches could thus hide
+younger segments behind it, so it gets the time of the segment before it.
 
 Kafka: LogManager.shutdown, UnifiedLog.close, CleanShutdownFileHandler.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,21 +48,21 @@ from kafkalog.storage_engine.writing.transaction import Transaction
 __all__ = ["Progress", "ReleaseReport", "release"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with a partition's name, how many are done, and how many there are."""
+"""Called with a partition's name, the number done, and the total."""
 LOCK_WAIT_S = 10.0
-"""How long a commit or a cleaning that is under way is waited for."""
+"""How long to wait for a running commit or cleaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseReport:
-    """What `release` did."""
+    """The result of `release`."""
 
     root: Path
     released_already: bool
-    """It was a broker's before; nothing was done, but what an earlier run had left to do."""
+    """It was a broker's before; at most the rest of an earlier run was done."""
     partitions: int
     has_broker: bool
-    """Whether `meta.properties` is in place. Without it the partitions' directories are to be moved
+    """Whether `meta.properties` is in place. Without it, the partitions' directories must be moved
     into a directory that `kafka-storage format` has prepared."""
     notices: tuple[str, ...] = ()
 
@@ -77,11 +77,11 @@ def release(
 ) -> ReleaseReport:
     """Give a log to a broker.
 
-    `topic_ids` (name to 22 characters) are those the broker's cluster knows the topics by;
-    `meta_properties` is the file of that name of the log directory this one is to replace, where
-    the log was not adopted from a broker or goes to another one. Raises InvalidInputError for a
-    directory without a log, an unknown topic, or an id that is none; LockedByBrokerError while
-    somebody writes or cleans; StorageError, OSError. A run that failed goes on when called again.
+    `topic_ids` (name to 22 characters) are the topic ids in the broker's cluster. `meta_properties`
+    is the file of that name in the log directory to be replaced, if the log was not adopted or goes
+    to another broker. Raises InvalidInputError for a directory without a log, an unknown topic, or
+    an invalid id; LockedByBrokerError while a process writes or cleans; StorageError, OSError. A
+    repeated call continues a failed run.
     """
     root = Path(root).absolute()
     wanted = _checked_ids(topic_ids or {})
@@ -98,7 +98,7 @@ def release(
             raise InvalidInputError(f"{root}: no log here (it has no `{layout.COMMIT}` file)")
         _check_is_as_released(root, wanted, properties)
         if has_broker or properties is None:
-            files.sync_directory(root)  # the run that did it may have died
+            files.sync_directory(root)  # the run that released it may have died
             return ReleaseReport(root, True, 0, has_broker, _what_is_left_to_do(root))
     with locks.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
         releasing = _Releasing(root, check_lock, now_ms)
@@ -108,7 +108,7 @@ def release(
         else:
             releasing.prepare(wanted, properties, progress)
             files.rename(root / layout.COMMIT, root / layout.COMMIT_RELEASED)
-        # Also what a run that died has renamed: the canaries go only once that is durable.
+        # Includes the renames of a dead run: remove the canaries only once these are durable.
         files.sync_directory(root)
         return releasing.hand_over()
 
@@ -118,8 +118,8 @@ def _is_ours(root: Path) -> bool:
 
 
 def _has_leftovers(root: Path) -> bool:
-    """Tell whether an earlier run died once it had renamed `commit`, or an adoption before that."""
-    names = {name for name in os.listdir(root) if name.startswith(layout.OURS)}
+    """Return whether an earlier run died after renaming `commit`, or an adoption before that."""
+    names = {name for name in files.list_names(root) if name.startswith(layout.OURS)}
     if names & {layout.META_ASIDE, layout.GUARD}:
         return True
     return layout.COMMIT_RELEASED in names and any(
@@ -128,7 +128,7 @@ def _has_leftovers(root: Path) -> bool:
 
 
 def _partition_directories(root: Path) -> list[Path]:
-    with os.scandir(root) as entries:
+    with files.scan(root) as entries:
         found = [
             Path(entry.path)
             for entry in entries
@@ -148,7 +148,7 @@ def _what_is_left_to_do(root: Path) -> tuple[str, ...]:
 
 
 def _check_is_as_released(root: Path, wanted: Mapping[str, str], properties: bytes | None) -> None:
-    """Refuse what a log that is not ours any more cannot be given; what it has got is fine."""
+    """Refuse arguments that an earlier release did not apply."""
     released = root / layout.COMMIT_RELEASED
     topics = Journal(released).published().topics if wanted and released.exists() else {}
     for name, topic_id in wanted.items():
@@ -158,7 +158,7 @@ def _check_is_as_released(root: Path, wanted: Mapping[str, str], properties: byt
                 f"{name!r}: `kafkalog adopt` it, then release it again"
             )
     found = root / layout.META_PROPERTIES
-    if properties is not None and found.exists() and found.read_bytes() != properties:
+    if properties is not None and found.exists() and files.read_file(found) != properties:
         raise InvalidInputError(
             f"{root}: the log is released already, with another {layout.META_PROPERTIES}; to "
             "replace that one, remove it first"
@@ -166,7 +166,7 @@ def _check_is_as_released(root: Path, wanted: Mapping[str, str], properties: byt
 
 
 def _checked_ids(topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """Return the ids as Kafka writes them; clients that print `+` and `/` mean `-` and `_`."""
+    """Return the ids as Kafka writes them; some clients print `+` and `/` for `-` and `_`."""
     checked = {}
     for topic, topic_id in topic_ids.items():
         checked[topic] = topic_id.replace("+", "-").replace("/", "_").removesuffix("==")
@@ -179,7 +179,6 @@ def _checked_ids(topic_ids: Mapping[str, str]) -> dict[str, str]:
 
 
 def _checked_properties(path: Path) -> bytes:
-    """Return the content of a broker's `meta.properties`."""
     properties = checkpoints.read_properties(path)
     if not properties.keys() & {"node.id", "broker.id"}:
         raise InvalidInputError(
@@ -187,11 +186,10 @@ def _checked_properties(path: Path) -> bytes:
             f"{', '.join(sorted(properties)) or 'no properties'}; take that of the log directory "
             "this one is to replace"
         )
-    return path.read_bytes()
+    return files.read_file(path)
 
 
 def _check_ids_differ(state: State, topic_ids: Mapping[str, str]) -> None:
-    """Raise UnknownTopicError, or InvalidInputError where two topics would have one id."""
     for name in topic_ids:
         state.topic(name)
     owners: dict[str, str] = {}
@@ -216,7 +214,6 @@ class _Releasing:
     def prepare(
         self, topic_ids: Mapping[str, str], properties: bytes | None, progress: Progress | None
     ) -> None:
-        """Bring every file into the state in which a broker leaves it."""
         journal = Journal(self.root / layout.COMMIT)
         state = journal.recover()
         _check_ids_differ(state, topic_ids)  # before anything is changed
@@ -246,7 +243,6 @@ class _Releasing:
         self._check_lock()
 
     def keep_properties(self, properties: bytes | None) -> None:
-        """Put a broker's `meta.properties` aside, where one is given, for `hand_over`."""
         if properties is not None:
             files.write_atomically(self.root / layout.META_ASIDE, properties)
 
@@ -262,7 +258,7 @@ class _Releasing:
                 )
 
     def _move_deleted(self, state: State) -> None:
-        """Give what is left of deleted topics the names under which a broker removes it."""
+        """Rename the remains of deleted topics so that a broker removes them."""
         moved = False
         for deleted in state.deleting.values():
             for number in range(deleted.partitions):
@@ -290,7 +286,7 @@ class _Releasing:
                 segments.finish_swaps(directory)
             appender = transaction.appender(topic, number, self._now_ms)
             appender.finish()
-        # What relaxed commits had left is synced with it, and the record itself is.
+        # This syncs the bytes of relaxed commits and the record itself.
         transaction.sync_on_publish()
         state = transaction.publish(self._now_ms)
         if progress is not None:
@@ -298,11 +294,11 @@ class _Releasing:
         return state
 
     def _mark_clean(self, state: State) -> None:
-        """Write `.kafka_cleanshutdown`, unless other partitions here were not shut down so."""
+        """Write `.kafka_cleanshutdown`, unless other partitions here had no clean shutdown."""
         aside = self.root / layout.CLEAN_ASIDE
         content = checkpoints.clean_shutdown()
         if aside.exists():
-            content = aside.read_bytes() or content
+            content = files.read_file(aside) or content
         elif others := self._foreign_partitions(state):
             files.remove(self.root / layout.CLEAN_SHUTDOWN)
             files.sync_directory(self.root)
@@ -321,10 +317,10 @@ class _Releasing:
             and directory.name.rpartition("-")[0] not in state.topics
         ]
 
-    # --- once it is not ours any more ------------------------------------------------------------
+    # --- hand over -------------------------------------------------------------------------------
 
     def hand_over(self) -> ReleaseReport:
-        """Remove what is ours but for the old journal, and let a broker start."""
+        """Remove our files except the old journal, and let a broker start."""
         count = 0
         for directory in _partition_directories(self.root):
             count += _remove_ours(directory)
@@ -342,7 +338,7 @@ class _Releasing:
 
     def _remove_ours_in_root(self) -> None:
         kept = {layout.COMMIT_RELEASED, layout.META_ASIDE, layout.GUARD}
-        for name in sorted(os.listdir(self.root)):
+        for name in sorted(files.list_names(self.root)):
             if name.startswith(layout.OURS) and name not in kept:
                 path = self.root / name
                 if not path.is_dir():
@@ -354,19 +350,19 @@ class _Releasing:
 
 
 def _describe(directory: Path, topic: TopicState, state: PartitionState, now_ms: int) -> None:
-    """Write what a broker reads beside the segments of a partition; all of it may be there."""
+    """Write the files that a broker reads beside the segments of a partition, if they differ."""
     _write_snapshot(directory, state, now_ms)
     if checkpoints.read_topic_id(directory) != topic.topic_id:
         content = checkpoints.partition_metadata(topic.topic_id)
         files.write_atomically(directory / layout.PARTITION_METADATA, content)
     if not (directory / layout.LEADER_EPOCH_CHECKPOINT).exists():
         checkpoints.write_leader_epochs(directory, [])
-    files.sync_directory(directory)  # also what a run that died has put in place
+    files.sync_directory(directory)  # includes the files of a dead run
     _set_times(directory)
 
 
 def _write_snapshot(directory: Path, state: PartitionState, now_ms: int) -> None:
-    """Write the producers' state at the log's end, which our own appends have not changed."""
+    """Write the producers at the log's end, which our own appends have not changed."""
     named, end = state.producer_snapshot, state.high_watermark
     producers, is_rebuilt = recorded_producers(directory, state, now_ms=now_ms)
     is_empty = named < 0 and end == state.log_start_offset
@@ -378,7 +374,7 @@ def _write_snapshot(directory: Path, state: PartitionState, now_ms: int) -> None
 
 
 def _set_times(directory: Path) -> None:
-    """Let no segment without batches hide a later one from who looks for a time."""
+    """Keep segments without batches from hiding later ones in a search by time."""
     found = segments.list_segments(directory)
     if all(segment.size for segment in found):
         return
@@ -389,12 +385,11 @@ def _set_times(directory: Path) -> None:
             continue
         if segment.log.stat().st_mtime_ns // 1_000_000 != largest_ms:
             files.set_times(segment.log, largest_ms * 1_000_000)
-        files.sync_path(segment.log)  # also what a run that died has set
+        files.sync_path(segment.log)  # includes the time that a dead run has set
 
 
 def _remove_ours(directory: Path) -> bool:
-    """Remove our files of a partition; whether there were any."""
-    names = [name for name in sorted(os.listdir(directory)) if name.startswith(layout.OURS)]
+    names = [name for name in sorted(files.list_names(directory)) if name.startswith(layout.OURS)]
     for name in names:
         files.remove(directory / name)
     files.sync_directory(directory)

@@ -1,23 +1,23 @@
 """The header of a record batch v2: parse, pack, check and seal it.
 
-A *batch* is a header of 61 bytes and its records, which are one section of bytes, compressed or
-not. `base_offset` and `partition_leader_epoch` lie outside the checksum, so a finished batch can be
-given its place in the log by writing twelve bytes (`ActiveSegment.stamp`).
+A *batch* is a header of 61 bytes and its records, one section of bytes that may be compressed. The
+checksum does not cover `base_offset` and `partition_leader_epoch`. A finished batch thus gets its
+place in the log by a write of twelve bytes (`ActiveSegment.stamp`).
 
 Invariants:
 
-* `last_offset` is `base_offset + last_offset_delta` and survives cleaning: it may be larger than
-  the offset of the last record that is still in the batch, and `records_count` may be zero;
-* with the delete horizon bit, `base_timestamp` is the horizon; records' timestamp deltas are
-  relative to it all the same;
-* only the low byte of the attributes means anything.
+- `last_offset` is `base_offset + last_offset_delta` and survives cleaning. It may exceed the offset
+  of the last record still in the batch, and `records_count` may be zero.
+- With the delete horizon bit, `base_timestamp` is the horizon; the records' timestamp deltas are
+  relative to it too.
+- Only the low byte of the attributes has a meaning.
 
-A *message* of the formats v0 and v1 that came before looks like a batch here: one of its one
-record, or, if it is compressed (a *wrapper*), one of its unknown number of records, of which only
-the last offset is known without decompressing it (`messages.py`). Only v2 is ever written.
+A *message* of the older formats v0 and v1 appears as a batch of one record. A compressed message (a
+*wrapper*) appears as a batch with an unknown number of records, whose last offset alone is known
+without decompression (`messages.py`). Only v2 is ever written.
 
-Like Kafka's DefaultRecordBatch, AbstractLegacyRecordBatch and FileLogInputStream, without the
-records: those are in `records.py`.
+Kafka: DefaultRecordBatch, AbstractLegacyRecordBatch, FileLogInputStream; `records.py` has the
+records.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The thirteen fields of a batch's header, as they stand in the bytes.
+    """The thirteen fields of a batch's header, as stored.
 
-    Timestamps are epoch milliseconds, -1 for none. `batch_length` counts the bytes after itself;
-    `size` is the whole batch. Of a message v0 or v1, what it has no field for is -1; of a wrapper
-    `base_offset` is 0, the lowest it can be, and `records_count` -1.
+    Timestamps are epoch milliseconds, -1 for none. `batch_length` counts the bytes after itself. A
+    message v0 or v1 has -1 in the fields that it lacks; a wrapper has `base_offset` 0, the lowest
+    possible, and `records_count` -1.
     """
 
     base_offset: int
@@ -76,12 +76,12 @@ class BatchHeader:
 
     @property
     def last_offset(self) -> int:
-        """The last offset the batch stands for, whether that record is still there or not."""
+        """The last offset of the batch, even if a cleaner has removed its record."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def known_first_offset(self) -> int:
-        """The first offset; of messages v0 and v1, of which the last alone is told, that one."""
+        """The first offset; for messages v0 and v1 the last one, since only that is known."""
         return self.base_offset if self.magic == layout.MAGIC else self.last_offset
 
     @property
@@ -91,12 +91,12 @@ class BatchHeader:
 
     @property
     def codec(self) -> int:
-        """The compression codec's number; 5 to 7 mean none that exists."""
+        """The compression codec's number; 5 to 7 do not exist."""
         return self.attributes & layout.CODEC_MASK
 
     @property
     def timestamp_type(self) -> int:
-        """`layout.CREATE_TIME` or `layout.LOG_APPEND_TIME`; of v0 `layout.NO_TIMESTAMP_TYPE`."""
+        """`layout.CREATE_TIME` or `layout.LOG_APPEND_TIME`; for v0 `layout.NO_TIMESTAMP_TYPE`."""
         if self.magic == 0:
             return layout.NO_TIMESTAMP_TYPE
         return int(self.attributes & layout.TIMESTAMP_TYPE_BIT != 0)
@@ -108,30 +108,30 @@ class BatchHeader:
 
     @property
     def is_control(self) -> bool:
-        """Whether the batch holds a marker for the log itself, and no data."""
+        """Whether the batch holds a control record instead of data."""
         return self.attributes & layout.CONTROL_BIT != 0
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """The time from which tombstones of the batch may go; None while none is set."""
+        """The time from which a cleaning may remove the batch's tombstones, or None."""
         if self.attributes & layout.DELETE_HORIZON_BIT:
             return self.base_timestamp
         return None
 
 
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """Return the header at `position` as it stands; nothing in it is checked.
+    """Return the header at `position`, unchecked.
 
-    Raises struct.error when fewer than 61 bytes follow.
+    Raises struct.error if fewer than 61 bytes follow.
     """
     return BatchHeader(*layout.BATCH_HEADER.unpack_from(buffer, position))
 
 
 def read_header(buffer: Buffer, position: int, remaining: int) -> BatchHeader | None:
-    """Return the header of the whole batch, or message v0 or v1, at `position`; None if none is.
+    """Return the header of the whole batch or message at `position`, or None.
 
-    None is one whose last offset has more than 64 bits, either. `remaining` bytes of log begin
-    there; the buffer holds as many, or at least 61. Checksums are not looked at. Kafka:
+    Also returns None if the last offset exceeds 64 bits. `remaining` bytes of log begin at
+    `position`; the buffer holds them, or at least 61. Does not compare checksums. Kafka:
     FileLogInputStream.nextBatch.
     """
     if remaining <= layout.MAGIC_POSITION:
@@ -194,7 +194,7 @@ def seal_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> None:
-    """Write the header, checksum included, of a batch whose records stand at `position + 61`.
+    """Write the header, with its checksum, of a batch whose records begin at `position + 61`.
 
     `size` is that of the whole batch. Kafka: DefaultRecordBatch.writeHeader.
     """
@@ -218,10 +218,10 @@ def seal_batch(
 def seal_batches(
     target: memoryview, batches: Iterable[tuple[int, int, int, int, int, int, int]]
 ) -> None:
-    """Write the headers of new batches, without producers, as `seal_batch` does, only quicker.
+    """Write the headers of new batches without producers, faster than `seal_batch`.
 
-    Each is told by its position, size, base offset, number of records, base timestamp, max
-    timestamp and attributes.
+    A batch is (position, size, base offset, number of records, base timestamp, max timestamp,
+    attributes).
     """
     pack, pack_crc = layout.BATCH_HEADER.pack_into, layout.CHECKSUM.pack_into
     overhead, magic, covered = layout.LOG_OVERHEAD, layout.MAGIC, layout.ATTRIBUTES_POSITION
@@ -235,10 +235,10 @@ def seal_batches(
 def check_batch(
     buffer: Buffer, position: int, *, path: Path | str, file_position: int
 ) -> BatchHeader:
-    """Return the header of the batch v2 at `position` once size, magic, length and checksum hold.
+    """Return the header of the batch v2 at `position` after checking size, magic and checksum.
 
-    `path` and `file_position` (where the batch lies in that file) are for the error's message.
-    Raises CorruptBatchError. Kafka: DefaultRecordBatch.ensureValid.
+    `path` and `file_position` (of the batch in that file) are for the error's message. Raises
+    CorruptBatchError. Kafka: DefaultRecordBatch.ensureValid.
     """
     remaining = len(buffer) - position
     if remaining < layout.BATCH_OVERHEAD:
@@ -272,10 +272,10 @@ def check_batch(
 def iterate_headers(
     buffer: Buffer, start: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) of each complete batch, or message, in `buffer[start:end]`.
+    """Yield (position, header) of each whole batch or message in `buffer[start:end]`.
 
-    Ends before the first one that is cut off, or that is none: a wrong magic or an impossible
-    length. Checksums are not looked at. Kafka: FileLogInputStream.nextBatch.
+    Stops before the first incomplete one, wrong magic or impossible length. Does not compare
+    checksums. Kafka: FileLogInputStream.nextBatch.
     """
     position = start
     limit = len(buffer) if end is None else min(end, len(buffer))

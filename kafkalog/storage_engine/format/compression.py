@@ -1,4 +1,4 @@
-"""The record section of a batch, compressed and decompressed in the framings Kafka uses.
+"""Compress and decompress the record section of a batch, in Kafka's framings.
 
 ========  ===================================  ==================================================
 codec     written                              read
@@ -10,11 +10,11 @@ lz4       one frame, independent 64 KiB        any number of frames
 zstd      one frame                            any number of frames, with or without their size
 ========  ===================================  ==================================================
 
-What is read comes from disks and strangers: every function here stops at `limit` decompressed
-bytes, and raises ValueError for whatever is not a complete stream of its codec.
+The input is untrusted: every function here stops at `limit` decompressed bytes, and raises
+ValueError for data that is not a complete stream of its codec.
 
-Like Kafka's Compression classes. Their lz4 frames in messages v0 carry a wrong header checksum,
-which is not looked at if the caller says so.
+Kafka: the Compression classes. Their lz4 frames in messages v0 have a wrong header checksum, which
+`decompress` can ignore.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from typing import Any, Final
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import Buffer
 
-__all__ = ["LZ4_LIKELY_RATIO", "SIZE_MAX", "compress", "decompress", "lz4_header_checksum"]
+__all__ = ["SIZE_MAX", "compress", "decompress"]
 
 SIZE_MAX: Final = 1 << 28
-"""Bytes the record section of one batch may decompress to; a larger one is taken for a bomb."""
+"""Largest decompressed size of a batch's record section; a larger one counts as a bomb."""
 XERIAL_BLOCK_SIZE: Final = 32 * 1024
 """Uncompressed bytes of one block (Kafka: SnappyOutputStream's default)."""
 LZ4_FAST_LEVEL: Final = 9
 """Kafka's default lz4 level; it selects the fast compressor, all others the thorough one."""
 LZ4_THOROUGH_LEVELS: Final = (3, 12)
-"""What the lz4 library accepts for its thorough compressor."""
+"""The levels of the lz4 library's thorough compressor."""
 ZSTD_LEVEL: Final = 3
 READ_SIZE_MIN: Final = 64 * 1024
 LZ4_LIKELY_RATIO: Final = 8
-"""What a frame holds is seldom more times its size."""
+"""A frame's content is seldom larger than this many times its size."""
 _XXH32_PRIMES: Final = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """Return `data` in the framing of `codec` (a `layout.CODEC_*`); None is Kafka's default level.
+    """Return `data` in the framing of `codec` (a `layout.CODEC_*`); level None is Kafka's default.
 
-    Raises ValueError for an unknown codec or a level the codec does not have.
+    Raises ValueError for an unknown codec or level.
     """
     if codec == layout.CODEC_NONE:
         return bytes(data)
@@ -59,10 +59,10 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
 def decompress(
     codec: int, data: Buffer, *, limit: int, is_lz4_header_checked: bool = True
 ) -> bytes | memoryview:
-    """Return what `data` holds, which may be no more than `limit` bytes.
+    """Return the decompressed content of `data`, at most `limit` bytes.
 
-    Raises ValueError, with a message that says expected and found, for an unknown codec, a stream
-    that is cut off or damaged, and one that exceeds the limit.
+    Raises ValueError, with the expected and the found, for an unknown codec, a stream that is
+    damaged or incomplete, and one that exceeds the limit.
     """
     if codec == layout.CODEC_NONE:
         if len(data) > limit:
@@ -81,7 +81,7 @@ def _too_large(limit: int) -> ValueError:
 
 
 def _gzip_compress(data: Buffer, level: int | None) -> bytes:
-    # The header is written by hand: zlib's own names the operating system and the level.
+    # Our own header, because zlib's contains the operating system and the level.
     deflate = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, -zlib.MAX_WBITS)
     body = deflate.compress(data) + deflate.flush()
     trailer = layout.GZIP_TRAILER.pack(zlib.crc32(data), len(data) & 0xFFFF_FFFF)
@@ -95,7 +95,7 @@ def _gzip_decompress(data: Buffer, limit: int) -> bytes:
     while True:
         member = zlib.decompressobj(zlib.MAX_WBITS | 16)
         try:
-            # One byte past the limit tells "exactly the limit" from "more".
+            # One byte more than the limit distinguishes "exactly the limit" from "more".
             part = member.decompress(rest, limit - size + 1)
         except zlib.error as error:
             raise ValueError(f"expected a gzip stream, found {error}") from error
@@ -106,7 +106,7 @@ def _gzip_decompress(data: Buffer, limit: int) -> bytes:
         if not member.eof:
             raise ValueError("expected the end of a gzip stream, found the end of the data")
         rest = member.unused_data
-        # Java's reader ignores what follows the last member and is no member itself.
+        # Java's reader ignores other bytes after the last member.
         if rest[:2] != layout.GZIP_HEADER[:2]:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -157,7 +157,7 @@ def _snappy_decompress(data: Buffer, limit: int) -> bytes:
 def _snappy_block(block: bytes, limit: int, size_before: int = 0) -> bytes:
     import snappy
 
-    # A block begins with its uncompressed size: look at it before anything is allocated.
+    # A block begins with its uncompressed size; check it before allocating.
     size = 0
     for i, byte in enumerate(block[:5]):
         size |= (byte & 0x7F) << (7 * i)
@@ -193,35 +193,36 @@ def _lz4_compress(data: Buffer, level: int | None) -> bytes:
 def _lz4_decompress(data: Buffer, limit: int) -> bytes:
     import lz4.frame
 
-    parts = []
-    size = 0
-    rest = bytes(data)
+    context = lz4.frame.create_decompression_context()
+    parts: list[bytes] = []
+    rest: Buffer = data
+    left = limit + 1  # one byte past the limit tells "exactly the limit" from "more"
+    # The library allocates the room that it gets, so the room grows with what the frames hold.
+    room = max(READ_SIZE_MIN, LZ4_LIKELY_RATIO * len(data))
     while True:
-        frame = lz4.frame.LZ4FrameDecompressor()
-        # As much as may come is memory that the library takes, so it is asked for bit by bit.
-        read_size = max(READ_SIZE_MIN, LZ4_LIKELY_RATIO * len(rest))
-        given = rest
-        while True:
-            try:
-                part = frame.decompress(given, min(read_size, limit - size + 1))
-            except RuntimeError as error:
-                raise ValueError(f"expected an lz4 frame, found {error}") from error
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            parts.append(part)
-            if frame.eof:
-                break
-            if frame.needs_input or not part:
-                raise ValueError("expected the end of an lz4 frame, found the end of the data")
-            given, read_size = b"", 2 * read_size
-        rest = frame.unused_data or b""
-        if not rest.startswith(layout.LZ4_MAGIC):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+        try:
+            part, used, is_ended = lz4.frame.decompress_chunk(
+                context, rest, max_length=room if room < left else left
+            )
+        except RuntimeError as error:
+            raise ValueError(f"expected an lz4 frame, found {error}") from error
+        left -= len(part)
+        if left <= 0:
+            raise _too_large(limit)
+        if is_ended and used == len(rest) and not parts:  # nearly always
+            return part  # type: ignore[no-any-return]
+        if not is_ended and not used and not part:
+            raise ValueError("expected the end of an lz4 frame, found the end of the data")
+        parts.append(part)
+        rest = memoryview(rest)[used:]
+        if not is_ended:
+            room *= 2
+        elif rest[: len(layout.LZ4_MAGIC)] != layout.LZ4_MAGIC:
+            return b"".join(parts)
 
 
 def _with_lz4_header_checksum(data: Buffer) -> bytes:
-    """Return an lz4 frame with its header's checksum set right; the data as it is if it is none."""
+    """Return an lz4 frame with a right header checksum; other data unchanged."""
     start = layout.LZ4_FLAGS_POSITION
     if len(data) <= start or bytes(data[:start]) != layout.LZ4_MAGIC:
         return bytes(data)
@@ -232,17 +233,11 @@ def _with_lz4_header_checksum(data: Buffer) -> bytes:
     if len(data) <= end:
         return bytes(data)
     mended = bytearray(data)
-    mended[end] = lz4_header_checksum(bytes(data[start:end]))
+    mended[end] = (_xxh32(bytes(data[start:end])) >> 8) & 0xFF
     return bytes(mended)
 
 
-def lz4_header_checksum(descriptor: bytes) -> int:
-    """Return the byte that follows the descriptor of an lz4 frame (fewer than 16 bytes)."""
-    return (_xxh32(descriptor) >> 8) & 0xFF
-
-
 def _xxh32(data: bytes) -> int:
-    """Return the xxHash32 (seed 0) of fewer than 16 bytes."""
     result = _XXH32_PRIMES[4] + len(data)
     words = len(data) // 4 * 4
     for i in range(0, words, 4):
@@ -275,13 +270,13 @@ def _zstd_decompress(data: Buffer, limit: int) -> bytes | memoryview:
 
     if not data:
         raise ValueError("expected a zstd stream, found no data")
-    # A stream, not one call: frames need not tell their size, and there may be several.
+    # Use a stream: there may be several frames, and their sizes need not be known.
     parts: list[Any] = []
     size = 0
     read_size = max(READ_SIZE_MIN, 8 * len(data))
     try:
         with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
-            # Not `read`: where that fails, pyarrow never gives back the bytes it was to fill.
+            # Not `read`: if it fails, pyarrow leaks its buffer.
             while (part := stream.read_buffer(min(read_size, limit - size + 1))).size:
                 size += part.size
                 if size > limit:
@@ -291,7 +286,7 @@ def _zstd_decompress(data: Buffer, limit: int) -> bytes | memoryview:
         raise ValueError(f"expected a zstd stream, found {error}") from error
     if len(parts) != 1:
         return b"".join(parts)
-    return memoryview(parts[0]).cast("B").toreadonly()  # as bytes are, but no copy
+    return memoryview(parts[0]).cast("B").toreadonly()  # like bytes, without a copy
 
 
 _WRITERS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {

@@ -1,11 +1,11 @@
-"""What a control batch says: the end of a transaction, or one of a quorum's own messages.
+"""Read the record of a control batch: the end of a transaction, or a message of a quorum.
 
-A *control batch* holds one record, which no consumer sees: its key is a version and a type, and of
-the two types that end a transaction, ABORT and COMMIT (the *markers*), the value is a version and
-the epoch of the coordinator that wrote it. A control batch without records is what the cleaner
-leaves of a marker; it says nothing any more.
+A *control batch* has one record, which consumers do not see. Its key is a version and a type. The
+types ABORT and COMMIT (the *markers*) end a transaction; their value is a version and the epoch of
+the coordinator that wrote it. A control batch without records is the remains of a cleaned marker
+and has no effect.
 
-Versions above the ones known are read as if they were known, which is what they promise.
+Later versions are read like the known ones, as Kafka's format promises.
 
 Kafka: ControlRecordType, EndTransactionMarker, DefaultRecord.
 """
@@ -26,17 +26,16 @@ _MARKERS = (layout.CONTROL_ABORT, layout.CONTROL_COMMIT)
 _VARINT_SIZE_MAX = 5
 _VARLONG_SIZE_MAX = 10
 _DECOMPRESSED_MAX = 1 << 20
-"""Nobody compresses control batches, but who reads them must not be made to hold a bomb."""
+"""Control batches are never compressed in practice; this bounds the memory of a bomb."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlRecord:
     """The first record of a control batch.
 
-    `type` is the number that stands there (`layout.CONTROL_TYPES` has the names; any other one is
-    of a later Kafka), `version` that of the key. `coordinator_epoch` is -1 but for the markers.
-    `timestamp` is the record's own, in ms; None stands for the batch's largest, which it equals in
-    every batch Kafka writes.
+    `type` is the stored number (`layout.CONTROL_TYPES` has the names; others are of a later Kafka),
+    `version` that of the key. `coordinator_epoch` is -1 except in markers. `timestamp` is the
+    record's own in ms; None means the batch's largest, which it equals in every batch of Kafka's.
     """
 
     type: int
@@ -58,12 +57,12 @@ def read_control_record(
     path: Path | str = "control batch",
     file_position: int | None = None,
 ) -> ControlRecord | None:
-    """Return what the control batch at `position` of a buffer says; None if it has no records.
+    """Return the record of the control batch at `position`, or None if the batch has no records.
 
-    None too for a batch that is no control batch. The buffer holds the whole batch, its checksum
-    was checked. `path` and `file_position` (where the batch lies in that file) are for the error's
-    message. Raises CorruptBatchError for a record that does not fill its place, a key below 4
-    bytes or of a negative version, a marker's value below 6 bytes or of a negative version.
+    Also returns None for a batch that is not a control batch. The buffer holds the whole batch,
+    with a checked checksum. `path` and `file_position` (of the batch in that file) are for the
+    error's message. Raises CorruptBatchError for a record of a wrong size, a key below 4 bytes, a
+    marker's value below 6 bytes, and a negative version.
     """
     if not header.is_control or header.magic != layout.MAGIC or header.records_count == 0:
         return None
@@ -111,7 +110,7 @@ def _first_record(data: bytes, *, is_only: bool) -> tuple[int, bytes | None, byt
     if is_only and end != len(data):
         _fail("one record", f"{len(data) - end} bytes after it")
     fields.end = end
-    fields.skip(1)  # attributes, which no record has
+    fields.skip(1)  # attributes, unused
     timestamp_delta = fields.varlong()
     fields.varint()  # offset delta
     key = fields.sized()
@@ -129,8 +128,6 @@ def _first_record(data: bytes, *, is_only: bool) -> tuple[int, bytes | None, byt
 
 
 class _Fields:
-    """The fields of a record, read one after the other."""
-
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.position = 0

@@ -1,10 +1,10 @@
 """Every byte layout and every file name, in one place.
 
-Kafka's layouts are documented in `docs/format.md`; the class that defines each one in Apache Kafka
-stands in its comment. All integers are big-endian. What is ours, and not Kafka's, are the `commit`
-journal and the names that begin with `kl-` (a Kafka broker ignores both).
+`docs/format.md` documents Kafka's layouts; each comment names the class that defines the layout in
+Apache Kafka. All integers are big-endian. The `commit` journal and the names that begin with `kl-`
+are ours; a Kafka broker ignores them.
 
-This module is pure: no files, no clock, no third-party imports; the kernels import it too.
+This module is pure: no files, no clock, no third-party imports. The kernels import it too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final
 
 # --- record batch v2: org.apache.kafka.common.record.DefaultRecordBatch --------------------------
 BATCH_HEADER: Final = struct.Struct(
-    ">q"  # base_offset: of the first record, also when that record was cleaned away
+    ">q"  # base_offset: of the first record, even if a cleaner removed it
     "i"  # batch_length: bytes after this field
     "i"  # partition_leader_epoch: -1 none
     "b"  # magic: 2
-    "I"  # crc: CRC-32C of all that follows
+    "I"  # crc: CRC-32C of the rest
     "h"  # attributes: see the bits below
     "i"  # last_offset_delta
     "q"  # base_timestamp: ms of the first record, or the delete horizon
@@ -33,7 +33,7 @@ BATCH_HEADER: Final = struct.Struct(
 BATCH_OVERHEAD: Final = 61
 assert BATCH_HEADER.size == BATCH_OVERHEAD
 LOG_OVERHEAD: Final = 12
-"""Bytes before what `batch_length` counts: base_offset and batch_length."""
+"""Bytes not counted by `batch_length`: base_offset and batch_length."""
 LENGTH_POSITION: Final = 8
 EPOCH_POSITION: Final = 12
 MAGIC_POSITION: Final = 16
@@ -52,7 +52,7 @@ STAMP_OFFSET: Final = struct.Struct(">q")  # base_offset, at byte 0 of a batch
 STAMP_EPOCH: Final = struct.Struct(">i")  # partition_leader_epoch, at byte 12
 STAMP: Final = struct.Struct(
     ">q"  # base_offset, at byte 0 of a batch
-    "i"  # batch_length: as it stands
+    "i"  # batch_length: unchanged
     "i"  # partition_leader_epoch
 )
 BATCH_PLACE: Final = struct.Struct(
@@ -65,10 +65,10 @@ BATCH_PLACE: Final = struct.Struct(
 
 # --- messages v0 and v1, before there were batches: LegacyRecord, AbstractLegacyRecordBatch -------
 MESSAGE_HEADER_V0: Final = struct.Struct(
-    ">q"  # offset: of a compressed set, the wrapper, that of its last message
+    ">q"  # offset; in a wrapper (a compressed set) that of its last message
     "i"  # size: bytes after this field
-    "I"  # crc: CRC-32 (zlib's) of all that follows
-    "b"  # magic: 0 or 1, where a batch has it too
+    "I"  # crc: CRC-32 (zlib's) of the rest
+    "b"  # magic: 0 or 1, at the same position as in a batch
     "b"  # attributes: codec and, in v1, timestamp type
 )
 MESSAGE_HEADER_V1: Final = struct.Struct(
@@ -80,7 +80,7 @@ MESSAGE_CRC_POSITION: Final = 12
 MESSAGE_ATTRIBUTES_POSITION: Final = 17
 MESSAGE_TIMESTAMP_POSITION: Final = 18
 MESSAGE_KEY_POSITION_V0: Final = 18
-"""Where the key's size stands."""
+"""The position of the key's size."""
 MESSAGE_KEY_POSITION_V1: Final = 26
 MESSAGE_SIZE_MIN_V0: Final = 26
 """Bytes of a whole message without key and value."""
@@ -111,16 +111,16 @@ CODEC_NAMES: Final = {codec: name for name, codec in CODECS.items()}
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
 NO_TIMESTAMP_TYPE: Final = -1
-"""Of messages v0, which have no timestamp."""
+"""For messages v0, which have no timestamp."""
 NO_TIMESTAMP: Final = -1
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 LOG_START_MAX: Final = INT64_MAX - 2**31
-"""No log begins above: there a batch, whose offsets span less than 2^31, may have no room."""
+"""The highest log start: above it a batch, which spans less than 2^31 offsets, may not fit."""
 
-# --- compressed record sections: what stands around the blocks -----------------------------------
+# --- compressed record sections: the framing around the blocks -----------------------------------
 GZIP_HEADER: Final = bytes.fromhex("1f8b08000000000000ff")
-"""Deflate, no name, no time, unknown operating system: as Java's GZIPOutputStream writes it."""
+"""Deflate, no name, no time, unknown operating system, like Java's GZIPOutputStream."""
 GZIP_TRAILER: Final = struct.Struct("<II")  # CRC-32 (zlib), size modulo 2^32; little-endian
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 XERIAL_HEADER: Final = struct.Struct(">8sii")  # magic, version, lowest compatible version
@@ -130,7 +130,7 @@ LZ4_FLAGS_POSITION: Final = 4
 LZ4_CONTENT_SIZE_BIT: Final = 0x08
 LZ4_DICTIONARY_BIT: Final = 0x01
 LZ4_DESCRIPTOR_SIZE: Final = 2
-"""Bytes of flags and block descriptor; content size (8) and dictionary (4) follow if announced."""
+"""Bytes of flags and block descriptor; optional content size (8) and dictionary (4) follow."""
 
 # --- indexes: OffsetIndex, TimeIndex -------------------------------------------------------------
 OFFSET_INDEX_ENTRY: Final = struct.Struct(
@@ -153,18 +153,18 @@ assert (OFFSET_INDEX_ENTRY.size, TIME_INDEX_ENTRY.size, TRANSACTION_INDEX_ENTRY.
 # --- producer snapshots: ProducerStateManager ----------------------------------------------------
 SNAPSHOT_HEADER: Final = struct.Struct(
     ">h"  # version: SNAPSHOT_VERSION
-    "I"  # crc: CRC-32C of all that follows
+    "I"  # crc: CRC-32C of the rest
     "i"  # count: of entries
 )
 SNAPSHOT_ENTRY: Final = struct.Struct(
     ">q"  # producer_id
     "h"  # producer_epoch
     "i"  # last_sequence: of its last batch
-    "q"  # last_offset: of its last batch; below 0 it has none
+    "q"  # last_offset: of its last batch; below 0 without one
     "i"  # offset_delta: last offset minus base offset of that batch
     "q"  # timestamp: ms, of its last batch or marker
     "i"  # coordinator_epoch: of its last marker, -1 none
-    "q"  # current_txn_first_offset: where its open transaction began, -1 none
+    "q"  # current_txn_first_offset: of its open transaction, -1 none
 )
 SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_CRC_END: Final = 6
@@ -184,9 +184,9 @@ CONTROL_TYPES: Final = {
     6: "KRAFT_VOTERS",
 }
 MARKER_SIZE: Final = 78
-"""Bytes of the batch that ends a transaction, as every Kafka writes it."""
+"""Bytes of the batch that ends a transaction, in every version of Kafka."""
 MARKER_START: Final = bytes.fromhex("2000000008")
-"""How its record begins: length, attributes, two deltas of 0, the key's length; then the key."""
+"""The start of its record: length, attributes, two deltas of 0, the key's length."""
 CONTROL_ABORT: Final = 0
 CONTROL_COMMIT: Final = 1
 
@@ -227,54 +227,54 @@ CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 METADATA_DIRECTORY: Final = "__cluster_metadata-0"
 ROOT_LOCK: Final = ".lock"
 
-# --- ours: names that no Kafka broker parses or deletes, but for the canary ----------------------
+# --- ours: names that no Kafka broker parses or deletes, except the canary -----------------------
 COMMIT: Final = "commit"
 COMMIT_TEMPORARY: Final = "kl-commit.tmp"
 COMMIT_LOCK: Final = "kl-commit.lock"
 COMMIT_RELEASED: Final = "kl-commit.released"
-"""The journal of a log that was given back to a broker: what the next `adopt` remembers."""
+"""The journal of a released log, which the next `adopt` reads."""
 CLEAN_ASIDE: Final = "kl-cleanshutdown"
-"""A broker's `.kafka_cleanshutdown` while its directory is ours: it was shut down in good order."""
+"""A broker's `.kafka_cleanshutdown` while its directory is ours, after a clean shutdown."""
 GUARD: Final = "kl-owned-by-kafkalog"
-"""A directory in the root of a log that was adopted: its name is no partition's, on which a broker
-refuses to start. So it does also where somebody has formatted the directory again."""
+"""A directory in the root of an adopted log. Its name is not a partition's, and a broker refuses to
+start on such a directory, even after a new format of the storage."""
 META_ASIDE: Final = "kl-meta.properties"
-"""A broker's `meta.properties` while its directory is ours: without it no broker starts."""
+"""A broker's `meta.properties` while its directory is ours; no broker starts without it."""
 METADATA_ASIDE: Final = "kl-partition.metadata"
-"""What `partition.metadata` is about to say, while a release gives a topic another id."""
+"""The next content of `partition.metadata`, while a release gives a topic another id."""
 ADOPTED_TOPICS: Final = "kl-adopted-topics"
-"""Names and ids of the topics that the broker's cluster knows, as they were at the adoption."""
+"""Names and ids of the topics that the broker's cluster knew at the adoption."""
 CLEANER_LOCK: Final = "kl-cleaner.lock"
 CLEANERS_LOCK: Final = "kl-cleaners.lock"
-"""In the root: background cleaners share it for as long as they run."""
+"""In the root: background cleaners share it while they run."""
 CLEANING_PAUSED: Final = "kl-cleaning-paused.lock"
-"""Shared by those who keep cleaners away from a partition."""
+"""Shared by processes that keep cleaners away from a partition."""
 UNCLEANABLE: Final = "kl-uncleanable"
 SNAPSHOT_TEMPORARY: Final = "kl-snapshot.tmp"
-"""A producer snapshot until it is whole: one at a time in a partition's directory."""
+"""An unfinished producer snapshot; at most one in a partition's directory."""
 DELETE_HORIZON: Final = "kl-delete-horizon"
 LAST_CLEANING: Final = "kl-last-cleaning"
-"""When a partition was cleaned last, and what came of it."""
+"""Time and result of a partition's last cleaning."""
 SPILL: Final = "kl-spill-"
-"""How the names of a cleaner's temporary files begin: keys that did not fit its memory."""
+"""Prefix of a cleaner's temporary files: keys that did not fit its memory."""
 SPILLING: Final = "kl-spilling"
-"""How often in a row a cleaning that needed such files did not come to its end."""
+"""The number of unfinished cleanings in a row that needed such files."""
 PIN: Final = "kl-pin-"
-"""In the root: how the names of pinned moments begin; see `pins`."""
+"""In the root: prefix of snapshot pins; see `pins`."""
 ENDED_PINS: Final = "kl-ended-pins"
-"""In the root: what is left of pins that have ended; see `ended_pins`."""
+"""In the root: the remains of ended pins; see `ended_pins`."""
 CHANGELOG_LOCK: Final = "kl-changelog.lock"
-"""In the root: shared by tasks that read the changelog of a pinned moment; see `pins`."""
+"""In the root: shared by tasks that read the changelog of a pinned snapshot; see `pins`."""
 SEGMENTS_LOCK: Final = "kl-segments.lock"
 SEGMENTS_TURNSTILE: Final = "kl-segments.turnstile"
 CANARY: Final = "kl-canary.deleted"
-"""A file that every broker deletes when it loads a partition, and we never do."""
+"""A file that every broker deletes when it loads a partition, and kafkalog never does."""
 UNRECORDED: Final = "kl-unrecorded"
-"""In a partition's directory as long as no journal record is known to name its topic."""
+"""In a partition's directory until a journal record is known to name its topic."""
 GAPS: Final = "kl-gaps"
-"""Where the offsets of cleaned segments have gaps; see `gaps`."""
+"""The gaps in the offsets of cleaned segments; see `gaps`."""
 RAW_GAPS: Final = "kl-raw-gaps"
-"""Where raw appends have left gaps."""
+"""The gaps that raw appends have left."""
 KEYS: Final = ".keys"
 """The key index of a cleaned segment; see `key_index_file`."""
 STAGED: Final = ".staged"
@@ -290,7 +290,7 @@ _SEGMENT_FILE = re.compile(
 _METADATA_SNAPSHOT = re.compile(r"^(\d{20})-(\d{10})\.checkpoint$")
 _TOPIC_NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}\Z")
 PARTITIONS_MAX: Final = 100_000
-"""Each partition is a directory, so a slip of the finger should not make a billion of them."""
+"""Each partition is a directory; the limit guards against a typing error."""
 INTERNAL_TOPICS: Final = ("__cluster_metadata", "__consumer_offsets", "__transaction_state")
 
 
@@ -304,8 +304,13 @@ def key_index_file(base_offset: int) -> str:
     return f"{OURS}{base_offset:0{_DIGITS}d}{KEYS}"
 
 
+def is_key_index(name: str) -> bool:
+    """Tell whether a file is a key index, by its name."""
+    return name.startswith(OURS) and name.endswith(KEYS)
+
+
 def parse_segment_file(name: str) -> tuple[int, str, str] | None:
-    """Return (base offset, suffix, stage) of a segment's file; the stage is '' for a live one."""
+    """Return (base offset, suffix, stage) of a segment's file; the stage of a live file is ''."""
     match = _SEGMENT_FILE.match(name)
     if match is None:
         return None
@@ -313,16 +318,16 @@ def parse_segment_file(name: str) -> tuple[int, str, str] | None:
 
 
 def parse_metadata_snapshot(name: str) -> tuple[int, int] | None:
-    """Return (end offset, epoch) of a snapshot of KRaft's metadata; None for another name."""
+    """Return (end offset, epoch) from the name of a KRaft metadata snapshot, or None."""
     match = _METADATA_SNAPSHOT.match(name)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
 def parse_partition_directory(name: str) -> tuple[str, int] | None:
-    """Return (topic, partition) of the name of a partition's directory; None for another name.
+    """Return (topic, partition) from the name of a partition's directory, or None.
 
-    Those of deleted, stray and future partitions end in words, and are none.
-    Kafka: UnifiedLog.parseTopicPartitionName.
+    The directories of deleted, stray and future partitions end in words and give None. Kafka:
+    UnifiedLog.parseTopicPartitionName.
     """
     topic, dash, number = name.rpartition("-")
     if not dash or topic_name_fault(topic) is not None:
@@ -337,7 +342,7 @@ def topic_id_text(data: bytes) -> str:
 
 
 def is_topic_id(text: str) -> bool:
-    """Tell whether a text is a topic's id as Kafka writes it, and not the id that stands for none.
+    """Return whether a text is a topic id in Kafka's form, and not the zero id.
 
     Kafka: Uuid.fromString.
     """
@@ -354,11 +359,11 @@ def partition_directory(topic: str, partition: int) -> str:
 
 
 def deleted_directory(topic: str, partition: int, topic_id: str) -> str:
-    """Return the name of a partition's directory once its topic is deleted.
+    """Return the name of a partition's directory after its topic was deleted.
 
-    Kafka's form, cut to 255 characters at the topic's part: `<topic>-<n>.<32 hex>-delete`. Where
-    Kafka draws the digits, they are the topic's id here, so that the name is the same for whoever
-    finishes a deletion. Kafka: UnifiedLog.logDeleteDirName.
+    Kafka's form, with the topic shortened so that 255 characters suffice: `<topic>-<n>.<32
+    hex>-delete`. Kafka draws the digits; here they are the topic's id, so every process that
+    finishes a deletion uses the same name. Kafka: UnifiedLog.logDeleteDirName.
     """
     digits = base64.urlsafe_b64decode(topic_id + "==").hex()
     suffix = f"-{partition}.{digits}-delete"
@@ -366,7 +371,7 @@ def deleted_directory(topic: str, partition: int, topic_id: str) -> str:
 
 
 def topic_name_fault(name: str) -> str | None:
-    """Say why Kafka forbids a topic name; None when it does not (Kafka: Topic.validate)."""
+    """Return why Kafka forbids a topic name, or None if it allows it (Kafka: Topic.validate)."""
     if name in {"", ".", ".."}:
         return f"topic name {name!r} is not allowed"
     if not _TOPIC_NAME.match(name):
@@ -378,20 +383,20 @@ def topic_name_fault(name: str) -> str | None:
 
 
 def staged_file(writer: str, batch_id: int, spark_partition: int, attempt: int, part: int) -> str:
-    """Return the name, without suffix, of a file a sink task stages; `part` counts large files."""
+    """Return the name, without suffix, of a sink task's staged file; `part` counts large files."""
     tail = f"-{part}" if part else ""
     return f"{OURS}{writer}-{batch_id}-{spark_partition}-{attempt}{tail}"
 
 
 def staged_prefix(writer: str, batch_id: int | None = None) -> str:
-    """Return what the names of all files staged by a writer (for one batch) begin with."""
+    """Return the prefix of the names of all files staged by a writer (for one batch)."""
     return f"{OURS}{writer}-" if batch_id is None else f"{OURS}{writer}-{batch_id}-"
 
 
 def parse_staged(name: str) -> tuple[str, int, int] | None:
-    """Return (writer, batch id, run) of a staged file's name; None when it is none.
+    """Return (writer, batch id, run) from the name of a staged file, or None.
 
-    The run, of a query that is started again and again, is the lower half of the attempt.
+    The run identifies one start of a query; it is the lower half of the attempt.
     """
     fields = name.partition(".")[0].removeprefix(OURS).split("-")
     if not name.startswith(OURS) or len(fields) < 4 or not all(map(str.isdecimal, fields[1:])):
@@ -400,9 +405,9 @@ def parse_staged(name: str) -> tuple[str, int, int] | None:
 
 
 def is_staged_path(name: str) -> bool:
-    """Tell whether a path below the root is one at which a sink task stages a file.
+    """Return whether a path below the root is a place for staged files.
 
-    That is in the root itself, or in a partition's directory, and never outside of it.
+    That is the root itself or a partition's directory.
     """
     directory, slash, file = name.rpartition("/")
     if slash and parse_partition_directory(directory) is None:
@@ -417,10 +422,10 @@ JOURNAL_HEADER: Final = struct.Struct(
     "16s"  # generation: random, new at every rewrite of the file
 )
 JOURNAL_PUBLISHED: Final = struct.Struct(
-    ">Q"  # published_end: readers go no further than this byte
-    "Q"  # synced_end: what lies below has been synced, and outlives a power cut
+    ">Q"  # published_end: readers stop at this byte
+    "Q"  # synced_end: the bytes below are synced and survive a power cut
     "8s"  # host: digest of the host's id
-    "8s"  # boot: digest of the boot's id, in which the two numbers were written
+    "8s"  # boot: digest of the id of the boot that wrote the two numbers
 )
 CHECKSUM: Final = struct.Struct(">I")
 JOURNAL_RECORD: Final = struct.Struct(
@@ -433,11 +438,11 @@ JOURNAL_MAGIC: Final = b"kafkalog"
 JOURNAL_VERSION: Final = 1
 JOURNAL_PUBLISHED_POSITION: Final = 64
 JOURNAL_SYNCING_POSITION: Final = 100
-"""A byte behind that and its checksum: 1 while somebody syncs what relaxed commits have left."""
+"""A byte after that and its checksum: 1 while a process syncs the bytes of relaxed commits."""
 JOURNAL_WORKING_POSITION: Final = JOURNAL_SYNCING_POSITION + 1
-"""A byte behind that one: 1 from before a writer cuts or appends up to its record."""
+"""The next byte: 1 from before a writer truncates or appends up to its record."""
 JOURNAL_RECORDS_POSITION: Final = 512
-"""Records begin in a disk sector of their own: a torn one cannot reach the header."""
+"""Records begin in their own disk sector: a torn record cannot damage the header."""
 JOURNAL_SIZE: Final = 1 << 20
 """The preallocated size; a full journal is rewritten as one snapshot record."""
 
@@ -452,19 +457,19 @@ GAPS_PART: Final = struct.Struct(
     "q"  # size: bytes of its .log file; of raw gaps -1
     "I"  # number: of the part in its section; 0 begins one
     "I"  # count: of gaps in the part
-    "q"  # first_from: where its first gap begins, -1 without one
+    "q"  # first_from: start of its first gap, -1 without one
     "I"  # crc: CRC-32C of its gaps
 )
 GAP: Final = struct.Struct(
     ">q"  # from_offset: one past the last offset before the gap
-    "q"  # to_offset: where the next batch begins, or the next segment, or what was cleaned ends
+    "q"  # to_offset: start of the next batch or segment, or end of the cleaned section
 )
 GAPS_MAGIC: Final = b"kl-gaps\n"
 GAPS_VERSION: Final = 1
 GAPS_PART_MAX: Final = 1 << 15
-"""Gaps in a part at most: 512 KiB, which is what a reader holds of a list."""
+"""The most gaps in a part: 512 KiB, the memory of a reader of the list."""
 RAW_GAPS_SIZE: Final = -1
-"""Stands where a section of `kl-gaps` has its segment's size."""
+"""In place of the segment's size in a section of `kl-gaps`."""
 
 # --- ours: `kl-<base>.keys` ----------------------------------------------------------------------
 KEYS_HEADER: Final = struct.Struct(
@@ -473,24 +478,24 @@ KEYS_HEADER: Final = struct.Struct(
     "q"  # base_offset: of the segment
     "q"  # size: bytes of its .log file
     "q"  # count: of entries
-    "16s"  # secret: what the keys are hashed under, in all indexes of a partition where it can be
+    "16s"  # secret: the hash key, the same in all indexes of a partition if possible
     "I"  # flags: KEYS_UNCHANGED or 0
-    "I"  # samples: how many follow, KEYS_SAMPLES_MAX at most
+    "I"  # samples: their number, at most KEYS_SAMPLES_MAX
 )
 KEYS_SAMPLE: Final = struct.Struct(
     ">I"  # position: of a batch in the .log file
-    "I"  # crc: as that batch's header has it
+    "I"  # crc: from that batch's header
 )
 KEYS_ENTRY: Final = struct.Struct(">Q")  # the hash's top 33 bits, then 31 bits of position
 KEYS_POSITION_BITS: Final = 31
 KEYS_BLOCK: Final = 4096
-"""The header, then entries, in blocks of this size; each ends with the checksum of what it holds.
+"""Size of the blocks of header and entries; each block ends with the checksum of its content.
 
-A block of entries has KEYS_BLOCK_ENTRIES of them, ascending over all blocks, and four zeros before
-its checksum; what is left of the last one is filled with ones."""
+A block has KEYS_BLOCK_ENTRIES entries, ascending over all blocks, and four zeros before its
+checksum. Ones fill the rest of the last block."""
 KEYS_BLOCK_ENTRIES: Final = KEYS_BLOCK // 8 - 1
 KEYS_SAMPLES_MAX: Final = 8
 KEYS_MAGIC: Final = b"kl-keys\n"
 KEYS_VERSION: Final = 2
 KEYS_UNCHANGED: Final = 1
-"""Nothing in the segment waits for a time, or for what else the log holds: `unchanged_segments`."""
+"""No record of the segment waits for a time or for the rest of the log: `unchanged_segments`."""

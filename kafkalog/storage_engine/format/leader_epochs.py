@@ -1,7 +1,7 @@
-"""The leader epochs of a partition: (epoch, the first offset that carries it), ascending.
+"""The leader epochs of a partition: (epoch, its first offset), ascending.
 
-A consumer asks where the epoch of its last record ended, and so finds out that a log was cut; which
-is true only as long as the list is cut with the log, at both ends.
+A consumer asks for the end of its last record's epoch, and so notices that a log was truncated. The
+list must therefore be truncated with the log, at both ends.
 
 Kafka: LeaderEpochFileCache.
 """
@@ -16,10 +16,10 @@ Epochs = list[tuple[int, int]]
 
 
 def assigned(epochs: Epochs, epoch: int, start_offset: int) -> Epochs:
-    """Return the epochs once a batch of `epoch` has come at `start_offset`.
+    """Return the epochs after a batch of `epoch` at `start_offset`.
 
-    Epochs that are not below the new one, or begin at or above its offset, make way for it: the
-    batch that came last is right. Kafka: LeaderEpochFileCache.assign.
+    Removes epochs that are not below the new one, or begin at or above its offset: the latest batch
+    is right. Kafka: LeaderEpochFileCache.assign.
     """
     if epochs and epochs[-1][0] == epoch and epochs[-1][1] <= start_offset:
         return epochs
@@ -30,7 +30,7 @@ def assigned(epochs: Epochs, epoch: int, start_offset: int) -> Epochs:
 
 
 def in_order(entries: Iterable[tuple[int, int]]) -> Epochs:
-    """Return the epochs that stay when these are assigned one after the other."""
+    """Return the epochs that remain after assigning these one by one."""
     epochs: Epochs = []
     for epoch, start_offset in entries:
         epochs = assigned(epochs, epoch, start_offset)
@@ -46,10 +46,10 @@ def truncated(epochs: Epochs, end_offset: int) -> Epochs:
 
 
 def committed(entries: Epochs, high_watermark: int) -> Epochs:
-    """Return the epochs that a list from the disk says of the committed log.
+    """Return the epochs of the committed log, from a list on disk.
 
-    Without those that a commit in flight, or a dead one, has added; the ones that these replace are
-    still in the list.
+    Omits the epochs of a commit in flight, or a dead one; the list still has the ones that they
+    replace.
     """
     return in_order(truncated(entries, high_watermark))
 
@@ -57,7 +57,7 @@ def committed(entries: Epochs, high_watermark: int) -> Epochs:
 def trimmed(epochs: Epochs, log_start_offset: int) -> Epochs:
     """Return the epochs without those that ended at or below the log start.
 
-    The one it lies in begins there. Kafka: LeaderEpochFileCache.truncateFromStartAsyncFlush.
+    The current one begins there. Kafka: LeaderEpochFileCache.truncateFromStartAsyncFlush.
     """
     passed = [entry for entry in epochs if entry[1] <= log_start_offset]
     if not passed:

@@ -1,5 +1,5 @@
 # The types of kernels, and `ops.py` for C.
-from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 ctypedef long long i64
@@ -40,13 +40,17 @@ cdef extern from *:
     #define kl_prefetch(address)
     #endif
     #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    #define kl_little_16 __builtin_bswap16
     #define kl_little_32 __builtin_bswap32
     #define kl_little_64 __builtin_bswap64
+    #define kl_big_16(value) (value)
+    #define kl_big_32(value) (value)
+    #define kl_big_64(value) (value)
     #else
-    #define kl_little_16(value) (value)
     #define kl_little_32(value) (value)
     #define kl_little_64(value) (value)
+    #define kl_big_16 __builtin_bswap16
+    #define kl_big_32 __builtin_bswap32
+    #define kl_big_64 __builtin_bswap64
     #endif
     """
     const i64 LOW_32 "kl_LOW_32"
@@ -57,9 +61,11 @@ cdef extern from *:
     const u64 SIP_2 "kl_SIP_2"
     const u64 SIP_3 "kl_SIP_3"
     void kl_prefetch(const void *address) noexcept nogil
-    uint16_t kl_little_16(uint16_t value) noexcept nogil
     uint32_t kl_little_32(uint32_t value) noexcept nogil
     uint64_t kl_little_64(uint64_t value) noexcept nogil
+    uint16_t kl_big_16(uint16_t value) noexcept nogil
+    uint32_t kl_big_32(uint32_t value) noexcept nogil
+    uint64_t kl_big_64(uint64_t value) noexcept nogil
 
 cdef inline void copy_bytes(u8s_out target, i64 to, u8s source, i64 start, i64 size) noexcept nogil:
     if size > 0:
@@ -83,11 +89,6 @@ cdef inline u64 turn(u64 word, int bits) noexcept nogil:
 cdef inline u64 zigzag(i64 value) noexcept nogil:
     return (<u64>value << 1) ^ <u64>(value >> 63)
 
-cdef inline i64 little_16(u8s data, i64 position) noexcept nogil:
-    cdef uint16_t value
-    memcpy(&value, &data[position], 2)
-    return kl_little_16(value)
-
 cdef inline i64 little_32(u8s data, i64 position) noexcept nogil:
     cdef uint32_t value
     memcpy(&value, &data[position], 4)
@@ -97,6 +98,21 @@ cdef inline u64 little_64(u8s data, i64 position) noexcept nogil:
     cdef uint64_t value
     memcpy(&value, &data[position], 8)
     return kl_little_64(value)
+
+cdef inline i64 big_16(u8s data, i64 position) noexcept nogil:
+    cdef uint16_t value
+    memcpy(&value, &data[position], 2)
+    return <int16_t>kl_big_16(value)
+
+cdef inline i64 big_32(u8s data, i64 position) noexcept nogil:
+    cdef uint32_t value
+    memcpy(&value, &data[position], 4)
+    return <int32_t>kl_big_32(value)
+
+cdef inline i64 big_64(u8s data, i64 position) noexcept nogil:
+    cdef uint64_t value
+    memcpy(&value, &data[position], 8)
+    return <i64>kl_big_64(value)
 
 cdef inline void prefetch(rows_out slots, u64 slot) noexcept nogil:
     kl_prefetch(&slots[0, 0] + 3 * slot)

@@ -1,8 +1,8 @@
-"""The operations of kernels beside plain arithmetic: here as Python, in `ops.pxd` as C.
+"""The operations of kernels beyond plain arithmetic: here as Python, in `ops.pxd` as C.
 
-A `kernels.py` is plain Python. The sheet `kernels.pxd` beside it gives C types to its names, and
-Cython compiles both into an extension module. Integers of 64 bits wrap in C; in Python they wrap by
-the functions below. `plain` serves the modules that were not compiled.
+A file of kernels is plain Python. The sheet beside it, a `.pxd` of the same name, gives C types to
+its names, and Cython compiles both into an extension module. Integers of 64 bits wrap in C; in
+Python they wrap by the functions below. `plain` serves the modules that were not compiled.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ SIP_3: Final = 0x7465646279746573
 _WORD: Final = 2**64 - 1
 
 _SLOWER: Final = 60
-"""About how many times slower Python decodes records: `bench.codec` on the build `python`."""
+"""Approximate slowdown of record decoding in Python: `bench.codec` on the build `python`."""
 
 
 class Vector(Protocol):
-    """An array of one dimension, as a kernel sees it: its items are integers."""
+    """A one-dimensional array of integers, as a kernel sees it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return how many items there are."""
+        """Return the number of items."""
 
     def __getitem__(self, index: int, /) -> int: ...
     def __setitem__(self, index: int, value: int, /) -> None: ...
 
 
 class Matrix(Protocol):
-    """An array of two dimensions, as a kernel sees it."""
+    """A two-dimensional array, as a kernel sees it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return how many rows and columns there are."""
+        """Return the numbers of rows and columns."""
 
     def __getitem__(self, index: tuple[int, int], /) -> int: ...
     def __setitem__(self, index: tuple[int, int], value: int, /) -> None: ...
@@ -67,12 +67,12 @@ Word: TypeAlias = int
 
 
 def copy_bytes(target: Any, to: int, source: Any, start: int, size: int) -> None:
-    """Copy `size` bytes; the caller has proven both ranges."""
+    """Copy `size` bytes; the caller has checked both ranges."""
     target[to : to + size] = source[start : start + size]
 
 
 def wrap(value: int) -> int:
-    """Return a sum as 64 bits hold it, like Java and C."""
+    """Wrap a sum to 64 bits, like Java and C."""
     return ((value - INT64_MIN) & _WORD) + INT64_MIN
 
 
@@ -101,19 +101,29 @@ def zigzag(value: int) -> int:
     return (value << 1) ^ (value >> 63)
 
 
-def little_16(data: Any, position: int) -> int:
-    """Return two bytes as a little-endian integer; the caller has proven the range."""
-    return int.from_bytes(data[position : position + 2], "little")
-
-
 def little_32(data: Any, position: int) -> int:
-    """Return four bytes as a little-endian integer; the caller has proven the range."""
+    """Return four bytes as a little-endian integer; the caller has checked the range."""
     return int.from_bytes(data[position : position + 4], "little")
 
 
 def little_64(data: Any, position: int) -> int:
-    """Return eight bytes as a little-endian word; the caller has proven the range."""
+    """Return eight bytes as a little-endian word; the caller has checked the range."""
     return int.from_bytes(data[position : position + 8], "little")
+
+
+def big_16(data: Any, position: int) -> int:
+    """Return two bytes as a signed big-endian integer; the caller has proven the range."""
+    return int.from_bytes(data[position : position + 2], "big", signed=True)
+
+
+def big_32(data: Any, position: int) -> int:
+    """Return four bytes as a signed big-endian integer; the caller has proven the range."""
+    return int.from_bytes(data[position : position + 4], "big", signed=True)
+
+
+def big_64(data: Any, position: int) -> int:
+    """Return eight bytes as a signed big-endian integer; the caller has proven the range."""
+    return int.from_bytes(data[position : position + 8], "big", signed=True)
 
 
 def prefetch(slots: Rows, slot: int) -> None:
@@ -121,10 +131,9 @@ def prefetch(slots: Rows, slot: int) -> None:
 
 
 def plain(names: dict[str, Any]) -> None:
-    """Let the functions of a `kernels` module take arrays, unless it is compiled.
+    """Let the functions of a file of kernels take arrays, unless it is compiled.
 
-    Each array becomes a view whose items are Python's integers. The first module that is not
-    compiled warns.
+    Each array becomes a view whose items are Python integers. The first uncompiled module warns.
     """
     own = {
         name: found
@@ -134,7 +143,7 @@ def plain(names: dict[str, Any]) -> None:
     if not own:
         return
     _warn()
-    inner = dict(names)  # there they call each other as they stand
+    inner = dict(names)  # inside, the functions call each other unwrapped
     for name, found in own.items():
         inner[name] = types.FunctionType(found.__code__, inner, name, found.__defaults__)
         names[name] = _taking_arrays(found, inner[name])
@@ -142,7 +151,6 @@ def plain(names: dict[str, Any]) -> None:
 
 @functools.cache
 def _warn() -> None:
-    """Warn once a process."""
     warnings.warn(
         f"kafkalog: the kernels are not compiled and run as Python, {_SLOWER} times slower. "
         "Install a C compiler and Python's headers (Debian: apt-get install gcc libc6-dev "

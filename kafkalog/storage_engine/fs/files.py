@@ -1,7 +1,8 @@
-"""Every durable act: only this module syncs, renames, removes, truncates.
+"""Files and directories: opened, listed, read, written, synced, renamed and removed.
 
-Tests inject faults here, by replacing these functions: so the rest of the package calls them as
-`files.sync_file(...)`, through the module, and never `os.fsync`. Locks are in `locks`.
+The rest of the package calls these functions through the module, as `files.sync_file(...)`. Tests
+that let one of them fail replace it here. Tests that give another file system do so in
+`file_system`, whose calls all of these make. Locks are in `locks`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import BinaryIO, Final, TypeAlias
 
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.descriptor_limit import raise_descriptor_limit
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-_Opened = TypeVar("_Opened")
 
 NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-"""What the system says to who may only read."""
+"""The errors of a process that may only read."""
 MORE_FILES: Final = "raise the limit of open files (ulimit -n)"
 _MODE = 0o644
 _PIECE_SIZE = 1 << 20
@@ -33,7 +34,7 @@ _SIDE_BY_SIDE_MIN, _SIDE_BY_SIDE_MAX = 8, 16
 
 @contextlib.contextmanager
 def disk_faults(place: Path) -> Iterator[None]:
-    """Raise a StorageError for an OSError; it names the file, where that is known."""
+    """Raise a StorageError for an OSError; it names the file if the system did, else `place`."""
     try:
         yield
     except OSError as fault:
@@ -42,7 +43,7 @@ def disk_faults(place: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading_faults(place: Path) -> Iterator[None]:
-    """Do the same, but for a missing file: it may only have been replaced."""
+    """Do the same, but let FileNotFoundError through: the file may only have been replaced."""
     try:
         yield
     except FileNotFoundError:
@@ -60,7 +61,7 @@ def _storage_error(fault: OSError, place: Path) -> StorageError:
 
 @contextlib.contextmanager
 def _named(fd: int) -> Iterator[None]:
-    """Let an OSError say which file it was about: of a descriptor the system does not."""
+    """Add the file's name to an OSError: the system leaves it out for a descriptor."""
     try:
         yield
     except OSError as fault:
@@ -74,43 +75,83 @@ def _name(fault: OSError, fd: int) -> None:
             fault.filename = os.readlink(f"/proc/self/fd/{fd}")
 
 
-# --- bytes ---------------------------------------------------------------------------------------
+# --- opening and listing -------------------------------------------------------------------------
+# A descriptor is this process's alone: a process that it starts inherits none.
 
 
 def open_to_read(path: str | Path) -> int:
-    """Open a file; raises OSError."""
-    return open_file(path, os.O_RDONLY)
+    """Open a file to read it; raises OSError."""
+    return _open(path, os.O_RDONLY)
 
 
-def open_file(path: str | Path, flags: int) -> int:
-    """Open a file, for this process and none that it starts; raises OSError."""
-    return _with_descriptors(lambda: os.open(path, flags | os.O_CLOEXEC, _MODE))
+def open_to_write(path: str | Path, *, create: bool = False, within_limit: bool = False) -> int:
+    """Open a file to read and write it; raises OSError.
+
+    With `create`, make an empty file if there is none. With `within_limit`, leave the limit of open
+    files as it is: for a caller that closes other files instead.
+    """
+    flags = os.O_RDWR | (os.O_CREAT if create else 0)
+    if within_limit:
+        return file_system.current.open(path, flags | os.O_CLOEXEC, _MODE)
+    return _open(path, flags)
 
 
-def scan(directory: Path) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:
-    """Open a directory, to go through its entries; raises OSError."""
-    return _with_descriptors(lambda: os.scandir(directory))
+def open_empty(path: str | Path, *, exclusive: bool = False) -> int:
+    """Make an empty file, or empty the file of that name, and open it; raises OSError.
+
+    With `exclusive`, raise FileExistsError if something has that name.
+    """
+    return _open(path, os.O_RDWR | os.O_CREAT | (os.O_EXCL if exclusive else os.O_TRUNC))
 
 
-def _with_descriptors(open_: Callable[[], _Opened]) -> _Opened:
-    """Open something; where descriptors run out the soft limit is raised first.
+def open_stream(path: Path) -> BinaryIO:
+    """Open a file to read it from its beginning, as a user's file that may be a pipe needs it.
 
-    That is the whole process's: but who reads needs the files at once, and has none to close.
+    Raises OSError.
+    """
+    return open(path, "rb", opener=_open)
+
+
+def _open(path: str | Path, flags: int) -> int:
+    """Open a file; raise the limit of open files first if there are too many.
+
+    The limit is the whole process's. But a reader needs its files at once, and has none to close.
     """
     try:
-        return open_()
+        return file_system.current.open(path, flags | os.O_CLOEXEC, _MODE)
     except OSError as fault:
         if fault.errno != errno.EMFILE or not raise_descriptor_limit():
             raise
-        return open_()
+    return file_system.current.open(path, flags | os.O_CLOEXEC, _MODE)
+
+
+def scan(directory: str | Path) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:
+    """Open a directory, to go through its entries; raises OSError.
+
+    Raise the limit of open files if there are too many, as for a file.
+    """
+    try:
+        return file_system.current.scandir(directory)
+    except OSError as fault:
+        if fault.errno != errno.EMFILE or not raise_descriptor_limit():
+            raise
+    return file_system.current.scandir(directory)
+
+
+def list_names(directory: str | Path) -> list[str]:
+    """Return the names in a directory, in no order; raises OSError."""
+    return file_system.current.listdir(directory)
+
+
+# --- bytes ---------------------------------------------------------------------------------------
 
 
 def read_at(fd: int, size: int, position: int) -> bytes:
     """Read `size` bytes at `position`; fewer only at the end of the file."""
     try:
-        data = os.pread(fd, size, position)
+        data = file_system.current.pread(fd, size, position)
         while 0 < len(data) < size:
-            part = os.pread(fd, size - len(data), position + len(data))
+            part = file_system.current.pread(fd, size - len(data), position + len(data))
             if not part:
                 break
             data += part
@@ -120,31 +161,45 @@ def read_at(fd: int, size: int, position: int) -> bytes:
     return data
 
 
+def read_file(path: str | Path) -> bytes:
+    """Return the content of a file, up to its end as it is then; raises OSError."""
+    fd = open_to_read(path)
+    try:
+        size = os.fstat(fd).st_size + 1
+        data = read_at(fd, size, 0)
+        while len(data) == size:  # the file has grown since
+            size += _PIECE_SIZE
+            data += read_at(fd, size - len(data), len(data))
+        return data
+    finally:
+        os.close(fd)
+
+
 def write_at(fd: int, data: Buffer, position: int) -> None:
-    """Write all of `data` at `position`, however the kernel splits it."""
+    """Write all of `data` at `position`, in as many calls as the system needs."""
     view = memoryview(data)
     with _named(fd):
         while view:
-            count = os.pwrite(fd, view, position)
+            count = file_system.current.pwrite(fd, view, position)
             view = view[count:]
             position += count
 
 
 def truncate(fd: int, size: int) -> None:
-    """Cut, or extend with zeros, an open file to `size` bytes."""
+    """Truncate an open file to `size` bytes, or extend it with zeros."""
     with _named(fd):
-        os.ftruncate(fd, size)
+        file_system.current.ftruncate(fd, size)
 
 
 def preallocate(fd: int, size: int) -> None:
     """Give an open file at least `size` bytes of disk, zeros beyond its end; raises OSError."""
     with _named(fd):
-        os.posix_fallocate(fd, 0, size)
+        file_system.current.posix_fallocate(fd, 0, size)
 
 
 def free_space(directory: Path) -> int:
     """Return how many bytes may still be written to the file system of a directory."""
-    found = os.statvfs(directory)
+    found = file_system.current.statvfs(directory)
     return found.f_bavail * found.f_frsize
 
 
@@ -154,13 +209,13 @@ def free_space(directory: Path) -> int:
 def sync_file(fd: int) -> None:
     """Make the content and the size of an open file durable."""
     with _named(fd):
-        os.fsync(fd)
+        file_system.current.fsync(fd)
 
 
 def sync_data(fd: int) -> None:
     """Make the content of an open file durable; for files that do not grow."""
     with _named(fd):
-        os.fdatasync(fd)
+        file_system.current.fdatasync(fd)
 
 
 def sync_path(path: Path) -> None:
@@ -173,20 +228,25 @@ def sync_path(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make names that appeared in, or vanished from, a directory durable."""
-    fd = open_file(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Make durable which names a directory has."""
+    fd = open_directory(path)
     try:
         with _named(fd):
-            os.fsync(fd)
+            file_system.current.fsync(fd)
     finally:
         os.close(fd)
+
+
+def open_directory(path: Path) -> int:
+    """Open a directory, to sync or lock it; raises OSError."""
+    return _open(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def all_at_once(syncs: Sequence[Callable[[], None]]) -> None:
     """Do many syncs side by side: a disk does several for the price of one.
 
-    All of them have ended when this returns, or raises what the first of them that failed did.
-    Each is done once: of one that fails the repetition would succeed, and prove nothing.
+    All of them have ended when this returns, or raises the error of the first that failed. Each
+    sync is done once: after a failed sync the next one would succeed and prove nothing.
     """
     if len(syncs) < _SIDE_BY_SIDE_MIN:
         for sync in syncs:
@@ -209,7 +269,7 @@ def all_at_once(syncs: Sequence[Callable[[], None]]) -> None:
         for _ in range(min(len(syncs), _SIDE_BY_SIDE_MAX) - 1)
     ]
     try:
-        with contextlib.suppress(RuntimeError):  # no more threads: then fewer at once
+        with contextlib.suppress(RuntimeError):  # no more threads: fewer at once, then
             for thread in threads:
                 thread.start()
         work()
@@ -223,14 +283,14 @@ def all_at_once(syncs: Sequence[Callable[[], None]]) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a file over whatever bears the target's name; durable after `sync_directory`."""
-    os.replace(source, target)
+    """Rename a file, over any file of the target's name; durable after `sync_directory`."""
+    file_system.current.replace(source, target)
 
 
 def link(source: Path, target: Path) -> bool:
-    """Give a file a second name; False if something bears that name. Raises OSError."""
+    """Give a file a second name; False if something has that name. Raises OSError."""
     try:
-        os.link(source, target)
+        file_system.current.link(source, target)
     except FileExistsError:
         return False
     return True
@@ -239,27 +299,41 @@ def link(source: Path, target: Path) -> bool:
 def remove(path: Path) -> None:
     """Remove a file if it is there."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+        file_system.current.unlink(path)
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory and the files in it; of a symbolic link nothing but the link."""
+    """Remove a directory and the files in it; of a symbolic link only the link."""
     if path.is_symlink():
         remove(path)
         return
-    for entry in sorted(path.iterdir()):
-        remove(entry)
-    os.rmdir(path)
+    for name in sorted(list_names(path)):
+        remove(path / name)
+    file_system.current.rmdir(path)
 
 
 def make_directory(path: Path) -> None:
     """Create a directory; its parents must exist."""
-    os.mkdir(path)
+    file_system.current.mkdir(path)
+
+
+def make_directories(path: Path) -> None:
+    """Create a directory and those above it, where they are not there yet; raises OSError."""
+    try:
+        file_system.current.mkdir(path)
+    except FileNotFoundError:
+        if path.parent == path:
+            raise
+        make_directories(path.parent)
+        make_directories(path)
+    except OSError:  # not every system says FileExistsError first
+        if not path.is_dir():
+            raise
 
 
 def create(path: Path, data: Buffer = b"") -> None:
     """Write a new file, content synced; its name is durable after `sync_directory`."""
-    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    fd = open_empty(path)
     try:
         if data:
             write_at(fd, data, 0)
@@ -278,7 +352,7 @@ def write_atomically(path: Path, data: Buffer, *, temporary_name: str = "") -> N
 
 def set_times(path: Path, mtime_ns: int) -> None:
     """Set a file's times of access and modification."""
-    os.utime(path, ns=(mtime_ns, mtime_ns))
+    file_system.current.utime(path, (mtime_ns, mtime_ns))
 
 
 def checksum(fd: int, size: int, crc: Callable[[bytes, int], int]) -> int:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs import file_system, files
 
 __all__ = ["FileLock", "RootLock", "SegmentsLock", "lock_fault"]
 
@@ -86,7 +86,7 @@ class _Descriptor:
         with _guard:
             try:
                 # To write, even if only asked: where fcntl emulates `flock`, as on NFS, it has to.
-                self.fd = files.open_file(path, os.O_RDWR | (os.O_CREAT if create else 0))
+                self.fd = files.open_to_write(path, create=create)
             except OSError as fault:
                 if not create and isinstance(fault, FileNotFoundError):
                     self.fd = None
@@ -117,7 +117,7 @@ class _Descriptor:
 
 def _flock(fd: int, operation: int, path: str) -> None:
     try:
-        fcntl.flock(fd, operation)
+        file_system.current.flock(fd, operation)
     except BlockingIOError:
         raise
     except OSError as fault:
@@ -293,14 +293,14 @@ class RootLock:
         Takes and creates nothing, so it may be asked for a directory that cannot be written.
         """
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = files.open_to_read(self.path)
         except FileNotFoundError:
             return False
         except OSError as fault:
             raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
         try:
             asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-            answer = fcntl.fcntl(fd, _GET_LOCK, asked)
+            answer = file_system.current.fcntl(fd, _GET_LOCK, asked)
         except OSError as fault:
             raise StorageError(
                 f"{self.path}: this file system has no locks ({fault.strerror})"
@@ -338,7 +338,7 @@ class RootLock:
 
     def _lock(self, fd: int, kind: int) -> bool:
         try:
-            fcntl.fcntl(fd, _SET_LOCK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+            file_system.current.fcntl(fd, _SET_LOCK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
         except (BlockingIOError, PermissionError):
             return False
         except OSError as fault:
@@ -361,11 +361,11 @@ def lock_fault(directory: Path) -> str | None:
     Creates nothing, waits for nobody: the directory is locked, shared, for an instant.
     """
     try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = files.open_directory(directory)
     except OSError as fault:
         return f"{directory}: cannot be opened: {fault.strerror}"
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        file_system.current.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return None  # somebody has locked it, so it can be done
     except OSError as fault:

@@ -1,10 +1,10 @@
-"""Addresses of log directories: what a caller of the engine gives, and Spark's option `path`.
+"""Addresses of log directories: the argument of the engine, and Spark's option `path`.
 
-Several log directories of one broker are one log, so an address may be a list: paths with commas
-between them, unless there is a directory of that very name.
+Several log directories of one broker form one log, so an address may be a list of paths with commas
+between them, unless a directory has that very name.
 
-Spark's JVM and its Python workers need not share a current directory, so a relative path would mean
-two places. Only an absolute path or a `file:` URI is an address.
+Spark's JVM and its Python workers may have different current directories. Only an absolute path or
+a `file:` URI is therefore an address.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOCAL_HOSTS: Final = ("", "localhost")
 
 @contextlib.contextmanager
 def looking() -> Iterator[None]:
-    """Raise a StorageError where even what a file is called may not be asked."""
+    """Raise a StorageError when a path may not even be looked up."""
     try:
         yield
     except PermissionError as fault:
@@ -41,9 +41,9 @@ def looking() -> Iterator[None]:
 
 @looking()
 def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Return the directories that an address names, absolute; they need not exist.
+    """Return the directories of an address, as absolute paths; they need not exist.
 
-    Raises InvalidInputError for one that is a file, or is named twice, and for none; StorageError.
+    Raises InvalidInputError for a file, a repeated directory, or an empty address; StorageError.
     """
     if isinstance(given, str):
         paths = _split(given)
@@ -63,7 +63,7 @@ def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def is_broker_directory(root: Path) -> bool:
-    """Tell whether a directory is a broker's: its `meta.properties` is there, and no `commit`."""
+    """Return whether a directory is a broker's: it has `meta.properties` and no `commit`."""
     if (root / layout.COMMIT).exists():
         return False
     return any((root / name).exists() for name in (layout.META_PROPERTIES, layout.META_ASIDE))
@@ -76,9 +76,9 @@ def _split(given: str) -> list[Path]:
 
 
 def log_directory(options: Mapping[str, str]) -> Path:
-    """Return the one log directory that the option `path` names, to be written to.
+    """Return the one log directory that the option `path` names, for a writer.
 
-    Raises InvalidInputError as `log_directories` does, and where there are several.
+    Raises InvalidInputError like `log_directories`, and for several directories.
     """
     first, *more = log_directories(options)
     if more:
@@ -93,8 +93,8 @@ def log_directory(options: Mapping[str, str]) -> Path:
 def log_directories(options: Mapping[str, str]) -> list[Path]:
     """Return the log directories that the option `path` names; the key's letter case is ignored.
 
-    They need not exist. Raises InvalidInputError when the option is missing, relative, not local,
-    or names a file; StorageError.
+    They need not exist. Raises InvalidInputError if the option is missing, relative, not local, or
+    names a file; StorageError.
     """
     given = next((value for key, value in options.items() if key.lower() == PATH), None)
     if given is None or not given.strip():
@@ -104,7 +104,7 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
             "CREATE TABLE when it reads the table"
         )
     parts = [part.strip() for part in given.split(",")]
-    # A comma may stand in a name as well; in a list every part is an address by itself.
+    # A name may contain a comma too; in a list every part is an address by itself.
     is_list = all(part.startswith("/") or part.lower().startswith("file:") for part in parts)
     if not is_list or (len(parts) > 1 and Path(given).exists()):
         parts = [given]
@@ -116,7 +116,6 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
 
 
 def _local_path(given: str) -> Path:
-    """Return an absolute path, or the path of a `file:` URI."""
     if "\0" in given:
         raise InvalidInputError(f"path {given!r} holds a zero byte")
     if given.startswith("/"):

@@ -1,17 +1,17 @@
-"""Whose a directory is, told by the names in it: nothing is opened, and nothing written.
+"""Find out from the names in a directory who owns it; no file is opened or written.
 
-`meta.properties` is a broker's, `commit` ours. Where neither is there, other names tell what has
-become of it: a log that was released, one whose journal is lost, a copy of a broker's partitions,
-or a directory of somebody else, which nobody must take.
+`meta.properties` is a broker's, `commit` is ours. Without either, other names show its history: a
+released log, a log that lost its journal, a copy of a broker's partitions, or a foreign directory,
+which kafkalog must not touch.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 
 __all__ = [
     "check_is_free",
@@ -22,19 +22,19 @@ __all__ = [
 
 _LOST_AND_FOUND = "lost+found"
 _OWNED = (layout.META_PROPERTIES, layout.META_ASIDE, layout.COMMIT, layout.COMMIT_RELEASED)
-"""Files that are nowhere but in a broker's directory or in one of ours."""
+"""Files that occur only in a broker's directory or in one of ours."""
 _BEGUN = (layout.META_ASIDE, layout.GUARD, layout.COMMIT, layout.COMMIT_RELEASED)
-"""What shows that the directory was ours, or that an adoption is under way."""
+"""Files which show that the directory was ours, or that an adoption is under way."""
 
 
 def partitions_to_adopt(root: Path) -> list[tuple[str, int]]:
     """Return (topic, partition) of every directory that an adoption takes, sorted.
 
-    Where nothing else says that the directory is a broker's or was ours, one that is called like a
-    partition is one only if it has a segment, or our canary. Raises InvalidInputError where there
-    is nothing to adopt, StorageError for a link, and for a number that no partition or segment has.
+    In a directory without another sign of a broker or of us, a directory with a partition's name
+    counts only if it has a segment or our canary. Raises InvalidInputError if there is nothing to
+    adopt, StorageError for a link or a number that no partition or segment can have.
     """
-    names = set(os.listdir(root))
+    names = set(files.list_names(root))
     is_owned = not names.isdisjoint(_OWNED)
     found = []
     for name in names:
@@ -60,9 +60,9 @@ def partitions_to_adopt(root: Path) -> list[tuple[str, int]]:
 
 
 def _no_log(root: Path, creating: str) -> InvalidInputError:
-    """Return the error for a place without a log; `creating` says how one gets there.
+    """Return the error for a path without a log; `creating` says how to create one.
 
-    Of something inside a log, such as the directory of a partition, it names the log.
+    For a path inside a log, such as a partition's directory, the error names the log.
     """
     if (root.parent / layout.COMMIT).exists():
         advice = f"the log is the directory that this lies in: {root.parent}"
@@ -72,7 +72,7 @@ def _no_log(root: Path, creating: str) -> InvalidInputError:
 
 
 def _has_segment(directory: Path) -> bool:
-    parsed = map(layout.parse_segment_file, os.listdir(directory))
+    parsed = map(layout.parse_segment_file, files.list_names(directory))
     return any(found is not None and found[1:] == (layout.LOG, "") for found in parsed)
 
 
@@ -87,7 +87,7 @@ def _check_can_be_taken(directory: Path, partition: int) -> None:
             f"{directory}: the name is that of a partition above {layout.PARTITIONS_MAX}: if it is "
             "none, move the directory away"
         )
-    for name in os.listdir(directory):
+    for name in files.list_names(directory):
         parsed = layout.parse_segment_file(name)
         if parsed is not None and parsed[0] > layout.LOG_START_MAX:
             raise StorageError(
@@ -101,7 +101,7 @@ def check_journal_is_not_lost(root: Path) -> None:
     if not root.is_dir() or (root / layout.COMMIT).exists():
         return
     was_released = (root / layout.COMMIT_RELEASED).exists()
-    for name in sorted(os.listdir(root)):
+    for name in sorted(files.list_names(root)):
         if layout.parse_partition_directory(name) and (root / name / layout.CANARY).exists():
             if (root / layout.COMMIT).exists():
                 return  # another process has just created the log
@@ -119,17 +119,17 @@ def check_journal_is_not_lost(root: Path) -> None:
 
 
 def check_is_log(root: Path, creating: str = "kafkalog.open(path), or by writing to it") -> None:
-    """Raise InvalidInputError where no log of ours is; `creating` says how one gets there."""
+    """Raise InvalidInputError if the path has no log of ours; `creating` says how to create one."""
     if not (root / layout.COMMIT).exists():
         check_journal_is_not_lost(root)
         raise _no_log(root, creating)
 
 
 def check_is_free(root: Path) -> None:
-    """Raise InvalidInputError where a new log must not be created; `root` need not exist.
+    """Raise InvalidInputError if no log may be created at `root`, which need not exist.
 
-    That is inside of another log directory, and where anything lies that is not ours, hidden, or
-    `lost+found`.
+    A log must not lie inside another log directory. Its directory may contain only our own files,
+    hidden files and `lost+found`.
     """
     parent = root.parent
     for name in (layout.COMMIT, layout.META_PROPERTIES):
@@ -142,7 +142,7 @@ def check_is_free(root: Path) -> None:
         return
     foreign = sorted(
         name
-        for name in os.listdir(root)
+        for name in files.list_names(root)
         if not name.startswith((".", layout.OURS)) and name != _LOST_AND_FOUND
     )
     if foreign and not (root / layout.COMMIT).exists():

@@ -1,20 +1,20 @@
-"""The `commit` file: a small preallocated journal, and the only truth about what a log holds.
+"""The `commit` file: a small preallocated journal, and the only truth about the log's content.
 
-A header, then numbered records with length and checksum; a record is the JSON of what one commit
-changed (`state.Change`). Writing a record and syncing it *is* the commit. Then `published_end` in
-the header is moved behind it: readers go no further, so nobody ever sees what a power cut could
-take back.
+It has a header, then numbered records with length and checksum. A record is the JSON of one
+commit's changes (`state.Change`). Writing a record and syncing it *is* the commit. Then the writer
+moves `published_end` in the header behind it. Readers stop there, so no reader ever sees data that
+a power cut could take back.
 
 Invariants
 ----------
 - Records below `published_end` are whole; the numbers have no gaps.
-- Whoever writes here holds the commit lock. Readers hold nothing.
-- A record that follows `published_end` with a right checksum was written by a process that died
-  between writing and publishing. It counts: the next holder of the lock makes it durable and
-  publishes it (`recover`). A torn one is absent.
-- The file is written with zeros when it is made, so that a sync of a record moves no metadata.
-- A record marked `unsynced` (relaxed `flush.messages`) counts only as long as the host runs: after
-  a power cut the whole log goes back to the last synced record.
+- A writer holds the commit lock. Readers hold nothing.
+- A whole record after `published_end` comes from a process that died before it published. It
+  counts: the next holder of the lock makes it durable and publishes it (`recover`). A torn record
+  is ignored.
+- A new file is filled with zeros, so that the sync of a record moves no metadata.
+- A record marked `unsynced` (relaxed `flush.messages`) counts only while the host runs. After a
+  power cut the whole log goes back to the last synced record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,26 +56,22 @@ _NO_CHANGE = (
     ArithmeticError,
     RecursionError,
 )
-"""What comes of a record that has the right checksum, and says what no commit can say."""
+"""The errors of a record with a right checksum and a content that no commit writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The header as read: which file this is, and how far it is published and synced."""
-
     generation: bytes
     published_end: int
     synced_end: int
     is_other_boot: bool
-    """The numbers were written in another boot: of this host, or of another one."""
+    """The header was written in another boot, of this host or another one."""
     outlived: bool
-    """This host has been booted anew since the numbers were written."""
+    """This host has rebooted since the header was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Replay:
-    """A state, where the record that led to it ends, and the same for the last synced record."""
-
     header: _Header
     state: State
     end: int
@@ -95,7 +91,7 @@ class _Replay:
 
 
 class _Reader:
-    """Reads an open journal; the published part, which stays as it is, in large pieces."""
+    """Read an open journal; its published part, which does not change, in large pieces."""
 
     def __init__(self, fd: int, published_end: int) -> None:
         self.size = os.fstat(fd).st_size
@@ -117,40 +113,40 @@ class _Reader:
 
 
 class Journal:
-    """One process's hold on the `commit` file of a log."""
+    """The `commit` file of a log, as one process uses it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._replay: _Replay | None = None
-        """What any thread has read last, which may be older than what another one has read."""
+        """The last read of any thread; another thread may have read more."""
         self._recovered: _Replay | None = None
-        """What the holder of the commit lock goes on from; no reader writes here."""
+        """The base of the next record; only the holder of the commit lock sets it."""
         self._in_doubt = False
 
     # --- reading, without a lock -----------------------------------------------------------------
 
     def published(self) -> State:
-        """Return the published state; one small read when nothing has changed.
+        """Return the published state; one small read if nothing has changed.
 
-        Raises CorruptJournalError, and StorageError for a format of another release.
+        Raises CorruptJournalError; StorageError for the format of another release.
         """
         return self._load().state
 
-    def _open(self, flags: int) -> int:
+    def _open(self, open_: Callable[[Path], int] = files.open_to_read) -> int:
         try:
-            return files.open_file(self.path, flags)
+            return open_(self.path)
         except PermissionError as fault:
             raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
         except FileNotFoundError as fault:
             if not self.path.with_name(layout.COMMIT_RELEASED).exists():
                 raise
             raise LockedByBrokerError(
-                f"{self.path.parent}: this log was released to a Kafka broker; open it anew to "
+                f"{self.path.parent}: this log was released to a Kafka broker; open it again to "
                 "read it, or take it back with `kafkalog adopt`"
             ) from fault
 
     def _load(self) -> _Replay:
-        fd = self._open(os.O_RDONLY)
+        fd = self._open()
         try:
             header = self._read_header(fd)
             known = self._replay
@@ -163,8 +159,8 @@ class Journal:
         return replay
 
     def is_recovered(self) -> bool:
-        """Tell whether no whole record follows what is published."""
-        fd = self._open(os.O_RDONLY)
+        """Return whether no whole record follows the published ones."""
+        fd = self._open()
         try:
             header = self._read_header(fd)
             self._replay = replay = self._read(fd, header)
@@ -176,12 +172,12 @@ class Journal:
             os.close(fd)
 
     def records(self) -> tuple[dict[str, Any], Iterator[tuple[int, int, int, dict[str, Any]]]]:
-        """Return the header's fields, and the whole records: (position, size, number, change).
+        """Return the header's fields, and all whole records: (position, size, number, change).
 
-        Also records that are not published. The header is `formatVersion`, `generation` (hex),
+        Includes records that are not published. The header is `formatVersion`, `generation` (hex),
         `publishedEnd` and `syncedEnd` (bytes). Raises CorruptJournalError and StorageError.
         """
-        fd = self._open(os.O_RDONLY)
+        fd = self._open()
         try:
             header = self._read_header(fd)
         finally:
@@ -195,7 +191,7 @@ class Journal:
         return fields, self._all_records(header.published_end)
 
     def _all_records(self, published_end: int) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
-        fd = self._open(os.O_RDONLY)
+        fd = self._open()
         try:
             position, number = layout.JOURNAL_RECORDS_POSITION, 0
             while (found := self._next_record(fd, position, number)) is not None:
@@ -234,7 +230,7 @@ class Journal:
                 is_other_boot = boot != _digest(host.boot_id())
                 outlived = is_other_boot and host_digest == _digest(host.host_id())
                 return _Header(generation, published, synced, is_other_boot, outlived)
-            time.sleep(_READ_PAUSE_S)  # met a writer half way through its 36 bytes
+            time.sleep(_READ_PAUSE_S)  # a writer has written a part of its 36 bytes
         raise CorruptJournalError(
             self.path,
             layout.JOURNAL_PUBLISHED_POSITION,
@@ -243,10 +239,10 @@ class Journal:
         )
 
     def _read(self, fd: int, header: _Header) -> _Replay:
-        """Replay the records that are published, from where this process had got to.
+        """Replay the published records from the last state of this process.
 
-        After a new boot, whatever is on the disk is durable, and counts also past the published end
-        (which is not synced); but the relaxed records after the last synced one do not.
+        After a reboot everything on the disk is durable. Records after the published end, which is
+        not synced, then count too. Relaxed records after the last synced one do not.
         """
         start = layout.JOURNAL_RECORDS_POSITION
         replay = _Replay(header, State(), start, State(), start)
@@ -284,20 +280,20 @@ class Journal:
         return replay.synced() if header.outlived else replay
 
     def _unbelievable(self, position: int, fault: Exception) -> CorruptJournalError:
-        """Return the error for records up to `position`, or at it, that say what none can say."""
+        """Return the error for impossible content in records up to `position`, or at it."""
         found = f"{type(fault).__name__}: {str(fault)[:80]}"
         return CorruptJournalError(self.path, position, "records of what commits changed", found)
 
     def _next_record(
         self, fd: int, position: int, number_before: int, reader: _Reader | None = None
     ) -> tuple[int, int, dict[str, Any]] | None:
-        """Return (its end, number, change) of the record at `position`; None when it is none."""
+        """Return (its end, number, change) of the record at `position`, or None."""
         reader = _Reader(fd, 0) if reader is None else reader
         head = reader.read(layout.JOURNAL_RECORD.size, position)
         if len(head) < layout.JOURNAL_RECORD.size:
             return None
         length, checksum, number = layout.JOURNAL_RECORD.unpack(head)
-        # The first record of a rewritten file is a snapshot and keeps the number it stands for.
+        # The first record of a rewritten file is a snapshot and keeps the number of its state.
         is_snapshot = position == layout.JOURNAL_RECORDS_POSITION
         if length == 0 or (number != number_before + 1 and not is_snapshot):
             return None
@@ -314,7 +310,7 @@ class Journal:
         return position + len(head) + length, number, change
 
     def _check_topics(self, change: Mapping[str, Any], position: int) -> None:
-        """Refuse names that Kafka forbids: they are parts of paths, which may lead elsewhere."""
+        """Refuse names that Kafka forbids: they become parts of paths and could lead elsewhere."""
         deleted = [entry[0] for entry in change.get("deleting", {}).values() if entry]
         for name in (*change.get("topics", ()), *deleted):
             if layout.topic_name_fault(name) is not None:
@@ -324,21 +320,21 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, state: State | None = None) -> None:
-        """Put a journal in place, empty or with a first state; the caller holds the commit lock."""
+        """Create a journal, empty or with a first state; the caller holds the commit lock."""
         image = _image(state or State(), layout.JOURNAL_SIZE)
         files.write_atomically(path, image, temporary_name=layout.COMMIT_TEMPORARY)
 
     def recover(self) -> State:
-        """Count what a dead process left, make it durable, publish it, and return the state."""
-        fd = self._open(os.O_RDWR)
+        """Make the records of a dead process durable, publish them, and return the state."""
+        fd = self._open(files.open_to_write)
         try:
             header = self._read_header(fd)
-            # Only one host writes, so to a writer another boot is a later one, whatever the host is
-            # called by now (containers change their names).
+            # Only one host writes, so to a writer another boot is a later one, even if the host's
+            # name differs (containers change their names).
             header = dataclasses.replace(header, outlived=header.is_other_boot)
             before = self._recovered
             if before is None or before.header.generation != header.generation:
-                # Whoever put this file in place may have died before its name was durable.
+                # The process that renamed this file may have died before the name was durable.
                 files.sync_directory(self.path.parent)
             known = self._replay
             if known is None or known.header != header:
@@ -350,13 +346,13 @@ class Journal:
                 except _NO_CHANGE as fault:
                     raise self._unbelievable(replay.end, fault) from fault
                 if header.outlived:
-                    replay = known  # relaxed records that a power cut has made unbelievable
+                    replay = known  # relaxed records, which do not count after a power cut
                     break
             left = replay.end - known.end
             if left or header.outlived or self._in_doubt:
                 if left:
-                    # Written again, also what relaxed commits had left before it: after a failed
-                    # sync the pages may only pretend to be clean.
+                    # Write these bytes, and earlier relaxed records, again: after a failed sync
+                    # the kernel may mark pages as clean that are not on disk.
                     start = known.synced_end
                     files.write_at(fd, files.read_at(fd, replay.end - start, start), start)
                 if header.outlived:
@@ -372,11 +368,11 @@ class Journal:
     def append(
         self, change: Mapping[str, Any], *, sync: bool = True, ends_work: bool = False
     ) -> State:
-        """Write a record: the commit point, when `sync`. The journal must be recovered.
+        """Write a record; with `sync` this is the commit point. The journal must be recovered.
 
-        It ends what `begin_syncs` has noted, and if it `ends_work`, what `begin_work` has.
-        Raises CommitInDoubtError when the record was written and its sync failed: it may be on
-        disk, and the next holder of the lock finds out.
+        It clears the note of `begin_syncs`, and with `ends_work` that of `begin_work`. Raises
+        CommitInDoubtError if the record was written and its sync failed. It may then be on disk,
+        and the next holder of the lock finds out.
         """
         known = self._recovered
         assert known is not None, "recover first"
@@ -385,9 +381,9 @@ class Journal:
         record = _record(number, content)
         if known.end + len(record) > self.path.stat().st_size:
             known = self.rewrite(content["time_ms"])  # all data are synced: see `is_full`
-        # Before it is written: what `State.apply` refuses could never be read again.
+        # Apply it before writing: a record that `State.apply` refuses could never be read again.
         replay = known.after(known.end + len(record), number, content)
-        fd = self._open(os.O_RDWR)
+        fd = self._open(files.open_to_write)
         try:
             try:
                 files.write_at(fd, record, known.end)
@@ -399,7 +395,7 @@ class Journal:
                 raise CommitInDoubtError(
                     f"{self.path}: record {number} could not be synced and published "
                     f"({fault.strerror}); the commit is in doubt, "
-                    "the next commit or open settles it"
+                    "the next commit or open decides it"
                 ) from fault
             self._recovered = self._replay = dataclasses.replace(replay, header=header)
             return replay.state
@@ -407,22 +403,22 @@ class Journal:
             os.close(fd)
 
     def begin_syncs(self) -> bool:
-        """Note here that data are about to be synced; the next record that is appended ends that.
+        """Note that data are about to be synced; the next appended record clears the note.
 
-        False where it is noted already: the sync of an earlier holder has failed, or it was killed.
+        Returns False if the note exists: an earlier holder's sync failed, or it was killed.
         """
         return self._note(layout.JOURNAL_SYNCING_POSITION)
 
     def begin_work(self) -> bool:
-        """Note in the same way that files are about to be changed.
+        """Note that files are about to be changed.
 
-        False where an earlier holder has not ended that: what it has left may not be durable.
-        (After a power cut it is, and may be noted all the same.)
+        Returns False if the note exists: the changes of an earlier holder may not be durable.
+        (After a power cut they are durable, although the note may remain.)
         """
         return self._note(layout.JOURNAL_WORKING_POSITION)
 
     def _note(self, position: int) -> bool:
-        fd = self._open(os.O_RDWR)
+        fd = self._open(files.open_to_write)
         try:
             if files.read_at(fd, 1, position) != b"\0":
                 return False
@@ -432,23 +428,23 @@ class Journal:
             os.close(fd)
 
     def is_full(self, change: Mapping[str, Any]) -> bool:
-        """Tell whether the next record needs a rewrite first, and so a synced state."""
+        """Return whether the next record needs a rewrite first, and so a synced state."""
         known = self._recovered
         assert known is not None, "recover first"
         size = len(_record(known.state.number + 1, {**change, "unsynced": True}))
         return known.end + size > self.path.stat().st_size
 
     def rewrite(self, now_ms: int = layout.INT64_MAX) -> _Replay:
-        """Replace the file by one snapshot record, forgetting writers that are long silent."""
+        """Replace the file by one snapshot record, without writers that are silent for 30 days."""
         known = self._recovered
         assert known is not None, "recover first"
         state = known.state
-        # By the clock of this commit and of the last one: one of them may have jumped ahead.
+        # Use the earlier of two clocks, of this commit and the last: one may have jumped ahead.
         horizon_ms = min(state.time_ms, now_ms) - WRITER_RETENTION_MS
         kept = {name: entry for name, entry in state.writers.items() if entry.time_ms >= horizon_ms}
         state = State(state.number, state.time_ms, state.topics, kept, deleting=state.deleting)
         image = _image(state, layout.JOURNAL_SIZE)
-        image[layout.JOURNAL_WORKING_POSITION] = 1  # as it is in the old file, where it matters
+        image[layout.JOURNAL_WORKING_POSITION] = 1  # as in the old file, if it matters
         files.write_atomically(self.path, image, temporary_name=layout.COMMIT_TEMPORARY)
         self._recovered = replay = self._load()
         return replay
@@ -460,7 +456,7 @@ class Journal:
         return _Header(generation, end, synced_end, is_other_boot=False, outlived=False)
 
     def _erase(self, fd: int, position: int) -> None:
-        """Zero what follows, so that no record of a lost future fits behind a new one."""
+        """Zero the rest, so that no record of a lost future fits behind a new one."""
         size = os.fstat(fd).st_size
         files.write_at(fd, bytes(size - position), position)
 
@@ -487,7 +483,6 @@ def _published(end: int, synced_end: int) -> bytes:
 
 
 def _image(state: State, size_min: int) -> bytearray:
-    """Return a whole journal file whose only record is a snapshot of `state`."""
     record = _record(state.number, state.snapshot()) if state.number else b""
     end = layout.JOURNAL_RECORDS_POSITION + len(record)
     image = bytearray(max(size_min, 4 * end))

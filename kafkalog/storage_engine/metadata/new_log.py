@@ -1,4 +1,4 @@
-"""A new log: an empty journal in a directory that is empty, or was not there."""
+"""Create a log: an empty journal in a new or empty directory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["create_log"]
 
 
 def create_log(root: Path) -> None:
-    """Create a log, unless another process just does.
+    """Create a log, unless another process creates it at the same time.
 
-    Raises InvalidInputError for a directory with anything else in it or inside of another log,
-    StorageError where none can be made, and LockedByBrokerError.
+    Raises InvalidInputError for a directory with other content or inside another log, StorageError
+    if creation fails, and LockedByBrokerError.
     """
     directory_signs.check_is_free(root)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        files.make_directories(root)
         _sync_names_up_to(root)
     except OSError as fault:
         raise StorageError(
@@ -35,10 +35,11 @@ def create_log(root: Path) -> None:
 
 
 def _sync_names_up_to(root: Path) -> None:
-    """Make the names of a directory and of those above it durable, up to the mount point.
+    """Make the names of a directory and of its parents durable, up to the mount point.
 
-    Whoever has made them may have died before. By `..`, since what the path says may be links, or
-    lead through the namespace of another process. What this user may not read is passed over.
+    The process that made them may have died before its sync. Walks by `..`, because the path may
+    contain links or lead through another process's namespace. Skips directories that this user may
+    not read.
     """
     path, found = root, root.stat()
     with contextlib.suppress(PermissionError):

@@ -1,11 +1,11 @@
-"""What a log consists of at one point of its journal: immutable, and cheap to derive from the last.
+"""The content of a log at one point of its journal; immutable, and cheap to derive.
 
-A journal record is a change; `State.apply` gives the state after it. The invariants:
+A journal record is a change; `State.apply` returns the state after it. The invariants:
 
-- a partition's readers see `[log_start_offset, high_watermark)` and nothing else;
-- its active segment is the one with base `active_base`, and is valid up to byte `active_size`;
-- `log_start_offset <= first_dirty_offset`, `last_stable_offset <= high_watermark`;
-- a topic that was deleted is remembered by its id until its directories are gone.
+- Readers of a partition see `[log_start_offset, high_watermark)` and nothing else.
+- The active segment of a partition has base `active_base` and is valid up to byte `active_size`.
+- `log_start_offset <= first_dirty_offset`, `last_stable_offset <= high_watermark`.
+- A deleted topic is kept by its id until its directories are gone.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """One partition, as the journal has it."""
+    """One partition, as the journal records it."""
 
     high_watermark: int = 0
-    """The end of what is committed; the next append begins here."""
+    """The end of the committed records; the next append begins here."""
     active_base: int = 0
-    """Base offset of the segment that is appended to."""
+    """Base offset of the active segment."""
     active_size: int = 0
-    """Bytes of it that are committed."""
+    """Its committed bytes."""
     log_start_offset: int = 0
     last_stable_offset: int = 0
-    """The end of what no open transaction holds back."""
+    """The first offset of the first open transaction, or else the high watermark."""
     first_dirty_offset: int = 0
-    """The cleaner has brought everything below this offset to its latest records."""
+    """Below this offset the cleaner has left only the latest records."""
     cleaning_offset: int = 0
-    """End of the last cleaning that may have been swapped in; above `first_dirty_offset` only
-    while one is, or was when a process died."""
+    """End of the last cleaning that may have been swapped in. It exceeds `first_dirty_offset` only
+    during a swap, or if a process died in one."""
     leader_epoch: int = 0
     producer_snapshot: int = -1
-    """Offset in the name of the `.snapshot` file that tells the state of the partition's producers
-    at its high watermark; -1 when it has none. Appends without producer ids leave it as it is."""
+    """Offset in the name of the `.snapshot` file with the producers at the high watermark; -1: no
+    file. Appends without producer ids do not change it."""
     listed_from: int = 0
-    """Below it a broker wrote the log, and nobody has listed where offsets have gaps."""
+    """Below this offset a broker wrote the log, and its gaps are not listed."""
     swapped_at: int = 0
     """Number of the journal record that announced the last swap of cleaned segments. A changelog
-    that was read at an older record may have had records that are gone."""
+    read at an earlier record may have had records that are gone."""
 
     @property
     def cleaned_to(self) -> int:
-        """A view must not end below this offset: records under it may be gone for newer ones."""
+        """A snapshot must not end below: the cleaner may have removed records under this offset."""
         return max(self.first_dirty_offset, self.cleaning_offset)
 
 
@@ -61,7 +61,6 @@ _PARTITION_FIELDS = tuple(f.name for f in dataclasses.fields(PartitionState))
 
 
 def _partition_state(values: Sequence[int]) -> PartitionState:
-    """Return what a record says of a partition; raises ValueError for what is no offset."""
     fields = [int(value) for value in values[: len(_PARTITION_FIELDS)]]
     if fields and not -1 <= min(fields) <= max(fields) <= layout.INT64_MAX:
         raise ValueError(f"{fields}: expected numbers from -1 to {layout.INT64_MAX}")
@@ -80,10 +79,10 @@ class TopicState:
     config: Mapping[str, str]
     partitions: Sequence[PartitionState]
     absent: frozenset[int] = frozenset()
-    """Partitions that another broker has: their number counts, nothing else of them is here."""
+    """Partitions that another broker has; only their numbers exist here."""
 
     def present(self) -> Iterator[tuple[int, PartitionState]]:
-        """Yield (number, state) of the partitions that are here, ascending."""
+        """Yield (number, state) of the partitions in this log, ascending."""
         for number, state in enumerate(self.partitions):
             if number not in self.absent:
                 yield number, state
@@ -93,7 +92,7 @@ class TopicState:
         if number in self.absent:
             raise InvalidInputError(
                 f"{self.name}-{number}: the partition is not in this log, another broker has it; "
-                "write to those that are here"
+                "write to the partitions of this log"
             )
 
 
@@ -108,13 +107,13 @@ class WriterState:
 
 @dataclass(frozen=True, slots=True)
 class DeletedTopic:
-    """A topic that is gone, and whose directories are not yet: see `topic_deletion`."""
+    """A deleted topic whose directories still exist; see `topic_deletion`."""
 
     name: str
     topic_id: str
     partitions: int
     remove_at_ms: int
-    """When its directories may be removed."""
+    """The earliest time to remove its directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +121,22 @@ class State:
     """The whole log at one point of the journal."""
 
     number: int = 0
-    """Number of the journal record this state follows."""
+    """Number of the journal record that led to this state."""
     time_ms: int = 0
-    """When that record was written."""
+    """The time of that record."""
     topics: Mapping[str, TopicState] = field(default_factory=dict)
     writers: Mapping[str, WriterState] = field(default_factory=dict)
     unsynced: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    """Partitions with bytes that a power cut could take (relaxed `flush.messages`), each with where
-    these begin: the base offset of the segment, and the byte."""
+    """Partitions with bytes that a power cut could take (relaxed `flush.messages`). The value is
+    the start of these bytes: base offset of the segment, and byte."""
     unsynced_rows: int = 0
     synced_ms: int = 0
-    """When the last synced record was written."""
+    """The time of the last synced record."""
     deleting: Mapping[str, DeletedTopic] = field(default_factory=dict)
-    """By topic id: deleted topics whose directories are not removed yet."""
+    """By topic id: deleted topics whose directories still exist."""
 
     def topic(self, name: str) -> TopicState:
-        """Return a topic; raises UnknownTopicError, which lists the topics there are."""
+        """Return a topic; raises UnknownTopicError, which lists the existing topics."""
         try:
             return self.topics[name]
         except KeyError:
@@ -147,9 +146,9 @@ class State:
             ) from None
 
     def apply(self, number: int, change: Mapping[str, Any]) -> State:
-        """Return the state after a journal record: see `Change` for its form.
+        """Return the state after a journal record; see `Change` for its form.
 
-        Raises ValueError, TypeError, KeyError and their like for a record that no commit writes.
+        Raises ValueError, TypeError, KeyError and similar for a record that no commit writes.
         """
         topics = dict(self.topics)
         deleting = dict(self.deleting) if change.get("deleting") else self.deleting
@@ -221,7 +220,6 @@ class State:
 
 
 def _check_topic(name: str, topic_id: str, partitions: int) -> None:
-    """Raise ValueError for an id that is no topic's, and for more directories than are made."""
     if not _TOPIC_ID.fullmatch(topic_id):
         raise ValueError(f"topic {name!r}: {topic_id!r} is no topic id")
     if not 0 < partitions <= layout.PARTITIONS_MAX:
@@ -233,10 +231,10 @@ _MERGED = frozenset({"time_ms", "rows", "partitions", "writers"})
 
 
 def merge_change(change: dict[str, Any], later: Mapping[str, Any]) -> bool:
-    """Add to a change the one that follows it; False, and nothing done, where that is no sum.
+    """Merge the following change into `change`; return False, unchanged, if that is not possible.
 
-    `State.apply` of the sum gives what applying both gives, at a fraction of the time. Only changes
-    of partitions and writers have one.
+    Applying the merged change gives the same state as applying both, and takes far less time. Only
+    changes of partitions and writers can be merged.
     """
     if not (_MERGED.issuperset(change) and _MERGED.issuperset(later)):
         return False
@@ -250,7 +248,7 @@ def merge_change(change: dict[str, Any], later: Mapping[str, Any]) -> bool:
 
 
 class Change:
-    """What one commit changes, gathered while it is prepared; the journal keeps its `record`."""
+    """The changes of one commit, collected while it is prepared; the journal keeps its `record`."""
 
     def __init__(self) -> None:
         self.topics: dict[str, dict[str, Any]] = {}
@@ -275,16 +273,16 @@ class Change:
             self.topics[name]["absent"] = sorted(absent)
 
     def partition(self, topic: str, partition: int, state: PartitionState) -> None:
-        """Give a partition a new state."""
+        """Set a partition's state."""
         values = [int(getattr(state, name)) for name in _PARTITION_FIELDS]
         self.partitions.setdefault(topic, {})[str(partition)] = values
 
     def deleted(self, topic: DeletedTopic) -> None:
-        """Delete a topic; its directories are still there."""
+        """Delete a topic whose directories still exist."""
         self.deleting[topic.topic_id] = [topic.name, topic.partitions, topic.remove_at_ms]
 
     def forget(self, topic_id: str) -> None:
-        """Say that the directories of a deleted topic are gone."""
+        """Note that the directories of a deleted topic are gone."""
         self.deleting[topic_id] = None
 
     def record(self, time_ms: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""The records of chunks as Arrow batches, by one of two ways.
+"""Convert the records of chunks to Arrow batches, in one of two ways.
 
-Where nothing is left out of the batches, no table of the records is made: one kernel finds them and
-copies their columns in one pass over the bytes, with the checks that an index makes. A read of a
-whole range goes this way nearly always. Chosen keys, headers, the ends of a range, messages v0 and
-v1, and batches of large values take the other one, by a table and `arrow_batches`.
+If all records of the batches are wanted, one kernel finds them and copies their columns in one pass
+over the bytes, with the same checks as an index. Most reads of a whole range take this way. The
+other way builds a table of the records first (`arrow_batches`). It serves chosen keys, headers, the
+ends of a range, messages v0 and v1, and batches of large values.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.records import codes, columns, kernels
+from kafkalog.storage_engine.records import codes, columns
 from kafkalog.storage_engine.records.arrow_batches import ARROW_SIZE, arrow_batches, row_size
+from kafkalog.storage_engine.records.kernels import decode
 from kafkalog.storage_engine.records.sections import Sections, find_sections, index_sections
 from kafkalog.storage_engine.records.tables import BatchTable, ChunkFault, Integers
 from kafkalog.storage_engine.segment import open_segment
@@ -32,36 +33,36 @@ __all__ = ["ChunkReader"]
 
 _COLUMNS: Final = {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType"}
 _ROOM: Final = 1 << 13
-"""Rows of the first column of constants; it doubles as batches come that have more."""
+"""Initial rows of a column of constants; doubled for larger batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """A column of one value; that of the topic is its name."""
+    """A column of one value: an integer, or for `topic` its name."""
 
     name: str
     value: int
 
 
 class ChunkReader:
-    """Turns chunks of one partition into Arrow batches of `schema`, one after the other."""
+    """Convert the chunks of one partition to Arrow batches of `schema`."""
 
     def __init__(
         self, place: tuple[str, int], schema: pa.Schema, keys: ChosenKeys | None = None
     ) -> None:
-        """`place` is topic and partition; with `keys`, records of these alone are read."""
+        """`place` is topic and partition; with `keys`, only records of these keys are read."""
         self._place = place
         self._schema = schema
         self._keys = keys
         self._constants: dict[_Constant, pa.Array] = {}
         names = set(schema.names)
-        is_plain = bool(names) and names <= _COLUMNS  # of no columns, rows are counted elsewhere
+        is_plain = bool(names) and names <= _COLUMNS  # without columns, others count the rows
         self._is_all = is_plain and keys is None
 
     def read(self, chunk: Chunk, is_wanted: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
         """Yield the records of the wanted batches (b) that lie in the chunk's range.
 
-        In batches of bounded size, none of them empty. Raises CorruptBatchError.
+        The yielded batches have a bounded size; none is empty. Raises CorruptBatchError.
         """
         table = chunk.table
         is_whole = chunk.start <= table.base_offsets[0] and table.last_offsets[-1] < chunk.end
@@ -79,14 +80,14 @@ class ChunkReader:
 
     def _straight(self, chunk: Chunk, is_wanted: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
         table = chunk.table
-        # A negative count is none that may be passed over: looking at it reports it.
+        # Do not skip a negative count: reading the batch reports it.
         selection = (is_wanted & (table.counts != 0)).nonzero()[0]
         while len(selection):
             fault = ChunkFault(chunk.path, chunk.file_position, table, selection)
             run_size = open_segment.RUN_SIZE
             sections = find_sections(chunk.buffer, table, run_size=run_size, fault=fault)
             count = len(sections)
-            if sections.size > ARROW_SIZE:  # where the values lie decides where it is cut
+            if sections.size > ARROW_SIZE:  # the values' positions decide where to split it
                 records = index_sections(sections)
                 yield from arrow_batches(records, table, None, self._place, schema=self._schema)
                 del records
@@ -105,7 +106,7 @@ class ChunkReader:
         work = np.empty((codes.RECORD_FIELDS, 1), dtype=np.int64)
         key = _Values(count, size if "key" in self._schema.names else None)
         value = _Values(count, size if "value" in self._schema.names else None)
-        status, section, position, key_nulls, value_nulls = kernels.decode_records(
+        status, section, position, key_nulls, value_nulls = decode.decode_records(
             sections.arena, sections.places, work, numbers, *key.arrays, *value.arrays
         )
         sections.check(status, section, position)
@@ -140,7 +141,6 @@ class ChunkReader:
             first = stop
 
     def _repeated(self, constant: _Constant, count: int) -> pa.Array:
-        """Return a column of one value, cut from one that is kept."""
         column = self._constants.get(constant)
         if column is None or len(column) < count:
             room = max(_ROOM, 1 << (count - 1).bit_length())
@@ -155,7 +155,7 @@ class ChunkReader:
 def _timestamp_types(
     table: BatchTable, sections: Sections, selection: Integers
 ) -> pa.Array | _Constant:
-    """Return the column; nearly always all rows have one value."""
+    """Return the column, as a constant if all rows have one value."""
     import pyarrow as pa
 
     types = (table.attributes[selection] & layout.TIMESTAMP_TYPE_BIT != 0).astype(np.int32)
@@ -165,7 +165,7 @@ def _timestamp_types(
 
 
 class _Values:
-    """A column of keys or values to be filled, or none; `size` bounds its bytes."""
+    """A column of keys or values to fill, or none; `size` bounds its bytes."""
 
     def __init__(self, count: int, size: int | None) -> None:
         self._count = count
@@ -177,12 +177,10 @@ class _Values:
 
     @property
     def size(self) -> int:
-        """Bytes of all values."""
         return int(self._offsets[-1]) if len(self._offsets) else 0
 
     @property
     def ends(self) -> npt.NDArray[np.int32] | int:
-        """Where each value ends (n), or 0."""
         return self._offsets[1:] if len(self._offsets) else 0
 
     def column(self, nulls: int) -> pa.Array:

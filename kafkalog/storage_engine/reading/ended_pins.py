@@ -1,12 +1,12 @@
-"""Pins that have ended: one file keeps what is left of them, so that they cost no look at the root.
+"""Snapshot pins that have ended: one file keeps their remains, so the root need not be listed.
 
-A task may come when the pin of its action has ended. It must not take the pin for missing and pin
-another moment. So who ends pins writes them down here first, and removes their files then. Each is
-kept for a day. The youngest keep their content, and a late task reads on as of the same moment. Of
-the others only the name is left, and a late task is refused.
+A task may start after the pin of its action has ended. It must not take the pin for missing and pin
+another snapshot. A process that ends pins therefore writes them here first, and removes their files
+after that. An entry lasts a day. The youngest entries keep the pin's content, so that a late task
+still reads the same snapshot. The others keep only their name, and a late task is refused.
 
-Who ends pins replaces the file and holds its lock alone meanwhile. Who makes a pin shares the lock:
-none ends between his look at this file and his own pin.
+A process that ends pins holds the file's lock exclusively and replaces the file. A process that
+makes a pin shares the lock, so no pin ends between its look at this file and its own pin.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _TRIES: Final = 5
 _PAUSE_S: Final = 0.005
 _KEPT_MS: Final = 24 * 60 * 60_000
 _CONTENT_MAX: Final = 1 << 20
-"""Bytes of content that are kept; every first task of an action reads the file."""
+"""Bytes of content to keep; the first task of every action reads the file."""
 _HEADER: Final = b"kl-ended-pins 1 %08x\n"
-"""With the checksum of what follows: lines of a name, the time (epoch ms), and the content."""
+"""With the checksum of the lines: each has a name, the time (epoch ms), and the content."""
 _HEADER_SIZE: Final = len(_HEADER % 0)
 _NO_CONTENT: Final = b"-"
 
 
 @contextlib.contextmanager
 def making(root: Path) -> Iterator[None]:
-    """Let no pin end for as long as the block runs; raises StorageError and OSError."""
+    """Keep all pins from ending while the block runs; raises StorageError and OSError."""
     path = root / layout.ENDED_PINS
     with contextlib.ExitStack() as held:
         try:
@@ -53,7 +53,10 @@ def making(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending(root: Path) -> Iterator[bool]:
-    """Let nobody make pins or end them; False where somebody is long at it. Raises as `making`."""
+    """Keep other processes from making or ending pins; yield False if the lock stays busy.
+
+    Raises like `making`.
+    """
     for _ in range(_TRIES):
         with locks.FileLock(root / layout.ENDED_PINS).exclusive(wait=False) as is_alone:
             if is_alone:
@@ -64,10 +67,10 @@ def ending(root: Path) -> Iterator[bool]:
 
 
 def find(root: Path, name: str) -> bytes | None:
-    """Return the content of an ended pin; None where none of that name has ended.
+    """Return the content of an ended pin, or None if no such pin has ended.
 
-    Raises StorageError where its content is kept no more, or nobody can tell, CorruptLogError, and
-    OSError.
+    Raises StorageError if its content is no longer kept or the file is unreadable, CorruptLogError,
+    and OSError.
     """
     path = root / layout.ENDED_PINS
     lines = b"\n" + _lines(path)
@@ -77,14 +80,14 @@ def find(root: Path, name: str) -> bytes | None:
     _, _, content = _parsed(path, lines[start + 1 :].partition(b"\n")[0])
     if content == _NO_CONTENT:
         raise StorageError(
-            f"{root / name}: this task comes so long after the others of its action that the "
-            "moment they read is kept no more; run the action again"
+            f"{root / name}: this task started so long after the others of its action that the "
+            "snapshot they read is no longer kept; run the action again"
         )
     return content + b"\n"
 
 
 def add(root: Path, ended: Mapping[str, bytes], now_ms: int) -> None:
-    """Write down pins, and forget those of a day ago; under `ending`.
+    """Record ended pins, and drop those of a day ago; the caller is inside `ending`.
 
     Raises StorageError, CorruptLogError and OSError.
     """
@@ -109,9 +112,9 @@ def add(root: Path, ended: Mapping[str, bytes], now_ms: int) -> None:
 
 
 def _lines(path: Path) -> bytes:
-    """Return the lines; none of a file that is missing, or empty as it was created."""
+    """Return the lines; b"" for a missing file, or one that was just created."""
     try:
-        data = path.read_bytes()
+        data = files.read_file(path)
     except FileNotFoundError:
         return b""
     except PermissionError as fault:
@@ -124,7 +127,7 @@ def _lines(path: Path) -> bytes:
 
 def _unreadable(path: Path, fault: PermissionError) -> StorageError:
     return StorageError(
-        f"{path}: nobody can tell here whether a pin has ended: {fault.strerror}; "
+        f"{path}: the list of ended pins cannot be read: {fault.strerror}; "
         "run all executors as one user, or with a umask that lets them read"
     )
 

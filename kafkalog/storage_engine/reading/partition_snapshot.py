@@ -255,7 +255,7 @@ class PartitionSnapshot:
                 if read_committed:
                     is_wanted &= ~outcomes.is_aborted(chunk)
                 yield from reader.read(chunk, is_wanted)
-                del chunk  # and what it holds, before the next one is read
+                del chunk  # free its memory before the next one is read
 
     def transaction_outcomes(self, index: IndexedTransactions | None = None) -> TransactionOutcomes:
         """Return a finder of the aborted batches in chunks, which must come in ascending order."""
@@ -350,7 +350,7 @@ class PartitionSnapshot:
             except FileNotFoundError:
                 following = [after.base_offset for after in self.segments[place + 1 : place + 2]]
                 if following and self._load_state().log_start_offset >= following[0]:
-                    continue  # deleted since it was listed, and nobody misses its records
+                    continue  # retention deleted it, and the log start has passed its records
                 raise _missing(self.directory, base_offset) from None
             with contextlib.closing(segment):
                 yield segment
@@ -377,7 +377,7 @@ class PartitionSnapshot:
             if offset < state.log_start_offset and (
                 not listed or listed[0].base_offset > max(offset, self.state.log_start_offset)
             ):
-                # Deleted since the view was opened: saying so beats a silent gap.
+                # Deleted since the snapshot was opened: an error is better than a silent gap.
                 raise self._out_of_range(offset, state)
             committed = _committed(listed, state)
             _check_present(self.directory, committed, state, offset, state.high_watermark)

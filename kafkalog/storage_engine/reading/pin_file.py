@@ -1,4 +1,4 @@
-"""A pin's file: what the journal said at one moment, as JSON with a checksum."""
+"""The file of a snapshot pin: a state of the journal, as JSON with a checksum."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from kafkalog.errors import CorruptLogError
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.state import PartitionState, State
 
 __all__ = ["Pin", "PinnedPartition", "encoded", "read", "read_either"]
@@ -19,7 +20,7 @@ _VERSION: Final = 1
 
 
 class PinnedPartition(NamedTuple):
-    """What a pin says of a partition."""
+    """A partition in a pin."""
 
     log_start_offset: int
     high_watermark: int
@@ -28,16 +29,16 @@ class PinnedPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One point of the journal, written down."""
+    """One state of the journal, stored in a file."""
 
     path: Path
     number: int
-    """Of the journal's record."""
+    """Number of the journal record."""
     topics: Mapping[str, tuple[str, tuple[PinnedPartition, ...]]]
     """By name: a topic's id, and its partitions in order."""
 
     def partition(self, topic: str, topic_id: str, partition: int) -> PinnedPartition | None:
-        """Return what is said of a partition; None where that topic did not have it."""
+        """Return a partition of the pin, or None if that topic did not have it."""
         known = self.topics.get(topic)
         if known is None or known[0] != topic_id or partition >= len(known[1]):
             return None
@@ -45,7 +46,7 @@ class Pin:
 
 
 def encoded(state: State) -> bytes:
-    """Return the content of a pin of a point of the journal."""
+    """Return the content of a pin for a state."""
     topics = {
         topic.name: [topic.topic_id, [_pinned(held) for held in topic.partitions]]
         for topic in state.topics.values()
@@ -63,9 +64,9 @@ def _pinned(held: PartitionState) -> PinnedPartition:
 
 
 def read(path: Path) -> Pin | None:
-    """Return a pin; None where there is none. Raises CorruptLogError."""
+    """Return a pin, or None if the file is missing. Raises CorruptLogError."""
     try:
-        found = _decoded(path, path.read_bytes())
+        found = _decoded(path, files.read_file(path))
     except FileNotFoundError:
         return None
     if found is None:
@@ -80,15 +81,15 @@ def read(path: Path) -> Pin | None:
 
 
 def read_either(path: Path) -> Pin | None:
-    """Return a pin under the name that it was listed by, or the one that it has been given since.
+    """Return a pin under its listed name, or the final name that it got since.
 
-    None for one of a later release. Raises OSError and CorruptLogError.
+    Returns None for a pin of a later release. Raises OSError and CorruptLogError.
     """
     try:
-        return _decoded(path, path.read_bytes())
+        return _decoded(path, files.read_file(path))
     except FileNotFoundError:
         path = path.with_suffix("")
-        return _decoded(path, path.read_bytes())
+        return _decoded(path, files.read_file(path))
 
 
 def _decoded(path: Path, data: bytes) -> Pin | None:

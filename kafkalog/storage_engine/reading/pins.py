@@ -1,31 +1,31 @@
-"""Pins: one moment of the log, kept for the many tasks of one action.
+"""Snapshot pins: one snapshot of the log for all tasks of one action.
 
-The tasks of a Spark action start one after the other and cannot speak with each other. The first
-one writes down what the journal says, in a small file `kl-pin-...` in the root that is named by the
-action; the others, their retries, and all other readers of the same action read that file instead.
-`link` makes it: the first wins, and everybody sees the file whole or not at all.
+The tasks of a Spark action start one after the other and cannot communicate. The first task writes
+the journal's state to a small file `kl-pin-...` in the root, named after the action. The other
+tasks, their retries, and all other readers of the action read that file instead of the journal.
+`link` creates it: the first task wins, and the file is visible as a whole or not at all.
 
-A pin is *live* for ten minutes after it was made or renewed, and tasks renew it while they read.
-The cleaner does not clean past what a live pin says, so that whoever comes later still finds the
-moment. Who reads holds the file's lock besides, shared: a cleaning that is forced waits for no
-lease, and honours only the pins that somebody holds. Invariants:
+A pin is *live* for ten minutes after it was made or renewed; tasks renew it while they read. The
+cleaner does not clean past a live pin, so a later task still finds its records. A reader also
+shares the file's lock. A forced cleaning ignores leases and honours only pins that are in use.
+Invariants:
 
-- A pin that bears an action's name never changes, and was not passed by a cleaner when it was made:
-  its maker writes it under a name of its own, which cleaners honour as well, looks at the journal
-  again, and only then links it. A cleaner tells the journal how far it will go, looks at the pins,
-  and only then swaps. Whoever comes second sees the other.
-- That a moment is whole never depends on a lease. Whoever opens a view of it compares the state
-  that belongs to the open files with the pin, and refuses a log that was cleaned beyond. A
-  changelog refuses any swap since (`swapped_at`): a cleaning below the pin takes records, too.
-- A pin ends with its lease, by the clock of who renewed it last and by the file system's; or when
-  its application has pinned so many later moments that its action will have ended. Its file goes,
-  and `ended_pins` tells a late task of it, which never takes it for missing. The pins of a
-  streaming query go when a later batch of it pins one. None goes that somebody reads by.
+- A pin with an action's name never changes, and no cleaner had passed it when it was made. Its
+  maker writes it under a temporary name, which cleaners honour too, reads the journal again, and
+  only then links it. A cleaner announces its cleaning in the journal, looks at the pins, and only
+  then swaps. The second of the two always sees the first.
+- Correctness never depends on a lease. A reader that opens a snapshot compares the state of the
+  open files with the pin, and refuses a log that was cleaned beyond it. A changelog read refuses
+  any later swap (`swapped_at`), because a cleaning below the pin removes records too.
+- A pin ends with its lease, by the renewing host's clock and by the file system's. It also ends
+  when its application has pinned so many later snapshots that its action must have ended. Its file
+  is removed, and `ended_pins` informs a late task. The pins of a streaming query end when a later
+  batch of the query makes one. A pin in use never ends.
 
-Who reads a changelog shares the lock `kl-changelog.lock` of the root besides: background cleaners
-begin nothing meanwhile, and so do not make his action fail.
+A changelog reader also shares the lock `kl-changelog.lock` of the root. Background cleaners then
+start no cleaning, which would make the action fail.
 
-A root that cannot be written has no pins; nor has a broker's. Kafka has nothing like it.
+A root without write permission has no pins, nor has a broker's. Kafka has nothing similar.
 """
 
 from __future__ import annotations
@@ -71,30 +71,29 @@ __all__ = [
 _logger = logging.getLogger(__name__)
 
 LEASE_MS = 10 * 60_000
-"""How long a pin holds cleaners back after it was renewed last."""
+"""How long a pin holds cleaners back after its last renewal."""
 _LEASED_MAX = 32
-"""Pins of one application that keep their lease when nobody reads by them."""
+"""Pins of one application that keep their lease while no reader uses them."""
 _SWEEPS_ONE_IN = 8
-"""Of the actions that are no micro-batch: a sweep looks at every file of the root."""
+"""Share of the actions outside micro-batches that sweep, which lists every file of the root."""
 _TRIES = 100
 _ASKS = 4
 _ASK_PAUSE_S = 0.003
 _LISTINGS = 10
-"""Attempts to list a root between two changes of it."""
+"""Attempts to list a root without a change during the listing."""
 _NOT_WRITABLE = files.NOT_WRITABLE | {errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
-"""Also what file systems without hard links say."""
 _NAME = re.compile(rf"^{layout.PIN}([0-9a-f]{{16}})-([0-9]+|x)-[0-9a-f]{{16}}(\.[0-9a-f]+)?$")
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What the tasks that are to see one moment have in common."""
+    """The common identity of the tasks that must see one snapshot."""
 
     application: str
     name: str
-    """Of the action; no other one of the application has it."""
+    """The action's name, unique within the application."""
     query: str | None = None
-    """Id of the streaming query whose micro-batch it belongs to."""
+    """Id of the streaming query of the action's micro-batch."""
     batch: int | None = None
     """Number of that micro-batch."""
 
@@ -113,11 +112,11 @@ def pin(
     *,
     held: contextlib.ExitStack | None = None,
 ) -> Pin | None:
-    """Return the moment of an action: the one that is pinned, else the present one, pinned now.
+    """Return the pin of an action, or pin the present state.
 
-    With `held` its lock is shared until that is closed. None where the root cannot be written, and
-    where its file system has no hard links. Raises StorageError when the disk refuses the file, and
-    CorruptLogError for a pin that cannot be read.
+    With `held`, shares the pin's lock until that is closed. Returns None if the root cannot be
+    written or has no hard links. Raises StorageError if the disk refuses the file, and
+    CorruptLogError for an unreadable pin.
     """
     path = root / action.file_name()
     for _ in range(_TRIES):
@@ -126,11 +125,11 @@ def pin(
             if found is not None:
                 if held is not None:
                     hold(path, held, now_ms)
-                if held is None or path.exists():  # else it has ended meanwhile
+                if held is None or path.exists():  # else it has just ended
                     return found
         except OSError as fault:
             raise StorageError(
-                f"{path}: the moment of this read is pinned and cannot be read: {fault.strerror}; "
+                f"{path}: the snapshot pin of this read cannot be read: {fault.strerror}; "
                 "run all executors as one user, or with a umask that lets them read"
             ) from fault
         content = None
@@ -142,9 +141,9 @@ def pin(
             if fault.errno in _NOT_WRITABLE and content is None:
                 return None
             raise StorageError(
-                f"{path}: the moment of this read cannot be written down, and its tasks would see "
-                f"different ones: {fault.strerror}; free space, or give endingOffsets, which needs "
-                "no pin"
+                f"{path}: the snapshot pin of this read cannot be written, and without it its "
+                f"tasks could see different snapshots: {fault.strerror}; free space, or give "
+                "endingOffsets, which needs no pin"
             ) from fault
         if made and (action.batch is not None or secrets.randbelow(_SWEEPS_ONE_IN) == 0):
             with contextlib.suppress(OSError, KafkaLogError):
@@ -156,22 +155,22 @@ def pin(
 
 
 def hold(path: Path, held: contextlib.ExitStack, now_ms: int) -> None:
-    """Share the lock of a pin, until `held` is closed: somebody reads by it. Renews it, too."""
+    """Share the lock of a pin until `held` is closed, to mark it as in use; renew it too."""
     held.enter_context(locks.FileLock(path, create=False).shared())
-    renew(path, now_ms)  # after it: cleaners who had asked before ask again
+    renew(path, now_ms)  # after the lock: a cleaner that looked before it looks again
 
 
 def hold_changelog(root: Path, held: contextlib.ExitStack) -> None:
-    """Say, until `held` is closed, that somebody reads the changelog of a moment, where it can be.
+    """Mark the root as having a changelog reader until `held` is closed, if that is possible.
 
-    A cleaner that does not hear of it makes the read fail, and no more.
+    Without the mark, a cleaning may make the read fail.
     """
     with contextlib.suppress(OSError, StorageError):
         held.enter_context(locks.FileLock(root / layout.CHANGELOG_LOCK).shared())
 
 
 def renew(path: Path, now_ms: int) -> None:
-    """Begin the lease of a pin anew; one that is gone, or another user's, is left alone."""
+    """Restart the lease of a pin; ignore one that is gone or belongs to another user."""
     with contextlib.suppress(OSError):
         files.set_times(path, now_ms * 1_000_000)
 
@@ -183,16 +182,16 @@ def _make(
     now_ms: int,
     held: contextlib.ExitStack | None,
 ) -> bool:
-    """Pin the present moment, unless another has won, or a cleaner has passed it already.
+    """Pin the present state; return False if another task won or a cleaner has passed it.
 
-    With the content of a pin that has ended, pin that again.
+    With `content`, that of an ended pin, pin that state again.
     """
     state = load_state()
     candidate = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         files.create(candidate, pin_file.encoded(state) if content is None else content)
         with contextlib.ExitStack() as own:
-            # A lock is the file's, whatever its name: so there is no moment without it.
+            # The lock belongs to the file, not to its name, so it covers the link too.
             hold(candidate, own, now_ms)
             is_passed = content is None and _is_passed(state, load_state())
             if is_passed or not files.link(candidate, path):
@@ -205,7 +204,7 @@ def _make(
 
 
 def _is_passed(then: State, now: State) -> bool:
-    """Whether a cleaning that `then` did not know of has taken records that were there then."""
+    """Return whether a cleaning after `then` has removed records that were there then."""
     for topic in now.topics.values() if now is not then else ():
         known = then.topics.get(topic.name)
         if known is None or known.topic_id != topic.topic_id:
@@ -217,34 +216,33 @@ def _is_passed(then: State, now: State) -> bool:
     return False
 
 
-# --- what cleaners ask ---------------------------------------------------------------------------
+# --- for cleaners --------------------------------------------------------------------------------
 
 
 _Hold = tuple[int, int]
-"""An offset that no cleaning may pass, and the end of the lease, negative: the least one counts."""
+"""An offset that no cleaning may pass, and the negated end of the lease: the least pair counts."""
 _NONE: _Hold = (layout.INT64_MAX, 0)
 
 
 class LivePins:
-    """What the pins of a root that hold cleaners back say, as they were at one look."""
+    """The pins of a root that hold cleaners back, as of one listing."""
 
     def __init__(self, root: Path, now_ms: int, *, held_only: bool = False) -> None:
-        """Look for them; costs a listing of the root, and a small read per live pin.
+        """Find them; costs a listing of the root, and a small read per live pin.
 
-        With `held_only` a lease is not enough: only what somebody reads by now counts.
+        With `held_only`, only pins in use count; a lease is not enough.
         """
         self._everywhere = _NONE
-        """Of pins that nobody here can read."""
+        """For pins that this process cannot read."""
         self._least: dict[tuple[str, str], dict[int, _Hold]] = {}
-        """By topic and its id, then by partition."""
         self.has_changelog = _is_held(root / layout.CHANGELOG_LOCK)
-        """Whether somebody reads the changelog of a moment now."""
+        """Whether a reader of a changelog is active now."""
         for path, renewed_ms in _live(root, now_ms, held_only=held_only):
             until = -(renewed_ms + LEASE_MS)
             try:
                 found = pin_file.read_either(path)
             except (CorruptLogError, FileNotFoundError):
-                continue  # one that is being written counts for nothing yet: its maker looks again
+                continue  # an unfinished pin does not count: its maker reads the journal again
             except OSError as fault:
                 _logger.warning("%s: cannot be read, so nothing is cleaned: %s", path, fault)
                 found = None
@@ -266,7 +264,7 @@ class LivePins:
         return self.holder(topic, topic_id, partition)[0]
 
     def holder(self, topic: str, topic_id: str, partition: int) -> tuple[int, int]:
-        """Return that offset, and until when (epoch ms) the pin that holds there is leased."""
+        """Return that offset, and the end (epoch ms) of the lease of its pin."""
         held = self._least.get((topic, topic_id), {}).get(partition, _NONE)
         offset, until = min(self._everywhere, held)
         return offset, -until
@@ -277,14 +275,14 @@ class LivePin(NamedTuple):
 
     path: Path
     number: int | None
-    """Of the journal's record that it is of; None where the pin cannot be read."""
+    """Number of its journal record; None if the pin cannot be read."""
     renewed_ms: int
     is_held: bool
-    """Whether somebody reads by it now."""
+    """Whether a reader uses it now."""
 
 
 def live_pins(root: Path, now_ms: int) -> list[LivePin]:
-    """Return the live pins of a root, by name; raises OSError where it cannot be listed."""
+    """Return the live pins of a root, by name; raises OSError if it cannot be listed."""
     found = []
     for path, renewed_ms in _live(root, now_ms, held_only=False):
         try:
@@ -297,7 +295,7 @@ def live_pins(root: Path, now_ms: int) -> list[LivePin]:
 
 
 def _live(root: Path, now_ms: int, *, held_only: bool) -> Iterator[tuple[Path, int]]:
-    """Yield the pins that are held, or leased where that is enough, and when they were renewed."""
+    """Yield the pins in use, and leased ones unless `held_only`, with their last renewal."""
     seen: set[int] = set()
     for path, inode, renewed_ms, _ in _listed(root):
         if inode not in seen:
@@ -308,12 +306,12 @@ def _live(root: Path, now_ms: int, *, held_only: bool) -> Iterator[tuple[Path, i
 
 
 def sweep_pins(root: Path, now_ms: int) -> int:
-    """Remove pins that have ended; returns how many. Raises OSError and KafkaLogError."""
+    """Remove pins that have ended, and return their number. Raises OSError and KafkaLogError."""
     return _sweep(root, now_ms, None)
 
 
 def _sweep(root: Path, now_ms: int, action: str | None) -> int:
-    """Remove ended pins, and those of earlier batches of the query that pinned that action's."""
+    """Remove ended pins, and those of earlier batches of the query that made `action`'s pin."""
     own = None if action is None else _NAME.match(action)
     gone: dict[str, bytes | None] = {}
     later: Counter[str] = Counter()
@@ -330,7 +328,7 @@ def _sweep(root: Path, now_ms: int, action: str | None) -> int:
                 if not (is_earlier or is_over or is_surplus):
                     later[series] += 1
                 elif not _is_held(Path(path)):
-                    gone[name] = None if is_earlier else Path(path).read_bytes()
+                    gone[name] = None if is_earlier else files.read_file(path)
         ended = {name: content for name, content in gone.items() if content is not None}
         if ended:
             ended_pins.add(root, ended, now_ms)
@@ -341,15 +339,15 @@ def _sweep(root: Path, now_ms: int, action: str | None) -> int:
 
 
 def _batch(match: re.Match[str]) -> float:
-    """Return the number in a pin's name; that of no micro-batch is no number, and so not less."""
+    """Return the batch number in a pin's name; NaN, never less than another, without one."""
     return math.nan if match[2] == "x" else int(match[2])
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a lock is shared: that of a pin also under the name that it has been given since.
+    """Return whether a lock is shared; for a pin also under its later name.
 
-    Two who ask at once may take each other for a reader, so a yes is asked for again. Where nobody
-    can tell, of a file that may not be opened or locked alone, only its lease counts.
+    Two processes that test at once may take each other for a reader, so a positive test is
+    repeated. For a file that cannot be opened or locked, only its lease counts.
     """
     with contextlib.suppress(OSError, StorageError):
         for name in dict.fromkeys((path, path.with_suffix(""))):
@@ -364,7 +362,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _listed(root: Path) -> list[_Entry]:
-    """List the pins of a root; no name is missed that was there all the time under either name."""
+    """List the pins of a root, without missing one that is renamed during the listing."""
     for _ in range(_LISTINGS):
         before = root.stat().st_mtime_ns
         found = list(_entries(root))
@@ -374,19 +372,16 @@ def _listed(root: Path) -> list[_Entry]:
 
 
 class _Entry(NamedTuple):
-    """A pin in a listing of its root, which may be long."""
-
     path: str
     inode: int
     renewed_ms: int
-    """By the clock of who renewed it."""
+    """By the clock of the process that renewed it."""
     changed_ms: int
     """By the clock of the file system."""
 
 
 def _entries(root: Path) -> Iterator[_Entry]:
-    """Yield the pins of a root."""
-    with os.scandir(root) as entries:
+    with files.scan(root) as entries:
         for entry in entries:
             if entry.name.startswith(layout.PIN) and entry.is_file(follow_symlinks=False):
                 try:

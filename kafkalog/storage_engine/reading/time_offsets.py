@@ -1,12 +1,12 @@
-"""Offsets for timestamps: the first record at or after a time, the latest one, the log's two ends.
+"""Offsets for timestamps: the first record at or after a time, the latest one, and the log's ends.
 
-Times are epoch milliseconds, or one of Kafka's special ones below. A partition is looked at as far
-as its readers see it: from the log start to the high watermark, or, where only committed records
-count, to the last stable offset. As in Kafka the search is for *any* record; one that those readers
-do not see yet makes the answer none, rather than a record beside it. Control records count too.
+Times are epoch milliseconds, or one of Kafka's special values below. The search covers a partition
+as far as its readers see it: from the log start to the high watermark, or to the last stable offset
+if only committed records count. Like Kafka, it searches for *any* record. If its readers do not see
+that record yet, the answer is None, not a record beside it. Control records count too.
 
-The time index says where to look, and only the records say what is so: a batch that the cleaner has
-emptied still carries its largest timestamp.
+The time index chooses where to look; only the records decide. A batch that the cleaner has emptied
+still has its largest timestamp.
 
 Kafka: UnifiedLog.fetchOffsetByTimestamp, Partition.fetchOffsetForTimestamp, ListOffsetsRequest.
 """
@@ -44,22 +44,22 @@ __all__ = [
 ]
 
 LATEST: Final = -1
-"""The offset that the next visible record gets."""
+"""The offset of the next visible record."""
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
-"""The record with the largest timestamp, the first one of those that have it."""
+"""The first record with the largest timestamp."""
 EARLIEST_LOCAL: Final = -4
-"""The same as EARLIEST where all of a log is in one directory."""
+"""The same as EARLIEST, because all of a log is in one directory."""
 LATEST_TIERED: Final = -5
-"""None: nothing of a log is elsewhere."""
+"""Gives None, because no part of a log is elsewhere."""
 READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
 
 
 class TimeOffset(NamedTuple):
-    """What was found: an offset, its record's timestamp in ms, and its leader epoch.
+    """An offset, its record's timestamp in ms, and its leader epoch.
 
-    The timestamp is -1 where an end of the log was asked for, the epoch where there is none.
+    The timestamp is -1 for an end of the log. The epoch is -1 for a log without epochs.
     """
 
     offset: int
@@ -68,9 +68,9 @@ class TimeOffset(NamedTuple):
 
 
 def end_offset(state: PartitionState, isolation_level: str) -> int:
-    """Return the end of what readers of an isolation level see (rule F4).
+    """Return the end of the records that readers of an isolation level see (rule F4).
 
-    Raises InvalidInputError for another level than Kafka's two.
+    Raises InvalidInputError for an unknown level.
     """
     if isolation_level == READ_COMMITTED:
         return state.last_stable_offset
@@ -85,7 +85,7 @@ def end_offset(state: PartitionState, isolation_level: str) -> int:
 def offset_for_time(
     store: Store, topic: str, partition: int, timestamp: int, isolation_level: str
 ) -> TimeOffset | None:
-    """Return what stands for a time in one partition; see `Engine.offset_for_time`."""
+    """Return the offset for a time in one partition; see `Engine.offset_for_time`."""
     state = store.describe(topic).partitions[partition]
     end = end_offset(state, isolation_level)
     if timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL):
@@ -106,16 +106,16 @@ def offset_for_time(
 
 
 def _epoch_at(directory: Path, state: PartitionState, offset: int) -> int:
-    """Return the leader epoch that an offset has, or will have; -1 for none."""
+    """Return the leader epoch of an existing or future offset, or -1."""
     found = checkpoints.read_leader_epochs(directory)
     epochs = leader_epochs.committed(found, state.high_watermark)
     return max((epoch for epoch, start in epochs if start <= offset), default=-1)
 
 
 def first_since(snapshot: PartitionSnapshot, timestamp: int) -> TimeOffset | None:
-    """Return the first record that is as young as `timestamp` (epoch ms), or younger.
+    """Return the first record with `timestamp` (epoch ms) or a later one, or None.
 
-    None when there is none in [log start, high watermark).
+    Searches [log start, high watermark).
     """
     start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
     for segment in snapshot.open_segments(start, end):
@@ -123,7 +123,7 @@ def first_since(snapshot: PartitionSnapshot, timestamp: int) -> TimeOffset | Non
             if header.base_offset >= end:
                 return None
             if header.last_offset < start:
-                continue  # how many records it has is not asked: only its checksum vouches for that
+                continue  # do not use its number of records: no checksum was compared
             found = segment.first_since(position, header, timestamp, start=start, end=end)
             if found is not None:
                 return TimeOffset(*found, header.leader_epoch)
@@ -133,7 +133,7 @@ def first_since(snapshot: PartitionSnapshot, timestamp: int) -> TimeOffset | Non
 def latest(snapshot: PartitionSnapshot) -> TimeOffset | None:
     """Return the first of the records with the largest timestamp.
 
-    None when no record of [log start, high watermark) has a timestamp.
+    Returns None if no record of [log start, high watermark) has a timestamp.
     """
     start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
     best: TimeOffset | None = None
@@ -145,9 +145,9 @@ def latest(snapshot: PartitionSnapshot) -> TimeOffset | None:
 def _latest_of(
     segment: OpenSegment, start: int, end: int, best: TimeOffset | None
 ) -> TimeOffset | None:
-    """Return the latest record of a segment if it is newer than `best`, else that."""
+    """Return the latest record of a segment if it is newer than `best`, else `best`."""
     floor = layout.NO_TIMESTAMP if best is None else best.timestamp
-    ceiling = layout.NO_TIMESTAMP  # what the batches before the first one looked at do not exceed
+    ceiling = layout.NO_TIMESTAMP  # the maximum of the batches before the first examined one
     top: tuple[int, BatchHeader] | None = None
     for count, (position, header) in enumerate(segment.batches_since_largest()):
         if count == 0 and position > 0:
@@ -167,7 +167,7 @@ def _latest_of(
 def _search(
     segment: OpenSegment, start: int, end: int, best: TimeOffset | None
 ) -> TimeOffset | None:
-    """Do the same where a header's largest timestamp is that of a record which is gone."""
+    """Do the same if the record with a header's largest timestamp is gone."""
     tried: set[int] = set()
     while True:
         floor = 0 if best is None else best.timestamp
@@ -190,5 +190,4 @@ def _search(
 
 
 def _may_hold(header: BatchHeader, start: int, end: int) -> bool:
-    """Tell whether a batch may have records of [start, end)."""
     return header.records_count != 0 and header.last_offset >= start and header.base_offset < end

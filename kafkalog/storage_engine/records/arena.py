@@ -1,12 +1,12 @@
-"""The arena of a chunk: the bytes in which the records of its batches can be read.
+"""The arena of a chunk: the bytes in which the records of its batches are read.
 
-That is the chunk itself where nothing in it is compressed, else its decompressed record sections,
-one behind the other.
+It is the chunk itself if nothing is compressed, else its decompressed record sections, one after
+the other.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ import numpy.typing as npt
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import Buffer
 from kafkalog.storage_engine.records import columns
-from kafkalog.storage_engine.records.lz4_frames.frames import decompress_frames
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import BatchTable, ChunkFault
@@ -22,6 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["sections"]
 
 Integers = npt.NDArray[np.int64]
+
+_RATIO: Final = 4
+"""The arena has room for so many times the compressed bytes at first."""
+_BEHIND: Final = 1 << 18
+"""Room for the section that ends a run, unless it is larger."""
 
 
 def sections(
@@ -32,11 +36,10 @@ def sections(
     run_size: int | None,
     fault: ChunkFault,
 ) -> tuple[npt.NDArray[np.uint8], Integers, Integers]:
-    """Return an arena, and the start and the end of the record section of each batch of `fault`.
+    """Return an arena, and the start and end of the record section of each batch of `fault`.
 
-    No section has more than `limit` bytes. With a `run_size` there are fewer than it selects
-    where the first ones, decompressed, are so many bytes already: then the last of them ends it.
-    Raises CorruptBatchError.
+    No section has more than `limit` bytes. With a `run_size`, it stops after the batch that makes
+    the decompressed sections this large. Raises CorruptBatchError.
     """
     selection = fault.selection
     starts = table.positions[selection] + layout.BATCH_OVERHEAD
@@ -44,34 +47,38 @@ def sections(
     codecs = table.attributes[selection] & layout.CODEC_MASK
     if not codecs.any():
         return np.frombuffer(buffer, dtype=np.uint8), starts, ends
-    if (codecs == layout.CODEC_LZ4).all():
-        filled = np.where(table.counts[selection] == 0, starts, ends)
-        found = decompress_frames(buffer, starts, filled, run_size=run_size, limit=limit)
-        if found is not None:
-            return found[0], np.append(0, found[1][:-1]), found[1]
-    parts: list[bytes | memoryview] = []
-    total = 0
-    counts = table.counts[selection].tolist()
+    room = _RATIO * int(table.sizes[selection].sum())
+    arena = columns.allocate(room if run_size is None else min(room, run_size + _BEHIND))
+    target = arena.data
+    section_ends: list[int] = []
+    end = 0
+    places = zip(starts.tolist(), ends.tolist(), table.counts[selection].tolist(), strict=True)
     with memoryview(buffer) as view:
-        for number, codec in enumerate(codecs.tolist()):
-            if counts[number] == 0:  # nobody looks at the bytes of an empty batch
-                parts.append(b"")
+        for (first, last, count), codec in zip(places, codecs.tolist(), strict=True):
+            if count == 0:  # no caller reads an empty batch
+                section_ends.append(end)
                 continue
             try:
-                part = compression.decompress(
-                    codec, view[int(starts[number]) : int(ends[number])], limit=limit
-                )
+                section = compression.decompress(codec, view[first:last], limit=limit)
             except ValueError as error:
-                fault.report_undecodable(number, error)
-            parts.append(part)
-            total += len(part)
-            if run_size is not None and total >= run_size:
+                fault.report_undecodable(len(section_ends), error)
+            start, end = end, end + len(section)
+            if len(codecs) == 1:  # a large batch is not copied once more
+                arena = np.frombuffer(section, dtype=np.uint8)
+            else:
+                if end > len(target):
+                    arena = _enlarged(arena, start, end)
+                    target = arena.data
+                target[start:end] = section
+            section_ends.append(end)
+            if run_size is not None and end >= run_size:
                 break
-    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-    starts = np.append(0, ends[:-1])
-    if len(parts) == 1:  # a large batch is not copied once more
-        return np.frombuffer(parts[0], dtype=np.uint8), starts, ends
-    arena = columns.allocate(total)
-    for part, start, end in zip(parts, starts.tolist(), ends.tolist(), strict=True):
-        arena[start:end] = np.frombuffer(part, dtype=np.uint8)
-    return arena, starts, ends
+    ends = np.array(section_ends, dtype=np.int64)
+    return arena[:end], np.append(0, ends[:-1]), ends
+
+
+def _enlarged(arena: npt.NDArray[np.uint8], used: int, needed: int) -> npt.NDArray[np.uint8]:
+    """Return a larger arena with the same bytes."""
+    larger = columns.allocate(max(2 * len(arena), needed))
+    larger[:used] = arena[:used]
+    return larger

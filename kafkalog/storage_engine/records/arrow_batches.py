@@ -1,7 +1,7 @@
-"""Records as Arrow batches of bounded size, whatever the sizes of their values.
+"""Convert records to Arrow batches of bounded size.
 
-Who receives a batch holds all of it at once, and Spark several times: in the worker, on the way,
-and in the JVM. So a batch is cut by bytes; only a record that is larger alone makes a larger one.
+Spark holds a batch several times: in the worker, in the pipe, and in the JVM. Batches are therefore
+split by bytes. Only a single larger record makes a larger batch.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["ARROW_SIZE", "arrow_batches", "row_size"]
 
 ARROW_SIZE: Final = 4 << 20
-"""Bytes of an Arrow batch, unless one row is larger."""
+"""Largest size of an Arrow batch in bytes, unless one row is larger."""
 _FIXED: Final = {"partition": 4, "offset": 8, "timestamp": 8, "timestampType": 4}
 _OFFSET: Final = 4
-"""Bytes by which Arrow finds a value of variable size."""
+"""Bytes of Arrow's offset to a value of variable size."""
 
 
 def arrow_batches(
@@ -36,9 +36,9 @@ def arrow_batches(
     schema: pa.Schema,
     max_bytes: int = ARROW_SIZE,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records `rows` (None: all), in order, in batches of about `max_bytes` at most.
+    """Yield the records `rows` (None: all), in order, in batches of at most about `max_bytes`.
 
-    `place` is their topic and partition. No batch is empty. Raises as `records.to_arrow` does.
+    `place` is their topic and partition. No batch is empty. Raises like `records.to_arrow`.
     """
     topic, partition = place
     if rows is None:
@@ -55,20 +55,20 @@ def arrow_batches(
 
 
 def row_size(names: list[str], topic: str) -> int:
-    """Return what a row takes in Arrow, but for its key, its value and its headers."""
+    """Return the bytes of a row in Arrow without its key, value and headers."""
     fixed = sum(_FIXED.get(name, _OFFSET) for name in names)
     return fixed + (len(topic.encode()) if "topic" in names else 0)
 
 
 def _sizes(records: RecordTable, rows: Integers, names: list[str], topic: str) -> Integers:
-    """Return what each row takes in Arrow: int64 (n,); of headers a bound."""
+    """Return the bytes of each row in Arrow: int64 (n,); an upper bound with headers."""
     sizes = np.full(len(rows), row_size(names, topic), dtype=np.int64)
     if "key" in names:
         sizes += np.maximum(records.key_sizes[rows], 0)
     if "value" in names:
         sizes += np.maximum(records.value_sizes[rows], 0)
     if "headers" in names:
-        # Two bytes of a record are the least that a header takes; two sizes are eight.
+        # A header takes at least two bytes in a record, and two offsets, eight bytes, in Arrow.
         others = np.maximum(records.key_sizes[rows], 0) + np.maximum(records.value_sizes[rows], 0)
         sizes += 5 * (records.ends[rows] - records.starts[rows] - others)
     return sizes

@@ -1,4 +1,4 @@
-"""Which records have one of some keys, told by all bytes of the key."""
+"""Find the records that have one of some keys, by all bytes of the key."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["ChosenKeys"]
 
 
 class ChosenKeys:
-    """The keys of the records that are wanted; a record without a key has none of them."""
+    """The keys of the wanted records; a record without a key never matches."""
 
     def __init__(self, keys: Iterable[bytes]) -> None:
-        """Take keys in any order; one that comes twice counts once."""
+        """Take keys in any order; duplicates count once."""
         by_size = groupby(sorted(set(keys), key=len), key=len)
         self._by_size = {
             size: np.sort(np.array(list(group), dtype=f"S{size}")) for size, group in by_size
         }
 
     def rows(self, records: RecordTable, rows: Integers | None = None) -> Integers:
-        """Return the records among `rows` (None: all) that have a chosen key: int64 (m,), rising.
+        """Return the records among `rows` (None: all) with a chosen key: int64 (m,), ascending.
 
-        `rows` rise too.
+        `rows` are ascending too.
         """
         if rows is None:
             rows = np.arange(len(records), dtype=np.int64)
@@ -43,7 +43,7 @@ def _with_keys(
 ) -> Integers:
     """Return the records among `rows`, all with keys of that size, that have one of `keys`.
 
-    numpy takes zero bytes at the end of a text for none, which changes nothing at one width.
+    numpy ignores trailing zero bytes of a text, which makes no difference at a fixed width.
     """
     if not len(rows):
         return rows

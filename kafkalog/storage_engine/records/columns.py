@@ -1,8 +1,8 @@
-"""Records to Arrow columns, and Arrow columns to what the kernels read.
+"""Convert records to Arrow columns, and Arrow columns to the input of kernels.
 
-A column of binary values is, for a kernel, an array of bytes and a (2, n) table of positions and
-sizes in it, with size -1 for null. That is how records lie in a batch and nearly how Arrow lays
-them out, so both directions are one copy of each value.
+For a kernel, a binary column is an array of bytes and a (2, n) table of positions and sizes in it,
+with size -1 for null. Records lie like that in a batch, and Arrow columns nearly so. Both
+directions therefore copy each value once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.records import codes, kernels
+from kafkalog.storage_engine.records import codes
+from kafkalog.storage_engine.records.kernels import decode, gather
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +38,7 @@ __all__ = [
 
 MICROSECOND_MS_MAX: Final = layout.INT64_MAX // 1000
 _LARGE: Final = 1 << 20
-"""Bytes from which on a value that is alone in its column stays where it is."""
+"""From this size in bytes on, a single value is not copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class BinaryColumn:
 class HeaderColumn:
     """The headers of n rows; lists: int64 (2, n), first header and number of headers.
 
-    (2, 0) when no row has any.
+    (2, 0) if no row has any.
     """
 
     lists: npt.NDArray[np.int64]
@@ -66,11 +67,11 @@ _SMALL_SIZE = 16 << 10
 def allocate(count: int, dtype: type[Any] = np.uint8) -> npt.NDArray[Any]:
     """Return an uninitialised array from Arrow's memory pool.
 
-    The pool keeps the pages it has; NumPy gives large arrays back to the system at once, and the
-    page faults of the next one cost several times what it takes to decode into it (measured).
+    The pool keeps its pages. NumPy returns large arrays to the system at once, and the page faults
+    of the next array cost several times the decoding into it (measured).
     """
     size = count * np.dtype(dtype).itemsize
-    if size <= _SMALL_SIZE:  # NumPy's are quicker to get
+    if size <= _SMALL_SIZE:  # NumPy is faster for these
         return np.empty(count, dtype)
     import pyarrow as pa
 
@@ -87,7 +88,7 @@ def build(
     topic: str,
     partition: int,
 ) -> pa.RecordBatch:
-    """Do the work of `records.to_arrow`; see there."""
+    """Do the work of `records.to_arrow`."""
     import pyarrow as pa
 
     if rows is None:
@@ -121,7 +122,7 @@ def build(
             case _:
                 raise InvalidInputError(f"column {field.name!r}: a log has no such column")
         columns.append(column)
-    if not columns:  # a schema without columns still has rows, and Arrow counts them by a column
+    if not columns:  # a batch without columns still has rows, which Arrow counts by a column
         return pa.RecordBatch.from_struct_array(
             pa.StructArray.from_buffers(pa.struct([]), count, [None])
         )
@@ -137,7 +138,7 @@ def _binary(
 ) -> pa.Array:
     import pyarrow as pa
 
-    size, nulls = kernels.measure_column(records.arena.size, positions, sizes, rows)
+    size, nulls = gather.measure_column(records.arena.size, positions, sizes, rows)
     if size < 0:
         raise InvalidInputError(f"row {nulls}: the record table has no such row in its bytes")
     _check_column_size(name, size)
@@ -149,7 +150,7 @@ def _binary(
     offsets = allocate(len(rows) + 1, np.int32)
     validity = np.zeros((len(rows) + 7) // 8 if nulls else 0, dtype=np.uint8)
     data = allocate(size)
-    kernels.gather_column(records.arena, positions, sizes, rows, offsets, validity, data)
+    gather.gather_column(records.arena, positions, sizes, rows, offsets, validity, data)
     return of_values(offsets, validity, data, nulls)
 
 
@@ -159,7 +160,7 @@ def of_values(
     data: npt.NDArray[np.uint8],
     nulls: int,
 ) -> pa.Array:
-    """Return a binary column of its three buffers; `validity` counts where there are nulls."""
+    """Return a binary column from its three buffers; `validity` is used if there are nulls."""
     import pyarrow as pa
 
     buffers = [pa.py_buffer(validity) if nulls else None, pa.py_buffer(offsets), pa.py_buffer(data)]
@@ -167,9 +168,9 @@ def of_values(
 
 
 def of_integers(values: npt.NDArray[np.integer[Any]], arrow_type: pa.DataType) -> pa.Array:
-    """Return a column without nulls, and without a copy; a row takes as many bytes in both.
+    """Return a column without nulls, without a copy; the item sizes must be equal.
 
-    `pyarrow.array` would import pandas first, to see if it is given a piece of it.
+    `pyarrow.array` would first import pandas to check for its types.
     """
     import pyarrow as pa
 
@@ -217,7 +218,7 @@ def _taken(
     values: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], arrow_type: pa.DataType
 ) -> pa.Array:
     taken = allocate(len(rows), np.int64)
-    np.take(values, rows, out=taken, mode="clip")  # the mode that does not copy once more
+    np.take(values, rows, out=taken, mode="clip")  # this mode saves a copy
     return of_integers(taken, arrow_type)
 
 
@@ -238,7 +239,7 @@ def _timestamp_types(
 
     types = (table.attributes & layout.TIMESTAMP_TYPE_BIT != 0).astype(np.int32)
     types[table.magics == 0] = layout.NO_TIMESTAMP_TYPE
-    if len(types) and types.min() == types.max():  # nearly always
+    if len(types) and types.min() == types.max():  # usual
         return repeated_integer(int(types[0]), len(rows))
     return of_integers(types[records.batch_index[rows]], pa.int32())
 
@@ -249,7 +250,7 @@ def _headers(
     import pyarrow as pa
 
     places = (records.arena, records.header_positions, records.ends, rows)
-    status, lists, headers, key_size, value_size = kernels.measure_headers(*places)
+    status, lists, headers, key_size, value_size = decode.measure_headers(*places)
     if status != codes.OK:
         raise InvalidInputError("headers: the record table does not fit its bytes")
     if lists == 0:
@@ -263,7 +264,7 @@ def _headers(
     value_offsets = allocate(headers + 1, np.int32)
     value_validity = np.zeros((headers + 7) // 8, dtype=np.uint8)
     value_data = allocate(value_size)
-    kernels.gather_headers(
+    decode.gather_headers(
         *places,
         list_offsets,
         list_validity,
@@ -292,7 +293,7 @@ def _headers(
 def _utf8(
     count: int, offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]
 ) -> pa.StringArray:
-    """Return header keys; bytes that are no UTF-8 become U+FFFD, as in Java."""
+    """Return header keys; bytes that are not UTF-8 become U+FFFD, as in Java."""
     import pyarrow as pa
 
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
@@ -307,10 +308,9 @@ def _utf8(
 
 # --- from Arrow ----------------------------------------------------------------------------------
 def binary_column(array: pa.Array | None, count: int, name: str) -> BinaryColumn:
-    """Return a binary or string column (32-bit or 64-bit offsets) as the kernels read it.
+    """Convert a binary or string column (32-bit or 64-bit offsets) to kernel input, without a copy.
 
-    None is a column of `count` nulls. Values are not copied. Raises InvalidInputError for another
-    type or length.
+    None is a column of `count` nulls. Raises InvalidInputError for another type or length.
     """
     import pyarrow as pa
 
@@ -357,10 +357,10 @@ def _from_arrow(array: pa.Array, name: str) -> BinaryColumn:
 
 
 def header_column(array: pa.Array | None, count: int) -> HeaderColumn:
-    """Return a column list<struct<key: string, value: binary>> as the kernels read it.
+    """Convert a column list<struct<key: string, value: binary>> to kernel input.
 
     A null or empty list is a record without headers. Raises InvalidInputError for another type or
-    length, and for a header that is null.
+    length, and for a null header.
     """
     import pyarrow as pa
 
@@ -387,7 +387,7 @@ def header_column(array: pa.Array | None, count: int) -> HeaderColumn:
     lists = np.stack((offsets[:-1], np.diff(offsets)))
     if array.null_count:
         lists[1][array.is_null().to_numpy(zero_copy_only=False)] = 0
-    # A null pair reads as a null key, which the planning kernel refuses with its row.
+    # A null pair becomes a null key, which the planning kernel refuses, with its row.
     key, value = pairs.flatten()
     if pairs.type[0].name != "key":
         key, value = value, key

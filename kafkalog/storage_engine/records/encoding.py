@@ -1,9 +1,9 @@
-"""Arrow columns to finished record batches, and keys to partitions.
+"""Encode Arrow columns as finished record batches.
 
-Batches are filled in the order of the rows, up to a size; each is complete, checksum included,
-but for its place in the log, which lies outside the checksum (`ActiveSegment.stamp`).
+Batches are filled in the order of the rows, up to a size. Each is complete, with its checksum. Only
+its place in the log is missing, which the checksum does not cover (`ActiveSegment.stamp`).
 
-Like Kafka's RecordAccumulator, MemoryRecordsBuilder and BuiltInPartitioner.
+Kafka: RecordAccumulator, MemoryRecordsBuilder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import numpy.typing as npt
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import seal_batches
-from kafkalog.storage_engine.records import codes, kernels
+from kafkalog.storage_engine.records import codes
+from kafkalog.storage_engine.records.kernels import encode as encode_kernels
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,11 +29,13 @@ __all__ = ["Encoded", "encode"]
 
 @dataclass(slots=True)
 class Encoded:
-    """Finished batches, one after the other in `data`, which can be written.
+    """Finished batches, one after the other in `data`, which is writable.
 
-    Base offsets count from 0 in each group and the leader epoch is -1: to be stamped.
-    positions, counts: byte position and number of records of each batch; rows: all records
-    ends: of each group, how many batches end with it
+    Base offsets count from 0 in each group and the leader epoch is -1, to be stamped.
+
+    - positions, counts: byte position and number of records of each batch
+    - rows: the number of all records
+    - ends: for each group, the number of batches up to its end
     """
 
     data: memoryview
@@ -58,13 +61,14 @@ def encode(
 ) -> Encoded:
     """Encode `rows` (indexes into the columns, in the order to write) into batches.
 
-    key, value: binary or string; None is a column of nulls. headers: a list of key and value.
-    timestamps: int64 (m,) ms, one for each row of the columns; with LogAppendTime the clock's
-    batch_size: bytes, before compression; larger only where one record is
-    level: None is the codec's default
-    groups: int64 (g,), the first index into `rows` of each group, ascending from 0: no batch is of
-        two groups, and each group's offsets begin at 0; None is one group
-    Raises InvalidInputError for a record that no batch of `max_message_bytes` can hold (names row
+    - key, value: binary or string; None is a column of nulls. headers: a list of key and value.
+    - timestamps: int64 (m,) ms, one for each row of the columns; with LogAppendTime the clock's
+    - batch_size: bytes before compression; only a single larger record exceeds it
+    - level: None is the codec's default
+    - groups: int64 (g,), the first index into `rows` of each group, ascending from 0; None is one
+      group. A batch never spans two groups, and the offsets of each group begin at 0.
+
+    Raises InvalidInputError for a record that no batch of `max_message_bytes` can hold (with row
     and size), a header without a key, columns of other types or lengths, an unknown codec or level.
     """
     from kafkalog.storage_engine.records import columns
@@ -77,10 +81,10 @@ def encode(
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     groups = np.zeros(1, dtype=np.int64) if groups is None else groups
     body_sizes = np.empty(len(rows), dtype=np.int64)
-    # Compressed, a large record may still fit; but never one that a reader would take for a bomb.
+    # A large record may fit once compressed, but a reader refuses one above SIZE_MAX as a bomb.
     limit = max_message_bytes if codec == layout.CODEC_NONE else compression.SIZE_MAX
     plan = np.empty((codes.PLAN_FIELDS, len(rows)), dtype=np.int64)
-    status, result, row = kernels.plan_batches(
+    status, result, row = encode_kernels.plan_batches(
         keys.places,
         keys.data.size,
         values.places,
@@ -103,7 +107,7 @@ def encode(
     batches = np.ascontiguousarray(plan[:, :result])
     sizes = batches[2]
     target = columns.allocate(int(sizes.sum()))
-    written = kernels.write_records(
+    written = encode_kernels.write_records(
         target,
         keys.data,
         keys.places,
@@ -157,7 +161,7 @@ def _compressed(
         part = compression.compress(codec, section, level)
         attributes.append(timestamp_bit | codec)
         if layout.BATCH_OVERHEAD + len(part) > max_message_bytes:
-            # What compression enlarges past the limit is written as it stands, if that fits.
+            # If compression enlarges a batch past the limit, write it uncompressed, if that fits.
             if size > max_message_bytes:
                 _too_large(int(rows[batches[0, batch]]), size, max_message_bytes)
             part = bytes(section)
@@ -174,8 +178,8 @@ def _sealed(
     groups: npt.NDArray[np.int64],
     attributes: Sequence[int],
 ) -> Encoded:
-    """Write the headers. batches: int64 (5, b) as `kernels.plan_batches` leaves it."""
-    if batches.shape[1] == 1:  # of few rows; the same, quicker
+    """Write the headers. batches: int64 (5, b) as `encode.plan_batches` leaves it."""
+    if batches.shape[1] == 1:  # few rows; the same, faster
         first, end, size, *times = batches[:, 0].tolist()
         seal_batches(data, [(0, size, 0, end - first, *times, attributes[0])])
         return Encoded(data, [0], [end - first], end - first, [1])

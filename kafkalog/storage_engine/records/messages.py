@@ -1,20 +1,21 @@
-"""Messages of the formats v0 and v1, which logs hold that were begun before Kafka 0.11; only read.
+"""Read messages of the formats v0 and v1, from logs that were begun before Kafka 0.11.
 
-An uncompressed *message* is an entry of the log by itself: a batch of one record. A compressed one,
-a *wrapper*, has no key, and its value is a compressed set of messages:
+An uncompressed *message* is an entry of the log by itself, a batch of one record. A compressed
+message, a *wrapper*, has no key, and its value is a compressed set of messages:
 
-* its offset is that of the last of them, so where it ends is known and where it begins is not;
-* inner offsets are absolute in v0. In v1 they count from anywhere, and the last one is put where
-  the wrapper is; under a wrapper at offset 0, which some producers wrote whatever they wrapped,
-  they are taken as they stand;
-* an inner set must not be empty, nor hold compressed messages; a last message cut off is left out;
-* v1 alone has timestamps: under a wrapper of LogAppendTime all messages read the wrapper's;
-* inner messages of the other format are read as what they are (KAFKA-4298).
+- Its offset is that of its last message, so its end is known and its begin is not.
+- Inner offsets are absolute in v0. In v1 they count from anywhere, and the last one has the
+  wrapper's offset. Some producers always wrote wrappers at offset 0; their inner offsets are taken
+  unchanged.
+- An inner set must not be empty, nor hold compressed messages. An incomplete last message is left
+  out.
+- Only v1 has timestamps. Under a wrapper of LogAppendTime all messages have the wrapper's.
+- Inner messages of the other format are read in their own format (KAFKA-4298).
 
-The checksum is CRC-32, zlib's, over everything but offset and size; inner messages have their own.
+The checksum is zlib's CRC-32, over everything but offset and size; inner messages have their own.
 
-Like Kafka's LegacyRecord, AbstractLegacyRecordBatch and DataLogInputStream. Beyond them, inner
-offsets must rise, and stay above the last offset before the wrapper as far as that is known.
+Kafka: LegacyRecord, AbstractLegacyRecordBatch, DataLogInputStream. In addition, inner offsets must
+rise, and exceed the last offset before the wrapper as far as that is known.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import numpy.typing as npt
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import Buffer
-from kafkalog.storage_engine.records import codes, columns, kernels
+from kafkalog.storage_engine.records import codes, columns
+from kafkalog.storage_engine.records.kernels import legacy
 from kafkalog.storage_engine.records.tables import (
     BatchTable,
     Bytes,
@@ -53,14 +55,15 @@ _HEADER_POSITIONS: Final = 8
 
 
 def bound_wrappers(table: BatchTable, previous: int) -> None:
-    """Set the base offsets of wrappers to one more than the last offset before them."""
+    """Set the base offset of each wrapper to the last offset before it plus one."""
     is_wrapper = _is_wrapper(table)
     lowest = np.concatenate((np.array([previous], dtype=np.int64), table.last_offsets[:-1])) + 1
     table.base_offsets[is_wrapper] = lowest[is_wrapper]
 
 
 def find_first_wrapper_end(buffer: Buffer, table: BatchTable, *, path: Path | str) -> None:
-    """Set the last offset of a wrapper v1 at offset 0, which may hold more; the chunk is at byte 0.
+    """Set the last offset of a wrapper v1 at offset 0, which may hold more; for the chunk at byte
+    0.
 
     Raises CorruptBatchError.
     """
@@ -81,12 +84,12 @@ def _is_wrapper(table: BatchTable) -> npt.NDArray[np.bool_]:
 
 
 def check_crcs(buffer: Buffer, table: BatchTable, *, path: Path | str, file_position: int) -> None:
-    """Raise CorruptBatchError for the first message whose checksum is wrong.
+    """Raise CorruptBatchError for the first message with a wrong checksum.
 
-    Batches of v2 are passed over. `file_position` is where the chunk begins in the file `path`.
+    Skips batches v2. `file_position` is the chunk's position in the file `path`.
     """
     found = table.select(table.is_message)
-    wrong, checksum = kernels.find_wrong_crc32(
+    wrong, checksum = legacy.find_wrong_crc32(
         np.frombuffer(buffer, dtype=np.uint8),
         found.positions + layout.MAGIC_POSITION,
         found.positions + found.sizes,
@@ -104,11 +107,10 @@ def check_crcs(buffer: Buffer, table: BatchTable, *, path: Path | str, file_posi
 def index_messages(
     buffer: Buffer, table: BatchTable, limit: int, run_size: int | None, fault: ChunkFault
 ) -> RecordTable:
-    """Find the records of the batches that `fault` selects, which are all messages v0 or v1.
+    """Find the records of the batches that `fault` selects, all messages v0 or v1.
 
-    Decompresses each wrapper to `limit` bytes at most. Where there are wrappers and a `run_size`,
-    only of the first batches, up to the one that makes the arena so large. Raises
-    CorruptBatchError.
+    Decompresses each wrapper to at most `limit` bytes. With wrappers and a `run_size`, indexes only
+    the first batches, up to the one that makes the arena this large. Raises CorruptBatchError.
     """
     rows = table.select(fault.selection)
     arena, bounds = _arena(buffer, rows, limit, run_size, fault)
@@ -117,7 +119,7 @@ def index_messages(
     is_wrapper = _is_wrapper(rows)
     counts = np.ones(len(rows), dtype=np.int64)
     inner_lasts = np.zeros(len(rows), dtype=np.int64)
-    status, section, position = kernels.count_messages(arena, bounds, counts, inner_lasts)
+    status, section, position = legacy.count_messages(arena, bounds, counts, inner_lasts)
     if status != codes.OK:
         place = position - int(bounds[0, section])
         if status == codes.BAD_COUNT:
@@ -146,7 +148,7 @@ def index_messages(
     count = int(counts.sum())
     fields = columns.allocate(codes.RECORD_FIELDS * count, np.int64)
     fields = fields.reshape(codes.RECORD_FIELDS, count)
-    status, section, position = kernels.index_messages(arena, sections, fields)
+    status, section, position = legacy.index_messages(arena, sections, fields)
     if status != codes.OK:
         place = position - int(bounds[0, section])
         fault.report_status(section, status, place, int(counts[section]))
@@ -161,11 +163,11 @@ def _arena(
     run_size: int | None,
     fault: ChunkFault,
 ) -> tuple[Bytes, Integers]:
-    """Return the bytes that hold the messages, and each set's start and end in them: (2, s).
+    """Return the bytes that hold the messages, and the start and end of each set in them: (2, s).
 
-    A message that is not compressed is a set of one. The arena is the chunk; where there are
-    wrappers, it is the part of it that is looked at, and behind that what they hold. That arena
-    has `run_size` bytes at most, but for those of the last set: there may be fewer than rows.
+    An uncompressed message is a set of one. Without wrappers the arena is the chunk. Otherwise it
+    is the needed part of the chunk, followed by the contents of the wrappers. That arena has at
+    most `run_size` bytes before its last set, so there may be fewer sets than rows.
     """
     is_wrapper = _is_wrapper(rows)
     bounds = np.stack((rows.positions, rows.positions + rows.sizes))
@@ -173,7 +175,7 @@ def _arena(
     if not is_wrapper.any():
         return chunk, bounds
     start = int(rows.positions[is_wrapper.argmin()])
-    # What is needed of the chunk for the first sets: (s,), it never falls.
+    # The bytes of the chunk that the first sets need: (s,), never falling.
     copied = np.maximum.accumulate(np.where(is_wrapper, 0, bounds[1] - start))
     room = layout.INT64_MAX if run_size is None else run_size
     stop = int(copied.searchsorted(room)) + 1
@@ -193,7 +195,7 @@ def _arena(
         position += len(data)
         parts.append(np.frombuffer(data, dtype=np.uint8))
     parts = [part for part in parts if len(part)]
-    if len(parts) == 1:  # a large set is not copied once more
+    if len(parts) == 1:  # saves a copy of a large set
         return parts[0], bounds
     arena = columns.allocate(position)
     if parts:
@@ -204,7 +206,6 @@ def _arena(
 def _unwrap(
     view: memoryview, rows: BatchTable, section: int, limit: int, fault: ChunkFault
 ) -> bytes | memoryview:
-    """Return the decompressed value of a wrapper."""
     start = int(rows.positions[section])
     end = start + int(rows.sizes[section])
     magic = int(rows.magics[section])
@@ -226,20 +227,20 @@ def _unwrap(
             codec,
             view[position : position + value_size],
             limit=limit,
-            is_lz4_header_checked=magic != 0,  # Kafka computed it wrongly then
+            is_lz4_header_checked=magic != 0,  # Kafka computed it wrongly in v0
         )
     except ValueError as error:
         fault.report_undecodable(section, error)
 
 
 def count_alike(is_message: npt.NDArray[np.bool_]) -> int:
-    """Return how many of the first batches (at least one) are messages like the first, or not."""
+    """Return how many of the first batches (at least one) have the same kind as the first."""
     differs = is_message != is_message[0]
     return int(differs.argmax()) if differs.any() else len(is_message)
 
 
 def merge(first: RecordTable, second: RecordTable) -> RecordTable:
-    """Return the records of both, of which no batch is in both, in the order of their batches."""
+    """Return the records of both in the order of their batches; they share no batch."""
     moved = second.fields.copy()
     moved[_POSITIONS] += len(first.arena)
     moved[_HEADER_POSITIONS] += np.where(moved[_HEADER_POSITIONS] < 0, 0, len(first.arena))

@@ -1,4 +1,4 @@
-"""Where Kafka's default partitioner sends keys.
+"""The partitions of keys by Kafka's default partitioner.
 
 Kafka: Utils.murmur2 and toPositive, BuiltInPartitioner.partitionForKey.
 """
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.records import columns
-from kafkalog.storage_engine.records.partitioner import kernels
+from kafkalog.storage_engine.records.kernels import murmur2
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ def murmur2_partitions(keys: pa.Array, partition_count: int) -> npt.NDArray[np.i
         raise InvalidInputError(f"partition count: expected at least 1, found {partition_count}")
     column = columns.binary_column(keys, len(keys), "key")
     partitions = np.empty(len(keys), dtype=np.int32)
-    is_inside = kernels.murmur2_partitions(
+    is_inside = murmur2.murmur2_partitions(
         column.data, column.places[0], column.places[1], partition_count, partitions
     )
     if not is_inside:
@@ -42,5 +42,5 @@ def partition_of(key: bytes, partition_count: int) -> int:
     partition = np.empty(1, dtype=np.int32)
     data = np.frombuffer(key, dtype=np.uint8)
     places = np.array([[0], [len(key)]], dtype=np.int64)
-    kernels.murmur2_partitions(data, places[0], places[1], partition_count, partition)
+    murmur2.murmur2_partitions(data, places[0], places[1], partition_count, partition)
     return int(partition[0])

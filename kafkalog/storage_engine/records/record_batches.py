@@ -1,4 +1,4 @@
-"""What callers may append, brought into one form: record batches with known columns."""
+"""Convert the arguments of `append` to record batches with known columns."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["record_batches"]
 _FIELDS: Final = ("key", "value", "headers", "timestamp")
 _SIZES: Final = {2, 3, 4}
 _SINGLE: Final = (Mapping, str, bytes, bytearray, memoryview)
-"""What can be iterated, and is no list of records."""
+"""Iterable types that are not a list of records."""
 _FORMS: Final = 'Give [("k1", "v1")], [{"key": "k1", "value": "v1"}] or an Arrow table.'
 
 
 def record_batches(records: Any) -> list[pa.RecordBatch]:
-    """Return record batches of what `Engine.append` takes; see there.
+    """Return record batches from the argument of `Engine.append`.
 
     Raises InvalidInputError, which names the record and the field, or the column and its types.
     """
@@ -52,12 +52,11 @@ def record_batches(records: Any) -> list[pa.RecordBatch]:
 
 
 def _is_of_values(records: Any) -> bool:
-    """Tell whether it is a mapping that is not itself a record."""
     return isinstance(records, Mapping) and not records.keys() <= set(_FIELDS)
 
 
 def _as_tuple(place: int, record: Any) -> tuple[Any, ...]:
-    """Return the fields of a dict, a list, or a tuple with names, as Spark's Row is."""
+    """Return the fields of a dict, a list, or a named tuple such as Spark's Row."""
     if isinstance(record, tuple):
         names = names_of(record)
         if not set(names).isdisjoint(_FIELDS):
@@ -114,7 +113,6 @@ def _of_tuples(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 def _converted(
     rows: list[tuple[Any, ...]], number: int, convert: Callable[[Any], Any]
 ) -> list[Any]:
-    """Return one field of all rows."""
     found: list[Any] = []
     try:
         for row in rows:
@@ -128,7 +126,7 @@ def _converted(
 
 @functools.cache
 def _rules() -> dict[str, tuple[str, Any]]:
-    """Return, by column, the types that it may have: in words, and the test for it."""
+    """Return, by column, the allowed types: in words, and as a test."""
     import pyarrow as pa
 
     types = pa.types

@@ -1,6 +1,6 @@
-"""The fields of a record as callers give them, brought into one form.
+"""Convert the fields of a record from a caller's types.
 
-A field that has another form raises TypeError or ValueError; the caller adds which record has it.
+A wrong type raises TypeError or ValueError; the caller adds the record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADER_FORMS: Final = 'give [("name", b"value")] or {"name": b"value"}'
 
 
 def to_bytes(value: bytes | str | None) -> bytes | None:
-    """Return a key or a value as it is written; text is UTF-8."""
+    """Return a key or a value as bytes; text is UTF-8."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -44,9 +44,9 @@ def to_int64(number: int) -> int:
 
 
 def to_headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
-    """Return headers as pairs; None for none.
+    """Return headers as pairs, or None.
 
-    A mapping of the names key and value is refused: it may be meant as one header.
+    Refuses a mapping with the names key and value, which may be meant as one header.
     """
     if headers is None:
         return None
@@ -54,25 +54,25 @@ def to_headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None
         raise TypeError(f"{type(headers).__name__} is no list of headers: {_HEADER_FORMS}")
     if isinstance(headers, Mapping):
         if set(headers) == _HEADER:
-            raise TypeError(f"one header stands in a list, too: {_HEADER_FORMS}")
+            raise TypeError(f"one header must be in a list too: {_HEADER_FORMS}")
         headers = headers.items()
     found = []
     for header in headers:
         name, value = _pair(header)
         if not isinstance(name, str):
             raise TypeError(f"a header's key is text, not {type(name).__name__}")
-        name.encode()  # raises for what is no Unicode
+        name.encode()  # raises for invalid Unicode
         found.append((name, to_bytes(value)))
     return found or None
 
 
 def names_of(record: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return the names of a named tuple's fields, or of a Spark Row's; () where there are none."""
+    """Return the field names of a named tuple or a Spark Row, or ()."""
     return tuple(getattr(record, "__fields__", getattr(record, "_fields", ())))
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it: short, and in one line."""
+    """Return a value for an error: short, and in one line."""
     return " ".join(reprlib.repr(value).split())
 
 

@@ -1,23 +1,22 @@
-"""The records of batches as columns: decoded to Arrow, encoded from Arrow, put in other batches.
+"""The records of batches as columns: decode to Arrow, encode from Arrow, rebuild batches.
 
-A *chunk* is a piece of a .log file. `scan_batches` finds its batches (a `BatchTable`), `check_crcs`
-proves them, `index_records` finds the records (a `RecordTable`: where each lies in an *arena*, the
-chunk itself or the decompressed record sections), `to_arrow` copies columns out. `decode` is all of
-it for a range of offsets.
+A *chunk* is a piece of a .log file. `scan_batches` finds its batches (a `BatchTable`), and
+`check_crcs` compares their checksums. `index_records` finds the records: a `RecordTable` has the
+place of each in an *arena*, which is the chunk or its decompressed record sections. `to_arrow`
+copies columns out. `decode` does all of it for a range of offsets.
 
 Invariants, checked on everything that is read:
 
-* a record lies within its batch, and its fields end exactly where its length says;
-* offsets rise strictly within a batch and do not pass its last offset;
-* a batch holds as many records as its header says, and nothing after them;
-* what is decompressed stays below a limit, and is never written past it either.
+- A record lies within its batch, and its fields end exactly at its length.
+- Offsets rise strictly within a batch and do not exceed its last offset.
+- A batch holds as many records as its header says, and nothing after them.
+- Decompressed data stays below a limit, and is never written past it.
 
-No Python code runs per record. The functions that need pyarrow import it. The Arrow side is in
-`columns.py`, the way from Arrow to batches in `encoding.py`.
+No Python code runs per record. The functions that need pyarrow import it. `columns.py` has the
+Arrow side, `encoding.py` the way from Arrow to batches. `messages.py` reads messages v0 and v1,
+which have rows in these tables too.
 
-Messages v0 and v1, which have rows in these tables too, are read in `messages.py`.
-
-Like Kafka's DefaultRecordBatch, DefaultRecord and MemoryRecordsBuilder.
+Kafka: DefaultRecordBatch, DefaultRecord, MemoryRecordsBuilder.
 """
 
 from __future__ import annotations
@@ -32,8 +31,10 @@ from crc32c import crc32c
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import Buffer, seal_batch
-from kafkalog.storage_engine.records import codes, columns, kernels, messages
+from kafkalog.storage_engine.records import codes, columns, messages
 from kafkalog.storage_engine.records.encoding import Encoded, encode
+from kafkalog.storage_engine.records.kernels import encode as encode_kernels
+from kafkalog.storage_engine.records.kernels import scan
 from kafkalog.storage_engine.records.murmur2 import murmur2_partitions
 from kafkalog.storage_engine.records.sections import find_sections, index_sections
 from kafkalog.storage_engine.records.tables import BatchTable, ChunkFault, Integers, RecordTable
@@ -58,16 +59,16 @@ __all__ = [
 
 
 def scan_batches(buffer: Buffer, *, previous: int = -1) -> tuple[BatchTable, int, str | None]:
-    """Return the complete batches, the position after the last, and why the scan ended there.
+    """Return the complete batches, the position after the last, and the reason for the scan's end.
 
-    The reason is None when the buffer ends there or within a batch, else it says in words why no
-    batch follows. `previous` is the last offset before the buffer, as far as it is known. Checksums
-    are not looked at.
+    The reason is None if the buffer ends there or within a batch. Otherwise it says why the scan
+    found no further batch. `previous` is the last known offset before the buffer. Does not compare
+    checksums.
     """
     data = np.frombuffer(buffer, dtype=np.uint8)
-    count, position, ending = kernels.count_batches(data)
+    count, position, ending = scan.count_batches(data)
     headers = np.empty((codes.HEADER_FIELDS, count), dtype=np.int64)
-    kernels.scan_batches(data, headers)
+    scan.scan_batches(data, headers)
     headers[3] += headers[2]  # the last offset's delta
     reason = None
     if ending == codes.SCAN_LENGTH:
@@ -83,9 +84,9 @@ def scan_batches(buffer: Buffer, *, previous: int = -1) -> tuple[BatchTable, int
 
 
 def check_crcs(buffer: Buffer, table: BatchTable, *, path: Path | str, file_position: int) -> None:
-    """Raise CorruptBatchError for a batch whose checksum is wrong, the first one of its format.
+    """Raise CorruptBatchError for a batch with a wrong checksum, the first one of its format.
 
-    `file_position` is where the chunk begins in the file `path`.
+    `file_position` is the chunk's position in the file `path`.
     """
     if table.has_messages:
         messages.check_crcs(buffer, table, path=path, file_position=file_position)
@@ -120,10 +121,10 @@ def index_records(
 ) -> RecordTable:
     """Find the records of the selected batches (ascending indexes; None for all).
 
-    Decompresses what is compressed, each batch to `limit` bytes at most; with a `run_size` only the
-    first batches of one format, messages v0 and v1 or batches v2, up to the one that makes it so
-    many decompressed bytes. Raises CorruptBatchError.
-    Kafka: DefaultRecordBatch.iterator, AbstractLegacyRecordBatch.iterator.
+    Decompresses each batch to at most `limit` bytes. With a `run_size`, indexes only the first
+    batches of one format (messages v0 and v1, or batches v2), up to the one that makes the
+    decompressed bytes this many. Raises CorruptBatchError. Kafka: DefaultRecordBatch.iterator,
+    AbstractLegacyRecordBatch.iterator.
     """
     if selection is None:
         selection = np.arange(len(table))
@@ -165,7 +166,7 @@ def decode(
 ) -> pa.RecordBatch:
     """Return the records with `start` <= offset < `end` of the selected batches.
 
-    Control batches are the caller's to leave out. Raises CorruptBatchError; see `to_arrow`.
+    The caller omits control batches. Raises CorruptBatchError; see `to_arrow`.
     """
     records = index_records(
         buffer, table, path=path, file_position=file_position, selection=selection
@@ -185,10 +186,10 @@ def to_arrow(
 ) -> pa.RecordBatch:
     """Return `rows` (indexes of records; None for all) as an Arrow batch of `schema`.
 
-    The schema's columns are any of those of `schema.changelog_schema(include_headers=True)`, in any
-    order; only these are built. Timestamps beyond what microseconds can tell read as the nearest
-    that they can. Raises InvalidInputError for another column, and for a column of 2 GiB or more,
-    which takes a smaller chunk.
+    The schema may have any columns of `schema.changelog_schema(include_headers=True)`, in any
+    order; only these are built. Timestamps outside the range of microseconds become the nearest
+    possible ones. Raises InvalidInputError for another column, and for a column of 2 GiB or more,
+    which needs a smaller chunk.
     """
     return columns.build(records, table, rows, schema=schema, topic=topic, partition=partition)
 
@@ -203,10 +204,10 @@ def rebuild_batch(
 ) -> bytes:
     """Return a batch of the records `rows` (at least one) under the header of `batch`.
 
-    The header is what `table` says, delete horizon and codec too; where the rows come from several
-    batches, in offset order, it is one for them all. Compressed with its codec at `level`, None for
-    the default; where the records are more bytes than a reader would decompress, as they stand.
-    Raises InvalidInputError for messages v0 and v1, which are only read.
+    The header comes from `table`, with its delete horizon and codec. If the rows come from several
+    batches, in offset order, the header must fit them all. `level` is the codec's, None for the
+    default; records above the decompression limit stay uncompressed. Raises InvalidInputError for
+    messages v0 and v1.
     """
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     if table.has_messages:
@@ -221,10 +222,10 @@ def rebuild_batch(
         max_timestamp = int(records.timestamps[rows].max())
     base_offset = int(table.base_offsets[batch])
     place = (records.arena, records.fields, rows, base_offset, base_timestamp)
-    size = kernels.rewrite_records(*place, np.empty(0, dtype=np.uint8))
+    size = encode_kernels.rewrite_records(*place, np.empty(0, dtype=np.uint8))
     target = bytearray(layout.BATCH_OVERHEAD + max(size, 0))
     section = memoryview(target)[layout.BATCH_OVERHEAD :]
-    if size < 0 or kernels.rewrite_records(*place, np.frombuffer(section, np.uint8)) != size:
+    if size < 0 or encode_kernels.rewrite_records(*place, np.frombuffer(section, np.uint8)) != size:
         raise InvalidInputError(f"batch {batch}: its record table does not fit its records")
     codec = attributes & layout.CODEC_MASK
     if size > compression.SIZE_MAX:
@@ -244,9 +245,9 @@ def rebuild_batch(
 
 
 def empty_batch(buffer: Buffer, table: BatchTable, batch: int) -> bytes:
-    """Return the batch without any record: 61 bytes that keep its offsets and its producer.
+    """Return the batch without records: 61 bytes that keep its offsets and its producer.
 
-    No codec, no delete horizon. Kafka: DefaultRecordBatch.writeEmptyHeader.
+    It has no codec and no delete horizon. Kafka: DefaultRecordBatch.writeEmptyHeader.
     """
     _refuse_messages(table, batch)
     kept = layout.TIMESTAMP_TYPE_BIT | layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT

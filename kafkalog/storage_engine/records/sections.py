@@ -1,4 +1,4 @@
-"""The record sections of batches: decompressed, their counts held against their bytes, indexed."""
+"""The record sections of batches: decompress them, check their counts, and index them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import Buffer
-from kafkalog.storage_engine.records import arena, codes, columns, kernels
+from kafkalog.storage_engine.records import arena, codes, columns
+from kafkalog.storage_engine.records.kernels import decode
 from kafkalog.storage_engine.records.tables import (
     BatchTable,
     Bytes,
@@ -25,10 +26,10 @@ NO_APPEND_TIME: Final = -(2**63)
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """The record sections of some batches v2, decompressed.
+    """The decompressed record sections of some batches v2.
 
     arena: the bytes in which they lie
-    places: int64 (7, s), a section each, as `kernels.index_records` wants them
+    places: int64 (7, s), a section each, as `decode.index_records` wants them
     fault: reports what is wrong with one of them
     """
 
@@ -41,7 +42,7 @@ class Sections:
 
     @property
     def record_count(self) -> int:
-        """How many records they hold, as their batches say."""
+        """The number of their records, by their batches."""
         return int(self.places[2].sum())
 
     @property
@@ -50,7 +51,7 @@ class Sections:
         return int((self.places[1] - self.places[0]).sum())
 
     def check(self, status: int, section: int, position: int) -> None:
-        """Raise CorruptBatchError for what a kernel found wrong."""
+        """Raise CorruptBatchError for a kernel's status."""
         if status != codes.OK:
             place = position - int(self.places[0, section])
             self.fault.report_status(section, status, place, int(self.places[2, section]))
@@ -64,11 +65,11 @@ def find_sections(
     run_size: int | None,
     fault: ChunkFault,
 ) -> Sections:
-    """Decompress the batches v2 that `fault` selects; see `index_records`. Not all: `len` says."""
+    """Decompress the batches v2 that `fault` selects, or the first of them; see `index_records`."""
     data, starts, ends = arena.sections(buffer, table, limit=limit, run_size=run_size, fault=fault)
     selection = fault.selection[: len(starts)]
     counts = table.counts[selection]
-    # A count is believed only as far as its bytes can bear it: memory is taken for it next.
+    # Check each count against its bytes, because it determines the next allocation.
     wild = np.flatnonzero(
         (counts < 0) | ((counts > 0) & (counts > (ends - starts) // codes.RECORD_SIZE_MIN))
     )
@@ -97,7 +98,7 @@ def index_sections(sections: Sections) -> RecordTable:
     count = sections.record_count
     fields = columns.allocate(codes.RECORD_FIELDS * count, np.int64)
     fields = fields.reshape(codes.RECORD_FIELDS, count)
-    status, section, position = kernels.index_records(sections.arena, sections.places, fields)
+    status, section, position = decode.index_records(sections.arena, sections.places, fields)
     sections.check(status, section, position)
     selection = sections.fault.selection[: len(sections)]
     batch_index = np.repeat(selection.astype(np.int32), sections.places[2])

@@ -1,4 +1,4 @@
-"""Batches and records as columns: what a scan of a chunk finds, and what indexing its batches does.
+"""Tables of batches and records: the results of scanning a chunk and of indexing its batches.
 
 Rows are in the order of the log.
 """
@@ -29,13 +29,13 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 class BatchTable:
     """The headers of b batches of a chunk; every array is int64 (b,).
 
-    positions and sizes are bytes in the chunk, timestamps are ms; `base_timestamps` is the delete
-    horizon where its bit is set.
+    Positions and sizes are bytes in the chunk, timestamps are ms; `base_timestamps` is the delete
+    horizon if its bit is set.
 
-    A message v0 or v1 has a row too, -1 where it lacks the field, and no attributes but codec and
-    timestamp type. Where its records begin, and how many they are, a compressed one (a *wrapper*)
-    does not say: its base offset here is the lowest that it can be, one more than the last offset
-    before it, and its count is -1.
+    A message v0 or v1 has a row too, with -1 in missing fields, and only codec and timestamp type
+    in its attributes. A compressed message (a *wrapper*) does not tell its first offset and number
+    of records. Its base offset here is the lowest possible, the last offset before it plus one, and
+    its count is -1.
     """
 
     positions: Integers
@@ -55,7 +55,7 @@ class BatchTable:
 
     @classmethod
     def of_headers(cls, found: Sequence[tuple[int, BatchHeader]]) -> BatchTable:
-        """Return the table of (position, header) pairs, for the few that no kernel has scanned."""
+        """Return the table of a few (position, header) pairs, without a kernel."""
         rows = [
             (
                 position,
@@ -87,7 +87,7 @@ class BatchTable:
 
     @property
     def is_message(self) -> npt.NDArray[np.bool_]:
-        """Which rows are messages v0 or v1 (b)."""
+        """Whether each row is a message v0 or v1 (b)."""
         result: npt.NDArray[np.bool_] = self.magics != layout.MAGIC
         return result
 
@@ -102,11 +102,11 @@ _columns = attrgetter(*(field.name for field in fields(BatchTable)))
 
 @dataclass(slots=True)
 class RecordTable:
-    """Where n records lie in `arena`; records keep the order of their batches.
+    """The places of n records in `arena`; records keep the order of their batches.
 
-    fields: int64 (9, n), the rows that the properties below name
-    batch_index: int32 (n,), the record's batch in the `BatchTable`
-    batch_count: how many of the batches that were selected have their records here
+    - fields: int64 (9, n), the rows that the properties below name
+    - batch_index: int32 (n,), the record's batch in the `BatchTable`
+    - batch_count: how many of the selected batches have their records here
     """
 
     arena: Bytes
@@ -145,7 +145,7 @@ class RecordTable:
 
     @property
     def timestamps(self) -> Integers:
-        """Milliseconds, -1 for none; of a LogAppendTime batch its max timestamp."""
+        """Milliseconds, -1 for none; in a LogAppendTime batch its max timestamp."""
         return self._row(3)
 
     @property
@@ -176,9 +176,9 @@ class RecordTable:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFault:
-    """Where a chunk lies, for the error about one of its batches.
+    """The place of a chunk, for errors about one of its batches.
 
-    `selection`: indexes of the batches that are looked at, which a kernel calls sections.
+    `selection` has the indexes of the examined batches, which kernels call sections.
     """
 
     path: Path | str
@@ -192,7 +192,7 @@ class ChunkFault:
         raise CorruptBatchError(self.path, self.file_position + position, expected, found)
 
     def report_undecodable(self, section: int, error: ValueError) -> NoReturn:
-        """Raise CorruptBatchError for what `compression.decompress` raised."""
+        """Raise CorruptBatchError for an error of `compression.decompress`."""
         expected, _, found = str(error).removeprefix("expected ").partition(", found ")
         self.report(section, expected, found)
 

@@ -1,26 +1,24 @@
-"""Where offsets have gaps: `kl-gaps` and `kl-raw-gaps` in a partition's directory.
+"""The gaps in a partition's offsets: the files `kl-gaps` and `kl-raw-gaps` in its directory.
 
-A batch's checksum does not cover where its offsets begin. But in a log of ours offsets run without
-a gap, except where one is listed here: so every batch's base offset follows from the batch before
-it, and a changed one, a missing segment or one that was cut between two batches is found
-(`offset_chain`).
+A batch's checksum does not cover its base offset. But a log of ours has no gap that is not listed
+here. Every base offset therefore follows from the batch before it, and readers notice a changed
+offset, a missing segment, or one truncated between two batches (`offset_chain`).
 
-A *gap* is a pair (from_offset, to_offset): no batch has an offset in [from, to), and the next
-batch, or the next segment's base, or the end of what was cleaned is exactly `to`. (Sources that
-outlived the swap that should have replaced them, listed ones, may begin within a cleaned segment's
-last gap.)
+A *gap* is a pair (from_offset, to_offset). No batch has an offset in [from, to). The next batch, or
+the next segment's base, or the end of the cleaned section is exactly `to`. (Listed sources that
+outlived an interrupted swap may begin within a cleaned segment's last gap.)
 
-- `kl-gaps` has a *section* for every segment that the cleaner has written, keyed by the segment's
-  base offset and the size of its `.log`. It is written before the swaps that bring the segments in,
-  once for all of them, and holds the sections of the old files and of the new ones until the next
-  time: a reader takes that of the file it has open. Whatever is replaced gets a section too, so the
-  sections of a base are those of all files that may bear it, and a file of another size is damaged.
-- `kl-raw-gaps` has what raw appends have left out, in one section. It is written before the commit;
-  what lies above the high watermark is of a commit that died, and goes at the next cut.
+- `kl-gaps` has a *section* for every segment that the cleaner has written, identified by the
+  segment's base offset and the size of its `.log`. The cleaner writes it once, before the swaps. It
+  keeps the sections of the old files next to the new ones until the next cleaning, and a reader
+  uses that of its open file. The replaced files get a section too. A base thus has a section for
+  every file that may have its name, and a file of another size is damaged.
+- `kl-raw-gaps` lists the gaps of raw appends in one section, and is written before the commit. Gaps
+  above the high watermark belong to a dead commit, and the next truncation removes them.
 
-A section lies in parts, each with its checksum in a table at the file's beginning, so that readers
-hold no more than a part. Both files are replaced whole, so whoever has one open reads on in the one
-that belongs to the listing it has made.
+A section has parts, each with its checksum in a table at the file's beginning, so that readers hold
+only one part in memory. Both files are replaced as a whole, so an open file keeps matching its
+reader's listing.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
     """Gaps, ascending: int64 (g, 2), a row is (from_offset, to_offset)."""
 
 _UNLISTED = (-1, -1)
-"""In the place of the gaps of a segment whose gaps are not listed."""
+"""In place of the gaps of a segment whose gaps are not listed."""
 
 __all__ = [
     "GapCollector",
@@ -66,7 +64,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The gaps of a segment, to be listed; `size` is that of its `.log` file in bytes."""
+    """The gaps of a segment to list; `size` is that of its `.log` file in bytes."""
 
     base_offset: int
     size: int
@@ -74,20 +72,20 @@ class Section:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What the section is found by."""
+        """The key of the section."""
         return self.base_offset, self.size
 
 
 class GapCollector:
-    """Gathers the gaps of one segment from its batches, in their order."""
+    """Collect the gaps of one segment from its batches, in order."""
 
     def __init__(self, base_offset: int) -> None:
         self.next_offset = base_offset
-        """One past the last offset of the last batch."""
+        """The last offset of the last batch plus one."""
         self._found: list[Gaps] = []
 
     def add(self, base_offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64]) -> None:
-        """Take the next batches, (b,) each, into account."""
+        """Add the next batches, (b,) each."""
         import numpy as np
 
         if not len(base_offsets):
@@ -101,7 +99,7 @@ class GapCollector:
         self.next_offset = int(last_offsets[-1]) + 1
 
     def gaps(self, end: int) -> Gaps:
-        """Return all gaps of the segment, which is followed by offset `end`."""
+        """Return all gaps of the segment; offset `end` follows it."""
         import numpy as np
 
         last = [(self.next_offset, end)] if self.next_offset < end else []
@@ -111,10 +109,10 @@ class GapCollector:
 
 
 class SourceGaps:
-    """Gathers the gaps of a segment that is cleaned, as it was found.
+    """Collect the gaps of a segment to be cleaned, before its cleaning.
 
-    One with messages v0 or v1 is a broker's: where its wrappers begin depends on where a reader
-    does, so nothing is listed of it but that.
+    A segment with messages v0 or v1 is a broker's. Its gaps depend on where a reader begins, so its
+    section only says that they are not listed.
     """
 
     def __init__(self, base_offset: int, size: int) -> None:
@@ -122,14 +120,14 @@ class SourceGaps:
         self._collector: GapCollector | None = GapCollector(base_offset)
 
     def add(self, table: BatchTable) -> None:
-        """Take the next batches into account."""
+        """Add the next batches."""
         if table.has_messages:
             self._collector = None
         if self._collector is not None:
             self._collector.add(table.base_offsets, table.last_offsets)
 
     def section(self, end: int) -> Section:
-        """Return the section of the segment, which is followed by offset `end`."""
+        """Return the section of the segment; offset `end` follows it."""
         import numpy as np
 
         if self._collector is None:
@@ -142,7 +140,7 @@ class SourceGaps:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """An entry of a file's table, and where its gaps begin in the file (0: not written yet)."""
+    """An entry of a file's table, and the position of its gaps in the file (0: not written yet)."""
 
     position: int
     base_offset: int
@@ -154,9 +152,9 @@ class _Part:
 
 
 class GapFile:
-    """One of the two files, open; like a file of no sections where there is none. `close` it.
+    """One of the two files, opened; a missing one has no sections. `close` it.
 
-    Nothing is read before it is asked for.
+    It is read on demand.
     """
 
     def __init__(self, path: Path) -> None:
@@ -184,7 +182,7 @@ class GapFile:
             os.close(fd)
 
     def sections(self) -> Iterator[GapSection]:
-        """Yield every section, in the file's order; raises as `sections_of` does."""
+        """Yield every section, in the file's order; raises like `sections_of`."""
         for found in self._grouped().values():
             for parts in found:
                 yield GapSection(self, parts)
@@ -257,7 +255,7 @@ class GapFile:
 
 
 class GapSection:
-    """The gaps of one segment, or of all raw appends; at most one part of them is in memory."""
+    """The gaps of one segment, or of all raw appends; only one part is in memory."""
 
     def __init__(self, file: GapFile, parts: Sequence[_Part]) -> None:
         self.base_offset = parts[0].base_offset
@@ -274,7 +272,7 @@ class GapSection:
 
     @property
     def is_unlisted(self) -> bool:
-        """Whether all it says is that the segment's gaps are not listed."""
+        """Whether the section says that the segment's gaps are not listed."""
         return self.parts[0].count > 0 and self.parts[0].first_from == _UNLISTED[0]
 
     def between(self, low: int, high: int) -> Gaps:
@@ -292,7 +290,7 @@ class GapSection:
         return result
 
     def last_to(self) -> int:
-        """Return where the last gap ends; -1 without one."""
+        """Return the end of the last gap; -1 without one."""
         gaps = self._gaps(len(self.parts) - 1)
         return int(gaps[-1, 1]) if len(gaps) else -1
 
@@ -302,7 +300,7 @@ class GapSection:
             yield self._gaps(place)
 
     def data(self) -> Iterator[tuple[_Part, bytes]]:
-        """Yield the section's parts, as they stand in the file."""
+        """Yield the section's parts, as stored."""
         for part in self.parts:
             yield part, self._file.data(part)
 
@@ -326,10 +324,10 @@ def list_sections(
 ) -> None:
     """List the gaps of segments in `kl-gaps`, durably.
 
-    Sections that are not of a file of `present`, as (base offset, size), are dropped. Two that
-    differ may have one key: of an old file and of a new one that happens to be as large. The caller
-    holds the partition's cleaner lock and the commit lock. Raises CorruptLogError for a damaged
-    file, and OSError.
+    Drops sections of files that are not in `present`, as (base offset, size). One key may have two
+    different sections, if an old file and a new one have the same size. The caller holds the
+    partition's cleaner lock and the commit lock. Raises CorruptLogError for a damaged file, and
+    OSError.
     """
     path = directory / layout.GAPS
     before = GapFile(path)
@@ -351,10 +349,10 @@ def list_sections(
 
 
 def add_raw_gaps(directory: Path, gaps: Gaps, *, first_base: int) -> None:
-    """Add gaps to `kl-raw-gaps`, durably; all begin behind those that it has.
+    """Add gaps to `kl-raw-gaps`, durably; all lie after the listed ones.
 
-    Those wholly below `first_base`, the base offset of the partition's first segment, are dropped.
-    The caller holds the commit lock, and has cut the file. Raises CorruptLogError, and OSError.
+    Drops gaps wholly below `first_base`, the base offset of the partition's first segment. The
+    caller holds the commit lock and has truncated the file. Raises CorruptLogError, and OSError.
     """
     import numpy as np
 
@@ -376,7 +374,7 @@ def add_raw_gaps(directory: Path, gaps: Gaps, *, first_base: int) -> None:
 
 
 def truncate_raw_gaps(directory: Path, end: int) -> None:
-    """Drop from `kl-raw-gaps` what a commit that died has listed above the log's end, durably.
+    """Drop the gaps that a dead commit listed above the log's end, durably.
 
     The caller holds the commit lock. Raises CorruptLogError for a damaged file, and OSError.
     """
@@ -408,7 +406,7 @@ def _is_alike(listed: GapSection, added: Sequence[_Stored]) -> bool:
 
 
 def _parts(section: Section, first_number: int = 0) -> Iterator[_Stored]:
-    """Yield the parts of a section with their bytes; one of no gaps has one part."""
+    """Yield the parts of a section with their bytes; a section without gaps has one part."""
     gaps, step = section.gaps, layout.GAPS_PART_MAX
     for number, start in enumerate(range(0, max(len(gaps), 1), step), first_number):
         rows = gaps[start : start + step]
@@ -421,7 +419,7 @@ def _parts(section: Section, first_number: int = 0) -> Iterator[_Stored]:
 
 
 def _write(path: Path, stored: Sequence[_Stored]) -> None:
-    """Put a whole file in place, piece by piece: temporary file, sync, rename, sync."""
+    """Write a whole file piece by piece: temporary file, sync, rename, sync."""
     table = layout.GAPS_HEADER.pack(layout.GAPS_MAGIC, layout.GAPS_VERSION, len(stored))
     table += b"".join(
         layout.GAPS_PART.pack(p.base_offset, p.size, p.number, p.count, p.first_from, p.crc)
@@ -429,7 +427,7 @@ def _write(path: Path, stored: Sequence[_Stored]) -> None:
     )
     temporary = path.with_name(path.name + layout.TEMPORARY)
     files.create(temporary, table + layout.CHECKSUM.pack(crc32c(table)))
-    fd = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
+    fd = files.open_to_write(temporary)
     try:
         position = len(table) + layout.CHECKSUM.size
         for part, source in stored:

@@ -1,11 +1,11 @@
-"""The sparse indexes beside a segment: offset to position, timestamp to offset.
+"""The sparse indexes of a segment: offset to position, timestamp to offset.
 
-An entry is a *hint*. Kafka's index files carry no checksum, are padded with zeros while their
-segment is active, and may be torn, stale or gone; so nothing here is believed before the batch that
-it points at confirms it (`segments.locate`). A wrong file costs a longer scan, never a record.
+An entry is a *hint*. Kafka's index files have no checksum, are padded with zeros while their
+segment is active, and may be torn, stale or missing. No entry is believed before the batch at its
+position confirms it (`segments.locate`). A wrong file costs a longer scan, never a record.
 
-Kafka: OffsetIndex, TimeIndex. Unlike Kafka's, these classes map and hold nothing: a lookup opens
-the file, reads some twenty entries, and closes it.
+Kafka: OffsetIndex, TimeIndex. Unlike Kafka's, these classes keep no file open: a lookup opens the
+file, reads some twenty entries, and closes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["OffsetIndex", "TimeIndex", "offset_entry", "time_entry"]
 def offset_entry(base_offset: int, offset: int, position: int) -> bytes:
     """Return the 8 bytes of an entry: the batch at byte `position` ends with `offset`.
 
-    Raises struct.error when either does not fit; a segment is rolled long before that.
+    Raises struct.error if either does not fit; a segment is rolled long before that.
     """
     return layout.OFFSET_INDEX_ENTRY.pack(offset - base_offset, position)
 
@@ -33,19 +33,19 @@ def offset_entry(base_offset: int, offset: int, position: int) -> bytes:
 def time_entry(base_offset: int, timestamp: int, offset: int) -> bytes:
     """Return the 12 bytes of an entry: no record up to `offset` is younger than `timestamp`.
 
-    `timestamp` is in epoch milliseconds, `offset` the last of the batch that carries it.
+    `timestamp` is in epoch milliseconds, `offset` the last one of the batch with it.
     """
     return layout.TIME_INDEX_ENTRY.pack(timestamp, offset - base_offset)
 
 
 class _IndexFile(ABC):
-    """Entries of one size, each a pair of integers, of which the first ones are in use."""
+    """Entries of one size, each a pair of integers; only the first ones are in use."""
 
     entry_size: ClassVar[int]
     """Bytes of an entry."""
 
     def __init__(self, path: Path, base_offset: int | None = None) -> None:
-        """Name a file, which need not exist; the base offset is read from its name by default."""
+        """Name a file, which need not exist; by default its name gives the base offset."""
         if base_offset is None:
             parsed = layout.parse_segment_file(path.name)
             if parsed is None:
@@ -55,12 +55,12 @@ class _IndexFile(ABC):
         self.base_offset = base_offset
 
     def entries(self) -> list[tuple[int, int]]:
-        """Return the entries in use, in ascending order; none when the file is missing.
+        """Return the entries in use, in ascending order; [] for a missing file.
 
-        Ends before the first one that is not above the one before it: padding, or garbage.
+        Stops before the first one that is not above its predecessor: padding, or garbage.
         """
         try:
-            data = self.path.read_bytes()
+            data = files.read_file(self.path)
         except FileNotFoundError:
             return []
         found: list[tuple[int, int]] = []
@@ -72,7 +72,7 @@ class _IndexFile(ABC):
         return found
 
     def last_entry(self) -> tuple[int, int] | None:
-        """Return the last entry in use; None when there is none."""
+        """Return the last entry in use, or None."""
         for _, entry in self._search(self._is_used):
             return entry
         return None
@@ -91,9 +91,9 @@ class _IndexFile(ABC):
     ) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield (place, entry) of wanted entries: the last one, then ever earlier ones.
 
-        `wanted` holds for the first entries and for no later one, as long as the file is sound;
-        in a damaged file the search ends somewhere, on entries for which it does hold. None of a
-        file that is missing, or that this user may not read: entries are hints.
+        In a sound file `wanted` holds for the first entries and for no later one. In a damaged file
+        the search still ends, on entries for which it holds. A missing or unreadable file yields
+        none, because entries are hints.
         """
         try:
             fd = files.open_to_read(self.path)
@@ -119,7 +119,7 @@ class _IndexFile(ABC):
 
     def _at(self, fd: int, place: int) -> tuple[int, int]:
         data = files.read_at(fd, self.entry_size, place * self.entry_size)
-        # Cut off while it is read: zeros are padding, which no search wants.
+        # If the file is truncated now, pad with zeros, which no search wants.
         return self._unpack(data.ljust(self.entry_size, b"\0"))
 
 
@@ -129,7 +129,7 @@ class OffsetIndex(_IndexFile):
     entry_size: ClassVar[int] = layout.OFFSET_INDEX_ENTRY.size
 
     def lookup(self, offset: int) -> int:
-        """Return the position of a batch at or before the one of `offset`; unconfirmed, else 0."""
+        """Return the unconfirmed position of a batch at or before that of `offset`, or 0."""
         for _, position in self.hints(offset):
             return position
         return 0
@@ -140,10 +140,7 @@ class OffsetIndex(_IndexFile):
             yield entry
 
     def entry_at(self, position: int) -> tuple[int, int] | None:
-        """Return the (last offset, position) of the last batch listed at or before a position.
-
-        Unconfirmed; None when there is none.
-        """
+        """Return the unconfirmed last entry at or before a position, or None."""
         for _, entry in self._search(lambda entry: self._is_used(entry) and entry[1] <= position):
             return entry
         return None
@@ -169,9 +166,9 @@ class TimeIndex(_IndexFile):
     entry_size: ClassVar[int] = layout.TIME_INDEX_ENTRY.size
 
     def lookup(self, timestamp: int) -> int:
-        """Return an offset up to which every record is older than `timestamp`; unconfirmed.
+        """Return an unconfirmed offset up to which every record is older than `timestamp`.
 
-        The segment's base offset when there is none: records from there on must be looked at.
+        Without an entry, returns the segment's base offset: records from there on must be read.
         """
         for _, offset in self.hints(timestamp):
             return offset
@@ -187,8 +184,8 @@ class TimeIndex(_IndexFile):
         return timestamp, self.base_offset + relative_offset
 
     def _is_used(self, entry: tuple[int, int]) -> bool:
-        # Timestamps below 0 are never written. (0, base) could be one record of 1970; taking it
-        # for the padding that it nearly always is costs that log one hint.
+        # Timestamps below 0 are never written. (0, base) could be one record of 1970, but is
+        # nearly always padding; the mistake costs that log one hint.
         return entry[0] >= 0 and entry[1] >= self.base_offset and entry != (0, self.base_offset)
 
     def _is_above(self, entry: tuple[int, int], before: tuple[int, int]) -> bool:

@@ -1,9 +1,9 @@
-"""The live segments of a partition, listed for a view, and listed again where they may be others.
+"""List the live segments of a partition for a snapshot, and again when they may have changed.
 
-A view of many segments opens a window of them after the other, and each belongs to a listing under
-the lock. To list costs a look at every file: so a listing is used again as long as the directory's
-time of change says that no name in it has changed. Two changes within a tick of the file system's
-clock bear one time, so a listing counts only if the directory had rested before it was made.
+A snapshot of many segments opens several windows, each from a listing under the lock. A listing
+looks at every file, so it is reused until the directory's change time shows that a name has
+changed. Two changes within one tick of the file system's clock have the same time. A listing
+therefore counts only if the directory had rested before it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kafkalog.storage_engine.segment.segments import SegmentFiles, file_names, l
 __all__ = ["Listing"]
 
 REST_S: Final = 2.0
-"""As long as the longest tick of a file system (FAT's)."""
+"""The longest tick of a file system (FAT's)."""
 _LISTINGS: Final = 100
-"""Attempts to list a directory between two changes of a broker's."""
+"""Attempts to list a directory while a broker changes it."""
 
 
 class _Closable(Protocol):
@@ -36,7 +36,7 @@ _Opened = TypeVar("_Opened", bound=_Closable)
 
 
 class Listing:
-    """Lists one partition's directory; for any number of threads."""
+    """List one partition's directory. Thread-safe."""
 
     def __init__(self, directory: Path, *, locked: bool) -> None:
         """A broker's directory is not `locked`, and is listed each time."""
@@ -46,7 +46,7 @@ class Listing:
         self._changed_ns = -1
         self._seen_at = 0.0
         self._rested: list[SegmentFiles] | None = None
-        """What was listed once the directory had rested."""
+        """The listing after the directory had rested."""
 
     def open_listed(
         self,
@@ -55,8 +55,8 @@ class Listing:
     ) -> _Opened:
         """Call `opened` with a state and a listing that belong together.
 
-        Our own processes wait for the lock; a broker does not know it, so the listing counts only
-        when a second one agrees, and a file that vanishes in between means: once more.
+        Our own processes wait for the lock. A broker does not know it, so the listing counts only
+        if a second one agrees, and is repeated if a file vanishes in between.
         """
         directory = self._directory
         if not directory.is_dir():
@@ -84,9 +84,9 @@ class Listing:
         )
 
     def _look(self) -> tuple[list[SegmentFiles] | None, int]:
-        """Return the listing that still holds, if there is one, and the directory's time of change.
+        """Return the valid listing, or None, and the directory's change time.
 
-        That is negative where a listing that is made now may not be kept.
+        The time is negative if a new listing may not be kept.
         """
         now = time.monotonic()
         changed_ns = self._directory.stat().st_ctime_ns

@@ -1,12 +1,11 @@
-"""Whether the offsets of a segment follow each other, from batch to batch and to its end.
+"""Check that the offsets of a segment follow each other, from batch to batch and to its end.
 
-In a log of ours they run without a gap, but for those that are listed (`gaps`). So where a batch
-must begin is told by the one before it, and a chain of batches is right from its first one on: the
-first of the segment, whose name says where it begins, or one that an entry of the offset index
-points at and agrees with.
+A log of ours has only listed gaps (`gaps`). The begin of a batch thus follows from the batch before
+it, and a chain of batches is right from its first one on. That is the segment's first batch, whose
+offset is in the file's name, or one that an entry of the offset index confirms.
 
-What a broker wrote, below `listed_from`, may have gaps that nobody has listed, unless the cleaner
-has rewritten it.
+A broker's part of the log, below `listed_from`, may have unlisted gaps, unless the cleaner has
+rewritten it.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ __all__ = ["GapLists", "OffsetChain"]
 
 
 class GapLists:
-    """What is listed of a partition's gaps at one moment; `close` it.
+    """The lists of a partition's gaps, as of one time; `close` it.
 
-    To be opened together with the segments, under the segments lock, after the state was loaded.
+    Open it together with the segments, under the segments lock, after loading the state.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Open the lists there are; raises StorageError."""
+        """Open the existing lists; raises StorageError."""
         self.cleaned = GapFile(directory / layout.GAPS)
         try:
             self.raw = GapFile(directory / layout.RAW_GAPS)
@@ -48,9 +47,10 @@ class GapLists:
     def chain(
         self, base_offset: int, size: int | None, *, next_offset: int | None, listed_from: int
     ) -> OffsetChain:
-        """Begin a chain in a segment, whose `.log` has `size` bytes; None for the active one.
+        """Begin a chain in a segment whose `.log` has `size` bytes; None for the active one.
 
-        The first batch begins at `next_offset`, or where it says (None). Raises CorruptLogError.
+        The first batch must begin at `next_offset`; None accepts any offset. Raises
+        CorruptLogError.
         """
         sections = [] if size is None else self.cleaned.sections_of(base_offset)
         if sections:
@@ -65,7 +65,7 @@ class GapLists:
 
 
 class OffsetChain:
-    """Follows the batches of one segment; not for several threads."""
+    """Follow the batches of one segment; not thread-safe."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class OffsetChain:
     ) -> None:
         """Begin a chain.
 
-        One of the sections describes the segment; where there is none it has no gap. Gaps that end
-        at or below `listed_from` need not be listed. With `sizes`, those the file should have had,
-        the sections are those of other files, and the chain cannot end well. `cleaned`: where the
-        sections are from, if they are of segments.
+        One of the sections describes the segment; without sections it has no gap. Gaps that end at
+        or below `listed_from` need not be listed. `sizes` has the listed sizes of the file if its
+        own is not among them. The sections are then those of other files, and the chain cannot end
+        well. `cleaned` is the file of the sections, if they are of segments.
         """
         self.next_offset = next_offset
-        """Where the next batch is to begin, unless a gap is listed there; None: where it says."""
+        """The required begin of the next batch, unless a gap is listed there; None: any."""
         self.sizes = sizes
         self.listed_from = listed_from
         self._sections = sections
@@ -92,9 +92,9 @@ class OffsetChain:
     def first_break(
         self, base_offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64]
     ) -> int | None:
-        """Return the first of the next batches, (b,) each, that does not follow; None for none.
+        """Return the first of the next batches, (b,) each, that does not follow, or None.
 
-        Offsets rise; there is at least one batch. The chain goes on only where all do.
+        Offsets rise, and there is at least one batch. The chain advances only if all follow.
         """
         import numpy as np
 
@@ -117,7 +117,7 @@ class OffsetChain:
         return broken
 
     def follows(self, base_offset: int, last_offset: int) -> bool:
-        """Tell whether the next batch follows; the chain goes on only where it does."""
+        """Return whether the next batch follows; the chain advances only then."""
         if not self._sections and self.next_offset in (None, base_offset):
             self.next_offset = last_offset + 1
             return True
@@ -134,7 +134,7 @@ class OffsetChain:
         base_offsets: npt.NDArray[np.int64],
         rows: npt.NDArray[np.intp],
     ) -> int | None:
-        """Return the first batch where gaps that are there, and are listed, differ."""
+        """Return the first batch where the gaps and their list differ, or None."""
         import numpy as np
 
         listed = section.between(int(froms[0]), int(froms[-1]))
@@ -149,7 +149,7 @@ class OffsetChain:
         return min(int(np.searchsorted(froms, min(offsets))), len(froms) - 1)
 
     def expected_after(self, next_offset: int) -> int:
-        """Return where the batch begins that comes next if all below `next_offset` is there."""
+        """Return the begin of the next batch if all offsets below `next_offset` are present."""
         for section in self._sections:
             listed = section.between(next_offset, next_offset)
             if len(listed):
@@ -157,11 +157,11 @@ class OffsetChain:
         return next_offset
 
     def ends_at(self, end: int) -> bool:
-        """Whether the segment may end here, so that the next one begins at offset `end`.
+        """Return whether the segment may end here, with the next one beginning at offset `end`.
 
-        A cleaned one is listed up to the end of all it was made from. Where a swap died some of
-        these may have stayed, since names alone do not say that it reaches over them: so the next
-        segment may begin within the last gap, if it is listed as well.
+        The list of a cleaned segment reaches to the end of its sources. After an interrupted swap
+        some sources may remain, because names alone do not show that the segment covers them. The
+        next segment may then begin within the last gap, if it is listed too.
         """
         next_offset = self.next_offset
         if next_offset is None:

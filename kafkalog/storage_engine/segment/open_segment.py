@@ -41,8 +41,6 @@ __all__ = ["Chunk", "OpenSegment"]
 
 RUN_SIZE = 2 << 20
 """Decompressed bytes held at once; the batch that makes it so many ends a run of batches."""
-_READ_AHEAD_MAX = 16 << 20
-"""Bytes up to which a read grows past the large batch it is for; only a batch alone is larger."""
 _CHECKED_AT_ONCE = 1 << 20
 """Bytes passed over after which their checksums are compared."""
 
@@ -153,40 +151,43 @@ class OpenSegment:
         a larger chunk. Raises CorruptBatchError, StorageError.
         """
         from kafkalog.storage_engine.records import messages, records
+        from kafkalog.storage_engine.segment.log_scanner import FRAMES, FaultKind, LogScanner
 
-        path = self.files.log
-        position = self._locate(start) if start > self.files.base_offset else 0
-        wish = size
-        previous = self.files.base_offset - 1
+        path, base = self.files.log, self.files.base_offset
+        position = self._locate(start) if start > base else 0
+        previous = base - 1
         chain = self._chain(position)
-        while position < self.limit:
-            buffer = self._read(min(wish, self.limit - position), position)
-            table, consumed, fault = records.scan_batches(buffer, previous=previous)
+        scan = LogScanner(
+            self._fd,
+            path,
+            FRAMES,
+            limit=self.limit,
+            position=position,
+            next_offset=base,
+            chunk_size=size,
+        )
+        for found in scan:
+            buffer, table, position = found.buffer, found.table, found.file_position
             count = len(table)
-            if count:
-                if table.has_messages and position == 0:
-                    messages.find_first_wrapper_end(buffer, table, path=path)
-                table = self._in_order(table, previous, position, end, chain)
-                previous = int(table.last_offsets[-1]) if len(table) else previous
-                first = int(table.last_offsets.searchsorted(start))
-                stop = int(table.base_offsets.searchsorted(end))
-                # The one before may end below `start` only because its last offset is damaged.
-                checked = _slice(table, max(first - 1, 0), max(first, stop))
-                records.check_crcs(buffer, checked, path=path, file_position=position)
-                if first < stop:
-                    wanted = _slice(table, first, stop)
-                    base = self.files.base_offset
-                    yield Chunk(buffer, wanted, path, position, base, start, end)
-                if stop < count or previous + 1 >= end:
-                    return
-                # Large batches come in series: read ahead, or each would be read twice.
-                wish = max(size, min(2 * int(table.sizes.max()), _READ_AHEAD_MAX))
-            position += consumed
-            if fault is not None:
-                raise CorruptBatchError(path, position, "a record batch", fault)
-            if not count:
-                wish = self._whole_batch(buffer, position)
-            del buffer  # a large value's would be held while the next one is read
+            if table.has_messages and position == 0:
+                messages.find_first_wrapper_end(buffer, table, path=path)
+            table = self._in_order(table, previous, position, end, chain)
+            previous = int(table.last_offsets[-1]) if len(table) else previous
+            first = int(table.last_offsets.searchsorted(start))
+            stop = int(table.base_offsets.searchsorted(end))
+            # The one before may end below `start` only because its last offset is damaged.
+            checked = _slice(table, max(first - 1, 0), max(first, stop))
+            records.check_crcs(buffer, checked, path=path, file_position=position)
+            if first < stop:
+                yield Chunk(buffer, _slice(table, first, stop), path, position, base, start, end)
+            if stop < count or previous + 1 >= end:
+                return
+            del found, buffer  # a large value's would be held while the next one is read
+        if scan.kind is FaultKind.SHORT:
+            raise self._short()
+        if scan.fault is not None:
+            self._check_whole()
+            raise scan.fault
         if previous + 1 < end:
             self._check_whole()
             self._check_end(chain)
@@ -345,27 +346,16 @@ class OpenSegment:
     def _read(self, size: int, position: int) -> bytes:
         buffer = files.read_at(self._fd, size, position)
         if len(buffer) < size:
-            raise StorageError(
-                f"{self.files.log}: ends at byte {position + len(buffer)} while it is read, "
-                f"but {self.limit} bytes are committed"
-            )
+            raise self._short()
         return buffer
 
-    def _whole_batch(self, buffer: bytes, position: int) -> int:
-        """Return how many bytes to read for the batch that `buffer` holds only the start of."""
-        remaining = self.limit - position
-        needed = layout.BATCH_OVERHEAD
-        if len(buffer) >= layout.LOG_OVERHEAD:
-            length = buffer[layout.LENGTH_POSITION : layout.LOG_OVERHEAD]
-            needed = layout.LOG_OVERHEAD + int.from_bytes(length, "big", signed=True)
-        elif remaining >= layout.LOG_OVERHEAD:
-            needed = min(needed, remaining)
-        if not len(buffer) < needed <= remaining:
-            self._check_whole()
-            raise CorruptBatchError(
-                self.files.log, position, f"a record batch of {needed} bytes", f"{remaining} bytes"
-            )
-        return needed
+    def _short(self) -> StorageError:
+        """Return the error of a file that somebody has truncated since it was opened."""
+        size = os.fstat(self._fd).st_size
+        return StorageError(
+            f"{self.files.log}: ends at byte {size} while it is read, "
+            f"but {self.limit} bytes are committed"
+        )
 
     def _chain(self, position: int) -> OffsetChain | None:
         """Begin a chain of the batches from a position on; None where gaps are not listed."""

@@ -1,4 +1,4 @@
-"""A partition's directory as a whole: made with its first segment, synced segment by segment."""
+"""Create a partition's directory with its first segment, and sync it as a whole."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MADE: Final = {
     layout.LEADER_EPOCH_CHECKPOINT,
     layout.segment_file(0, layout.LOG),
 }
-"""What `create_partition` makes, besides the canary."""
+"""The files that `create_partition` makes, besides the canary."""
 _MISSING: Final = (FileNotFoundError, NotADirectoryError)
-"""No directory of a partition, which is for `check_canary` to describe, of that partition alone."""
+"""The directory is missing; `check_canary` reports that, for this partition alone."""
 
 
 def sync_segments(directory: Path, start: Place) -> None:
@@ -40,9 +40,9 @@ def sync_segments(directory: Path, start: Place) -> None:
 
 
 def sync_truncation(directory: Path, active_base: int) -> None:
-    """Make durable what somebody may have cut: the indexes of the active segment, and all names.
+    """Make possible truncations durable: sync the active segment's indexes, and all names.
 
-    Of a `.log` what is cut off comes back no further than to be cut again.
+    A `.log` needs no sync: bytes that come back are truncated again.
     """
     for suffix in (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX):
         with contextlib.suppress(*_MISSING):
@@ -52,16 +52,16 @@ def sync_truncation(directory: Path, active_base: int) -> None:
 
 
 def write_again(directory: Path, start: Place, end: Place) -> None:
-    """Write what the logs of a partition hold between two places once more, the same bytes.
+    """Write the bytes of a partition's logs between two places again.
 
-    For what cannot be cut after a failed sync, since readers have been shown it. The caller holds
-    the commit lock.
+    Used after a failed sync of bytes that readers have seen and that cannot be truncated. The
+    caller holds the commit lock.
     """
     for base_offset, log in _logs(directory, start):
         if base_offset > end[0]:
             continue
         try:
-            fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
+            fd = files.open_to_write(log)
         except FileNotFoundError:
             continue  # a cleaner replaced it, by synced files
         try:
@@ -77,7 +77,7 @@ def write_again(directory: Path, start: Place, end: Place) -> None:
 def _logs(directory: Path, start: Place) -> Iterator[tuple[int, Path]]:
     names: list[str] = []
     with contextlib.suppress(*_MISSING):
-        names = os.listdir(directory)
+        names = files.list_names(directory)
     for name in names:
         parsed = layout.parse_segment_file(name)
         if parsed and parsed[1:] == (layout.LOG, "") and parsed[0] >= start[0]:
@@ -85,11 +85,11 @@ def _logs(directory: Path, start: Place) -> Iterator[tuple[int, Path]]:
 
 
 def create_partition(directory: Path, topic_id: str) -> None:
-    """Make a partition's directory with an empty segment; the root is synced by the caller.
+    """Create a partition's directory with an empty segment; the caller syncs the root.
 
-    A directory of that name that an earlier process left before its topic was recorded is removed
-    first, with the records of the commit it died in; any other that holds records, or was not made
-    by us, is an error. So is a symbolic link: nothing is removed where it leads to.
+    First removes a directory of that name that an earlier process left before its topic was
+    recorded, with the records of its dead commit. Raises StorageError for any other directory with
+    records, a foreign directory, and a symbolic link, whose target is never removed.
     """
     if directory.is_symlink() or directory.exists():
         _remove_leftover(directory)
@@ -105,24 +105,24 @@ def create_partition(directory: Path, topic_id: str) -> None:
 
 
 def note_recorded(directory: Path) -> None:
-    """Say that the journal names the partition's topic, so that what it holds is no leftover."""
-    with contextlib.suppress(OSError):  # the commit is made; the mark is of use only before it
+    """Note that the journal names the partition's topic, so its records are no remains."""
+    with contextlib.suppress(OSError):  # the commit has succeeded; the mark matters only before
         files.remove(directory / layout.UNRECORDED)
 
 
 def announce_topic_id(directory: Path, topic_id: str) -> None:
-    """Say which id the journal is about to give the topic, before it does.
+    """Write the id that the journal is about to give the topic.
 
-    So a directory that has not got it yet is told from a foreign one, whoever dies in between.
+    If a process dies in between, the directory is not taken for a foreign one.
     """
     content = checkpoints.partition_metadata(topic_id)
     files.write_atomically(directory / layout.METADATA_ASIDE, content)
 
 
 def check_topic_id(directory: Path, topic_id: str) -> None:
-    """Raise StorageError unless the directory is of the topic that the journal means.
+    """Raise StorageError unless the directory belongs to the journal's topic.
 
-    One that was announced its new id gets it. Costs each commit some 6 us per partition.
+    Applies an announced new id. Costs each commit about 6 us per partition.
     """
     if checkpoints.is_of_topic(directory, topic_id):
         return
@@ -146,7 +146,7 @@ def check_topic_id(directory: Path, topic_id: str) -> None:
 
 def _remove_leftover(directory: Path) -> None:
     is_link = directory.is_symlink()
-    names = set() if is_link else set(os.listdir(directory))
+    names = set() if is_link else set(files.list_names(directory))
     logs = [directory / name for name in names if name.endswith(layout.LOG)]
     is_unrecorded = layout.UNRECORDED in names
     # A power cut may have kept neither mark: then it is ours if only what we make is in it.

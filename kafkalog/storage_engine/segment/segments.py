@@ -1,20 +1,20 @@
-"""The segments of a partition: which files are live, and where in one an offset lies.
+"""The segments of a partition: find the live files, and the place of an offset in one.
 
-A *segment* is a `.log` file, named by its base offset, with its indexes beside it. The cleaner
-replaces runs of segments in steps (`.cleaned`, then `.swap` while the sources become `.deleted`,
-then the final names), and a process may die between any two of them. So the names of the files,
-and nothing else, say which ones are live:
+A *segment* is a `.log` file, named by its base offset, with its indexes. The cleaner replaces
+segments in steps: `.cleaned`, then `.swap` while the sources become `.deleted`, then the final
+names. A process may die between any two steps. The names of the files alone therefore show which
+are live:
 
-1. A `.swap` file whose base is at or above that of any `.cleaned` file is dead: the new segments
-   were not all renamed, in descending order, when the process died. So the sources are live. (So a
-   cleaner that finds `.swap` files finishes them before it writes its first `.cleaned` file.)
-2. Otherwise the `.log.swap` files are live, and what they replace is not: every file without such
-   an ending whose base lies in [smallest base, largest next offset) of them.
-3. A `.swap` index whose `.log` bears its final name already belongs to it.
+1. A `.swap` file whose base is at or above that of any `.cleaned` file is dead. The process died
+   before it had renamed all new segments, in descending order, so the sources are live. (A cleaner
+   that finds `.swap` files thus finishes them before it writes its first `.cleaned` file.)
+2. Otherwise the `.log.swap` files are live, and the files that they replace are not. These are all
+   files with final names whose base lies in their [smallest base, largest next offset).
+3. A `.swap` index whose `.log` has its final name already belongs to it.
 4. `.cleaned` and `.deleted` files are never live.
 
-`list_segments` comes to this conclusion in memory and `finish_swaps` on disk. These are the first
-three passes of Kafka's LogLoader; the renames are those of LocalLog.replaceSegments.
+`list_segments` applies these rules in memory and `finish_swaps` on disk. They are the first three
+passes of Kafka's LogLoader; the renames are those of LocalLog.replaceSegments.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ __all__ = [
 ]
 
 _HEADERS_SIZE = 64 << 10
-"""Bytes read at once to walk over small batches."""
+"""Bytes to read at once when skipping small batches."""
 _SMALL_BATCH = 8 << 10
-"""Batches above this size are walked over by reading their headers only."""
+"""Above this size, only the header of a batch is read to skip it."""
 _TIME_HINTS = 3
-"""Entries of a time index that are tried before the whole segment is looked at."""
+"""Entries of a time index to try before scanning the whole segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFiles:
-    """Where the files of one live segment are; only the `.log` must exist.
+    """The paths of one live segment; only the `.log` must exist.
 
-    `size` is that of the `.log` file in bytes when it was listed: it may hold more than what is
-    committed. Paths end in `.swap` where a dead process left them so.
+    `size` is that of the `.log` file in bytes at the listing; it may exceed the committed size.
+    Paths end in `.swap` if a dead process left them so.
     """
 
     base_offset: int
@@ -79,10 +79,10 @@ class SegmentFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The segment files of a directory, as base offset -> suffixes, and what is to be done."""
+    """The segment files of a directory, as base offset -> suffixes, by their state."""
 
     live: dict[int, set[str]]
-    """Files under their final names, the replaced ones included."""
+    """Files with final names, including replaced ones."""
     swaps: dict[int, set[str]]
     """`.swap` files that become final."""
     dead_swaps: dict[int, set[str]]
@@ -92,16 +92,16 @@ class _Files:
 
 
 def file_names(directory: Path) -> frozenset[str]:
-    """Return the names of all segment files but those a cleaner is still writing.
+    """Return the names of all segment files except those a cleaner is still writing.
 
-    Equal names before and after a listing mean that it saw one moment of the directory, also
-    where a broker that knows no lock of ours replaces files.
+    Equal names before and after a listing mean that the directory did not change, even if a broker,
+    which ignores our locks, replaces files.
     """
     return frozenset(name for name, _, _, stage in _scan(directory) if stage != layout.CLEANED)
 
 
 def _scan(directory: Path) -> Iterator[tuple[str, int, str, str]]:
-    """Yield (name, base offset, suffix, stage) of every segment file; a directory is none."""
+    """Yield (name, base offset, suffix, stage) of every segment file, without directories."""
     with files.scan(directory) as entries:
         for entry in entries:
             parsed = layout.parse_segment_file(entry.name)
@@ -132,11 +132,11 @@ def _resolve(directory: Path, *, is_strict: bool) -> _Files:
 
 
 def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
-    """Return where a `.log.swap` ends, so that what it replaces may go.
+    """Return the end of a `.log.swap`, so that the files it replaces can be removed.
 
-    No checksum covers a batch's base offset: a wrong one would take live segments along. Where our
-    cleaner has listed the file's gaps, only batches that follow each other count, and whoever
-    removes what they replace (`is_strict`) gets a CorruptLogError for others.
+    No checksum covers a batch's base offset, and a wrong one would remove live segments. If our
+    cleaner has listed the file's gaps, only batches that follow each other count. A caller that
+    removes the replaced files (`is_strict`) gets a CorruptLogError for others.
     """
     segment = _swapped(directory, base)
     with contextlib.closing(GapLists(directory)) as lists:
@@ -167,10 +167,10 @@ def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
 def _checked_end(
     directory: Path, live: Mapping[int, set[str]], ends: Mapping[int, int], *, is_strict: bool
 ) -> int:
-    """Return where the swaps end, of which each one's end is given by its base offset.
+    """Return the end of all swaps; `ends` maps their base offsets to their ends.
 
-    The last segment is the active one, which no cleaner replaces; if that is missing, the last one
-    of those that were cleaned. An end amid its offsets, or above, is that of a damaged batch.
+    No cleaner replaces the active segment, the last one; without it, the last cleaned one counts.
+    An end inside or above that segment's offsets comes from a damaged batch.
     """
     base, end = max(ends.items(), key=lambda found: found[1])
     last = max((offset for offset in live if layout.LOG in live[offset]), default=base)
@@ -198,10 +198,10 @@ def _segment_files(directory: Path, base: int, swaps: set[str]) -> SegmentFiles:
 
 
 def list_segments(directory: Path) -> list[SegmentFiles]:
-    """Return the live segments, ascending; half a swap is resolved in memory, the disk stays as is.
+    """Return the live segments, ascending; resolve half a swap in memory, not on disk.
 
-    The caller holds the segments lock, shared or exclusive. Raises FileNotFoundError when a file
-    vanishes meanwhile, which only a process without that lock, such as a broker, can cause.
+    The caller holds the segments lock, shared or exclusive. Raises FileNotFoundError if a file
+    vanishes, which only a process without that lock, such as a broker, can cause.
     """
     found = _resolve(directory, is_strict=False)
     segments: list[SegmentFiles] = []
@@ -215,32 +215,33 @@ def list_segments(directory: Path) -> list[SegmentFiles]:
 
 
 def finish_swaps(directory: Path) -> None:
-    """Bring the disk to what `list_segments` says: finish or forget the swap of a dead process.
+    """Apply the result of `list_segments` to the disk: finish or undo a dead process's swap.
 
-    The caller holds the cleaner lock and, exclusively, the segments lock. May die at any step: the
-    next call goes on. `.deleted` files stay for readers that have just listed (`sweep_deleted`).
-    Raises CorruptLogError where the batches of a `.log.swap` do not follow each other as listed.
+    The caller holds the cleaner lock and, exclusively, the segments lock. The process may die at
+    any step; the next call continues. `.deleted` files stay for readers with a recent listing
+    (`sweep_deleted`). Raises CorruptLogError if the batches of a `.log.swap` do not follow each
+    other as listed.
     """
     found = _resolve(directory, is_strict=True)
     if not (found.swaps or found.dead_swaps or found.cleaned):
         return
-    # A name that the dead process gave may still go with the power: nothing is built on it before.
+    # Make the names that the dead process gave durable before building on them.
     files.sync_directory(directory)
-    # A dead .swap is dead only as long as the .cleaned file stands that says so.
+    # Remove dead .swap files first: they are dead only while the .cleaned file exists.
     _remove(directory, found.dead_swaps, layout.SWAP)
     _remove(directory, found.cleaned, layout.CLEANED)
-    # What is replaced is known only as long as the last .log.swap stands.
+    # The replaced files are known only while the last .log.swap exists.
     retire(directory, found.replaced)
     swap_in(directory, found.swaps)
     files.sync_directory(directory)
 
 
 def swap_in(directory: Path, found: Mapping[int, Collection[str]]) -> None:
-    """Give `.swap` files, by base offset and suffix, their own names; the caller syncs those.
+    """Give `.swap` files, by base offset and suffix, their final names; the caller syncs these.
 
-    The logs come first, durably: beside a `.log.swap` every file of that base counts as one to be
-    replaced. After a power cut in the middle that would be a new one, as the list of the aborted
-    transactions, where the log's name were lost alone.
+    Logs come first, durably. Beside a `.log.swap` every file of that base counts as replaced. If a
+    power cut lost only the log's new name, that would include new files, such as the list of
+    aborted transactions.
     """
     logs = {base for base in found if layout.LOG in found[base]}
     for base in sorted(logs):
@@ -275,9 +276,9 @@ def retire(
 ) -> None:
     """Rename the files of segments to `.deleted`, durably.
 
-    Producer snapshots stay: which of them are needed is not told by segments alone, see
-    `producer_snapshot.sweep_snapshots`. The caller holds the segments lock exclusively. Files that
-    are not there are passed over. With its `.log` a segment's key index goes, at once.
+    Skips missing files. With its `.log`, also removes a segment's key index at once. Keeps producer
+    snapshots, because segments alone do not show which are needed; see
+    `producer_snapshot.sweep_snapshots`. The caller holds the segments lock exclusively.
     """
     base_offsets, suffixes = sorted(base_offsets), tuple(suffixes)
     wanted = [(base, suffix) for base in base_offsets for suffix in suffixes]
@@ -292,10 +293,10 @@ def retire(
 
 
 def remove_key_indexes(directory: Path, base_offsets: Iterable[int]) -> bool:
-    """Remove the key indexes of segments; tells whether there were any.
+    """Remove the key indexes of segments; return whether there were any.
 
-    It is durable after `sync_directory`. An index is there only as long as the segment that it was
-    made of is the live one of its base: who replaces or removes a segment calls this before.
+    `sync_directory` makes it durable. A key index may exist only while its segment is live. A
+    process that replaces or removes a segment calls this first.
     """
     found = False
     for base in base_offsets:
@@ -307,9 +308,9 @@ def remove_key_indexes(directory: Path, base_offsets: Iterable[int]) -> bool:
 
 
 def bases_below(directory: Path, base_offset: int) -> list[int]:
-    """Return the bases below `base_offset` of segments' files under their final names, ascending.
+    """Return the bases below `base_offset` of segment files with final names, ascending.
 
-    Those of producer snapshots do not count.
+    Producer snapshots do not count.
     """
     found = {
         base
@@ -322,8 +323,8 @@ def bases_below(directory: Path, base_offset: int) -> list[int]:
 def sweep_deleted(directory: Path, *, older_than_ms: int, now_ms: int) -> int:
     """Remove `.deleted` segment files that got that name at least `older_than_ms` ago.
 
-    Returns how many. Needs no lock: no reader opens such a file, and who has it open keeps it. The
-    canary is not a segment's file. Kafka: file.delete.delay.ms.
+    Returns their number. Needs no lock: no reader opens such a file, and open ones stay readable.
+    The canary is not a segment file. Kafka: file.delete.delay.ms.
     """
     count = 0
     retired = [name for name, _, _, stage in _scan(directory) if stage == layout.DELETED]
@@ -339,14 +340,14 @@ def sweep_deleted(directory: Path, *, older_than_ms: int, now_ms: int) -> int:
     return count
 
 
-# --- where an offset lies ------------------------------------------------------------------------
+# --- find an offset ------------------------------------------------------------------------------
 
 
 def header_at(fd: int, position: int, limit: int) -> BatchHeader | None:
-    """Return the header of the whole batch at `position` of a `.log` file; None if none is.
+    """Return the header of the whole batch at `position` of a `.log` file, or None.
 
-    `limit` is the byte the log ends at. The checksum is not looked at. A message v0 or v1 is a
-    batch too.
+    The log ends at byte `limit`. Does not compare the checksum. A message v0 or v1 counts as a
+    batch.
     """
     size = min(layout.BATCH_OVERHEAD, limit - position)
     if position < 0 or size <= 0:
@@ -361,7 +362,7 @@ def header_at(fd: int, position: int, limit: int) -> BatchHeader | None:
 def headers(fd: int, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
     """Yield (position, header) of the batches from `position` up to byte `limit` of a `.log` file.
 
-    Ends early, like `batch.iterate_headers`, before anything that is no whole batch.
+    Stops early, like `batch.iterate_headers`, before bytes that are not a whole batch.
     """
     while (header := header_at(fd, position, limit)) is not None:
         if header.size > _SMALL_BATCH:
@@ -374,13 +375,13 @@ def headers(fd: int, position: int, limit: int) -> Iterator[tuple[int, BatchHead
             yield start + place, found
             position = start + place + found.size
         if position == start:
-            return  # the file was cut meanwhile
+            return  # the file was truncated meanwhile
 
 
 def locate(fd: int, limit: int, index: OffsetIndex, offset: int) -> int:
-    """Return the position of a batch such that all before it lie wholly below `offset`.
+    """Return the position of a batch such that all earlier batches lie wholly below `offset`.
 
-    It is the place of the closest index entry that the batch there confirms, else 0.
+    It comes from the closest index entry that its batch confirms, or is 0.
     """
     for last_offset, position in index.hints(offset):
         header = header_at(fd, position, limit)
@@ -392,9 +393,9 @@ def locate(fd: int, limit: int, index: OffsetIndex, offset: int) -> int:
 def locate_time(
     fd: int, limit: int, index: OffsetIndex, time_index: TimeIndex, timestamp: int
 ) -> int:
-    """Return the position of a batch such that all before it are older than `timestamp` (ms).
+    """Return the position of a batch such that all earlier ones are older than `timestamp` (ms).
 
-    It comes from an entry of the time index that its batch confirms, else it is 0.
+    It comes from a time index entry that its batch confirms, or is 0.
     """
     for tried, (largest, offset) in enumerate(time_index.hints(timestamp)):
         if tried == _TIME_HINTS:
@@ -408,10 +409,10 @@ def locate_time(
 
 
 def next_offset(segment: SegmentFiles) -> int:
-    """Return the offset after a segment's last whole batch; its base offset when it has none.
+    """Return the offset after a segment's last whole batch, or its base offset without one.
 
-    No checksum covers a batch's base offset, and others may be damaged: one that lies below those
-    before it, or above those after it, does not count. Kafka: LogSegment.readNextOffset.
+    No checksum covers a batch's base offset. A batch below the ones before it, or above the ones
+    after it, is damaged and does not count. Kafka: LogSegment.readNextOffset.
     """
     fd = files.open_to_read(segment.log)
     try:
@@ -424,7 +425,7 @@ def next_offset(segment: SegmentFiles) -> int:
                 continue  # below the others
             if first >= following:
                 before = following
-            # Else it was the one before that lay above the others.
+            # Otherwise the batch before was damaged, and lay above the others.
             following = header.next_offset
         return following
     finally:
@@ -434,9 +435,9 @@ def next_offset(segment: SegmentFiles) -> int:
 def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
     """Return the largest timestamp (ms) of a segment's batches below byte `limit`.
 
-    The time index says where the scan may begin, if the batch there confirms it: who deletes by
-    the result must not take a hint for it. Where the batches have no timestamps, or not all of them
-    can be told, the time of the file's last change counts too. Kafka: LogSegment.largestTimestamp.
+    The scan begins at a time index entry only if its batch confirms it, because retention deletes
+    by the result. If the batches have no timestamps, or not all are readable, the file's change
+    time counts too. Kafka: LogSegment.largestTimestamp.
     """
     fd = files.open_to_read(segment.log)
     try:

@@ -1,7 +1,7 @@
-"""A staged batch, as it gets its place in the log: its base offset and its leader epoch.
+"""Give a staged batch its place in the log: base offset and leader epoch.
 
-Both lie outside its checksum. In a run the base offsets count from 0, each where the last batch has
-ended: nothing is left out, nothing is taken twice.
+The checksum covers neither. In a run the base offsets count from 0, and each batch begins where the
+last one ended: no offset is omitted or used twice.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kafkalog.storage_engine.fs import files
 def read_staged_header(
     data: batch.Buffer, position: int, remaining: int, base_offset: int
 ) -> batch.BatchHeader | None:
-    """Return the header of the batch that begins there, at that offset of its run; None if none.
+    """Return the header of the batch at `position`, if it has that offset of its run, or None.
 
-    v0 and v1 cannot be stamped.
+    Messages v0 and v1 cannot be stamped.
     """
     header = batch.read_header(data, position, remaining)
     if header is None or (header.magic, header.base_offset) != (layout.MAGIC, base_offset):
@@ -28,7 +28,7 @@ def read_staged_header(
 
 
 def check_log_end(directory: Path, next_offset: int) -> None:
-    """Raise StorageError if the log of that partition cannot end there: offsets have 64 bits."""
+    """Raise StorageError if a partition's log cannot end there: offsets have 64 bits."""
     if next_offset > layout.INT64_MAX:
         raise StorageError(
             f"{directory}: expected a log end of at most {layout.INT64_MAX}, found {next_offset}: "
@@ -39,9 +39,9 @@ def check_log_end(directory: Path, next_offset: int) -> None:
 def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch: int) -> int:
     """Stamp every batch of a staged segment in place, sync it, and return the next offset.
 
-    `directory` is the partition's, which a StorageError names.
+    `directory` is the partition's, for a StorageError.
     """
-    fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
+    fd = files.open_to_write(log)
     try:
         size, position, next_offset = os.fstat(fd).st_size, 0, base_offset
         while position < size:

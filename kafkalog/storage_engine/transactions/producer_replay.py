@@ -1,11 +1,11 @@
-"""Replays the batches of a log for its producers: chunk by chunk, and only the batches that matter.
+"""Replay the batches of a log to find the state of its producers.
 
-Of a producer's batches between two markers only the first transactional one and the last say
-anything about the state after them, so only these, and the control batches, are looked at one by
-one. The result is that of replaying every batch.
+Between two markers, only a producer's first transactional batch and its last batch affect the state
+after them. The replay therefore reads only these and the control batches one by one. The result
+equals that of replaying every batch.
 
-Whoever loads a broker's partition needs that, and so does a log of ours whose journal names a
-snapshot that is gone or damaged: `recorded_producers`.
+`adopt` uses the replay for a broker's partition, and `recorded_producers` for a partition of ours
+whose producer snapshot is missing or damaged.
 
 Kafka: UnifiedLog.rebuildProducerState, UnifiedLog.loadProducersFromRecords.
 """
@@ -30,7 +30,12 @@ from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.records.tables import BatchTable
 from kafkalog.storage_engine.segment.index import OffsetIndex
-from kafkalog.storage_engine.segment.log_walk import LogWalk, WalkedBatches
+from kafkalog.storage_engine.segment.log_scanner import (
+    RECOVER,
+    REPLAY,
+    LogScanner,
+    ScannedBatches,
+)
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments, locate
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producers import Producers
@@ -44,12 +49,12 @@ _logger = logging.getLogger(__name__)
 def recorded_producers(
     directory: Path, state: PartitionState, *, now_ms: int
 ) -> tuple[Producers, bool]:
-    """Return the producers at the high watermark of a partition of ours, and if they were rebuilt.
+    """Return the producers at a partition's high watermark, and whether they were rebuilt.
 
-    They are those of the snapshot that the journal names. Where that cannot be read they come from
-    the latest sound one before it and the batches that follow, as a broker would find them, with a
-    warning. Raises CorruptBatchError where these batches are damaged, StorageError, OSError. The
-    caller holds the commit lock, or the root lock exclusively; not the segments lock.
+    They come from the snapshot that the journal names. If that is unreadable, they are rebuilt,
+    with a warning, from the latest sound snapshot before it and the batches that follow, as in a
+    broker. Raises CorruptBatchError if these batches are damaged, StorageError, OSError. The caller
+    holds the commit lock, or the root lock exclusively, but not the segments lock.
     """
     offset, end = state.producer_snapshot, state.high_watermark
     if offset < 0:
@@ -60,18 +65,18 @@ def recorded_producers(
         reason = str(fault)
         if isinstance(fault, CorruptLogError):
             reason = f"{fault.path}: expected {fault.expected}, found {fault.found}"
-        _logger.warning("%s; the producers are rebuilt from the log", reason)
+        _logger.warning("%s; rebuilding the producers from the log", reason)
         return _rebuilt(directory, state, now_ms), True
     producers.end_offset = end
     return producers, False
 
 
 def _rebuilt(directory: Path, state: PartitionState, now_ms: int) -> Producers:
-    # A swap of segments may be finished under this lock alone.
+    # Only this lock permits the listing to finish a swap of segments.
     with locks.SegmentsLock(directory).shared():
         segments = [s for s in list_segments(directory) if s.base_offset <= state.active_base]
         if segments and segments[-1].base_offset == state.active_base:
-            # What follows is preallocated, or was never committed.
+            # The bytes beyond are preallocated, or were never committed.
             segments[-1] = dataclasses.replace(segments[-1], size=state.active_size)
         history = ProducerHistory(
             directory,
@@ -87,9 +92,9 @@ def _rebuilt(directory: Path, state: PartitionState, now_ms: int) -> Producers:
 
 
 class ProducerHistory:
-    """The producers of a partition at any offset of its log: a snapshot, and what follows it.
+    """The producers of a partition at any offset: those of a snapshot, plus the batches after it.
 
-    `segments` are the partition's, ascending; `faults` gathers what could not be replayed.
+    `segments` are the partition's, ascending. `faults` collects the damage that the replay met.
     """
 
     def __init__(
@@ -101,9 +106,9 @@ class ProducerHistory:
         now_ms: int = 0,
         is_bounded: bool = False,
     ) -> None:
-        """Name the partition; what has expired in a snapshot by `now_ms` is left out.
+        """Name the partition. Entries of a snapshot that have expired by `now_ms` are dropped.
 
-        With `is_bounded` what a file has beyond the segment's `size` is not looked at.
+        With `is_bounded`, the replay does not read a file beyond the segment's `size`.
         """
         self.directory = directory
         self.segments = segments
@@ -114,15 +119,14 @@ class ProducerHistory:
 
     @property
     def damage(self) -> list[str]:
-        """What could not be replayed, in words."""
+        """The faults, one sentence each."""
         return [
-            f"{fault.path}: at byte {fault.position}: expected {fault.expected}, found "
-            f"{fault.found}; what the segment says after it of producers does not count"
+            f"{fault.damage}; later batches of the segment do not count for its producers"
             for fault in self.faults
         ]
 
     def at(self, offset: int) -> Producers:
-        """Return the state at an offset; checksums aside."""
+        """Return the state at an offset, without comparing checksums."""
         producers = self.snapshot(offset)
         self.extend(producers, offset)
         return producers
@@ -149,43 +153,44 @@ class ProducerHistory:
         start = producers.end_offset
         position = _position_of(segment, start) if start > segment.base_offset else 0
         limit = segment.size if self._is_bounded else None
-        with LogWalk(segment.log, segment.base_offset, position=position, limit=limit) as walk:
-            for found in walk.batches(check=False):
-                replay(producers, walk, found, start=start, end=end)
-                if walk.next_offset >= end:
+        scanned = LogScanner.opened(
+            segment.log, REPLAY, next_offset=segment.base_offset, position=position, limit=limit
+        )
+        with scanned as scan:
+            for found in scan:
+                replay(producers, scan, found, start=start, end=end)
+                if scan.next_offset >= end:
                     return
-        if walk.fault is not None:
-            self.faults.append(CorruptBatchError(segment.log, walk.end, *walk.fault))
+        if scan.fault is not None:
+            self.faults.append(scan.fault)
 
     def check(
         self,
         segment: SegmentFiles,
         producers: Producers,
-        observe: Callable[[WalkedBatches], None],
-        *,
-        limit: int | None = None,
-    ) -> tuple[list[AbortedTransaction], LogWalk]:
-        """Replay a whole segment and compare its checksums, from the state at its base on.
+        observe: Callable[[ScannedBatches], None],
+    ) -> tuple[list[AbortedTransaction], LogScanner]:
+        """Replay a whole segment from the state at its base offset, and compare its checksums.
 
-        `observe` is given its sound batches. Returns the entries of its transaction index, and the
-        walk, which says where it ends. Kafka: LogSegment.recover.
+        Calls `observe` with its sound batches. Returns the entries of its transaction index, and
+        the scan, which knows the segment's sound end. Kafka: LogSegment.recover.
         """
-        producers.end_offset = max(producers.end_offset, segment.base_offset)
+        base_offset = segment.base_offset
+        producers.end_offset = max(producers.end_offset, base_offset)
         aborted: list[AbortedTransaction] = []
-        with LogWalk(segment.log, segment.base_offset, limit=limit) as walk:
-            for found in walk.batches(check=True):
-                aborted += replay(producers, walk, found, start=segment.base_offset)
-                sound = found.table.base_offsets < walk.next_offset
-                table = found.table if sound.all() else found.table.select(sound)
-                if len(table):
-                    observe(WalkedBatches(found.buffer, table, found.file_position))
-        return aborted, walk
+        with LogScanner.opened(segment.log, RECOVER, next_offset=base_offset) as scan:
+            for found in scan:
+                aborted += replay(producers, scan, found, start=base_offset)
+                sound = int(found.table.base_offsets.searchsorted(scan.next_offset))
+                if sound:
+                    observe(found.first(sound))
+        return aborted, scan
 
 
 def replay(
     producers: Producers,
-    walk: LogWalk,
-    found: WalkedBatches,
+    scan: LogScanner,
+    found: ScannedBatches,
     *,
     start: int,
     end: int = layout.INT64_MAX,
@@ -193,7 +198,7 @@ def replay(
     """Replay the batches that end at or above `start` and begin below `end`.
 
     Returns the entries that they add to the transaction index. A control record that does not
-    decode ends the walk before its batch, as a wrong checksum does.
+    decode ends the scan before its batch, like a wrong checksum.
     """
     table = found.table
     first = int(table.last_offsets.searchsorted(start))
@@ -209,11 +214,11 @@ def replay(
                 found.buffer,
                 position,
                 header,
-                path=walk.path,
-                file_position=found.file_position + position,
+                path=scan.path,
+                file_position=found.position_of(row),
             )
         except CorruptBatchError as error:
-            walk.refuse(found, row, str(error.expected), str(error.found))
+            scan.refuse(found, row, error)
             stop = row
             break
         entry = producers.append(header, control)
@@ -225,11 +230,11 @@ def replay(
 
 
 def _telling(table: BatchTable) -> npt.NDArray[np.int64]:
-    """Return the rows, ascending, that decide about the state after all of them."""
+    """Return the rows, ascending, that determine the state after all of them."""
     rows = np.flatnonzero((table.producer_ids >= 0) & (table.magics == layout.MAGIC))
     is_control = table.attributes[rows] & layout.CONTROL_BIT != 0
     is_transactional = table.attributes[rows] & layout.TRANSACTIONAL_BIT != 0
-    # Data batches of one producer between two control batches make a group.
+    # A group is the data batches of one producer between two control batches.
     stretch = np.cumsum(is_control)
     wanted = is_control.copy()
     data = np.flatnonzero(~is_control)
@@ -245,7 +250,6 @@ def _telling(table: BatchTable) -> npt.NDArray[np.int64]:
 
 
 def _position_of(segment: SegmentFiles, offset: int) -> int:
-    """Return the position of a batch such that all before it lie below `offset`."""
     fd = files.open_to_read(segment.log)
     try:
         index = OffsetIndex(segment.index, segment.base_offset)

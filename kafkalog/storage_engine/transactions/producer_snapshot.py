@@ -1,19 +1,18 @@
-"""Producer snapshots: the state of a partition's producers at an offset, in a file of that name.
+"""Producer snapshots: the state of a partition's producers at an offset, in `<offset>.snapshot`.
 
-`<offset>.snapshot` holds what the batches below the offset say, so whoever needs the state at the
-log's end replays only what lies above its latest snapshot. A broker writes one for every segment
-it begins and one at a clean shutdown. Per producer only its last batch is kept, which is enough to
-go on; a broker remembers five to tell duplicates, until it restarts.
+A process that needs the state at the log's end loads the latest snapshot and replays only the
+batches above it. A broker writes a snapshot for every new segment and at a clean shutdown. A
+snapshot has only the last batch of each producer. A broker remembers five, to detect duplicates,
+until it restarts.
 
-A file whose checksum or length is wrong is no snapshot: readers take the one before it. Kafka's
-writer neither renames nor truncates, so a power cut leaves such files; ours are put in place whole.
+Readers skip a file with a wrong checksum or length, and take the snapshot before it. Kafka's writer
+neither renames nor truncates, so a power cut leaves such files; ours appear as a whole.
 
 Kafka: ProducerStateManager.{readSnapshot, writeSnapshot, removeStraySnapshots}, SnapshotFile.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -38,9 +37,9 @@ __all__ = [
 
 
 def pack_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    """Return the content of a snapshot file; the entries stand in ascending order of their ids.
+    """Return the content of a snapshot file, with the entries in ascending order of their ids.
 
-    (A broker's order is that of a hash table, and means nothing.)
+    A broker writes them in the order of a hash table; readers ignore the order.
     """
     ordered = sorted(entries, key=lambda entry: entry.producer_id)
     body = bytearray(layout.SNAPSHOT_HEADER.size)
@@ -63,11 +62,11 @@ def pack_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
 
 
 def parse_snapshot(data: Buffer, path: Path | str) -> list[ProducerEntry]:
-    """Return the entries of a snapshot file, in the order they stand there.
+    """Return the entries of a snapshot file, in the order of the file.
 
-    Whatever a producer without a last batch has in the fields of it comes out as none, and so does
-    a negative first offset. Raises CorruptLogError, which names `path`, for another version, a
-    count that the file is too short for, and a wrong checksum.
+    A producer without a last batch gets the default in all fields of that batch, and a negative
+    first offset becomes -1. Raises CorruptLogError, with `path`, for another version, a wrong
+    checksum, or a count that exceeds the file.
     """
     header, entry = layout.SNAPSHOT_HEADER, layout.SNAPSHOT_ENTRY
     if len(data) < header.size:
@@ -100,9 +99,9 @@ def _normalized(entry: ProducerEntry) -> ProducerEntry:
 
 
 def write_snapshot(directory: Path, producers: Producers) -> None:
-    """Write the snapshot of the state at `producers.end_offset`, durably and as a whole.
+    """Write or replace the snapshot at `producers.end_offset`, durably and as a whole.
 
-    One that is there already is replaced. The caller is the only writer of the partition.
+    The caller is the only writer of the partition.
     """
     files.write_atomically(
         _path(directory, producers.end_offset),
@@ -114,12 +113,11 @@ def write_snapshot(directory: Path, producers: Producers) -> None:
 def read_snapshot(directory: Path, offset: int) -> Producers:
     """Return the state at `offset` from its snapshot.
 
-    Raises StorageError where there is none or it cannot be read, CorruptLogError where it is
-    damaged.
+    Raises StorageError if the file is missing or unreadable, CorruptLogError if it is damaged.
     """
     path = _path(directory, offset)
     try:
-        data = path.read_bytes()
+        data = files.read_file(path)
     except FileNotFoundError as fault:
         raise StorageError(
             f"{path}: the producer snapshot at offset {offset} is missing"
@@ -130,10 +128,10 @@ def read_snapshot(directory: Path, offset: int) -> Producers:
 
 
 def snapshot_offsets(directory: Path) -> list[int]:
-    """Return the offsets of the partition's snapshots, ascending; damaged ones are among them."""
+    """Return the offsets of the partition's snapshots, ascending, including damaged ones."""
     return sorted(
         parsed[0]
-        for name in os.listdir(directory)
+        for name in files.list_names(directory)
         if (parsed := layout.parse_segment_file(name)) and parsed[1:] == (layout.SNAPSHOT, "")
     )
 
@@ -141,10 +139,10 @@ def snapshot_offsets(directory: Path) -> list[int]:
 def latest_snapshot(directory: Path, *, log_start: int, end: int) -> Producers:
     """Return the state at the latest sound snapshot with `log_start` < offset <= `end`.
 
-    No producers, and the end offset `log_start`, where there is none. Damaged snapshots, and those
-    that vanish meanwhile (only a broker does that), are passed over; nothing is removed. The caller
-    expires (`Producers.expire`), then replays the batches from `end_offset` on, in that order.
-    Kafka: ProducerStateManager.loadFromSnapshot.
+    Without such a snapshot, returns no producers and the end offset `log_start`. Skips damaged
+    snapshots and those that a broker removes meanwhile; removes no file. The caller then calls
+    `Producers.expire`, and replays the batches from `end_offset` on. Kafka:
+    ProducerStateManager.loadFromSnapshot.
     """
     for offset in reversed(snapshot_offsets(directory)):
         if log_start < offset <= end:
@@ -156,11 +154,11 @@ def latest_snapshot(directory: Path, *, log_start: int, end: int) -> Producers:
 
 
 def sweep_snapshots(directory: Path, keep: Collection[int]) -> int:
-    """Retire stray snapshots to `.deleted`; returns how many.
+    """Retire stray snapshots to `.deleted`, and return their number.
 
-    `keep` is the base offsets of the live segments and, where there is one, the snapshot at the
-    partition's end. As in Kafka, the latest of the others stays too if it is above all of `keep`:
-    it may be the one of a clean shutdown. The caller holds the segments lock exclusively. Kafka:
+    `keep` has the base offsets of the live segments and the snapshot at the partition's end. As in
+    Kafka, the latest stray also stays if it is above all of `keep`: it may be that of a clean
+    shutdown. The caller holds the segments lock exclusively. Kafka:
     ProducerStateManager.removeStraySnapshots.
     """
     strays = [offset for offset in snapshot_offsets(directory) if offset not in keep]

@@ -1,24 +1,23 @@
-"""The producers of a partition: what each one wrote last, and which transactions are open.
+"""The producers of a partition: the last batch of each, and the open transactions.
 
-Kafka gives every producer that is idempotent or transactional an id, and stamps it, an epoch and
-sequence numbers into its batches. What follows from the batches below an offset is the *state* of
-the producers at that offset. It is needed for two things: a broker tells duplicates and fenced
-producers by it, so a directory that is given back to one must come with it (`producer_snapshot`);
-and the *last stable offset*, below which every transaction has ended, is found from it.
+Kafka gives every idempotent or transactional producer an id. The producer writes it, an epoch and
+sequence numbers into its batches. The *state* at an offset follows from the batches below it. It
+has two uses. A broker detects duplicates and fenced producers by it, so a directory must have it
+when it returns to a broker (`producer_snapshot`). It also gives the *last stable offset*, below
+which every transaction has ended.
 
 `Producers.append` replays one batch as a broker does when it loads a log or follows a leader:
 
-* nothing is refused, neither a gap in the sequence numbers nor an older epoch: somebody has
-  accepted the batch already (`refusal` names what even a replay chokes on);
-* a batch of data is the last of its producer from then on, also one the cleaner has emptied, which
-  is what it was kept for; one of another epoch, older or newer, begins the sequence anew;
-* the first transactional batch opens a transaction, and only a marker ends it;
-* a *marker* makes its producer known if it was not, and takes over epoch and coordinator's epoch as
-  they are; with another epoch, it makes the producer's last batch be forgotten, so that the next
-  one starts at sequence 0. Without an open transaction it ends none;
-* a control batch without records, the rest of a marker, ends nothing, but it makes its producer
-  known;
-* batches without a producer id, messages v0 and v1 and our own among them, only move the end.
+- It refuses no gap in the sequence numbers and no older epoch, because a broker has already
+  accepted the batch. `refusal` names the batches that even a replay refuses.
+- A data batch becomes its producer's last batch, even one that the cleaner has emptied and kept for
+  this purpose. A batch with another epoch, older or newer, restarts the sequence.
+- The first transactional batch opens a transaction, and only a marker ends it.
+- A *marker* adds an unknown producer, and sets its epoch and the coordinator's epoch. A marker with
+  another epoch clears the producer's last batch, so the next one starts at sequence 0.
+- A control batch without records, the remains of a marker, adds an unknown producer and ends no
+  transaction.
+- Batches without a producer id, such as our own and messages v0 and v1, only move the end.
 
 Kafka: ProducerStateManager, ProducerStateEntry, ProducerAppendInfo.
 """
@@ -43,11 +42,11 @@ NONE = -1
 
 @dataclass(slots=True)
 class ProducerEntry:
-    """One producer; the fields are those of a snapshot's entry.
+    """One producer, with the fields of a snapshot's entry.
 
-    `last_sequence`, `last_offset` and `offset_delta` (last offset minus base offset) are those of
-    its last batch of data, -1, -1 and 0 while there is none in its epoch. `timestamp` (ms) is that
-    of its last batch or marker. Kafka: ProducerStateEntry.
+    `last_sequence`, `last_offset` and `offset_delta` (last offset minus base offset) describe its
+    last data batch. They are -1, -1 and 0 if its epoch has none. `timestamp` (ms) is that of its
+    last batch or marker. Kafka: ProducerStateEntry.
     """
 
     producer_id: int
@@ -57,12 +56,12 @@ class ProducerEntry:
     offset_delta: int = 0
     timestamp: int = layout.NO_TIMESTAMP
     coordinator_epoch: int = NONE
-    """Of its last marker, -1 none."""
+    """The coordinator's epoch in its last marker, or -1."""
     current_txn_first_offset: int = NONE
-    """Where its open transaction begins, -1 none."""
+    """The first offset of its open transaction, or -1."""
 
     def begin_epoch(self, producer_epoch: int) -> None:
-        """Take over an epoch; another one than before leaves no last batch."""
+        """Set the epoch; a change of epoch clears the last batch."""
         if self.producer_epoch != producer_epoch:
             self.producer_epoch = producer_epoch
             self.last_sequence = self.last_offset = NONE
@@ -70,11 +69,10 @@ class ProducerEntry:
 
 
 class Producers:
-    """Every producer of a partition, as the batches below `end_offset` leave it.
+    """The state of all producers of a partition at `end_offset`.
 
-    `entries` is theirs by producer id: look, and leave the changes to the methods. The state is
-    one of committed batches: the end offset is not above the high watermark, so a transaction
-    whose marker was seen is over.
+    `entries` maps producer ids to entries; only the methods change it. `end_offset` is not above
+    the high watermark, so a transaction whose marker was replayed is over.
     """
 
     def __init__(self, entries: Iterable[ProducerEntry] = (), end_offset: int = 0) -> None:
@@ -102,12 +100,12 @@ class Producers:
     def append(
         self, header: BatchHeader, control: ControlRecord | None = None
     ) -> AbortedTransaction | None:
-        """Replay a batch; `control` is what a control batch says (`read_control_record`).
+        """Replay a batch; `control` is the record of a control batch (`read_control_record`).
 
-        Returns the entry that belongs into the transaction index when the batch aborts a
-        transaction. Its `last_stable_offset` is the first offset of the oldest transaction that
-        is still open then, else the offset after the marker. Raises InvalidInputError when
-        `control` is missing. Kafka: LogSegment.updateProducerState, ProducerAppendInfo.append.
+        Returns the entry for the transaction index if the batch aborts a transaction. Its
+        `last_stable_offset` is the first offset of the oldest transaction that remains open, or
+        else the offset after the marker. Raises InvalidInputError if a needed `control` is missing.
+        Kafka: LogSegment.updateProducerState, ProducerAppendInfo.append.
         """
         aborted = None
         if header.producer_id >= 0 and header.magic == layout.MAGIC:
@@ -126,10 +124,10 @@ class Producers:
         return aborted
 
     def refusal(self, header: BatchHeader, control: ControlRecord | None = None) -> str | None:
-        """Say why a broker could not replay a batch, and so not load its log; None if it can.
+        """Return why a broker could not replay a batch and load its log, or None if it can.
 
-        `append` takes such a batch all the same: it leaves an open transaction open, and passes
-        over a control record that is no marker.
+        `append` accepts such a batch: it leaves an open transaction open, and ignores a control
+        record that is not a marker.
         """
         if header.producer_id < 0 or header.magic != layout.MAGIC:
             return None
@@ -150,23 +148,23 @@ class Producers:
         )
 
     def first_unstable_offset(self) -> int | None:
-        """Return where the oldest open transaction begins; None when none is open."""
+        """Return the first offset of the oldest open transaction, or None."""
         return min(self._open.values(), default=None)
 
     def last_stable_offset(self, high_watermark: int, *, log_start: int = 0) -> int:
         """Return the offset below which every transaction has ended.
 
-        It is neither above the high watermark nor below the log start.
+        The result lies between the log start and the high watermark.
         """
         unstable = self.first_unstable_offset()
         stable = high_watermark if unstable is None else min(unstable, high_watermark)
         return max(stable, log_start)
 
     def expire(self, now_ms: int, expiration_ms: int = EXPIRATION_MS) -> None:
-        """Forget who wrote nothing for `expiration_ms`, unless its transaction is open.
+        """Drop producers that wrote nothing for `expiration_ms` and have no open transaction.
 
-        A broker does so with what it reads from a snapshot, before it replays what follows, and
-        every ten minutes. Kafka: ProducerStateManager.removeExpiredProducers.
+        A broker does this every ten minutes, and after it loads a snapshot, before it replays
+        batches. Kafka: ProducerStateManager.removeExpiredProducers.
         """
         self.entries = {
             entry.producer_id: entry
@@ -175,7 +173,7 @@ class Producers:
         }
 
     def copy(self) -> Producers:
-        """Return the same state, which goes its own way from here on."""
+        """Return an independent copy."""
         return Producers((replace(entry) for entry in self.entries.values()), self.end_offset)
 
     def _entry(self, producer_id: int) -> ProducerEntry:
@@ -213,7 +211,7 @@ class Producers:
 
 
 def last_sequence(header: BatchHeader) -> int:
-    """Return the sequence number of a batch's last record, -1 if it has none.
+    """Return the sequence number of a batch's last record, or -1 if it has none.
 
     The number after 2147483647 is 0. Kafka: DefaultRecordBatch.lastSequence.
     """

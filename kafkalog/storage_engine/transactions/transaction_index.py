@@ -1,9 +1,9 @@
-"""Aborted transactions: read from the `.txnindex` files of a partition's segments.
+"""Read and write `.txnindex` files, which list the aborted transactions of a segment.
 
-A segment's file is there only if a transaction was aborted in it: the entry stands with the
-segment that holds the ABORT marker, while the data may begin in an earlier one. So whoever leaves
-out aborted data needs the entries of all segments from its first one on. Only aborts are recorded;
-what is below the last stable offset and not aborted is committed.
+A segment has such a file only if it holds an ABORT marker. The entry is in the segment of the
+marker, while the data may begin in an earlier segment. A reader that omits aborted data thus needs
+the entries of all segments from its first one on. A transaction that is below the last stable
+offset and has no entry is committed.
 
 Kafka: TransactionIndex, AbortedTxn.
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,17 +40,17 @@ _VERSION = 0
 
 @dataclass(frozen=True, slots=True)
 class AbortedTransaction:
-    """The batches of a producer from `first_offset` to its marker at `last_offset` do not count."""
+    """The batches of a producer from `first_offset` to its ABORT marker at `last_offset`."""
 
     producer_id: int
     first_offset: int
     last_offset: int
     last_stable_offset: int = -1
-    """That of the log once this transaction was aborted."""
+    """The last stable offset of the log after this abort."""
 
 
 def aborted_transactions(paths: Iterable[Path]) -> list[AbortedTransaction]:
-    """Read `.txnindex` files; a missing one has no entries, and a torn last entry is none.
+    """Read `.txnindex` files; ignore missing files and a torn last entry.
 
     Raises CorruptLogError for an entry of another version.
     """
@@ -57,7 +58,7 @@ def aborted_transactions(paths: Iterable[Path]) -> list[AbortedTransaction]:
     found = []
     for path in paths:
         try:
-            data = path.read_bytes()
+            data = files.read_file(path)
         except FileNotFoundError:
             continue
         whole = len(data) - len(data) % entry.size
@@ -79,7 +80,7 @@ class AbortedRanges:
 
     @classmethod
     def of(cls, entries: Sequence[AbortedTransaction]) -> Self:
-        """Make arrays of entries."""
+        """Convert entries to arrays."""
         import numpy as np
 
         rows = [(e.producer_id, e.first_offset, e.last_offset) for e in entries]
@@ -88,7 +89,7 @@ class AbortedRanges:
 
     @classmethod
     def joined(cls, parts: Sequence[AbortedRanges]) -> Self:
-        """Put several together."""
+        """Concatenate several."""
         import numpy as np
 
         none = np.empty(0, dtype=np.int64)
@@ -102,7 +103,7 @@ class AbortedRanges:
         return len(self.producer_ids)
 
     def overlapping(self, first: int, last: int) -> AbortedRanges:
-        """Return those that reach into the offsets first to last."""
+        """Return those that overlap the offsets first to last."""
         return self._where((self.first_offsets <= last) & (self.last_offsets >= first))
 
     def ending_within(self, start: int, end: int) -> AbortedRanges:
@@ -115,11 +116,11 @@ class AbortedRanges:
         )
 
     def cover(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Say which batches (b) are of one of these transactions, in O((b + n) log (b + n)).
+        """Return which batches (b) belong to one of these transactions, in O((b + n) log (b + n)).
 
-        A batch is, if the largest last offset of the transactions of its producer that begin at or
-        before it reaches to its end. So both are sorted together, by producer and begin, and the
-        largest is carried along.
+        A batch belongs if its producer has a transaction that begins at or before the batch and
+        reaches to its end. The method sorts both by producer and begin, and carries the largest
+        last offset along.
         """
         import numpy as np
 
@@ -135,7 +136,7 @@ class AbortedRanges:
         is_batch = np.arange(len(codes)) >= count
         order = np.lexsort((is_batch, begins, codes))
         distinct, ranks = np.unique(self.last_offsets, return_inverse=True)
-        # Of a producer's group all keys lie above those of the groups before; 0: no transaction.
+        # All keys of a producer lie above those of the producers before; 0: no transaction.
         keys = codes * (len(distinct) + 1)
         keys[:count] += ranks + 1
         ranks_so_far = np.empty_like(keys)
@@ -147,7 +148,7 @@ class AbortedRanges:
     def end_at(
         self, producer_ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
-        """Say of pairs (k) whether a transaction of that producer ends at that offset."""
+        """Return for pairs (k) whether a transaction of that producer ends at that offset."""
         import numpy as np
 
         ours = set(zip(self.producer_ids.tolist(), self.last_offsets.tolist(), strict=True))
@@ -156,10 +157,10 @@ class AbortedRanges:
 
 
 class IndexedTransactions:
-    """The aborted transactions of one partition, each `.txnindex` file read when it is asked for.
+    """The aborted transactions of one partition; each `.txnindex` file is read on demand.
 
-    For a reader that goes forward: files outside the range asked for last are forgotten, as soon
-    as those that were read have more than `kept_max` entries.
+    Made for a reader that moves forward: once it holds more than `kept_max` entries, it drops those
+    of files outside the requested range.
     """
 
     def __init__(
@@ -170,10 +171,10 @@ class IndexedTransactions:
         known: Sequence[AbortedTransaction] | None = None,
         kept_max: int = 0,
     ) -> None:
-        """Name the files, as (base offset, path) ascending, once they are needed.
+        """Take a function that lists the files, as (base offset, path) ascending.
 
-        Or the entries themselves, where these are `known`. Those whose marker is at or above
-        `end_offset` are of a commit in flight, or of a dead one, and left out.
+        `known` has the entries themselves and replaces the files. Entries whose marker is at or
+        above `end_offset` belong to a commit in flight or a dead one, and are omitted.
         """
         self._list_files = list_files
         self._end_offset = end_offset
@@ -185,8 +186,8 @@ class IndexedTransactions:
     def between(self, start: int, end: int, *, is_strict: bool = True) -> AbortedRanges:
         """Return the entries of the segments that may hold markers of [start, end).
 
-        Nothing in a file with an entry of another version is believed; that raises CorruptLogError
-        if `is_strict`.
+        Skips a file with an entry of another version; with `is_strict` raises CorruptLogError
+        instead.
         """
         if self._known is not None:
             return self._known.ending_within(start, end)
@@ -214,7 +215,7 @@ class IndexedTransactions:
             entries = aborted_transactions([path])
         except CorruptLogError as fault:
             return fault
-        # A marker ends what lies before it: an entry of zeros is none.
+        # A marker lies above its data, so this also skips an entry of zeros.
         end = self._end_offset
         return AbortedRanges.of([e for e in entries if e.first_offset < e.last_offset < end])
 
@@ -235,13 +236,13 @@ def transaction_entry(transaction: AbortedTransaction) -> bytes:
 
 
 def size_kept(path: Path, is_kept: Callable[[AbortedTransaction], bool]) -> tuple[int, int]:
-    """Return (bytes of a `.txnindex` file up to its last entry that is kept, its size).
+    """Return (bytes of a `.txnindex` file up to its last entry to keep, its size).
 
-    So what a write that never ended has left goes, be it whole, torn or zeros, and nothing before
-    it. A missing file has no bytes. Kafka: TransactionIndex.truncateTo.
+    Truncating there removes the remains of an unfinished write: whole entries, a torn one, or
+    zeros. A missing file has no bytes. Kafka: TransactionIndex.truncateTo.
     """
     try:
-        data = path.read_bytes()
+        data = files.read_file(path)
     except FileNotFoundError:
         return 0, 0
     entry = layout.TRANSACTION_INDEX_ENTRY

@@ -1,20 +1,19 @@
-"""What the markers of a log said, and what of it outlives the read that found them.
+"""The transaction markers that a read has found, kept for later reads of the same log.
 
-A transaction may be far longer than what one read asks for: a stream of short reads over it would
-look ahead to its marker again in each. So a read that has ended leaves what it learned here, and
-the next one that begins where that is known goes on from there.
+A transaction may be far longer than one read. Without this cache, each of many short reads over it
+would look ahead to its marker again. A finished read therefore leaves its markers here, and the
+next one that begins in their range continues from them.
 
-Below the high watermark a marker never changes its meaning, and those that a cleaner removes belong
-to nobody any more. What was learned counts only for the log it was learned from, though:
+Below the high watermark a marker never changes, and a marker that a cleaner removes ends no record
+any more. The markers of an earlier read are valid only for the same log:
 
-- the same directory of the same topic, and no leader elected since (one that was not in sync may
-  have cut the log and let it grow again);
-- a high watermark that is not below what is known;
-- the segments that were closed then, from where the read begins, have the sizes they had: one that
-  was cut at the end of a batch, and put back later, had lost markers without a trace.
+- It is the same directory of the same topic, and no leader was elected since. A leader that was not
+  in sync may have truncated the log and let it grow again.
+- Its high watermark is not below the known range.
+- The segments that were closed then have the same sizes, from the start of the read on. A log that
+  lost its end exactly between two batches has lost markers without a trace.
 
-Whatever fails this is forgotten, and so is what a read that failed had learned: the log is asked
-again.
+The cache drops markers that fail these checks, and those of a read that failed.
 """
 
 from __future__ import annotations
@@ -41,35 +40,32 @@ if TYPE_CHECKING:
 __all__ = ["LogIdentity", "MarkerCache", "Markers", "known_markers", "log_identity"]
 
 _SLACK: Final = 1 << 20
-"""Bytes that markers may take before it is worth looking for those that are passed."""
+"""Bytes of markers that are kept before passed ones are dropped."""
 _MARKER_SIZE: Final = 9
 _PRODUCER_SIZE: Final = 400
 _SEGMENT_SIZE: Final = 150
 
 
 class Markers:
-    """The markers of a log from offset `begin` up to `frontier` (exclusive): all there are.
-
-    Not for several threads at once.
-    """
+    """All markers of a log in the offsets [`begin`, `frontier`). Not thread-safe."""
 
     def __init__(self, begin: int) -> None:
         self.begin = self.frontier = begin
         self._count = 0
         self._size_max = _SLACK
         self._of: dict[int, tuple[array[int], bytearray]] = {}
-        """Per producer id the offsets of its markers, ascending, and whether they are ABORTs."""
+        """Per producer id: the offsets of its markers, ascending, and whether each is an ABORT."""
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def size(self) -> int:
-        """The bytes that they take, about."""
+        """The approximate memory in bytes."""
         return self._count * _MARKER_SIZE + len(self._of) * _PRODUCER_SIZE
 
     def note(self, found: Iterable[tuple[int, int, bool]], frontier: int) -> None:
-        """Add the markers from the frontier up to a new one: (producer id, offset, is ABORT)."""
+        """Add the markers from the frontier to a new one, as (producer id, offset, is ABORT)."""
         for producer_id, offset, is_abort in found:
             if producer_id not in self._of:
                 self._of[producer_id] = array("q"), bytearray()
@@ -80,16 +76,16 @@ class Markers:
         self.frontier = max(self.frontier, frontier)
 
     def tells(self, producer_id: int, offset: int) -> bool:
-        """Whether a marker of a producer above `offset` is known."""
+        """Return whether a marker of a producer above `offset` is known."""
         own = self._of.get(producer_id)
         return own is not None and own[0][-1] > offset
 
     def outcomes(
         self, producer_id: int, last_offsets: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Return of a producer's batches (b) the offsets of their markers, and which are ABORTs.
+        """Return for a producer's batches (b) the offsets of their markers, and which are ABORTs.
 
-        The offset is -1 where no marker is known.
+        The offset is -1 if no marker is known.
         """
         import numpy as np
 
@@ -106,13 +102,13 @@ class Markers:
         return ends, is_aborted
 
     def pass_by(self, offset: int) -> None:
-        """Say that those below `offset` are passed; forgotten once that is worth the search."""
+        """Note that the read has passed `offset`; drop lower markers once they are many."""
         if self.size > self._size_max:
             self.forget_below(offset)
             self._size_max = 2 * self.size + _SLACK
 
     def forget_below(self, offset: int) -> None:
-        """Forget the markers below `offset`."""
+        """Drop the markers below `offset`."""
         self.begin = max(self.begin, offset)
         kept: dict[int, tuple[array[int], bytearray]] = {}
         for producer_id, (offsets, aborts) in self._of.items():
@@ -125,16 +121,16 @@ class Markers:
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Which log a read is of, and what tells whether it is still the one of an earlier read."""
+    """The log of a read, with the facts that show whether it has changed since."""
 
     place: tuple[object, ...]
     leader_epoch: int
     high_watermark: int
     segments: Sequence[SegmentFiles]
-    """Those that are closed, ascending."""
+    """The closed segments, ascending."""
 
     def sizes(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
-        """Return (base offset, bytes) of the closed segments that reach into [start, end)."""
+        """Return (base offset, bytes) of the closed segments that overlap [start, end)."""
         first = bisect_right(self.segments, start, key=lambda segment: segment.base_offset) - 1
         stop = bisect_left(self.segments, end, key=lambda segment: segment.base_offset)
         return tuple((s.base_offset, s.size) for s in self.segments[max(0, first) : stop])
@@ -143,7 +139,7 @@ class LogIdentity:
 def log_identity(
     directory: Path, state: PartitionState, segments: Sequence[SegmentFiles]
 ) -> LogIdentity | None:
-    """Describe a log; None where it cannot be told from another one."""
+    """Return the identity of a log, or None if its directory or topic id is unreadable."""
     try:
         found = directory.stat()
         topic_id = checkpoints.read_topic_id(directory)
@@ -168,12 +164,12 @@ class _Kept:
         return self.markers.size + len(self.sizes) * _SEGMENT_SIZE
 
     def is_true_of(self, log: LogIdentity) -> bool:
-        """Whether the log may be the one it was."""
+        """Return whether leader epoch and high watermark allow the log to be the same."""
         epoch, frontier = self.leader_epoch, self.markers.frontier
         return epoch == log.leader_epoch and frontier <= log.high_watermark
 
     def has_segments_of(self, log: LogIdentity, offset: int) -> bool:
-        """Whether its closed segments have the sizes they had, from that of `offset` on."""
+        """Return whether the closed segments from that of `offset` on have the same sizes."""
         if not self.sizes:
             return True
         found = log.sizes(offset, self.sizes[-1][0] + 1)
@@ -182,9 +178,9 @@ class _Kept:
 
 
 class MarkerCache:
-    """The markers that earlier reads of this process found, of several logs; bounded.
+    """The markers that earlier reads of this process found in several logs, within a memory bound.
 
-    Any number of threads may use it: what one takes is its own until it gives it back.
+    Thread-safe: markers belong to the thread that takes them until it gives them back.
     """
 
     def __init__(self, *, entries_max: int = 64, size_max: int = 16 << 20) -> None:
@@ -193,17 +189,16 @@ class MarkerCache:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
-        # A read that the garbage collector ends may come in here while its thread is in here.
+        """Drop everything."""
+        # Reentrant: the garbage collector may end a read of this thread while it holds the lock.
         self._guard = threading.RLock()
         self._kept: tuple[_Kept, ...] = ()
-        """The one that was used last comes last."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def take(self, log: LogIdentity, offset: int) -> Markers | None:
-        """Take out what is known of a log from `offset` on; None for nothing."""
+        """Remove and return the known markers of a log from `offset` on, or None."""
         with self._guard:
             gone: set[_Kept] = set()
             best: _Kept | None = None
@@ -224,11 +219,11 @@ class MarkerCache:
             self._kept = tuple(kept for kept in self._kept if kept not in gone)
         if best is None:
             return None
-        best.markers.begin = offset  # the same range again finds it; the sizes of less are kept
+        best.markers.begin = offset  # a later read of this range finds it, with fewer sizes kept
         return best.markers
 
     def give(self, log: LogIdentity, markers: Markers, offset: int) -> None:
-        """Keep what was learned of a log by a read that got to `offset`; it is the cache's now."""
+        """Keep the markers of a read that got to `offset`. They belong to the cache from now on."""
         new = _kept(log, markers)
         if new.size > self._size_max // 4:
             markers.forget_below(offset)
@@ -247,5 +242,5 @@ def _kept(log: LogIdentity, markers: Markers) -> _Kept:
 
 
 known_markers: Final = MarkerCache()
-"""That of this process: Spark's Python workers are reused, and an engine reads again and again."""
+"""The cache of this process: Spark reuses its Python workers, and an engine reads repeatedly."""
 os.register_at_fork(after_in_child=known_markers.clear)

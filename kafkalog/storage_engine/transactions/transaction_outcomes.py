@@ -1,21 +1,22 @@
-"""How the transactions of a log ended, told by their markers in the log itself.
+"""Find out from the markers of a log which transactions were aborted.
 
-A batch of a transaction is followed by a marker of its producer: the next one, ABORT or COMMIT,
-says what became of it. A `.txnindex` says the same in advance, but no checksum covers it, and a
-changed byte there would show aborted records or hide committed ones. So readers believe the
-markers, whose batches are checked, and look ahead in the log as far as the markers of what they
-hold: mostly in the chunk that they have just read. An index without an entry is passed over; one
-that contradicts a marker is an error, since a log that was cut at the end of a batch has lost a
-marker without a trace. Where the log is damaged before the marker, what lies below the damage is
-still wanted: then the index decides.
+The next marker of a producer after a transaction's batch, ABORT or COMMIT, decides about it. A
+`.txnindex` has the same fact in advance, but without a checksum: a changed byte would show aborted
+records or hide committed ones. Readers therefore believe the markers, whose batches are checked.
+They look ahead in the log as far as the markers of their batches, mostly within the chunk in
+memory.
 
-A log without transactions costs nothing here, one that is read in order a second look at its
-headers at most: also by many short reads, since each goes on from what those before it learned
-(`transaction_markers`). Above the last stable offset there are transactions without a marker; they
+An index that lacks an entry is accepted. An index that contradicts a marker is an error, because a
+log that lost its end exactly between two batches has lost a marker without a trace. If the log is
+damaged before a marker, batches below the damage remain readable, and the index decides.
+
+A log without transactions costs nothing here. A log that is read in order costs at most a second
+look at its headers, even in many short reads, because each continues from the markers of the reads
+before it (`transaction_markers`). Transactions above the last stable offset have no marker and
 count as not aborted.
 
-Kafka: the consumer believes the broker's aborted transactions (TransactionIndex); here, as when
-Kafka rebuilds that index (LogSegment.recover), the log itself is asked.
+Kafka: a consumer believes the broker's aborted transactions (TransactionIndex). We ask the log
+itself, as Kafka does when it rebuilds that index (LogSegment.recover).
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ _MARKERS: Final = (layout.CONTROL_ABORT, layout.CONTROL_COMMIT)
 
 
 class TransactionOutcomes:
-    """Says of the chunks of one read, in ascending order, which of their batches were aborted.
+    """Find the aborted batches in the chunks of one read, in ascending order.
 
-    As a context manager it leaves what it learned to later reads, unless this one failed.
+    On exit it keeps its markers for later reads, unless this one failed.
     """
 
     def __init__(
@@ -62,25 +63,25 @@ class TransactionOutcomes:
         index: IndexedTransactions,
         identity: Callable[[], LogIdentity | None] = lambda: None,
     ) -> None:
-        """Prepare a read; nothing is done before it meets a transaction.
+        """Prepare a read; no file is opened before its first transaction.
 
-        `chunks_from` yields the chunks of the log from an offset on, up to the high watermark;
-        `index` is what the `.txnindex` files say; `identity` names the log; None: not known.
+        `chunks_from` yields the chunks of the log from an offset up to the high watermark. `index`
+        has the entries of the `.txnindex` files. `identity` returns the log's identity, or None if
+        unknown.
         """
         self._chunks_from = chunks_from
         self._index = index
         self._load_identity = identity
         self._identity: LogIdentity | None = None
         self._markers: Markers | None = None
-        """From the first batch that needs one on."""
         self._offset = 0
-        """Where the last batch that needed a marker begins."""
+        """The base offset of the last batch that needed a marker."""
         self._ahead: Iterator[Chunk] | None = None
         self._ahead_offset = -1
         self._is_at_end = False
         self._is_damaged = False
         self._indexed: AbortedRanges | None = None
-        """Entries from the first batch on that no marker ends: read once, not for each chunk."""
+        """Entries from the first batch without a marker on; read once, not for each chunk."""
 
     def __enter__(self) -> Self:
         return self
@@ -97,10 +98,10 @@ class TransactionOutcomes:
             known_markers.give(self._identity, markers, self._offset)
 
     def is_aborted(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
-        """Say which batches (b) of a chunk belong to an aborted transaction.
+        """Return which batches (b) of a chunk belong to an aborted transaction.
 
-        Raises CorruptBatchError for a marker that is none, CorruptLogError where the index
-        contradicts it, or tells of one that is lost.
+        Raises CorruptBatchError for a malformed marker, CorruptLogError if the index contradicts a
+        marker or names a marker that is lost.
         """
         import numpy as np
 
@@ -121,22 +122,22 @@ class TransactionOutcomes:
             ends[own], result[own] = markers.outcomes(producer_id, table.last_offsets[own])
         is_known = ends >= 0
         if self._is_damaged and not is_known[rows].all():
-            # Of the markers that cannot be reached any file may tell.
+            # The damage hides these markers, so any index file may have their entries.
             entries = self._index.between(0, layout.INT64_MAX)
             result |= is_wanted & ~is_known & entries.cover(table)
         elif self._is_at_end:
             self._check_lost(chunk, is_wanted & ~is_known & (table.counts > 0))
         if is_known.any():
-            # A marker that is lost was one before those that were found.
+            # A lost marker lay before the found ones.
             first, end = int(table.base_offsets[0]), int(ends.max()) + 1
             entries = self._index.between(first, end, is_strict=False)
             _check_agreement(chunk, result, ends, entries)
         return result
 
     def _check_lost(self, chunk: Chunk, is_open: npt.NDArray[np.bool_]) -> None:
-        """Raise CorruptLogError where batches (b) that no marker ends were aborted by the index.
+        """Raise CorruptLogError if the index lists an abort for batches (b) without a marker.
 
-        A cleaner removes markers, and those of aborted transactions after all of their records.
+        A cleaner removes the marker of an aborted transaction only after all of its records.
         """
         table = chunk.table
         if not is_open.any():
@@ -150,14 +151,14 @@ class TransactionOutcomes:
             raise CorruptLogError(
                 chunk.path,
                 chunk.file_position + int(table.positions[batch]),
-                "a batch whose transaction has a marker, since the .txnindex files beside it say "
-                "that it was aborted",
+                "a marker for the transaction of this batch, which the .txnindex files beside it "
+                "call aborted",
                 "none up to the end of the log (if `kafkalog verify` finds nothing else, remove "
                 "these files)",
             )
 
     def _markers_from(self, offset: int) -> Markers:
-        """Return the markers that are known, all from `offset` up to their frontier."""
+        """Return the known markers, complete from `offset` up to their frontier."""
         self._offset = offset
         if self._markers is None or offset > self._markers.frontier:
             if self._identity is None:
@@ -169,7 +170,7 @@ class TransactionOutcomes:
         return self._markers
 
     def _look_ahead(self, markers: Markers, producer_id: int, offset: int) -> None:
-        """Read on until a producer's marker above `offset` is known, or no more can be."""
+        """Read ahead until a producer's marker above `offset` is known, or the log ends."""
         while not markers.tells(producer_id, offset) and not self._is_at_end:
             if self._ahead is None or self._ahead_offset < markers.frontier:
                 self._ahead = self._chunks_from(markers.frontier)
@@ -187,7 +188,7 @@ class TransactionOutcomes:
 
 
 def _note(markers: Markers, chunk: Chunk) -> None:
-    """Take in the markers of a chunk that begins at or below their frontier, or at their begin."""
+    """Add the markers of a chunk that begins at or below their frontier, or at their begin."""
     import numpy as np
 
     table = chunk.table
@@ -214,9 +215,10 @@ def _check_agreement(
     ends: npt.NDArray[np.int64],
     indexed: AbortedRanges,
 ) -> None:
-    """Raise CorruptLogError where the index says the opposite of a marker.
+    """Raise CorruptLogError if the index contradicts a marker.
 
-    `result` says which batches (b) were aborted, `ends` where their markers are (-1: not known).
+    `result` tells which batches (b) were aborted, `ends` has the offsets of their markers (-1:
+    none).
     """
     import numpy as np
 
@@ -227,7 +229,7 @@ def _check_agreement(
     is_wrong = is_known & ~result & is_indexed
     missed = np.flatnonzero(is_known & result & ~is_indexed)
     if len(missed):
-        # Of one that begins above the chunk the batches here may still be part.
+        # A transaction whose entry begins above the chunk may still include batches here.
         is_wrong[missed] = indexed.end_at(table.producer_ids[missed], ends[missed])
     if is_wrong.any():
         batch = int(is_wrong.argmax())
@@ -235,16 +237,17 @@ def _check_agreement(
         raise CorruptLogError(
             chunk.path,
             chunk.file_position + int(table.positions[batch]),
-            f"a batch that is {words[0]}, as the marker at offset {ends[batch]} says",
+            f"a batch that is {words[0]} by the marker at offset {ends[batch]}",
             f"one that is {words[1]} in the .txnindex files beside it (if `kafkalog verify` "
-            "finds nothing else, remove these)",
+            "finds nothing else, remove these files)",
         )
 
 
 def control_types(chunk: Chunk, batches: npt.NDArray[np.int64]) -> list[int]:
-    """Return the types of control batches (their indexes), -1 for one without a record.
+    """Return the types of control batches (their rows), or -1 for a batch without a record.
 
-    Those in Kafka's usual form are read all at once. Raises CorruptBatchError for one that is none.
+    Control batches in Kafka's usual form are read all at once. Raises CorruptBatchError for a
+    malformed control record.
     """
     import numpy as np
 

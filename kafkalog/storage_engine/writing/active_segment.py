@@ -1,14 +1,11 @@
-"""The segment that is appended to: its files, cut to what is committed, and its index entries.
+"""The active segment: its files, truncated to the committed size, and its index entries.
 
 Invariants
 ----------
-- Nothing beyond the recorded size is ever read: there lies what a dead commit left, or, with
-  `preallocate`, room for what comes.
-- An index entry is decided by the distance to the entry before it, not by bytes since the file was
-  opened, so that many small commits get the index one large one would get.
-- What is cut off an index is cut off durably: nobody syncs the entries that come in its place, and
-  what a power cut brought back would be believed of the batches that have those offsets by then.
-- A `.txnindex` file exists only where a transaction was aborted.
+- No reader reads beyond the recorded size. Bytes there are those of a dead commit, or preallocated.
+- The truncation of an index is synced, because the entries that follow are not. Otherwise a power
+  cut could bring old entries back, and readers would apply them to new batches.
+- A `.txnindex` file exists only if a transaction was aborted.
 
 Kafka: LogSegment.append, LogSegment.shouldRoll, LogSegment.onBecomeInactiveSegment.
 """
@@ -27,6 +24,7 @@ from kafkalog.storage_engine.format.batch import Buffer, check_batch
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 from kafkalog.storage_engine.segment.segments import header_at, headers, locate
 from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
@@ -37,13 +35,13 @@ from kafkalog.storage_engine.transactions.transaction_index import (
 __all__ = ["ActiveSegment"]
 
 _BLOCK = 4096
-"""Index entries that are looked at together where the last one is not one to keep."""
+"""Index entries read at once if the last one is not kept."""
 
 
 class ActiveSegment:
     """The open files of one segment: `add` and `write` batches, then `sync`, `finish` or `close`.
 
-    `size` counts the bytes of all batches that were added, written or not.
+    `size` counts the bytes of all added batches, written or not.
     """
 
     def __init__(
@@ -57,47 +55,45 @@ class ActiveSegment:
         end_offset: int,
         has_transactions: bool,
     ) -> None:
-        """Open the segment, and cut its files to its bytes and to the log's end.
+        """Open the segment, and truncate its files to `size` and `end_offset`.
 
-        `has_transactions` says that there may be a `.txnindex`. Raises StorageError where the log
-        has fewer bytes, and OSError.
+        `has_transactions` is True if a `.txnindex` may exist. Raises StorageError if the log is
+        shorter, and OSError.
         """
         self.base_offset, self.size = base_offset, size
         self.has_new_name = size == 0
-        """Whether names in the directory wait for its sync: one has come or gone since this was
-        opened. Or, of an empty segment, before: whoever made its file may have died, or failed."""
+        """Whether a new or removed name waits for the directory's sync. True from the start for an
+        empty segment, because the process that made its file may have died or failed."""
         self._stem = f"{directory}/{layout.segment_file(base_offset, '')}"
         self._config = config
         self._index_slots = config.segment_index_bytes // layout.OFFSET_INDEX_ENTRY.size
-        # The last one is for the roll.
+        # The roll needs the last slot.
         self._time_slots = config.segment_index_bytes // layout.TIME_INDEX_ENTRY.size - 1
         self._name = f"{topic_id}/{directory.name}/{self.base_offset}"
         self._written = self._opened_size = self.size
         self._is_dirty = False
         self._lifetime_ms: int | None = None
-        self._offset_entries = bytearray()
-        self._time_entries = bytearray()
+        self._index = IndexBuilder(
+            base_offset, config.index_interval_bytes, find_largest=self._largest_on_disk
+        )
         self._transaction_entries = bytearray()
         self._log_fd = self._index_fd = self._time_index_fd = self._transaction_fd = -1
         self._first_timestamp: int | None = None
-        self._largest = (layout.NO_TIMESTAMP, 0)
-        self._knows_largest = False
         self._transactions_size = 0
         self._open(end_offset, has_transactions)
 
-    # --- the cut ---------------------------------------------------------------------------------
+    # --- truncate --------------------------------------------------------------------------------
 
     def _open(self, end_offset: int, has_transactions: bool) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         log = self._stem + layout.LOG
         try:
             try:
-                self._log_fd = os.open(log, flags & ~os.O_CREAT if self.size else flags, 0o644)
+                self._log_fd = _open(log, create=not self.size)
             except FileNotFoundError:
                 what = f"the journal records {self.size} bytes, the file is missing"
                 raise StorageError(f"{log}: {what}") from None
-            self._index_fd = os.open(self._stem + layout.INDEX, flags, 0o644)
-            self._time_index_fd = os.open(self._stem + layout.TIME_INDEX, flags, 0o644)
+            self._index_fd = _open(self._stem + layout.INDEX, create=True)
+            self._time_index_fd = _open(self._stem + layout.TIME_INDEX, create=True)
             self._truncate_log()
             self._truncate_indexes(end_offset - self.base_offset)
             if has_transactions:
@@ -111,13 +107,13 @@ class ActiveSegment:
         if found < self.size:
             raise StorageError(
                 f"{self._path(layout.LOG)}: the journal records {self.size} bytes, the file has "
-                f"{found}: it was cut by something other than kafkalog"
+                f"{found}: something other than kafkalog truncated it"
             )
         if not self._config.preallocate:
             if found > self.size:
                 files.truncate(self._log_fd, self.size)
             return
-        # Room that a dead commit began to fill is made anew; the rest is room already.
+        # Allocate again what a dead commit began to fill; the rest is still preallocated.
         if found > self.size and any(files.read_at(self._log_fd, layout.BATCH_OVERHEAD, self.size)):
             files.truncate(self._log_fd, self.size)
             found = self.size
@@ -125,27 +121,27 @@ class ActiveSegment:
             files.preallocate(self._log_fd, self._config.segment_bytes)
 
     def _truncate_indexes(self, end: int) -> None:
-        """Drop index entries at or above the cut, and torn ones; remember the last that stay."""
-        self._index_count, last = _truncate_entries(
+        """Drop torn index entries and those at or above the end; remember the last ones kept."""
+        offset_count, last = _truncate_entries(
             self._index_fd,
             layout.OFFSET_INDEX_ENTRY.size,
             layout.OFFSET_INDEX_ENTRY.iter_unpack,
             lambda relative, position: relative < end and 0 < position < self.size,
         )
-        self._indexed_position = last[1] if last else 0
-        """Where the batch of the last offset index entry starts; 0 without one."""
-        self._time_index_count, last = _truncate_entries(
+        indexed_position = last[1] if last else 0
+        time_count, last = _truncate_entries(
             self._time_index_fd,
             layout.TIME_INDEX_ENTRY.size,
             layout.TIME_INDEX_ENTRY.iter_unpack,
             lambda timestamp, relative: relative < end and (timestamp, relative) != (0, 0),
         )
-        self._last_time_entry: tuple[int, int] | None = None
-        if last:
-            self._last_time_entry = last[0], self.base_offset + last[1]
+        self._last_time = (last[0], self.base_offset + last[1]) if last else None
+        """What the last time index entry says that stayed when the segment was opened."""
+        timestamp = last[0] if last else layout.NO_TIMESTAMP
+        self._index.resume((offset_count, indexed_position), (time_count, timestamp))
 
     def _truncate_transactions(self, end_offset: int) -> None:
-        """Drop entries without their marker: of a commit that died, in whatever form they came."""
+        """Drop entries without a marker: those of a dead commit, whole or torn."""
         path = self._path(layout.TRANSACTION_INDEX)
         self._transactions_size, found = size_kept(
             path, lambda entry: self._has_marker(entry, end_offset)
@@ -155,18 +151,18 @@ class ActiveSegment:
                 files.remove(path)
                 self.has_new_name = True
                 return
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = _open(path)
             try:
                 _truncate_durably(fd, self._transactions_size)
             finally:
                 os.close(fd)
 
     def _has_marker(self, entry: AbortedTransaction, end_offset: int) -> bool:
-        """Tell whether the producer of an entry has a control batch where that says.
+        """Return whether the entry's producer has a control batch at the entry's offset.
 
-        Of half an entry, too: its offset may be below the cut, but the producer's markers that are
-        there lie before the transaction's begin. Of a damaged log it may have, wherever the damage
-        could hide it: without its entry, what was aborted would be read.
+        The test also rejects a torn entry: its offset may lie below the end, but the producer's
+        existing markers lie before the transaction's begin. In a damaged log, an entry is kept
+        wherever the damage could hide its marker; without it, aborted records would be read.
         """
         offset, next_offset = entry.last_offset, self.base_offset
         if not entry.first_offset < offset < end_offset:
@@ -196,11 +192,11 @@ class ActiveSegment:
     def stamp(
         self, batches: bytearray, position: int, first_offset: int, next_offset: int, epoch: int
     ) -> tuple[int, int]:
-        """Give finished batches from `position` on their places, as far as they belong here.
+        """Stamp finished batches from `position` on, as far as they belong into this segment.
 
-        Their base offsets count from `first_offset`, and one begins where the last has ended.
-        Returns the position and the offset that come next: of a batch that needs a new segment, or
-        of what is no whole batch v2 with such offsets. The bytes follow by `write`.
+        Their base offsets count from `first_offset`, and each must begin where the last one ended.
+        Returns the next position and offset: of a batch that needs a new segment, or of bytes that
+        are not a whole batch v2 with such offsets. Pass the bytes to `write`.
         """
         unpack, pack = layout.BATCH_PLACE.unpack_from, layout.STAMP.pack_into
         while (remaining := len(batches) - position) >= layout.BATCH_OVERHEAD:
@@ -221,10 +217,10 @@ class ActiveSegment:
         return position, next_offset
 
     def has_room(self, size: int, max_timestamp: int, base_offset: int, last_offset: int) -> bool:
-        """Tell whether a batch of those offsets belongs here, and not into a new segment.
+        """Return whether a batch with these offsets belongs here, not into a new segment.
 
-        Decided by size, time, full indexes and offset span (conformance R1 to R5). An empty segment
-        takes everything whose offsets it can count.
+        Size, time, full indexes and the span of offsets decide (conformance R1 to R5). An empty
+        segment accepts every batch whose offsets fit its indexes.
         """
         if last_offset - self.base_offset > layout.INT32_MAX:
             return self.size == 0 and base_offset == self.base_offset
@@ -232,39 +228,27 @@ class ActiveSegment:
             return True
         if self.size > self._config.segment_bytes - size:
             return False
-        if self._index_count >= self._index_slots or self._time_index_count >= self._time_slots:
+        index = self._index
+        if index.offset_count >= self._index_slots or index.time_count >= self._time_slots:
             return False
         first = self._read_first_timestamp(max_timestamp)
         waited = max_timestamp - first if first >= 0 else 0
         return waited <= self._read_lifetime_ms()
 
     def add(self, size: int, max_timestamp: int, last_offset: int) -> None:
-        """Take the next batch into account, and give it an index entry if it is to have one.
-
-        That is where the last entry is more than `index.interval.bytes` behind. The bytes follow by
-        `write`.
-        """
+        """Count the next batch, and index it if due. Pass the bytes to `write`."""
         position = self.size
         self.size += size
-        if max_timestamp > self._largest[0]:
-            self._largest = max_timestamp, last_offset
         if self._first_timestamp is None and position == 0:
             self._first_timestamp = max_timestamp
-        if position - self._indexed_position <= self._config.index_interval_bytes:
-            return
-        self._index_time()
-        self._offset_entries += layout.OFFSET_INDEX_ENTRY.pack(
-            last_offset - self.base_offset, position
-        )
-        self._index_count += 1
-        self._indexed_position = position
+        self._index.add(position, last_offset, max_timestamp)
 
     def add_aborted(self, transaction: AbortedTransaction) -> None:
-        """Note a transaction whose ABORT marker was added; written with the next `write`."""
+        """Note a transaction whose ABORT marker was added, for the next `write`."""
         self._transaction_entries += transaction_entry(transaction)
 
     def write(self, data: Buffer) -> None:
-        """Write the next bytes of the batches that were added, and the entries they got."""
+        """Write the next bytes of the added batches, and their index entries."""
         if data:
             files.write_at(self._log_fd, data, self._written)
             self._written += len(data)
@@ -272,15 +256,16 @@ class ActiveSegment:
         self._write_entries()
 
     def _write_entries(self) -> None:
-        end = self._index_count * layout.OFFSET_INDEX_ENTRY.size
-        _write_up_to(self._index_fd, self._offset_entries, end)
-        end = self._time_index_count * layout.TIME_INDEX_ENTRY.size
-        _write_up_to(self._time_index_fd, self._time_entries, end)
+        index = self._index
+        end = index.offset_count * layout.OFFSET_INDEX_ENTRY.size
+        _write_up_to(self._index_fd, index.offset_entries, end)
+        end = index.time_count * layout.TIME_INDEX_ENTRY.size
+        _write_up_to(self._time_index_fd, index.time_entries, end)
         if self._transaction_entries:
             if self._transaction_fd < 0:
                 path = self._path(layout.TRANSACTION_INDEX)
                 self.has_new_name |= not path.exists()
-                self._transaction_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._transaction_fd = _open(path, create=True)
             self._transactions_size += len(self._transaction_entries)
             _write_up_to(self._transaction_fd, self._transaction_entries, self._transactions_size)
 
@@ -296,7 +281,7 @@ class ActiveSegment:
         return self._lifetime_ms
 
     def _jitter_ms(self) -> int:
-        """Draw from [0, jitter), once per segment and the same in every process: by its name."""
+        """Draw from [0, jitter) by the segment's name, so every process gets the same."""
         jitter = min(self._config.segment_jitter_ms, self._config.segment_ms)
         if jitter == 0:
             return 0
@@ -309,26 +294,11 @@ class ActiveSegment:
             self._first_timestamp = otherwise if header is None else header.max_timestamp
         return self._first_timestamp
 
-    def _index_time(self) -> None:
-        """Add a time index entry if the largest timestamp has grown since the last one."""
-        if not self._knows_largest:
-            self._largest = max(self._largest_on_disk(), self._largest, key=lambda pair: pair[0])
-            self._knows_largest = True
-        timestamp, offset = self._largest
-        last = self._last_time_entry
-        if timestamp <= (layout.NO_TIMESTAMP if last is None else last[0]):
-            return
-        self._time_entries += layout.TIME_INDEX_ENTRY.pack(timestamp, offset - self.base_offset)
-        self._time_index_count += 1
-        self._last_time_entry = timestamp, offset
-
     def _largest_on_disk(self) -> tuple[int, int]:
-        """Find the largest timestamp as opened: the time index's last, or of a batch after it.
-
-        Asked for once at most, before an entry is added.
-        """
-        largest = self._last_time_entry or (layout.NO_TIMESTAMP, self.base_offset)
-        for _, header in headers(self._log_fd, self._indexed_position, self._opened_size):
+        """Return the largest timestamp at opening, of the last time entry or a later batch."""
+        largest = self._last_time or (layout.NO_TIMESTAMP, self.base_offset)
+        start = self._index.indexed_position
+        for _, header in headers(self._log_fd, start, self._opened_size):
             if header.max_timestamp > largest[0]:
                 largest = header.max_timestamp, header.last_offset
         return largest
@@ -336,7 +306,7 @@ class ActiveSegment:
     # --- durability ------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make the log durable, and what it says of aborted transactions; indexes are hints."""
+        """Sync the log and the aborted transactions; indexes are only hints."""
         if self._is_dirty:
             files.sync_file(self._log_fd)
             self._is_dirty = False
@@ -344,9 +314,9 @@ class ActiveSegment:
             files.sync_file(self._transaction_fd)
 
     def finish(self) -> None:
-        """Make the segment one that is only read: its last time index entry, no room, synced."""
+        """Make the segment read-only: add its last time index entry, trim and sync it."""
         if self.size:
-            self._index_time()
+            self._index.add_time()
         self._write_entries()
         if os.fstat(self._log_fd).st_size > self.size:
             files.truncate(self._log_fd, self.size)
@@ -357,9 +327,10 @@ class ActiveSegment:
         self.close()
 
     def finish_truncation(self) -> None:
-        """Do `finish` after a cut; where that fails, it is to be cut again by the next holder.
+        """Do `finish` after a truncation; if it fails, make the next holder truncate again.
 
-        Its sync is not to be repeated alone, and what is cut already nobody would cut.
+        Repeating the sync alone is not enough, and a holder that finds nothing to truncate syncs
+        nothing. Therefore it writes a byte beyond the end.
         """
         try:
             self.finish()
@@ -371,17 +342,16 @@ class ActiveSegment:
             raise
 
     def reopen(self) -> None:
-        """Open the files once more after `close`, in the same commit: so they are as they were.
+        """Open the files again after `close`, in the same commit, so they are unchanged.
 
-        A `.txnindex` is opened when it is written to.
+        A `.txnindex` is opened on its next write.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC
-        self._log_fd = os.open(self._stem + layout.LOG, flags)
-        self._index_fd = os.open(self._stem + layout.INDEX, flags)
-        self._time_index_fd = os.open(self._stem + layout.TIME_INDEX, flags)
+        self._log_fd = _open(self._stem + layout.LOG)
+        self._index_fd = _open(self._stem + layout.INDEX)
+        self._time_index_fd = _open(self._stem + layout.TIME_INDEX)
 
     def close(self) -> None:
-        """Close the files; nothing is undone."""
+        """Close the files; undo nothing."""
         fds = (self._log_fd, self._index_fd, self._time_index_fd, self._transaction_fd)
         self._log_fd = self._index_fd = self._time_index_fd = self._transaction_fd = -1
         for fd in fds:
@@ -392,8 +362,15 @@ class ActiveSegment:
         return Path(self._stem + suffix)
 
 
+def _open(path: str | Path, *, create: bool = False) -> int:
+    """Open a file of a segment; at the limit of open files the transaction closes other segments.
+
+    Raises OSError.
+    """
+    return files.open_to_write(path, create=create, within_limit=True)
+
+
 def _write_up_to(fd: int, pending: bytearray, end: int) -> None:
-    """Write entries so that the file ends at byte `end` with them; none are pending then."""
     if pending:
         files.write_at(fd, pending, end - len(pending))
         pending.clear()
@@ -405,11 +382,11 @@ def _truncate_entries(
     unpack: Callable[[bytes], Iterable[tuple[Any, ...]]],
     is_kept: Callable[..., bool],
 ) -> tuple[int, tuple[Any, ...] | None]:
-    """Cut an index file behind its last entry that is kept; return how many stay, and that one."""
+    """Truncate an index file after its last kept entry; return the number kept, and that entry."""
     size = os.fstat(fd).st_size
     count = size // entry_size
     last = None
-    block = 1  # mostly the last one stays; a file that is padded with zeros ends far before
+    block = 1  # usually the last entry stays, except in a file padded with zeros
     while count and last is None:
         first = max(0, count - block)
         data = files.read_at(fd, (count - first) * entry_size, first * entry_size)
@@ -425,7 +402,7 @@ def _truncate_entries(
 
 
 def _truncate_durably(fd: int, size: int) -> None:
-    """Cut an index, and sync it; where that fails it is as it was, so that the next holder cuts."""
+    """Truncate and sync an index; on failure restore it, so that the next holder truncates."""
     tail = files.read_at(fd, os.fstat(fd).st_size - size, size)
     files.truncate(fd, size)
     try:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
@@ -24,8 +24,12 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State, TopicState, WriterState
 from kafkalog.storage_engine.writing.staged_contents import StagedContents
 from kafkalog.storage_engine.writing.staging import Run, StagedMessage
-from kafkalog.storage_engine.writing.transaction import Transaction
 from kafkalog.storage_engine.writing.writer import Writer, writer_slug
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.store import Store
+    from kafkalog.storage_engine.writing.partition import Appender
+    from kafkalog.storage_engine.writing.transaction import Transaction
 
 _logger = logging.getLogger(__name__)
 STAGED_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
@@ -85,49 +89,100 @@ def is_committed(state: State, writer: Writer, rows: int, now_ms: int) -> bool:
     return True
 
 
-def append_staged(
-    transaction: Transaction,
-    root: Path,
+def commit_staged(
+    store: Store,
     staged: Sequence[StagedMessage],
+    *,
+    writer: Writer | None,
     create: NewTopic | None,
+    reset_writer: bool,
     now_ms: int,
-) -> dict[tuple[str, int], tuple[int, int]]:
-    """Verify every staged byte, then append run by run in ascending Spark partition."""
-    _check_names(staged)
-    ordered = sorted(staged, key=lambda message: message.spark_partition)
+) -> CommitResult:
+    """Commit what tasks have staged, all of it or nothing; see `Engine.commit`.
+
+    The order of the calls is the promise: verify, truncate, append, sync, record, sync, publish.
+    An exception before `record` undoes everything. After a death the next holder of the commit lock
+    truncates what was appended, or publishes what was recorded.
+    """
+    rows = sum(message.rows for message in staged)
+    with store.transaction() as transaction:  # what a dead holder has left is recovered here
+        if not _is_new(transaction.state, writer, rows, now_ms, reset_writer=reset_writer):
+            # Of the attempt that has committed it and died, too: perhaps no later batch comes.
+            left = staged_paths(store.root, transaction.state, lambda _: True)
+            remove_done(store.root, staged, writer, {path.parent for path in left})
+            return CommitResult(skipped=True, rows=0)
+        if rows == 0:
+            remove_staged(store.root, staged)
+            return CommitResult(skipped=False, rows=0)
+        ordered = sorted(staged, key=lambda message: message.spark_partition)
+        contents = _verify(transaction, store.root, ordered)
+        _match_topics(transaction, ordered, create)
+        offsets = {}
+        for (topic, number), runs in _by_partition(transaction, ordered).items():
+            # The first call truncates the partition to the state that the journal records.
+            appender = transaction.appender(topic, number, now_ms)
+            start = appender.state.high_watermark
+            _append(appender, store.root, contents, runs)
+            offsets[topic, number] = start, appender.state.high_watermark
+        if writer is not None:
+            transaction.record_writer(writer.name, writer.batch_id, rows, now_ms)
+        transaction.sync_appended(now_ms, rows=rows)
+        transaction.record()  # the record is written, synced (the commit point) and published
+    directories = {store.partition_directory(*place) for place in offsets}
+    remove_done(store.root, staged, writer, directories)
+    return CommitResult(skipped=False, rows=rows, offsets=offsets)
+
+
+def _is_new(
+    state: State, writer: Writer | None, rows: int, now_ms: int, *, reset_writer: bool
+) -> bool:
+    if writer is None:
+        return True
+    known = state.writers.get(writer.name)
+    if reset_writer and known is not None and writer.batch_id < known.batch_id:
+        return True
+    return not is_committed(state, writer, rows, now_ms)
+
+
+def _verify(
+    transaction: Transaction, root: Path, ordered: Sequence[StagedMessage]
+) -> StagedContents:
+    """Compare every staged byte with what its task said, before anything is changed."""
+    _check_names(ordered)
     for message in ordered:
         _refuse_gone_topics(transaction, message)
     contents = StagedContents(root)
     for message in ordered:
         contents.verify(message)
-    for message in ordered:
-        _match_topics(transaction, message, create)
-    found = _by_partition(ordered)
-    for topic, number in found:
-        transaction.check_is_here(topic, number)
-    offsets = {}
-    for key, runs in found.items():
-        appender = transaction.appender(*key, now_ms)
-        start = appender.state.high_watermark
-        for is_segment, group in itertools.groupby(runs, lambda each: each[1].is_segment):
-            if is_segment:
-                for message, run in group:
-                    name = message.files[run.file].name
-                    appender.adopt(root / name.removesuffix(layout.STAGED), run.rows)
-            else:
-                appender.append((run.rows, contents.pieces(message, run)) for message, run in group)
-        offsets[key] = start, appender.state.high_watermark
-    return offsets
+    return contents
+
+
+def _append(
+    appender: Appender,
+    root: Path,
+    contents: StagedContents,
+    runs: Sequence[tuple[StagedMessage, Run]],
+) -> None:
+    """Append the runs of one partition; a run in a file of its own becomes a segment."""
+    for is_segment, group in itertools.groupby(runs, lambda each: each[1].is_segment):
+        if is_segment:
+            for message, run in group:
+                name = message.files[run.file].name
+                appender.adopt(root / name.removesuffix(layout.STAGED), run.rows)
+        else:
+            appender.append((run.rows, contents.pieces(message, run)) for message, run in group)
 
 
 def _by_partition(
-    ordered: Sequence[StagedMessage],
+    transaction: Transaction, ordered: Sequence[StagedMessage]
 ) -> dict[tuple[str, int], list[tuple[StagedMessage, Run]]]:
     """Return the runs of each partition, in the order of the messages and of their runs."""
     found: dict[tuple[str, int], list[tuple[StagedMessage, Run]]] = {}
     for message in ordered:
         for run in message.runs:
             found.setdefault((run.topic, run.partition), []).append((message, run))
+    for topic, number in found:
+        transaction.check_is_here(topic, number)
     return found
 
 
@@ -143,29 +198,30 @@ def _refuse_gone_topics(transaction: Transaction, message: StagedMessage) -> Non
 
 
 def _match_topics(
-    transaction: Transaction, message: StagedMessage, create: NewTopic | None
+    transaction: Transaction, ordered: Sequence[StagedMessage], create: NewTopic | None
 ) -> None:
     """Check the keys of what goes into the topics, and create those to be created."""
-    for name, topic_id in message.topic_ids.items():
-        known = transaction.state.topics.get(name)
-        if topic_id:
-            assert known is not None
-            _refuse_keyless(known, message)
-            continue
-        if create is None:
-            raise InvalidInputError(f"topic {name!r} does not exist and is not to be created")
-        if known is not None:
-            if len(known.partitions) != create.partitions:
-                raise StorageError(
-                    f"topic {name!r} was created meanwhile with {len(known.partitions)} "
-                    f"partitions, the task expected {create.partitions}; run the batch again"
-                )
-            _refuse_keyless(known, message)
-            continue
-        try:
-            transaction.topic(name)
-        except InvalidInputError:
-            transaction.create_topic(name, create)
+    for message in ordered:
+        for name, topic_id in message.topic_ids.items():
+            known = transaction.state.topics.get(name)
+            if topic_id:
+                assert known is not None
+                _refuse_keyless(known, message)
+                continue
+            if create is None:
+                raise InvalidInputError(f"topic {name!r} does not exist and is not to be created")
+            if known is not None:
+                if len(known.partitions) != create.partitions:
+                    raise StorageError(
+                        f"topic {name!r} was created meanwhile with {len(known.partitions)} "
+                        f"partitions, the task expected {create.partitions}; run the batch again"
+                    )
+                _refuse_keyless(known, message)
+                continue
+            try:
+                transaction.topic(name)
+            except InvalidInputError:
+                transaction.create_topic(name, create)
 
 
 def _refuse_keyless(topic: TopicState, message: StagedMessage) -> None:
@@ -188,7 +244,7 @@ def staged_paths(root: Path, state: State, matches: Callable[[str], bool]) -> li
     found: list[Path] = []
     for directory in directories:
         try:
-            names = os.listdir(directory)
+            names = files.list_names(directory)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue  # who could not list it has staged nothing there
         found.extend(
@@ -244,7 +300,7 @@ def remove_done(
             named = (Path(file.name).name for message in staged for file in message.files)
             last = {parts[0]: parts[1] for name in named if (parts := layout.parse_staged(name))}
         for directory in {root, *directories} if last else ():
-            for name in os.listdir(directory):
+            for name in files.list_names(directory):
                 parts = layout.parse_staged(name)
                 if parts is not None and parts[1] <= last.get(parts[0], -1):
                     files.remove(directory / name)

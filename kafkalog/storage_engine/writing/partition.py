@@ -1,16 +1,17 @@
-"""The write side of one partition within one commit: cut, roll, append, adopt, sync.
+"""The write side of one partition within one commit: truncate, roll, append, adopt, sync.
 
-Nothing an `Appender` does is visible before the journal says so. What a process left that died in
-the middle lies above the recorded state, and the next appender cuts it off: opening never does.
+The work of an `Appender` is invisible until the journal records it. The bytes of a process that
+died lie above the recorded state; the next appender truncates them, opening the log does not.
 
 Invariants
 ----------
-- Only the active segment is appended to; its valid bytes are those the journal records.
-- After the cut, the partition's files end where the recorded state ends: its segments, their
-  indexes, its leader epochs, its producer snapshots and the gaps that raw appends have listed.
-- The snapshot that the journal names stays, whatever is cut. Where somebody else has removed or
-  damaged it, the producers are told from the log.
-- While a transaction is open, the last stable offset stays where that begins.
+
+- Only the active segment is appended to; its valid bytes are those in the journal.
+- After the truncation, the partition's files end at the recorded state: its segments, their
+  indexes, its leader epochs, its producer snapshots and the listed gaps of raw appends.
+- A truncation never removes the producer snapshot that the journal names. If that is removed or
+  damaged by others, the producers are rebuilt from the log.
+- While a transaction is open, the last stable offset stays at its begin.
 
 Kafka: UnifiedLog.append, UnifiedLog.roll, UnifiedLog.truncateTo.
 """
@@ -42,16 +43,16 @@ from kafkalog.storage_engine.writing.active_segment import ActiveSegment
 
 _logger = logging.getLogger(__name__)
 _WRITE_SIZE = 1 << 20
-"""Bytes of stamped batches that are written at once; many tasks bring a few of each partition."""
+"""Bytes of stamped batches to write at once; many tasks have a few for each partition."""
 
 
 def check_canary(directory: Path) -> frozenset[str]:
     """Return the names in the directory of a partition of ours.
 
-    Raises LockedByBrokerError where a broker has loaded it, or removed it.
+    Raises LockedByBrokerError if a broker has loaded or removed the partition.
     """
     try:
-        names = frozenset(os.listdir(directory))
+        names = frozenset(files.list_names(directory))
     except (FileNotFoundError, NotADirectoryError):
         raise LockedByBrokerError(
             f"{directory}: the directory of the partition is missing, removed by a Kafka broker or "
@@ -66,9 +67,9 @@ def check_canary(directory: Path) -> frozenset[str]:
 
 
 class Appender:
-    """Appends to one partition; the caller holds the commit lock and the root lock.
+    """Append to one partition; the caller holds the commit lock and the root lock.
 
-    `state` is what the partition becomes if the commit is recorded.
+    `state` is the partition's state after the commit.
     """
 
     def __init__(
@@ -88,10 +89,10 @@ class Appender:
         self._names_changed = False
         self._producers: Producers | None = None
         self.lost_snapshot = -1
-        """Offset of the snapshot that the journal names, once that was found gone or damaged."""
+        """Offset of the journal's producer snapshot if it is missing or damaged."""
         self._has_lost_producers = False
         self._is_held_back: bool | None = None
-        # Every commit comes here for each of its partitions: one listing says what to look into.
+        # Every commit runs this for each of its partitions, so one listing has to suffice.
         names = check_canary(directory)
         partition_directory.check_topic_id(directory, topic_id)
         self._epochs = self._truncate_epochs() if layout.LEADER_EPOCH_CHECKPOINT in names else []
@@ -99,10 +100,10 @@ class Appender:
             gaps.truncate_raw_gaps(directory, state.high_watermark)
         self._active = self._truncate(names)
 
-    # --- the cut ---------------------------------------------------------------------------------
+    # --- truncate --------------------------------------------------------------------------------
 
     def _truncate(self, names: Collection[str]) -> ActiveSegment:
-        """Bring the files, of these names, to the recorded state and open the active segment."""
+        """Truncate the files, of these names, to the recorded state and open the active segment."""
         later = self._later_segments(names)
         if later:
             with locks.SegmentsLock(self.directory).exclusive():
@@ -110,18 +111,18 @@ class Appender:
             files.sync_directory(self.directory)
         high_watermark = self.state.high_watermark
         if high_watermark in later:
-            # It alone may carry the log end, where the tail before it was cleaned away
-            # (KAFKA-17076): so it is emptied, and appended to. The one before it is cut, indexed
-            # and synced, since nobody cuts it later.
+            # Empty it and append to it: it alone may carry the log end if a cleaning removed the
+            # tail before it (KAFKA-17076). Truncate, index and sync the segment before it now,
+            # because no later commit does.
             self._open_active(names).finish_truncation()
             self._take_snapshot(high_watermark)
             self.state = replace(self.state, active_base=high_watermark, active_size=0)
         return self._open_active(names)
 
     def _later_segments(self, names: Iterable[str]) -> list[int]:
-        """Return the base offsets above the recorded active segment, of any file, ascending."""
+        """Return the base offsets, ascending, of files above the recorded active segment."""
         found = set()
-        # A partition has many files, and every commit comes here: few are worth a closer look.
+        # A partition has many files, and every commit runs this, so skip most by name.
         lowest = layout.segment_file(min(self.state.active_base, self.state.high_watermark), "")
         for name in [name for name in names if name > lowest and name[0].isdecimal()]:
             parsed = layout.parse_segment_file(name)
@@ -164,11 +165,11 @@ class Appender:
     def append(self, runs: Iterable[tuple[int, Iterable[batch.Buffer]]]) -> None:
         """Append runs of finished batches: stamp, roll, write.
 
-        A run is the number of its rows and its bytes, in pieces of whole batches; its base offsets
-        count from 0. Only headers are read. A batch larger than `segment.bytes` gets a segment of
-        its own. Raises StorageError for bytes that are no batch or leave offsets out, for other
-        rows than announced, and where offsets end; what was appended before that is for the next
-        holder to cut.
+        A run is its number of rows and its bytes, in pieces of whole batches; its base offsets
+        count from 0. Only headers are read. A batch larger than `segment.bytes` gets its own
+        segment. Raises StorageError for bytes that are not a batch or that omit offsets, for a
+        wrong number of rows, and at the largest offset. The next holder of the lock truncates what
+        was appended before.
         """
         self._note_own_epoch()
         next_offset = self.state.high_watermark
@@ -193,7 +194,7 @@ class Appender:
     def _stamp(self, pending: bytearray, start: int, first_offset: int, next_offset: int) -> int:
         """Stamp the batches of `pending` from `start` on; return the offset after the last one.
 
-        Where one begins a new segment, all before it are written, and removed from `pending`.
+        Before a new segment, writes the batches so far and removes them from `pending`.
         """
         position, written, epoch = start, 0, self.state.leader_epoch
         while True:
@@ -219,11 +220,11 @@ class Appender:
         return next_offset
 
     def place(self, header: batch.BatchHeader, pending: memoryview) -> bool:
-        """Make room for a batch that comes with its offsets; False if that took no new segment.
+        """Make room for a batch with given offsets; return whether that began a new segment.
 
-        `pending` are the bytes of the batches before it that are not written yet: they are where a
-        new segment is begun. The caller brings batches with rising offsets, from the high watermark
-        on, and their bytes by `write`.
+        `pending` has the unwritten bytes of the batches before it, which are written before a new
+        segment. The caller passes batches with rising offsets, from the high watermark on, and
+        their bytes to `write`.
         """
         size, time = header.size, header.max_timestamp
         is_new = not self._active.has_room(size, time, header.base_offset, header.last_offset)
@@ -234,13 +235,12 @@ class Appender:
         return is_new
 
     def write(self, data: memoryview, next_offset: int) -> None:
-        """Write the next bytes of the batches that have their place, and move the log end."""
+        """Write the next bytes of the placed batches, and move the log end."""
         active = self._active
         active.write(data)
         self._advance(next_offset, active_base=active.base_offset, active_size=active.size)
 
     def _advance(self, next_offset: int, **active: int) -> None:
-        """Move the log end; the last stable offset goes with it unless a transaction is open."""
         stable = self.state.last_stable_offset if self._holds_back() else next_offset
         self.state = replace(
             self.state, high_watermark=next_offset, last_stable_offset=stable, **active
@@ -248,16 +248,16 @@ class Appender:
 
     @property
     def active(self) -> ActiveSegment:
-        """The segment that is appended to now; another one after a roll."""
+        """The active segment; a roll replaces it."""
         return self._active
 
     # --- producers and their transactions --------------------------------------------------------
 
     def _holds_back(self) -> bool:
-        """Tell whether a transaction was open when the commit began.
+        """Return whether a transaction was open when the commit began.
 
-        The stable offset lies below the log's end then, unless the log start, which it is never
-        below, has been raised up to the end: only the producers know of a transaction there.
+        The last stable offset is then below the log end. If the log start, its lower bound, was
+        raised to the end, only the producers know of the transaction.
         """
         if self._is_held_back is None:
             state = self._recorded
@@ -268,10 +268,10 @@ class Appender:
         return self._is_held_back
 
     def producers(self) -> Producers:
-        """Return the producers' state at the log end as recorded; changes to it are the caller's.
+        """Return the producers at the recorded log end; the caller may change them.
 
-        Raises CorruptLogError where the snapshot that the journal names is gone, and the log that
-        says the same is damaged; StorageError, OSError.
+        Raises CorruptLogError if the journal's producer snapshot is missing and the log is damaged;
+        StorageError, OSError.
         """
         if self._producers is None:
             from kafkalog.storage_engine.transactions.producer_replay import recorded_producers
@@ -284,9 +284,9 @@ class Appender:
         return self._producers
 
     def note_producers(self) -> None:
-        """Write the producers' snapshot at the log end, and see what is stable now.
+        """Write the producer snapshot at the log end, and compute the last stable offset.
 
-        Their state, `producers()`, must have followed every batch that was appended.
+        The caller has applied every appended batch to `producers()`.
         """
         state, producers = self.state, self.producers()
         end = producers.end_offset = state.high_watermark
@@ -299,14 +299,14 @@ class Appender:
         )
 
     def _take_snapshot(self, base_offset: int) -> None:
-        """Write the producers' snapshot where a segment begins, if there are any (rule R7)."""
+        """Write the producer snapshot where a segment begins, if there are producers (rule R7)."""
         named = self._recorded.producer_snapshot
         if self._has_lost_producers or (self._producers is None and named < 0):
             return
         try:
             producers = self.producers()
         except (CorruptLogError, StorageError, OSError) as fault:
-            # A broker would do with the one before; no record is lost for want of this one.
+            # A broker can use the snapshot before; no record is lost without this one.
             _logger.warning("%s: no snapshot at %d: %s", self.directory, base_offset, fault)
             self._has_lost_producers = True
             return
@@ -320,7 +320,7 @@ class Appender:
     # --- leader epochs ---------------------------------------------------------------------------
 
     def _truncate_epochs(self) -> list[tuple[int, int]]:
-        """Drop the epochs that a commit that died has assigned; those it replaced come back."""
+        """Drop the epochs of a dead commit; those it replaced come back."""
         found = checkpoints.read_leader_epochs(self.directory)
         kept = leader_epochs.committed(found, self.state.high_watermark)
         if kept != found:
@@ -328,10 +328,10 @@ class Appender:
         return kept
 
     def note_epochs(self, epochs: list[tuple[int, int]]) -> None:
-        """Let `leader-epoch-checkpoint` know epochs from the first offset that carries each.
+        """Add epochs to `leader-epoch-checkpoint`, each with its first offset.
 
-        Those that they replace (Kafka's rule for an epoch below the last one) stay in the file
-        until `write_epochs`: the commit may still die.
+        The epochs that they replace (Kafka's rule for an epoch below the last one) stay in the file
+        until `write_epochs`, because the commit may still fail.
         """
         if not epochs:
             return
@@ -340,7 +340,7 @@ class Appender:
         self.state = replace(self.state, leader_epoch=epochs[-1][0])
 
     def write_epochs(self) -> None:
-        """Once the commit is recorded: drop the epochs that it has replaced."""
+        """Drop the replaced epochs; call it once the commit is recorded."""
         epochs = leader_epochs.in_order(self._epochs)
         if epochs != self._epochs:
             _logger.warning(
@@ -354,11 +354,11 @@ class Appender:
 
     @property
     def last_epoch(self) -> int:
-        """The last leader epoch that is assigned; -1 for none."""
+        """The last assigned leader epoch; -1 for none."""
         return self._epochs[-1][0] if self._epochs else -1
 
     def _note_own_epoch(self) -> None:
-        """Stamp what we append with the partition's epoch, never with one below its last."""
+        """Use the partition's epoch for our batches, but never one below its last."""
         epoch = max(self.state.leader_epoch, self.last_epoch)
         if epoch != self.last_epoch:
             self.note_epochs([(epoch, self.state.high_watermark)])
@@ -368,7 +368,7 @@ class Appender:
     # --- gaps ------------------------------------------------------------------------------------
 
     def note_gaps(self, pairs: array[int]) -> None:
-        """List the gaps that whole batches have left: from, to, from, to and so on, ascending."""
+        """List the gaps between raw batches: from, to, from, to and so on, ascending."""
         if not pairs:
             return
         import numpy as np
@@ -376,7 +376,7 @@ class Appender:
         found = np.frombuffer(pairs, dtype=np.int64).reshape(-1, 2)
         bases = [
             parsed[0]
-            for name in os.listdir(self.directory)
+            for name in files.list_names(self.directory)
             if (parsed := layout.parse_segment_file(name)) and parsed[1:] == (layout.LOG, "")
         ]
         gaps.add_raw_gaps(self.directory, found, first_base=min(bases, default=0))
@@ -384,10 +384,10 @@ class Appender:
     # --- roll, adopt -----------------------------------------------------------------------------
 
     def roll(self, base_offset: int | None = None) -> None:
-        """Close the active segment, synced with its indexes, and begin one at the log end.
+        """Finish the active segment and begin a new one at the log end.
 
-        Or at the first offset of the batch that comes next, `base_offset` (rule R5). An active
-        segment that is empty and begins there stays.
+        Or at `base_offset`, the first offset of the next batch (rule R5). Keeps an empty active
+        segment that begins there.
         """
         active = self._active
         if base_offset is None:
@@ -412,11 +412,11 @@ class Appender:
             base_offset=base_offset,
             size=size,
             end_offset=end,
-            has_transactions=False,  # the cut has left none above the recorded active segment
+            has_transactions=False,  # none above the recorded active segment after the truncation
         )
 
     def adopt(self, staged: Path, rows: int) -> None:
-        """Make a staged file, with its indexes beside it, the active segment, by renaming it."""
+        """Rename a staged file, with its indexes, to become the active segment."""
         self._note_own_epoch()
         base_offset = self.state.high_watermark
         self._active.finish()
@@ -442,35 +442,35 @@ class Appender:
     # --- durability ------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make all that was appended durable: the files, and the names that appeared."""
+        """Make all appended data durable: the files, and the new names."""
         self._active.sync()
         if self._names_changed or self._active.has_new_name:
             files.sync_directory(self.directory)
             self._names_changed = self._active.has_new_name = False
 
     def finish(self) -> None:
-        """Close the files as a broker's clean shutdown leaves them: trimmed, indexed, synced."""
+        """Close the files as a broker does at a clean shutdown: trimmed, indexed, synced."""
         self._active.finish()
 
     def close(self) -> None:
-        """Close the files; nothing is undone."""
+        """Close the files; undo nothing."""
         self._active.close()
 
     def abandon(self) -> None:
-        """After a failure before the commit point: cut, and go on in a new segment.
+        """Truncate after a failure before the commit point, and continue in a new segment.
 
-        When a sync has failed, the pages of the old file pretend to be clean and lie about the
-        disk: so the next commit does not append to them.
+        After a failed sync, the pages of the old file look clean but may not be on disk. So the
+        next commit must not append to them.
         """
         self._active.close()
         self.state = self._recorded
         with locks.SegmentsLock(self.directory).exclusive():
-            self._remove_later(self._later_segments(os.listdir(self.directory)))
+            self._remove_later(self._later_segments(files.list_names(self.directory)))
             log = self._path(self.state.active_base, layout.LOG)
             if self.state.active_base == self.state.high_watermark:
                 files.remove(log)
             elif log.exists():
-                fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
+                fd = files.open_to_write(log)
                 try:
                     files.truncate(fd, self.state.active_size)
                 finally:

@@ -1,16 +1,16 @@
-"""Append whole batches as they are: what a follower does with its leader's, or a backup's import.
+"""Append whole batches unchanged, as a follower does with its leader's, or the import of a backup.
 
-Offsets, producer ids, sequence numbers, timestamps and leader epochs stay, so gaps do too, and are
-listed (`gaps`); only the place in the files is chosen anew. Everything is one commit: readers see
-all of it or nothing, and a source that is refused leaves no byte.
+Offsets, producer ids, sequence numbers, timestamps and leader epochs stay. Gaps stay too, and are
+listed (`gaps`). Only the place in the files is new. Everything is one commit: readers see all of it
+or nothing, and a refused source leaves no byte.
 
-As with a follower of Kafka, nothing is validated but what would make the log unreadable: checksums,
-ascending offsets from the log end on, headers that contradict themselves, and batches that no
-broker could load (`Producers.refusal`). Records are not looked into, so a compacted topic takes
-those without a key (the cleaner drops them), and duplicates of a producer are its business.
+Like a follower of Kafka, it checks only what could make the log unreadable. These are checksums,
+ascending offsets from the log end on, inconsistent headers, and batches that no broker could load
+(`Producers.refusal`). It does not look at records. A compacted topic thus accepts records without a
+key (the cleaner drops them), and a producer's duplicates stay.
 
-The source is read in pieces of 1 MiB, also where one batch is larger: its checksum is computed
-while it is written, and what was written is nobody's before the commit.
+The source is read in pieces of 1 MiB, even if a batch is larger. The checksum of such a batch is
+computed while it is written; bytes before the commit are invisible.
 
 Kafka: UnifiedLog.appendAsFollower, UnifiedLog.analyzeAndValidateRecords.
 """
@@ -49,7 +49,7 @@ Source: TypeAlias = Path | str | IO[bytes] | bytes | bytearray | memoryview
 
 _PIECE_SIZE = 1 << 20
 _PRODUCERS_MAX = 100_000
-"""From so many producers on, those that have expired are forgotten as the append goes on."""
+"""With more producers than this, the append drops expired ones while it runs."""
 _logger = logging.getLogger(__name__)
 
 
@@ -75,7 +75,7 @@ def append_raw(
 
 
 def _tidy(appender: Appender, state: PartitionState) -> None:
-    """Drop what the commit has replaced; it is made, so it must not look like one that failed."""
+    """Drop what the commit replaced. Raise nothing, because the commit has succeeded."""
     try:
         appender.write_epochs()
         with locks.SegmentsLock(appender.directory).exclusive():
@@ -91,15 +91,12 @@ def _tidy(appender: Appender, state: PartitionState) -> None:
 
 
 class _RequestReader:
-    """A source of `remaining` bytes more, in pieces; `name` is for messages."""
-
     def __init__(self, name: str, size: int, stream: IO[bytes]) -> None:
         self.name = name
         self.remaining = size
         self._stream = stream
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` bytes; fewer only at the end."""
         try:
             piece = self._stream.read(min(size, self.remaining))
         except OSError as fault:
@@ -112,8 +109,8 @@ class _RequestReader:
 def _opened(root: Path, source: Source) -> Iterator[_RequestReader]:
     """Open a source before any lock is taken.
 
-    A stream is code of the caller, so it is copied into the root first; whoever sweeps staged files
-    removes the copy if this process dies.
+    A stream runs the caller's code, so it is copied into the root first. If this process dies, the
+    sweep of staged files removes the copy.
     """
     if isinstance(source, bytes | bytearray | memoryview):
         data = bytes(source)
@@ -126,7 +123,7 @@ def _opened(root: Path, source: Source) -> Iterator[_RequestReader]:
         copy = root / (layout.staged_file(f"raw_{uuid.uuid4().hex}", 0, 0, 0, 0) + layout.STAGED)
         try:
             _copy(source, copy)
-            with copy.open("rb") as stream:
+            with files.open_stream(copy) as stream:
                 size = os.fstat(stream.fileno()).st_size
                 yield _RequestReader(
                     name if isinstance(name, str) else "the given stream", size, stream
@@ -139,13 +136,13 @@ def _open_file(path: Path) -> IO[bytes]:
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"{path}: expected a file of record batches, found another kind")
     try:
-        return path.open("rb")
+        return files.open_stream(path)
     except OSError as fault:
         raise InvalidInputError(f"{path}: cannot be read: {fault.strerror}") from None
 
 
 def _copy(source: IO[bytes], target: Path) -> None:
-    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = files.open_empty(target, exclusive=True)
     try:
         position = 0
         while piece := source.read(_PIECE_SIZE):
@@ -161,8 +158,6 @@ def _copy(source: IO[bytes], target: Path) -> None:
 
 
 class _Follower:
-    """Takes the batches of one source into a partition's appender."""
-
     def __init__(
         self, appender: Appender, reader: _RequestReader, now_ms: int, partition: str
     ) -> None:
@@ -178,10 +173,8 @@ class _Follower:
         self._rows = 0
         self._buffer = bytearray()
         self._position = 0
-        """Where the buffer begins in the source."""
 
     def append_all(self) -> int:
-        """Append all batches, and what they say of producers and epochs; return their records."""
         while piece := self._reader.read(_PIECE_SIZE):
             self._buffer += piece
             self._append_buffer()
@@ -193,7 +186,6 @@ class _Follower:
         return self._rows
 
     def _append_buffer(self) -> None:
-        """Append the whole batches of the buffer, and one that is larger than a piece."""
         start = position = 0  # of the slice not yet written, and of the next batch
         buffer = self._buffer
         with memoryview(buffer) as view:
@@ -215,7 +207,7 @@ class _Follower:
             self._append_large(header)
 
     def _append_large(self, header: BatchHeader) -> None:
-        """Append a batch that the buffer holds the beginning of: checked as it is written."""
+        """Append a batch whose beginning is in the buffer, and check it while writing."""
         if header.is_control:
             raise self._corrupt(0, "a control batch of a few bytes", f"one of {header.size}")
         self._place(header, 0, memoryview(b""))
@@ -236,7 +228,7 @@ class _Follower:
         self._position += header.size
 
     def _place(self, header: BatchHeader, position: int, pending: memoryview) -> bool:
-        """Give a batch its place; True if that is a new segment, and `pending` is written."""
+        """Place a batch; return whether it began a new segment, and `pending` was written."""
         is_new = self._appender.place(header, pending)
         if header.base_offset != self._next_offset:
             self._gaps.extend((self._next_offset, header.base_offset))
@@ -268,10 +260,7 @@ class _Follower:
         return is_new
 
     def _check(self, buffer: memoryview, position: int) -> BatchHeader | None:
-        """Return the header at `position` of the buffer, which need not hold the whole batch.
-
-        None where it does not even hold the header.
-        """
+        """Return the header at `position`, or None if the buffer lacks a part of it."""
         held = len(buffer) - position
         magic = buffer[position + layout.MAGIC_POSITION] if held > layout.MAGIC_POSITION else None
         if magic is not None and magic < layout.MAGIC:

@@ -1,13 +1,13 @@
-"""Sends single records to a topic: gathers them, and commits many at once.
+"""Send single records to a topic, many in one commit.
 
-A commit is synced, which takes milliseconds whether it is of one record or of thousands. So records
-wait until they fill a commit, or the first of them has waited for `linger.ms`; a thread commits
-them, while the next ones are gathered.
+The sync of a commit takes milliseconds, for one record or thousands. Records therefore wait until
+they fill a commit, or the first of them has waited for `linger.ms`. A thread commits them while the
+next ones are collected.
 
-Each producer is a writer, and numbers its commits. One that failed is tried again under its number:
-should it be in the log after all, it is not written twice.
+Each producer is a writer and numbers its commits. A failed commit is retried under its number; if
+it is in the log after all, it is not written twice.
 
-Like Kafka's KafkaProducer, RecordAccumulator and Sender.
+Kafka: KafkaProducer, RecordAccumulator, Sender.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Producer"]
 
 _BATCH_SIZE_MAX: Final = 1 << 30
-"""An Arrow column, of which one is made for each commit, holds less than 2 GiB."""
+"""Each commit makes one Arrow column, which holds less than 2 GiB."""
 _RETRY_S: Final = 1.0
 """Kafka: retry.backoff.max.ms."""
 
@@ -59,26 +59,25 @@ _log = logging.getLogger(__name__)
 
 
 class Producer:
-    """Sends records to one topic, from any number of threads; a context manager.
+    """Send records to one topic, from any number of threads; a context manager.
 
-    Made by `KafkaLog.producer`. What `send` has taken is written within about `linger_ms`, many
-    records a commit, and synced as commits of the topic are; readers see whole commits. The records
-    of one thread are written in the order in which it sent them. While one commit is made the next
-    one is gathered; when that is full too, `send` waits.
+    `KafkaLog.producer` makes it. Records given to `send` are written within about `linger_ms`, many
+    in one commit, and synced like the topic's commits. Readers see whole commits. The records of
+    one thread keep their order. While one commit is made, the next is collected; when that is full
+    too, `send` waits.
 
-    **The end of a `with` block** closes it, also after an error: what was sent is written, as some
-    of it may be already. Where it has to be all or nothing, `append` it.
+    **The end of a `with` block** closes the producer, even after an error. It writes the sent
+    records, because some may be written already. Use `append` for all or nothing.
 
-    **A commit that fails** is tried again, every second and at each `flush` and `close`, and is
-    never written twice. Until it succeeds nothing is dropped, and no more is taken: `send`,
-    `flush`, `result` and `close` raise what it failed with. A topic that was deleted, or altered so
-    that it refuses what was sent, is such a failure too. `close` tries once (again, where it is in
-    doubt what became of that), and then gives up: a note of its error says of how many records it
-    is not known that they are written.
+    **A failed commit** is retried every second and at each `flush` and `close`, and is never
+    written twice. Until it succeeds, the producer keeps all records and accepts no more: `send`,
+    `flush`, `result` and `close` raise the commit's error. A topic that was deleted, or altered to
+    refuse sent records, causes such a failure too. `close` tries once (again, if the commit is in
+    doubt) and then gives up. A note on its error says how many records may not be written.
 
-    While it is open `kafkalog writers` lists it. A process that is forked off needs a producer of
-    its own, and none can be pickled. One that is not closed is closed when the interpreter exits,
-    but in a child of `multiprocessing`, which ends without that.
+    `kafkalog writers` lists an open producer. A forked process needs its own producer, and a
+    producer cannot be pickled. The interpreter's exit closes an open producer, except in a child of
+    `multiprocessing`, which does not run exit handlers.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Producer:
         linger_ms: float,
         clock: Callable[[], int] = clocks.now_ms,
     ) -> None:
-        """`clock` gives epoch milliseconds, for records that come without a time."""
+        """`clock` returns epoch milliseconds, for records without a timestamp."""
         self.topic: Final = topic
         self._engine = engine
         self._batch_size = _checked_batch_size(batch_size)
@@ -101,18 +100,17 @@ class Producer:
         self._changed = threading.Condition()
         self._gathered = SentRecords(topic, 0, self._wait_for)
         self._committing: SentRecords | None = None
-        """What the thread commits, or has failed to."""
+        """The records that the thread commits, or failed to commit."""
         self._flushed = UNKNOWN
-        """Up to this number nothing waits for `linger.ms`."""
+        """Records up to this number do not wait for `linger.ms`."""
         self._fault: BaseException | None = None
-        """What the last commit failed with; None when it succeeded."""
         self._failures = 0
         self._retry_s = 0.0
         self._is_closed = self._is_stopped = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="kafkalog-producer", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # who forgets to close loses nothing
+        atexit.register(self.close)  # a producer that is never closed loses nothing
 
     def send(
         self,
@@ -123,12 +121,13 @@ class Producer:
         timestamp: int | None = None,
         partition: int | None = None,
     ) -> SentRecord:
-        """Take a record, which is committed soon, with others; text is UTF-8.
+        """Accept a record, to be committed soon with others; text is UTF-8.
 
         A value of None is a tombstone. headers: (text, bytes) pairs, or a mapping; timestamp: epoch
-        ms, now unless given; partition: by the key unless given. Waits while records come faster
-        than they are committed. Raises InvalidInputError for a record that `append` would refuse,
-        and what the last commit failed with: this record is not taken then, all others are kept.
+        ms, default now; partition: default by the key. Waits while records come faster than they
+        are committed. Raises InvalidInputError for a record that `append` would refuse, and the
+        error of the last failed commit. In both cases this record is not accepted; all others are
+        kept.
         """
         self._check_process()
         now_ms = self._clock()
@@ -153,17 +152,17 @@ class Producer:
             return SentRecord(self._gathered, place)
 
     def flush(self) -> None:
-        """Return when all that was sent before is committed; raises what a commit failed with."""
+        """Wait until all records sent before are committed; raise a failed commit's error."""
         self._check_process()
         with self._changed:
             self._check_open()
             self._flush()
 
     def close(self) -> None:
-        """Commit what was sent, and end; again it only waits for that.
+        """Commit the sent records and end; a second call only waits for the first.
 
-        Raises what the commit failed with; then the records that are left are given up. In a
-        process that was forked off it does nothing: the records are the other one's.
+        Raises the error of a failed commit and then gives up the remaining records. Does nothing in
+        a forked process, because the records belong to the parent.
         """
         if os.getpid() != self._process:
             return
@@ -178,7 +177,7 @@ class Producer:
                 try:
                     self._flush()
                 except CommitInDoubtError:
-                    self._flush()  # the next commit can tell
+                    self._flush()  # the next commit finds out
         except BaseException as fault:
             try:
                 self._stop()
@@ -200,14 +199,14 @@ class Producer:
 
     def __reduce__(self) -> NoReturn:
         raise InvalidInputError(
-            f"the producer of topic {self.topic!r} cannot be pickled: open the log, and a producer "
-            "of it, in the process that sends"
+            f"the producer of topic {self.topic!r} cannot be pickled: open the log and make a "
+            "producer in the process that sends"
         )
 
     # --- what is sent ----------------------------------------------------------------------------
 
     def _check(self, record: SingleRecord, now_ms: int) -> None:
-        """Stage a record alone; raises what `append` would."""
+        """Stage a record alone, to raise the error of `append`."""
         state = self._engine.state()
         rows = self._rows([record], state)
         for run in self._staged(rows, state, now_ms).runs:
@@ -227,20 +226,19 @@ class Producer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise InvalidInputError(
-                f"the producer of topic {self.topic!r} is closed: make another one of the log"
+                f"the producer of topic {self.topic!r} is closed: make another one"
             )
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise InvalidInputError(
-                f"the producer of topic {self.topic!r} is another process's, which this one was "
-                "forked off: open the log, and a producer of it, here"
+                f"the producer of topic {self.topic!r} belongs to the parent process: open the log "
+                "and make a producer in this process"
             )
 
     # --- waiting for commits ---------------------------------------------------------------------
 
     def _wait_for(self, sent: SentRecords, timeout: float | None) -> None:
-        """Return when some records are committed: what `SentRecord.result` waits for."""
         self._check_process()
         with self._changed:
             self._changed.wait_for(lambda: sent.is_committed or self._fault is not None, timeout)
@@ -251,7 +249,7 @@ class Producer:
             raise TimeoutError(f"topic {self.topic!r}: not committed within {timeout} s")
 
     def _flush(self) -> None:
-        """Hold the lock for it, and for what follows."""
+        """The caller holds the lock."""
         last = self._gathered if len(self._gathered) else self._committing
         failures = self._failures
         while last is not None and not last.is_committed:
@@ -263,7 +261,6 @@ class Producer:
             self._changed.wait()
 
     def _due_s(self) -> float:
-        """Return when the thread has something to commit."""
         next_one = self._committing or self._gathered
         if not len(next_one):
             return math.inf
@@ -274,7 +271,6 @@ class Producer:
         return -math.inf if self._is_full() else self._gathered.since_s + self._linger_s
 
     def _next(self) -> SentRecords | None:
-        """Wait for what to commit; None at the end."""
         while not self._is_stopped:
             wait_s = self._due_s() - time.monotonic()
             if wait_s > 0:
@@ -298,11 +294,11 @@ class Producer:
                 return
             try:
                 self._commit(sent)
-            except BaseException as fault:  # whatever it is, those who send get to know of it
+            except BaseException as fault:  # whatever it is, `send` raises it
                 self._note_failure(sent, fault)
 
     def _commit(self, sent: SentRecords) -> None:
-        """Commit some records, unless that was done when it seemed to fail."""
+        """Commit some records, unless an attempt that seemed to fail has committed them."""
         import numpy as np
 
         state, now_ms = self._engine.state(), self._clock()
@@ -330,7 +326,7 @@ class Producer:
             self._changed.notify_all()
         if is_first:
             _log.warning(
-                "topic %r: a commit has failed, and is tried again (records: %d): %s",
+                "topic %r: a commit failed, and is tried again (records: %d): %s",
                 self.topic,
                 len(sent),
                 fault,
@@ -343,7 +339,7 @@ class Producer:
         return f"producer-{self._id.hex}"
 
     def _stop(self) -> None:
-        """End the thread, and let the log forget this writer: it writes no more."""
+        """End the thread, and make the log forget this writer."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
@@ -352,11 +348,11 @@ class Producer:
         try:
             if writers.writers(self._engine.state(), self._writer_id):
                 writers.forget_writer(self._engine, self._writer_id, now_ms=self._clock())
-        except (KafkaLogError, OSError) as fault:  # then it is forgotten as one that was killed
+        except (KafkaLogError, OSError) as fault:  # the log forgets it later, like a killed one
             _log.warning("topic %r: a producer's end was not noted: %s", self.topic, fault)
 
     def _give_up(self, fault: BaseException) -> None:
-        """Say how many records are not written; who waits for one of them gets the error."""
+        """Report the number of unwritten records, and raise the error in waiting threads."""
         with self._changed:
             count = len(self._gathered) + len(self._committing or ())
             if count == 0:

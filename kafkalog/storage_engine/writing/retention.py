@@ -1,12 +1,12 @@
-"""Retention: which segments are too old, too many, or below the log start; and how they go.
+"""Retention: remove segments that are too old, too many, or below the log start.
 
-The oldest segments go first, whole ones only, and nothing at or above the high watermark. The
-journal comes first: it says where the log begins now, and from then on no reader sees what lies
-before. Then the files become `.deleted`, under the exclusive segments lock, and are removed
-`file.delete.delay.ms` later. A process that dies in between leaves segments that lie wholly below
-the log start: every later retention retires those, whatever the topic's policy.
+Retention removes the oldest segments first, only whole ones, and none at or above the high
+watermark. It first records the new log start in the journal; after that no reader sees the
+records before it. Then it renames the files to `.deleted`, under the exclusive segments lock; they
+are removed `file.delete.delay.ms` later. If the process dies in between, segments remain wholly
+below the log start. Every later retention retires these, whatever the topic's policy.
 
-A run holds the partition's cleaner lock, so no cleaning puts back what it takes away.
+Retention holds the partition's cleaner lock, so no cleaning restores what it removes.
 
 Kafka: UnifiedLog.deleteOldSegments, UnifiedLog.maybeIncrementLogStartOffset.
 """
@@ -53,36 +53,36 @@ __all__ = ["RetentionStats", "apply_retention", "count_expired", "delete_records
 _logger = logging.getLogger(__name__)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 HIGH_WATERMARK = -1
-"""Stands for the high watermark in `delete_records`, as in Kafka's DeleteRecords."""
+"""Means the high watermark in `delete_records`, as in Kafka's DeleteRecords."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionStats:
-    """What retention did to one partition."""
+    """The result of retention in one partition."""
 
     topic: str
     partition: int
     log_start_offset: int = 0
-    """Where the log begins now."""
+    """The new log start."""
     segments: int = 0
-    """Segments that went."""
+    """The number of removed segments."""
     bytes_removed: int = 0
-    """Bytes of their `.log` files."""
+    """The bytes of their `.log` files."""
     error: str | None = None
-    """Why the partition was left as it was; None after success."""
+    """The reason of a failure, which leaves the partition unchanged; None after success."""
 
 
-# --- which segments go ---------------------------------------------------------------------------
+# --- choose the segments -------------------------------------------------------------------------
 
 
 def count_expired(
     segments: Sequence[SegmentFiles], state: PartitionState, config: TopicConfig, now_ms: int
 ) -> int:
-    """Return how many of the oldest segments go (rules P1 to P5).
+    """Return how many of the oldest segments to remove (rules P1 to P5).
 
-    `segments` are the committed ones, ascending. By log start for every policy; with the policy
-    delete then by size, then by time. All of them only where the active one is among them, which
-    is then to be rolled first.
+    `segments` are the committed ones, ascending. Every policy removes segments below the log start.
+    The policy delete then removes by size, then by time. The result includes all segments only if
+    the active one is expired too; it must then be rolled first.
     """
     sizes = _sizes(segments, state)
     ends = [segment.base_offset for segment in segments[1:]] + [state.high_watermark]
@@ -99,7 +99,7 @@ def count_expired(
         ):
             count += 1
 
-    # A last segment has no successor whose base could lie at or below the log start.
+    # The last segment stays: no successor's base lies at or below the log start.
     advance(lambda n: n < last and ends[n] <= state.log_start_offset)
     if not config.is_deleted:
         return count
@@ -113,12 +113,11 @@ def count_expired(
 
 
 def _sizes(segments: Sequence[SegmentFiles], state: PartitionState) -> list[int]:
-    """Return the committed bytes of each segment; a file may have room behind them."""
+    """Return the committed bytes of each segment; a file may have preallocated room after them."""
     return [s.size if s.base_offset != state.active_base else state.active_size for s in segments]
 
 
 def _is_expired(segment: SegmentFiles, size: int, horizon_ms: int) -> bool:
-    """Tell whether all records of a segment are older than `horizon_ms`."""
     hint = TimeIndex(segment.time_index, segment.base_offset).last_entry()
     if hint is not None and hint[0] >= horizon_ms:
         return False
@@ -129,7 +128,7 @@ def _committed(directory: Path, state: PartitionState) -> list[SegmentFiles]:
     return [s for s in list_segments(directory) if s.base_offset <= state.active_base]
 
 
-# --- how they go ---------------------------------------------------------------------------------
+# --- remove them ---------------------------------------------------------------------------------
 
 
 def _never(topic: str, partition: int, config: TopicConfig) -> bool:
@@ -143,10 +142,10 @@ def apply_retention(
     now_ms: int,
     is_skipped: Callable[[str, int, TopicConfig], bool] = _never,
 ) -> list[RetentionStats]:
-    """Delete what a topic's, or every topic's, retention does not keep.
+    """Apply the retention of a topic, or of every topic.
 
-    Partitions that a cleaner works on are passed over, and a fault of one is not one of the others.
-    Returns one entry per partition that lost segments, or could not. Raises UnknownTopicError,
+    Skips partitions that a cleaner works on. A fault in one partition does not stop the others.
+    Returns one entry per partition that lost segments, or failed. Raises UnknownTopicError,
     LockedByBrokerError.
     """
     if topic is not None:
@@ -166,7 +165,7 @@ def apply_retention(
                 sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
             except LockedByBrokerError:
                 raise
-            except Exception as fault:  # whatever it is: the other partitions go on
+            except Exception as fault:  # whatever it is, continue with the other partitions
                 if not store.has_topic(name, known.topic_id):
                     break  # it was deleted meanwhile
                 _logger.warning("%s-%d: retention failed: %s", name, partition, fault)
@@ -180,13 +179,13 @@ def apply_retention(
 def retain_partition(
     store: Store, topic: str, partition: int, *, now_ms: int
 ) -> RetentionStats | None:
-    """Delete what retention does not keep of a partition; None where that is nothing.
+    """Apply a partition's retention; return None if it removes nothing.
 
-    None also where a cleaner has the partition. Raises UnknownTopicError or OSError for a topic
-    that is deleted meanwhile, StorageError, LockedByBrokerError.
+    Also returns None if a cleaner has the partition. Raises UnknownTopicError or OSError for a
+    topic that is being deleted, StorageError, LockedByBrokerError.
     """
     directory = store.partition_directory(topic, partition)
-    # A first look, which takes no lock that others wait for: mostly there is nothing to do.
+    # Look first with a lock that blocks no writer: usually there is nothing to do.
     with locks.SegmentsLock(directory).shared():
         known = store.describe(topic)
         state = known.partitions[partition]
@@ -211,7 +210,7 @@ def retain_partition(
             if not (isinstance(fault.__cause__, OSError) and fault.__cause__.errno in _NO_SPACE):
                 raise
             _logger.warning("%s-%d: the active segment stays: %s", topic, partition, fault)
-        # To close it takes space, which the others may make.
+        # Closing it takes space; removing the other segments frees some.
         with store.transaction() as transaction:
             return _retain(transaction, directory, topic, partition, now_ms, may_roll=False)
 
@@ -225,9 +224,9 @@ def _retain(
     *,
     may_roll: bool = True,
 ) -> RetentionStats | None:
-    """Raise the log start, then retire what lies below; under the cleaner and the commit lock.
+    """Raise the log start, then retire the segments below; under cleaner and commit lock.
 
-    Where it may not roll, the active segment stays.
+    Without `may_roll`, the active segment stays.
     """
     known = transaction.topic(topic)
     state = known.partitions[partition]
@@ -252,15 +251,15 @@ def _retain(
     transaction.check_lock()
     live = [segment.base_offset for segment in segments[count:]]
     with locks.SegmentsLock(directory).exclusive():
-        # First: if this process dies in between, segments are left below the log start, and for
-        # those the next retention comes here again; for snapshots alone it would not.
+        # Sweep snapshots first. If this process then dies, segments remain below the log start,
+        # so the next retention comes here again; for snapshots alone it would not.
         sweep_snapshots(directory, {*live, first_kept, state.producer_snapshot})
-        # What a dead run left of a segment, its indexes, goes with the others.
+        # This also retires the indexes that a dead process left of a segment.
         retire(directory, bases_below(directory, first_kept))
     if count == 0:
         return None
     _logger.info(
-        "%s-%d: retention took %d segments, the log begins at %d",
+        "%s-%d: retention removed %d segments, the log begins at %d",
         topic,
         partition,
         count,
@@ -271,7 +270,7 @@ def _retain(
 
 
 def delete_records(store: Store, topic: str, partition: int, before: int, *, now_ms: int) -> int:
-    """Let a partition begin at `before` (rule P7); see `Engine.delete_records`."""
+    """Raise a partition's log start to `before` (rule P7); see `Engine.delete_records`."""
     with store.transaction() as transaction:
         offset = _delete_records(transaction, topic, partition, before, now_ms)
         directory = store.partition_directory(topic, partition)
@@ -281,11 +280,7 @@ def delete_records(store: Store, topic: str, partition: int, before: int, *, now
 
 
 def _trim_epochs(directory: Path, log_start: int, high_watermark: int) -> None:
-    """Drop the epochs of records that are deleted.
-
-    Where the disk refuses they stay until the next retention of the partition: epochs below the log
-    start are harmless, and what makes room on a full disk must not end here.
-    """
+    """Drop the epochs of deleted records; only log a failure, so that a full disk frees space."""
     try:
         checkpoints.trim_leader_epochs(directory, log_start, high_watermark)
     except OSError as fault:
@@ -300,7 +295,7 @@ def _delete_records(
     if not TopicConfig.parse(known.config).is_deleted:
         policy = known.config.get("cleanup.policy", "delete")
         raise InvalidInputError(
-            f"topic {topic!r}: records are deleted only where cleanup.policy has delete, it is "
+            f"topic {topic!r}: records are deleted only if cleanup.policy has delete, it is "
             f"{policy!r}: write tombstones, or alter the topic to compact,delete"
         )
     offset = state.high_watermark if before == HIGH_WATERMARK else before

@@ -1,4 +1,4 @@
-"""The records of one commit of a producer: gathered, committed, and then where each of them is."""
+"""The records of one commit of a producer: collected, committed, and then their offsets."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ UNKNOWN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class RecordMetadata:
-    """Where a record is in the log, and its time in epoch ms.
+    """The place of a record in the log, and its time in epoch ms.
 
-    The offset, and the time where the log gives it, are -1 where a commit that seemed to fail
-    turned out to be in the log: the record is there, once, and nobody was told where.
+    The offset, and a time that the log assigns, are -1 if a commit that seemed to fail was in the
+    log after all. The record is there once, but its offset is unknown.
     """
 
     topic: str
@@ -33,7 +33,7 @@ class RecordMetadata:
 class SentRecords:
     """The records of one commit, in the order in which they were sent.
 
-    Who changes it holds the lock of the producer.
+    Changes require the producer's lock.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class SentRecords:
     ) -> None:
         """`wait` returns when the records are committed; see `SentRecord.result`."""
         self.number = number
-        """By which the commit is known, should it come again."""
+        """Identifies the commit if it is repeated."""
         self.size = 0
-        """The most bytes that the records take, before compression."""
+        """Upper bound of the records' bytes before compression."""
         self.since_s = 0.0
-        """When the first of them came: seconds of a clock that nobody sets."""
+        """When the first record came, in seconds of the monotonic clock."""
         self.records: list[SingleRecord] = []
         self.is_committed = False
         self._topic = topic
@@ -66,7 +66,7 @@ class SentRecords:
     def note_committed(
         self, partitions: Integers, timestamps: Integers, starts: Mapping[int, int]
     ) -> None:
-        """Let go of the records, and keep where they are.
+        """Drop the records, and keep their places.
 
         partitions, timestamps: int64 (n,); starts: by partition, the offset of its first record
         """
@@ -75,7 +75,7 @@ class SentRecords:
         self.is_committed = True
 
     def metadata(self, place: int, timeout: float | None) -> RecordMetadata:
-        """Wait for the commit, and return where the record is that has this place."""
+        """Wait for the commit, and return the metadata of the record with this index."""
         if not self.is_committed:
             self._wait(self, timeout)
         return RecordMetadata(
@@ -87,7 +87,7 @@ class SentRecords:
 
     @cached_property
     def _offsets(self) -> Integers:
-        """int64 (n,); few ask."""
+        """int64 (n,), computed on demand."""
         import numpy as np
 
         offsets = np.full(len(self._partitions), UNKNOWN, dtype=np.int64)
@@ -98,7 +98,7 @@ class SentRecords:
 
 
 class SentRecord:
-    """A record that `Producer.send` has taken."""
+    """A record that `Producer.send` has accepted."""
 
     __slots__ = ("_place", "_records")
 
@@ -107,14 +107,14 @@ class SentRecord:
         self._place = place
 
     def done(self) -> bool:
-        """Tell whether the record is committed."""
+        """Return whether the record is committed."""
         return self._records.is_committed
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait until the record is committed, and return where it is.
+        """Wait until the record is committed, and return its metadata.
 
-        Nothing is hurried by it: it takes the rest of `linger_ms`, and a commit. Raises
-        TimeoutError after `timeout` seconds, and what the producer's last commit failed with: that
-        is tried again until the producer is closed, so the record may yet be written.
+        Does not speed the commit up: the record waits for the rest of `linger_ms`. Raises
+        TimeoutError after `timeout` seconds, and the error of the producer's last failed commit.
+        The producer retries that commit until it is closed, so the record may still be written.
         """
         return self._records.metadata(self._place, timeout)

@@ -1,9 +1,9 @@
-"""What tasks have staged, as the commit reads it: verified first, then appended in pieces.
+"""The contents of staged files for a commit: verified first, then appended in pieces.
 
-Nothing is appended before all of it is verified, so every file is read twice; small files, of which
-there may be one for each of many tasks, are kept in memory from the first time. Of the others each
-run's checksum is kept, and compared when the run is read again: what is appended is what was
-verified, or the commit fails.
+The commit verifies everything before it appends anything, so it reads every file twice. Small
+files, of which each of many tasks may have one, stay in memory after the first read. For the
+others, the commit keeps each run's checksum and compares it in the second read. It appends what it
+verified, or fails.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ from kafkalog.storage_engine.writing.staged_file import StagedFile
 from kafkalog.storage_engine.writing.staging import Run, StagedMessage
 
 _KEPT_SIZE = 32 << 20
-"""Bytes of staged files that a commit keeps in memory."""
 _PIECE_SIZE = 1 << 20
 
 
 class StagedContents:
-    """The bytes of staged files below a root, for the time of one commit."""
+    """The bytes of staged files below a root, during one commit."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._kept: dict[str, bytes] = {}
         self._kept_size = 0
         self._crcs: dict[tuple[str, int, int], int] = {}
-        """By file, position and size: the checksum of each run that is not kept."""
+        """The checksum of each run that is not kept, by file, position and size."""
 
     def verify(self, message: StagedMessage) -> None:
-        """Compare every staged file's size and checksum with what its task said.
+        """Compare every staged file's size and checksum with the task's message.
 
-        Raises StorageError where one is missing or differs.
+        Raises StorageError for a missing or different file.
         """
         segments = {run.file for run in message.runs if run.is_segment}
         for number, file in enumerate(message.files):
@@ -51,7 +50,7 @@ class StagedContents:
                 self._verify(file, sorted(runs))
 
     def _verify(self, file: StagedFile, runs: Sequence[tuple[int, int]] | None) -> None:
-        """Verify a file, and note the checksums of `runs`; None keeps it."""
+        """Verify a file, and note the checksums of `runs`; None keeps the file in memory."""
         path = self._root / file.name
         try:
             fd = files.open_to_read(path)
@@ -78,14 +77,14 @@ class StagedContents:
             )
 
     def _checksum(self, fd: int, name: str, size: int, runs: Sequence[tuple[int, int]]) -> int:
-        """Return the checksum of a file, and note those of `runs`, from the same bytes."""
+        """Return the checksum of a file, and note those of `runs` from the same read."""
         crc = position = 0
         for start, length in [*runs, (size, 0)]:
             run_crc, end = 0, min(start + length, size)
             while position < end:
                 piece = files.read_at(fd, min(_PIECE_SIZE, end - position), position)
                 if not piece:
-                    return crc  # it was cut meanwhile
+                    return crc  # it was truncated meanwhile
                 crc = crc32c(piece, crc)
                 run_crc = crc32c(memoryview(piece)[max(0, start - position) :], run_crc)
                 position += len(piece)
@@ -93,10 +92,10 @@ class StagedContents:
         return crc
 
     def pieces(self, message: StagedMessage, run: Run) -> Iterable[batch.Buffer]:
-        """Return the bytes of a run, in pieces of whole batches as far as there are any.
+        """Return the bytes of a run, in pieces of whole batches as far as possible.
 
-        Iterated, it raises StorageError, after the last one, where they are not the bytes that were
-        verified.
+        After the last piece, the iteration raises StorageError if the bytes differ from the
+        verified ones.
         """
         name = message.files[run.file].name if run.file >= 0 else ""
         kept = self._kept.get(name) if name else message.data
@@ -106,35 +105,30 @@ class StagedContents:
 
     def _read(self, name: str, run: Run) -> Iterator[batch.Buffer]:
         crc = 0
-        fd = files.open_to_read(self._root / name)
+        path = self._root / name
+        fd = files.open_to_read(path)
         try:
-            for piece in _read_batches(fd, run.position, run.position + run.size):
+            for piece in _read_batches(fd, path, run.position, run.position + run.size):
                 crc = crc32c(piece, crc)
                 yield piece
         finally:
             os.close(fd)
         if crc != self._crcs[name, run.position, run.size]:
             raise StorageError(
-                f"{self._root / name}: the staged file has changed while it was committed; "
-                "run the batch again"
+                f"{path}: the staged file has changed while it was committed; run the batch again"
             )
 
 
-def _read_batches(fd: int, position: int, end: int) -> Iterator[batch.Buffer]:
-    """Yield `[position, end)` of a file in pieces that end with a batch, the last one maybe not."""
-    size = _PIECE_SIZE
-    while position < end:
-        piece = files.read_at(fd, min(size, end - position), position)
-        whole = 0
-        for start, header in batch.iterate_headers(piece):
-            whole = start + header.size
-        is_last = position + len(piece) >= end or len(piece) < min(size, end - position)
-        if is_last:
-            yield piece
-            return
-        if whole == 0:  # a batch larger than a piece, or none at all
-            size *= 2
-            continue
-        yield memoryview(piece)[:whole]
-        position += whole
-        size = _PIECE_SIZE
+def _read_batches(fd: int, path: Path, position: int, end: int) -> Iterator[batch.Buffer]:
+    """Yield `[position, end)` of a file in pieces of whole batches; then what is no batch."""
+    from kafkalog.storage_engine.segment.log_scanner import FRAMES, LogScanner
+
+    scan = LogScanner(fd, path, FRAMES, position=position, limit=end, chunk_size=_PIECE_SIZE)
+    for found in scan:
+        yield memoryview(found.buffer)[: found.size]
+    position = scan.position
+    while position < end and (
+        piece := files.read_at(fd, min(_PIECE_SIZE, end - position), position)
+    ):
+        yield piece
+        position += len(piece)

@@ -1,4 +1,4 @@
-"""One staged file: runs of finished batches, or one that becomes a segment, with its indexes."""
+"""One staged file: runs of finished batches, or one run that becomes a segment with indexes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 
 _JOINED_SIZE = 4 << 20
-"""Up to so many bytes it costs less to join parts than to write each of them."""
+"""Up to this size, joining parts is cheaper than writing each."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file the commit verifies: its name below the root, its size, its CRC-32C."""
+    """A file for the commit to verify: its name below the root, its size, its CRC-32C."""
 
     name: str
     size: int
@@ -30,7 +31,7 @@ class StagedFile:
 
 @dataclass(slots=True)
 class RunPart:
-    """Finished batches of one log partition that follow each other in memory.
+    """Consecutive finished batches of one log partition, in memory.
 
     positions, counts: byte position in `data` and number of records of each batch
     """
@@ -41,20 +42,20 @@ class RunPart:
 
 
 class PendingRun:
-    """Finished batches of one log partition, not yet written; base offsets count from 0."""
+    """Unwritten finished batches of one log partition; base offsets count from 0."""
 
     def __init__(self) -> None:
         self.is_segment = False
-        """It goes into a file that becomes a segment."""
+        """Whether it goes into a file that becomes a segment."""
         self.clear()
 
     def clear(self) -> None:
-        """Forget the batches: they are written."""
+        """Drop the batches after they were written."""
         self.parts: list[RunPart] = []
         self.size = self.rows = 0
 
     def add(self, part: RunPart, rows: int) -> None:
-        """Add batches whose base offsets count from 0, and let them follow those before."""
+        """Add batches whose base offsets count from 0, and renumber them after the others."""
         if self.rows:
             next_offset = self.rows
             for position, count in zip(part.positions, part.counts, strict=True):
@@ -66,26 +67,21 @@ class PendingRun:
 
 
 class StagedFileWriter:
-    """Writes one staged file; a segment's has its indexes written beside it."""
+    """Write one staged file, with its indexes if it becomes a segment."""
 
     def __init__(self, root: Path, name: str) -> None:
         """`name` is the file's path below the root, without its suffix."""
         self._root = root
         self._stem = name
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._fd = os.open(f"{root}/{name}{layout.STAGED}", flags, 0o644)
+        self._fd = files.open_empty(f"{root}/{name}{layout.STAGED}")
         self.size = 0
         self._crc = 0
         self._config: TopicConfig | None = None
-        self._index = bytearray()
-        self._time_index = bytearray()
+        self._index: IndexBuilder | None = None
         self._offset = 0
-        self._indexed_position = 0
-        self._largest = (layout.NO_TIMESTAMP, 0)
-        self._time_indexed = layout.NO_TIMESTAMP
 
     def append(self, parts: Sequence[memoryview]) -> None:
-        """Write bytes at the end, many small parts at once."""
+        """Write bytes at the end, joining many small parts."""
         if not parts:
             return
         large = len(parts) == 1 or sum(map(len, parts)) > _JOINED_SIZE
@@ -95,15 +91,16 @@ class StagedFileWriter:
             self.size += len(data)
 
     def begin_segment(self, config: TopicConfig) -> None:
-        """Say that the file becomes a segment of a topic, and so wants indexes."""
+        """Mark the file as a segment of a topic, which needs indexes."""
         self._config = config
+        self._index = IndexBuilder(0, config.index_interval_bytes)
 
     def append_batches(self, part: RunPart, first: int) -> tuple[int, int]:
         """Append batches from `first` on until the segment is full; return the next one, and rows.
 
-        A batch that alone is larger than a segment gets one of its own.
+        A batch larger than a segment gets its own.
         """
-        assert self._config is not None
+        assert self._config is not None and self._index is not None
         last, rows = first, 0
         ends = [*part.positions[1:], len(part.data)]
         size = self.size
@@ -114,7 +111,8 @@ class StagedFileWriter:
                 break
             layout.STAMP_OFFSET.pack_into(part.data, position, self._offset)
             self._offset += part.counts[last]
-            self._index_batch(size, parse_header(part.data, position).max_timestamp)
+            header = parse_header(part.data, position)
+            self._index.add(size, self._offset - 1, header.max_timestamp)
             size += batch_size
             rows += part.counts[last]
             last += 1
@@ -122,31 +120,17 @@ class StagedFileWriter:
             self.append([part.data[part.positions[first] : ends[last - 1]]])
         return last, rows
 
-    def _index_batch(self, position: int, timestamp: int) -> None:
-        assert self._config is not None
-        if timestamp > self._largest[0]:
-            self._largest = timestamp, self._offset - 1
-        if position - self._indexed_position > self._config.index_interval_bytes:
-            self._index += layout.OFFSET_INDEX_ENTRY.pack(self._offset - 1, position)
-            self._indexed_position = position
-            self._index_time()
-
-    def _index_time(self) -> None:
-        if self._largest[0] > self._time_indexed:
-            self._time_index += layout.TIME_INDEX_ENTRY.pack(*self._largest)
-            self._time_indexed = self._largest[0]
-
     def finish(self) -> StagedFile:
-        """Sync and close; returns what the commit verifies.
+        """Sync and close; return the description for the commit.
 
-        Raises StorageError if a segment's file is gone: another attempt was committed meanwhile,
-        which removed it, and indexes written since would stay behind.
+        Raises StorageError if a segment's file is gone. The commit of another attempt has then
+        removed it, and the indexes must not be left behind.
         """
-        if self._config is not None:
-            self._index_time()
+        if self._index is not None:
+            self._index.add_time()
             for suffix, data in (
-                (layout.STAGED_INDEX, self._index),
-                (layout.STAGED_TIME_INDEX, self._time_index),
+                (layout.STAGED_INDEX, self._index.offset_entries),
+                (layout.STAGED_TIME_INDEX, self._index.time_entries),
             ):
                 files.create(self._beside(suffix), data)
             if not self._beside(layout.STAGED).exists():
@@ -160,7 +144,7 @@ class StagedFileWriter:
         return StagedFile(self._stem + layout.STAGED, self.size, self._crc)
 
     def discard(self) -> None:
-        """Close and remove the file: its attempt has failed."""
+        """Close and remove the file after a failed attempt."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -142,7 +142,7 @@ class StagedTopic:
             run.add(part, count)
             first = end
         if not all(self.pending[partition].is_segment for partition in partitions):
-            self.held_size += len(encoded.data)  # else they are written at once
+            self.held_size += len(encoded.data)  # runs of segments are written at once
 
     def _check_times(self, timestamps: npt.NDArray[np.int64], now_ms: int) -> None:
         """Refuse rows whose timestamp is too far from the clock (R9)."""
@@ -185,7 +185,7 @@ class StagedTopic:
             chosen = records.murmur2_partitions(key, self.partition_count)
         keyless = np.flatnonzero(chosen < 0)
         if len(keyless):
-            if self._first is None:  # a walk over all partitions, of which few topics need one
+            if self._first is None:  # visits all partitions, so only on demand
                 self._first = self._first_keyless()
             first = self._first + self.keyless
             spread = (first + np.arange(len(keyless))) % self.partition_count
@@ -228,7 +228,7 @@ def _by_partition(
     count = len(partitions)
     if partition_count == 1 or (partitions == partitions[0]).all():
         return np.arange(count), [int(partitions[0])], np.array([count])
-    # Of 16 bits NumPy sorts by counting, several times as fast.
+    # NumPy sorts 16-bit keys by counting, several times as fast.
     keys = partitions.astype(np.uint16) if partition_count <= 1 << 16 else partitions
     order = np.argsort(keys, kind="stable")
     counts = np.bincount(partitions)
@@ -246,7 +246,7 @@ def _timestamps(column: pa.Array | None, row_count: int, now_ms: int) -> npt.NDA
     import pyarrow.compute as pc  # a tenth of a second
 
     if pa.types.is_timestamp(column.type):
-        is_coarser = column.type.unit == "s"  # else it is rounded down, which loses digits
+        is_coarser = column.type.unit == "s"  # finer units lose digits
         milliseconds = pa.timestamp("ms", column.type.tz)
         try:
             column = column.cast(milliseconds, safe=is_coarser).cast(pa.int64())

@@ -224,7 +224,7 @@ class StagedWriter:
                 self._topics[name].encode(batch, self._batch_size, self._now_ms())
         if self._root is None:
             return
-        topics = list(self._topics.items())  # the caller may be adding one
+        topics = list(self._topics.items())  # the caller may add one at the same time
         for name, topic in topics:
             for partition, run in topic.pending.items():
                 is_open = (name, partition) in self._large

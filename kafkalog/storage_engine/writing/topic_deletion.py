@@ -1,14 +1,14 @@
-"""What remains of a deleted topic: its directories, moved away at once and removed later.
+"""Delete topics: move their directories away at once, and remove them later.
 
-The journal record comes first: with it the topic is gone, and its id is remembered. Then each
-directory gets Kafka's name for a deleted one (`layout.deleted_directory`), so that a topic of the
-same name can be created; `file.delete.delay.ms` after the deletion they are removed, and the id is
-forgotten. A process may die anywhere: whoever opens the log for writing next, sweeps it, or creates
-a topic of that name, goes on. Of a directory that is a symbolic link only the link goes.
+The journal record comes first: it ends the topic and keeps its id. Then each directory gets Kafka's
+name for a deleted one (`layout.deleted_directory`), so that a topic of the same name can be
+created. They are removed `file.delete.delay.ms` after the deletion, and the id is dropped. A
+process may die anywhere. The next process that opens the log for writing, sweeps it, or creates a
+topic of that name continues the work. If a directory is a symbolic link, only the link is removed.
 
-A directory is moved under its cleaner lock, the commit lock and its segments lock: so no cleaning,
-commit or listing is under way in it. A running cleaning notices that its topic is gone and lets go.
-What has files open there reads on.
+A directory is moved under its cleaner lock, the commit lock and its segments lock, so that no
+cleaning, commit or listing is active in it. A running cleaning notices that its topic is gone and
+stops. Open files stay readable.
 
 Kafka: LogManager.asyncDelete, LogManager.deleteLogs.
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -39,11 +38,11 @@ _logger = logging.getLogger(__name__)
 
 
 def finish_deletions(store: Store, *, now_ms: int, wait_for: str | None = None) -> int:
-    """Move away the directories of deleted topics, and remove those whose time has come.
+    """Move the directories of deleted topics away, and remove those whose delay has passed.
 
-    A directory that a cleaner works in stays for the next call, unless it is of topic `wait_for`;
-    so does one that does not say any more whose it is. Returns how many topics are gone for good.
-    Raises OSError, StorageError, LockedByBrokerError.
+    Leaves a directory in which a cleaner works for the next call, unless it is of topic `wait_for`,
+    and also a directory whose topic is unknown. Returns the number of topics that are gone for
+    good. Raises OSError, StorageError, LockedByBrokerError.
     """
     removed = []
     for deleted in list(store.state().deleting.values()):
@@ -57,7 +56,7 @@ def finish_deletions(store: Store, *, now_ms: int, wait_for: str | None = None) 
 
 
 def try_deletions(store: Store, *, now_ms: int, wait_for: str | None = None) -> None:
-    """Do the same, where a failure only says that the next one has to go on."""
+    """Do the same, but only log a failure; the next call continues."""
     try:
         finish_deletions(store, now_ms=now_ms, wait_for=wait_for)
     except (OSError, StorageError, LockedByBrokerError) as fault:
@@ -65,10 +64,10 @@ def try_deletions(store: Store, *, now_ms: int, wait_for: str | None = None) -> 
 
 
 def _forget(store: Store, topic_ids: list[str], now_ms: int) -> None:
-    """Forget topics whose files are gone; all at once, and not before all are.
+    """Drop topics whose files are gone, all in one commit.
 
-    The root's checkpoints go first: what they have of such a topic would be taken for what they say
-    of a new one of its name.
+    Rewrites the root's checkpoints first; otherwise a new topic of the same name would get the old
+    entries.
     """
     with store.transaction() as transaction:
         left = [topic_id for topic_id in topic_ids if topic_id in transaction.state.deleting]
@@ -83,7 +82,7 @@ def _forget(store: Store, topic_ids: list[str], now_ms: int) -> None:
 
 
 def with_directories_away(store: Store, work: Callable[[], _Result], *, now_ms: int) -> _Result:
-    """Do work that creates topics; again, where a deleted topic's directories were in its way."""
+    """Do work that creates topics; repeat it if directories of a deleted topic were in its way."""
     while True:
         try:
             return work()
@@ -92,7 +91,7 @@ def with_directories_away(store: Store, work: Callable[[], _Result], *, now_ms: 
 
 
 def _move(store: Store, deleted: DeletedTopic, *, wait: bool) -> bool:
-    """Rename the directories that still have their names; False when one has to stay for now."""
+    """Rename the remaining directories; return False if one must stay for now."""
     is_whole, is_moved = True, False
     state = store.state()
     for number in range(deleted.partitions):
@@ -100,14 +99,14 @@ def _move(store: Store, deleted: DeletedTopic, *, wait: bool) -> bool:
         try:
             is_to_move = _is_of(directory, number, deleted, state)
         except StorageError as fault:
-            _logger.warning("topic %r is not gone until this is mended: %s", deleted.name, fault)
+            _logger.warning("topic %r is not gone until this is repaired: %s", deleted.name, fault)
             is_whole = False
             continue
         if not is_to_move:
             continue
         target = store.root / layout.deleted_directory(deleted.name, number, deleted.topic_id)
         cleaner_lock = locks.FileLock(directory / layout.CLEANER_LOCK)
-        # Another process may be at the same, and have moved it while we waited.
+        # Another process may have moved it while this one waited.
         with (
             contextlib.suppress(FileNotFoundError),
             cleaner_lock.exclusive(wait=wait) as is_held,
@@ -127,7 +126,7 @@ def _move(store: Store, deleted: DeletedTopic, *, wait: bool) -> bool:
 
 
 def _forget_cleaned(store: Store) -> None:
-    """Take the topic out of the cleaner's checkpoint, which a full disk must not hold up."""
+    """Remove the topic from the cleaner's checkpoint; a full disk must not stop the deletion."""
     with store.transaction() as transaction:
         try:
             checkpoints.write_cleaner_checkpoint(store.root, transaction.state)
@@ -136,9 +135,9 @@ def _forget_cleaned(store: Store) -> None:
 
 
 def _is_of(directory: Path, number: int, deleted: DeletedTopic, state: State) -> bool:
-    """Tell whether a directory is the deleted topic's, and not of a new one of its name.
+    """Return whether a directory is the deleted topic's, and not a new topic's of its name.
 
-    Raises StorageError where it does not say so any more.
+    Raises StorageError if its topic is unknown.
     """
     new = state.topics.get(deleted.name)
     if (new is not None and number < len(new.partitions)) or not directory.is_dir():
@@ -153,12 +152,12 @@ def _is_of(directory: Path, number: int, deleted: DeletedTopic, state: State) ->
 
 
 def _holds_records(directory: Path) -> bool:
-    """Tell whether a directory without an id is more than what is left of a creation.
+    """Return whether a directory without an id is more than the remains of a creation.
 
-    Of that the next creation of the topic takes care.
+    The next creation of the topic handles such remains.
     """
     with contextlib.suppress(FileNotFoundError):  # another process has moved it
-        logs = [name for name in os.listdir(directory) if name.endswith(layout.LOG)]
+        logs = [name for name in files.list_names(directory) if name.endswith(layout.LOG)]
         is_recorded = not (directory / layout.UNRECORDED).exists()
         return is_recorded and any((directory / name).stat().st_size for name in logs)
     return False
@@ -168,6 +167,6 @@ def _remove(store: Store, deleted: DeletedTopic) -> None:
     with locks.RootLock(store.root).shared():
         for number in range(deleted.partitions):
             name = layout.deleted_directory(deleted.name, number, deleted.topic_id)
-            with contextlib.suppress(FileNotFoundError):  # another process is at the same
+            with contextlib.suppress(FileNotFoundError):  # another process may remove it too
                 files.remove_directory(store.root / name)
         files.sync_directory(store.root)

@@ -69,9 +69,10 @@ class Transaction:
         self._open: set[tuple[str, int]] = set()
         """Partitions whose appenders have open files; the others closed them in between."""
         self._touched: set[str] = set()
+        self._synced: tuple[dict[str, Any], bool] | None = None
+        """The change that `record` is to write, and whether it is to sync it."""
         self._needs_sync = False
         self._may_work = False
-        """Whether files may be changed, and synced: see `_begin_work`."""
         self._uncertain: dict[tuple[str, int], OSError] = {}
         """Partitions where the changes of an earlier holder could not be made durable, and why.
 
@@ -115,7 +116,7 @@ class Transaction:
         remove_at_ms = min(remove_at_ms, layout.INT64_MAX)
         self._change.deleted(DeletedTopic(name, topic.topic_id, count, remove_at_ms))
         for writer in self.state.writers:
-            if writer.rpartition(" ")[2] == name:  # what it wrote is gone with the topic
+            if writer.rpartition(" ")[2] == name:  # its records are gone with the topic
                 self._change.writers[writer] = None
 
     def forget_deleted(self, topic_id: str) -> None:
@@ -137,7 +138,7 @@ class Transaction:
         key = topic, number
         if key not in self._open:
             if _FILES_EACH * len(self._open) >= descriptor_limit() // 2:
-                self._close_opened()  # half of what the process may have open is left to the rest
+                self._close_opened()  # leave half of the descriptors to the rest of the process
             try:
                 self._appenders[key] = self._opened(topic, number, now_ms)
             except OSError as fault:
@@ -241,6 +242,14 @@ class Transaction:
 
     def publish(self, now_ms: int, *, rows: int = 0) -> State:
         """Make the changes durable and visible: `sync_appended`, then `record`."""
+        self.sync_appended(now_ms, rows=rows)
+        return self.record()
+
+    def sync_appended(self, now_ms: int, *, rows: int = 0) -> None:
+        """Sync what was appended, unless `flush.messages` and `flush.ms` let it wait.
+
+        Nothing may change between this and `record`, which records what is synced here.
+        """
         self._begin_work()
         for (topic, number), appender in self._appenders.items():
             if appender.state != self.topic(topic).partitions[number]:
@@ -248,17 +257,27 @@ class Transaction:
                 self._touched.add(topic)
         change = self._change.record(now_ms)
         change["rows"] = rows
-        sync = self._needs_sync or self._must_sync(change, rows, now_ms)
-        if sync:
+        is_synced = self._needs_sync or self._must_sync(change, rows, now_ms)
+        if is_synced:
             self._sync()
+        self._synced = change, is_synced
+
+    def record(self) -> State:
+        """Write the record of the changes, sync it (the commit point), and publish it.
+
+        Raises CommitInDoubtError if the record was written and its sync failed. Nothing may be
+        undone then.
+        """
+        assert self._synced is not None, "sync first"
+        change, is_synced = self._synced
         self.check_lock()
-        self.state = self._journal.append(change, sync=sync, ends_work=not self._uncertain)
+        self.state = self._journal.append(change, sync=is_synced, ends_work=not self._uncertain)
         self._let_go()
         for created in self._created.values():
             for number in range(len(created.partitions)):
                 name = layout.partition_directory(created.name, number)
                 partition_directory.note_recorded(self._root / name)
-        self._change = Change()
+        self._change, self._synced = Change(), None
         self._created.clear()
         self._touched.clear()
         self._needs_sync = self._may_work = False
@@ -284,7 +303,7 @@ class Transaction:
 
     def _sync(self) -> None:
         for key in self.state.unsynced:
-            if key in self._uncertain:  # a sync that comes after a failed one proves nothing
+            if key in self._uncertain:  # a sync after a failed one proves nothing
                 raise self._uncertain[key]
         files.all_at_once([appender.sync for appender in self._appenders.values()])
         for directory, start, _ in self._unsynced():
@@ -316,7 +335,7 @@ class Transaction:
             directory = self._root / layout.partition_directory(topic, number)
             partition_directory.sync_truncation(directory, active_base)
         except OSError as fault:
-            if fault.errno == errno.EMFILE:  # no fault of this partition: see `appender`
+            if fault.errno == errno.EMFILE:  # not this partition's fault: see `appender`
                 raise
             self._uncertain[topic, number] = fault
 
@@ -347,18 +366,20 @@ class Transaction:
         for appender in self._appenders.values():
             try:
                 if in_doubt or not isinstance(fault, OSError):
-                    appender.close()  # the next holder cuts
+                    appender.close()  # the next holder truncates
                 else:
                     appender.abandon()
             except OSError:
-                _logger.exception("%s: could not be cut; the next commit will", appender.directory)
+                _logger.exception(
+                    "%s: could not be truncated; the next commit does it", appender.directory
+                )
         self._appenders.clear()
         self._open.clear()
         if isinstance(fault, OSError):
             try:
                 self._write_unsynced_again()
             except OSError:
-                _logger.exception("%s: relaxed commits are not written again yet", self._root)
+                _logger.exception("%s: relaxed commits were not written again yet", self._root)
 
     def _write_unsynced_again(self) -> None:
         for directory, start, end in self._unsynced():

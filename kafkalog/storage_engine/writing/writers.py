@@ -1,7 +1,7 @@
-"""What is remembered of writers, and how one is forgotten.
+"""List the writers of a log, and forget one.
 
-The journal keeps the last batch of each writer, by which a batch that comes again is known. A
-writer that is forgotten begins anew: whatever batch it brings next is appended.
+The journal keeps the last batch of each writer, to recognize a repeated batch. A forgotten writer
+starts again: its next batch is always appended.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["forget_writer", "writers"]
 
 _NAMED: Final = 20
-"""Writers that an error names."""
 
 
 def writers(
     state: State, writer_id: str | None = None, target: str | None = None
 ) -> dict[tuple[str, str], WriterState]:
-    """Return the last batches by (id, target); of one id, or of one target, where it is given."""
+    """Return the last batches by (id, target), optionally of one id or one target."""
     found = {}
     for name, last in sorted(state.writers.items()):
         known_id, _, known_target = name.rpartition(" ")
@@ -37,10 +36,10 @@ def writers(
 def forget_writer(
     store: Store, writer_id: str, target: str | None = None, *, now_ms: int
 ) -> Mapping[tuple[str, str], WriterState]:
-    """Forget the last batches of a writer, in one commit; returns them by (id, target).
+    """Forget the last batches of a writer, in one commit; return them by (id, target).
 
-    `target` is a topic, or `*`; None means all that it writes to. Raises InvalidInputError, which
-    names the writers there are, where there is no such one.
+    `target` is a topic, or `*`; None means all its targets. Raises InvalidInputError, which names
+    the known writers, if there is no such writer.
     """
     with store.transaction() as transaction:
         found = writers(transaction.state, writer_id, target)

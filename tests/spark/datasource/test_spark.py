@@ -41,6 +41,7 @@ def streaming(
     return batches
 
 
+@pytest.mark.chosen
 def test_a_batch_reads_earliest_to_latest(spark: Any, log: Path) -> None:
     frame = reading(spark, log)
 
@@ -122,6 +123,7 @@ def test_a_view_follows_the_log_in_a_dataframe_and_in_sql(spark: Any, tmp_path: 
     assert found() == [{b"k1": b"new", b"k9": b"late"}] * 2
 
 
+@pytest.mark.chosen
 def test_a_stream_is_cut_in_exact_batches_and_goes_on_from_its_checkpoint(
     spark: Any, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def pins(root: Path) -> int:
     return sum(path.name.startswith(layout.PIN) for path in root.iterdir())
 
 
+@pytest.mark.chosen
 def test_sql_sees_the_latest_records_at_every_query(spark: Any, tmp_path: Path) -> None:
     """A temporary view keeps its options; a table of the catalog is told them at every query."""
     put(tmp_path, {"a": "0", "b": "0"})

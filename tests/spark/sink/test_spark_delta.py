@@ -89,7 +89,7 @@ def test_what_select_makes_is_stored(spark: Any, tmp_path: Path) -> None:
     ]
     typed = DeltaUpsert(tmp_path / "shaped", schema="span int, nested array<int>")
     wrong = frame.selectExpr("key", 'binary(\'{"span": "x"}\') value', "* except (key, value)")
-    with pytest.raises(Exception, match="t-0 offset 1: the value is no JSON document"):
+    with pytest.raises(Exception, match="t-0 offset 1: the value is not a JSON document"):
         typed._apply(wrong.where("key = 'a'"), batch(2), None)
     assert DeltaTable(tmp_path / "shaped").version() == 2
     many = DeltaUpsert(tmp_path / "many", select=lambda df: df.withColumn("key", df.topic))

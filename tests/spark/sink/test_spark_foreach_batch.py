@@ -98,6 +98,7 @@ def table(database: Path, columns: str = "key, value") -> list[Any]:
         return connection.execute(f"SELECT {columns} FROM stock ORDER BY key").fetchall()
 
 
+@pytest.mark.chosen
 def test_sqlite_upsert_follows_exactly_once(spark: Any, tmp_path: Path) -> None:
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     raw, shaped = tmp_path / "raw.db", tmp_path / "shaped.db"

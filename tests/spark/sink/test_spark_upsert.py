@@ -70,7 +70,7 @@ def test_a_value_that_is_no_such_document_fails_and_names_the_record(
 ) -> None:
     frame = frame_of(spark, ("a", '{"n": 1}', 6), ("b", value, 7))
     message = error_of(RowShape(schema="n int").rows(frame, latest=False).frame.collect)
-    words = f"t-0 offset 7: the value is no JSON document of struct<n:int>; found '{value}'"
+    words = f"t-0 offset 7: the value is not a JSON document of struct<n:int>; found '{value}'"
     assert words in message
 
 
@@ -196,6 +196,6 @@ def test_the_position_is_what_the_offset_log_says(spark: Any, tmp_path: Path) ->
         assert (position.batch_id, position.end_offsets) == (2, {"t": {"0": 2, "1": 1, "2": 2}})
 
     append(log, ["d", "e"], ['{"n":5}', '{"n":"?"}'], [1, 1])
-    assert "t-1 offset 2: the value is no JSON document" in error_of(run)
+    assert "t-1 offset 2: the value is not a JSON document" in error_of(run)
     assert table(database) == [("a", 3), ("c", 4)]
     assert [next(iter(upsert.positions().values())).batch_id for upsert in upserts] == [2, 2]

@@ -88,6 +88,7 @@ class Stream:
         (self.checkpoint / "commits" / f".{batch_id}.crc").unlink()
 
 
+@pytest.mark.chosen
 def test_a_stream_is_exactly_once_and_an_older_checkpoint_is_refused(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_stream_is_exactly_once_and_an_older_checkpoint_is_refused(
     assert records(stream.log) == [*expected, (b"c", b"4"), *expected[2:], (b"c", b"4")]
 
 
+@pytest.mark.chosen
 def test_batch_writes_land_each_time_unless_they_carry_a_transaction(
     spark: Any, tmp_path: Path
 ) -> None:

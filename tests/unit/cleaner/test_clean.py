@@ -78,6 +78,7 @@ def test_cleaning_again_and_again_leaves_what_the_naive_cleaner_leaves(
     assert engine.describe("t").partitions[0].first_dirty_offset == end
 
 
+@pytest.mark.slow
 def test_reading_a_cleaned_log_gives_the_same_latest_values_in_any_budget(tmp_path: Path) -> None:
     for slots in (3, 30, 1000):
         rng = random.Random(5)

@@ -306,7 +306,7 @@ def test_a_staged_file_that_is_committed_during_the_last_look_is_no_proof(log: K
     assert committed
     (left,) = erasure.after.remains
     assert left.path.name.endswith(".log")
-    assert left.remedy == "stop who writes the key, then erase again"
+    assert left.remedy == "stop the writers of the key, then erase again"
     assert erasure.after.record_number == engine_of(log).state().number
 
 
@@ -329,7 +329,7 @@ def test_a_moment_that_somebody_reads_is_named_and_kept(log: KafkaLog) -> None:
         )
         erasure = log.erase("t", [KEY], now=True)
         assert not erasure.is_erased
-        assert "A reader has pinned its moment" in sentences(erasure)
+        assert "A reader has pinned a snapshot" in sentences(erasure)
         assert KEY.encode() in decoded_keys(log.root)
     assert log.erase("t", [KEY], now=True).is_erased
     assert is_nowhere(log)
@@ -353,7 +353,7 @@ def test_a_damaged_file_is_no_proof(log: KafkaLog) -> None:
     path.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
     erasure = log.erase("t", ["user-9999"], now=True, now_ms=NOW)
     assert not erasure.is_erased
-    assert f"{path.name}: what it holds cannot be told: at byte 0" in sentences(erasure)
+    assert f"{path.name}: its content is unknown: at byte 0" in sentences(erasure)
     path.write_bytes(good)
     assert log.erase("t", ["user-9999"], now=True, now_ms=NOW).is_erased
 

@@ -236,6 +236,7 @@ def test_what_a_broker_wrote_is_listed_once_it_is_cleaned(tmp_path: Path) -> Non
     check_moved(engine)
 
 
+@pytest.mark.slow
 def test_a_swap_whose_offsets_were_changed_takes_nothing_along(tmp_path: Path) -> None:
     template = tmp_path / "template"
     engine = Engine(template)

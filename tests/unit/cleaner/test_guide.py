@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 import re
 import subprocess
@@ -11,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.samples import Sample
@@ -26,17 +23,10 @@ from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from tests import ROOT
+from tests.unit.cleaner.guide import GUIDE, blocks, shop
 
-GUIDE = (ROOT / "docs" / "cleaner.md").read_text()
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 METRIC = re.compile(r"\bkafka(?:_log|log)_[a-z_]+(?:\{[a-z_,]+\}(?:_total)?)?")
-
-
-def blocks(language: str) -> list[str]:
-    found = re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.M | re.S)
-    assert found
-    return found
 
 
 def cells(heading: str) -> list[list[str]]:
@@ -44,21 +34,6 @@ def cells(heading: str) -> list[list[str]]:
     section = GUIDE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
     return [[cell.strip().strip("`") for cell in row] for row in rows]
-
-
-def shop(root: Path) -> KafkaLog:
-    """A topic that was cleaned once, and is a bit dirty again."""
-    log = kafkalog.open(root)
-    log.create_topic("stock", 1, {"segment.bytes": "4000"})
-    for i in range(20):
-        log.append("stock", [(f"item-{n}", f"{i}") for n in range(100)])
-    log.clean("stock", force=True)
-    log.append("stock", [(f"item-{n}", "x") for n in range(40)])
-    with engine_of(log).transaction() as transaction:
-        transaction.roll("stock", 0, 0)
-        transaction.publish(0)
-    log.append("stock", [("item-1", "y")])
-    return log
 
 
 @pytest.mark.parametrize("source", [source for source in blocks("python") if "spark" not in source])
@@ -73,18 +48,6 @@ def test_the_examples_run(tmp_path: Path, source: str) -> None:
         exec(compile(here, "cleaner.md", "exec"), {"log": log, "look": look})
         assert inside == [True]
         assert not is_paused(engine_of(log).partition_directory("stock", 0))
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_the_spark_jobs_example_runs(spark: Any, tmp_path: Path) -> None:
-    shop(tmp_path / "log").close()
-    (source,) = [source for source in blocks("python") if "spark" in source]
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        here = source.replace("/data/", f"{tmp_path}/")
-        exec(compile(here, "cleaner.md", "exec"), {"spark": spark})
-    assert printed.getvalue().split() == ["stock", "0", "141", "->", "100"]
 
 
 def without_figures(text: str) -> str:

@@ -100,6 +100,7 @@ def test_only_what_is_older_than_the_lag_is_cleaned_and_nothing_is_lost(tmp_path
     assert len(after) < len(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
 def test_a_log_cleaned_again_and_again_says_the_same_and_is_smaller(
     tmp_path: Path, codec: str

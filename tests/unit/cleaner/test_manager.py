@@ -24,7 +24,8 @@ from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopic
 from kafkalog.storage_engine.broker.ownership import adopt, release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.fs import file_system, files, locks
+from kafkalog.storage_engine.fs.file_system import Data, FileSystem
 from tests.unit.cleaner.naive import batch, dump, latest_values, offsets, records_of
 from tests.unit.storage_engine.faults import LyingPages
 
@@ -294,6 +295,7 @@ def test_a_partition_that_another_cleaner_works_on_is_passed_over(tmp_path: Path
     assert [stats.topic for stats in clean(engine, now_ms=1)] == ["a"]
 
 
+@pytest.mark.slow
 def test_cleaners_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="0")
     stop = threading.Event()
@@ -434,11 +436,11 @@ def test_a_full_disk_is_emptied_by_retention_though_cleaning_fails(tmp_path: Pat
     for i in range(10):
         engine.append("t", [("k", f"{i}")], now_ms=1)
 
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    class Full(FileSystem):
+        def pwrite(self, fd: int, data: Data, position: int) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+    with file_system.replaced(Full()):
         (stats,) = clean(engine, force=False, now_ms=2)
     # The key index was given up, and the journal is the next file that is written.
     assert re.match(rf"{tmp_path}/[^ ]+: .*No space left on device", str(stats.error))

@@ -13,7 +13,6 @@ from kafkalog.cleaner.dedup.obsolete_offsets import SHARE, SIZE_MIN, ObsoleteOff
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import compression
-from kafkalog.storage_engine.records.lz4_frames import frames
 from kafkalog.storage_engine.records.tables import BatchTable
 
 
@@ -38,18 +37,13 @@ def test_a_batch_of_obsolete_records_is_not_decompressed_for_the_second_pass(
     tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    library, many = compression.decompress, frames.decompress_frames
+    library = compression.decompress
 
     def one(*arguments: object, **named: object) -> bytes:
         counted.append(1)
         return library(*arguments, **named)  # type: ignore[arg-type]
 
-    def several(buffer: object, starts: object, ends: object, **named: object) -> object:
-        counted.extend([1] * len(starts))  # type: ignore[arg-type]
-        return many(buffer, starts, ends, **named)  # type: ignore[arg-type]
-
     monkeypatch.setattr(compression, "decompress", one)
-    monkeypatch.setattr("kafkalog.storage_engine.records.arena.decompress_frames", several)
     with Engine(tmp_path) as engine:
         engine.create_topic("t", 1, {"compression.type": codec})
         for round_ in range(20):

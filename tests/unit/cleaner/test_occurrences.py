@@ -255,7 +255,7 @@ def test_a_link_to_a_directory_elsewhere_is_told(log: KafkaLog, tmp_path: Path) 
     (directory(log) / "link").symlink_to(tmp_path / "elsewhere")
     (left,) = log.traces("t", [KEY], now_ms=NOW).remains
     assert left.path == directory(log) / "link"
-    assert "not looked into" in left.sentence
+    assert "not scanned" in left.sentence
 
 
 # --- and only that --------------------------------------------------------------------------------

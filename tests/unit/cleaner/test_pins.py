@@ -107,7 +107,7 @@ def test_a_background_cleaner_finds_nothing_due_above_a_pin(tmp_path: Path) -> N
     assert clean(engine, now_ms=NOW) == []
     (told,) = explain(engine, "t", NOW)
     (finding,) = [one for one in told.findings if one.code == "pin"]
-    assert "pinned its moment at offset 0" in finding.sentence
+    assert "pinned a snapshot at offset 0" in finding.sentence
     assert finding.until_ms == NOW + LEASE_MS
     assert told.findings[0] == finding
     assert "pin" not in [one.code for one in explain(engine, "t", NOW + LEASE_MS)[0].findings]
@@ -288,7 +288,7 @@ def test_of_a_pin_whose_lease_is_over_no_end_is_told(
     append(engine, "new")
     (told,) = explain(engine, "t", NOW + LEASE_MS)
     (finding,) = [one for one in told.findings if one.code == "pin"]
-    assert "no cleaning goes past that as long as somebody reads by it." in finding.sentence
+    assert "no cleaning goes past that as long as a task reads it." in finding.sentence
     assert finding.until_ms is None
 
 

@@ -81,6 +81,7 @@ def test_threads_share_the_buffers() -> None:
         CleanerConfig(threads=4, dedupe_buffer_size=191)
 
 
+@pytest.mark.slow
 def test_threads_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
     engine = filled(tmp_path, "a", "b", min_cleanable_dirty_ratio="0")
     with running(engine, CleanerConfig(threads=4, backoff_ms=1)) as thread:

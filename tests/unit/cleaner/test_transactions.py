@@ -512,6 +512,7 @@ def _grow(log: Log, rng: random.Random, now: int) -> None:
             log.mark(producer, rng.randrange(2), time=now)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "merged", "spilled"])
 @pytest.mark.parametrize("seed", range(12))
 def test_random_logs_are_cleaned_as_the_slow_rules_say(

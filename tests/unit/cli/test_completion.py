@@ -89,7 +89,7 @@ def test_other_shells_get_the_same_with_what_each_verb_does(
     result = kafkalog()
     assert (result.status, result.err) == (0, "")
     assert "writers" in result.out
-    assert "List who writes to a log" in result.out
+    assert "List the writers of a log" in result.out
 
 
 @pytest.mark.slow

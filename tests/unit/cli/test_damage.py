@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
+from kafkalog.storage_engine.fs import file_system
+from kafkalog.storage_engine.fs.file_system import FileSystem
 from tests.unit.cli.conftest import Command
 
 
@@ -106,14 +107,13 @@ def test_verify_prints_damage_with_file_and_position(
     assert second["kind"] == "notice"
 
 
-def test_what_cannot_be_looked_at_is_a_fault_and_no_damage(
-    kafkalog: Command, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+def test_what_cannot_be_looked_at_is_a_fault_and_no_damage(kafkalog: Command, root: Path) -> None:
+    class Lockless(FileSystem):
+        def flock(self, fd: int, operation: int) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    result = kafkalog("verify", root)
+    with file_system.replaced(Lockless()):
+        result = kafkalog("verify", root)
     assert (result.status, result.out) == (1, "")
     assert result.err.startswith("kafkalog: ")
     assert "has no locks" in result.err

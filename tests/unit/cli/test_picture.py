@@ -6,7 +6,6 @@ import html.parser
 import http.client
 import json
 import math
-import os
 import re
 import shlex
 import subprocess
@@ -25,7 +24,8 @@ from kafkalog.cli.picture.server import HOST, serving
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
-from kafkalog.storage_engine.fs import clock, locks
+from kafkalog.storage_engine.fs import clock, file_system, locks
+from kafkalog.storage_engine.fs.file_system import FileSystem, Place
 from tests.unit.cli.conftest import Command
 
 NOW_MS = 1_700_000_000_000
@@ -151,22 +151,20 @@ def test_a_partition_that_cannot_be_read_is_told_and_stops_nothing(log: KafkaLog
     assert reason.endswith("is missing; committed records are lost")
 
 
-def test_the_root_is_listed_as_often_however_many_partitions_there_are(
-    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_root_is_listed_as_often_however_many_partitions_there_are(log: KafkaLog) -> None:
     listed: list[str] = []
-    scan = os.scandir
 
-    def scandir(path: str | Path) -> Any:
-        listed.append(str(path))
-        return scan(path)
+    class Watched(FileSystem):
+        def scandir(self, directory: Place) -> Any:
+            listed.append(str(directory))
+            return super().scandir(directory)
 
-    monkeypatch.setattr(os, "scandir", scandir)
-    shown(log)
-    few = listed.count(str(log.root))
-    log.create_topic("more", 20)
-    listed.clear()
-    shown(log)
+    with file_system.replaced(Watched()):
+        shown(log)
+        few = listed.count(str(log.root))
+        log.create_topic("more", 20)
+        listed.clear()
+        shown(log)
     assert (listed.count(str(log.root)), few > 0) == (few, True)
     assert listed.count(str(engine_of(log).partition_directory("more", 0))) == 1  # for one plan
 
@@ -208,7 +206,7 @@ def test_nothing_is_read_where_nothing_is_to_be_counted(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--html", "FILE", "--json"], "--html writes a page and --json prints: give one of both"),
+        (["--html", "FILE", "--json"], "--html writes a page and --json prints: give one of them"),
         (["--html", "FILE", "--checkpoint", "c"], "--html writes a page and --checkpoint prints"),
         (["--no-count"], "--no-count is about the picture: it goes with --html FILE"),
         (["--count", "--json"], "--count is about the picture"),
@@ -235,6 +233,7 @@ def test_a_page_that_is_there_is_written_anew(
     assert b"oldold" not in file.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_the_page_leaves_the_one_that_was_there(
     log: KafkaLog, tmp_path: Path
 ) -> None:
@@ -263,7 +262,7 @@ def test_no_page_is_written_into_the_log(
     file = Path(place.format(root=log.root, link=tmp_path / "link"))
     journal = (log.root / "commit").read_bytes()
     result = kafkalog("status", log.root, "--html", file)
-    reason = "a picture does not belong into the log; name another place with --html FILE"
+    reason = "a picture does not belong in the log; name another place with --html FILE"
     assert (result.status, result.out, result.err) == (2, "", f"kafkalog: {file}: {reason}\n")
     assert (log.root / "commit").read_bytes() == journal
     assert file.exists() == (file.name == "commit")

@@ -41,6 +41,7 @@ def test_the_package_installs_the_command() -> None:
     assert project["scripts"] == {"kafkalog": "kafkalog.cli:main"}
 
 
+@pytest.mark.slow
 def test_the_exit_status_is_the_processs(log: Path) -> None:
     assert process("verify", log).returncode == 0
     (log / "commit").write_bytes(b"x" * 600)
@@ -102,6 +103,7 @@ def test_a_limit_beyond_any_number_of_records_is_none(log: Path, kafkalog: Comma
     assert (result.status, len(result.lines)) == (0, 5000)
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_traceback(log: Path) -> None:
     reader, writer = os.pipe()
     with subprocess.Popen(
@@ -154,6 +156,7 @@ def test_help_into_a_closed_pipe_is_no_traceback() -> None:
     assert (result.returncode, result.stderr) == (141, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_traceback(log: Path, closed: str) -> None:
     command = f"{shlex.join(COMMAND)} topics list {log} {closed}"
@@ -162,6 +165,7 @@ def test_closed_streams_are_no_traceback(log: Path, closed: str) -> None:
     assert process("verify", log).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_the_output_is_one_line(log: Path) -> None:
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
@@ -175,6 +179,7 @@ def test_a_full_disk_behind_the_output_is_one_line(log: Path) -> None:
     assert (result.returncode, result.stderr) == (1, expected)
 
 
+@pytest.mark.slow
 def test_what_the_output_cannot_tell_is_escaped(tmp_path: Path) -> None:
     with kafkalog.open(tmp_path / "log") as log:
         log.create_topic("t")
@@ -192,6 +197,7 @@ def test_what_the_output_cannot_tell_is_escaped(tmp_path: Path) -> None:
         assert result.stdout.endswith(shown)
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_no_traceback_and_leaves_nothing(log: Path) -> None:
     with subprocess.Popen(
         # What a shell runs in its background ignores the signal, and so do its children.
@@ -214,6 +220,7 @@ def test_no_bar_is_drawn_but_on_a_terminal(log: Path) -> None:
     assert process("verify", log).stderr == f"{log}: no damage, no notices\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "heavy"),
     [

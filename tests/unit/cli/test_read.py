@@ -165,7 +165,7 @@ def test_a_key_is_given_in_the_encoding_of_keys(kafkalog: Command, root: Path) -
             command = ("read", root, "t", "--json", "--encoding", encoding, "--key", key, *mode)
             assert {row["key"] for row in kafkalog(*command).json} == {key}
     wrong = kafkalog("read", root, "t", "--encoding", "hex", "--key", "x")
-    assert (wrong.status, wrong.err) == (2, "kafkalog: --key: 'x' is no hex\n")
+    assert (wrong.status, wrong.err) == (2, "kafkalog: --key: 'x' is not hex\n")
 
 
 # --- what keys have now --------------------------------------------------------------------------
@@ -204,8 +204,8 @@ def test_a_read_stops_after_as_many_records_as_it_may(kafkalog: Command, root: P
         (["--from-beginning", "--start", "1"], "--from-beginning and --start: give one of them"),
         (["--from-time", "-1h", "--start", "1"], "--from-time and --start: give one of them"),
         (["--from-beginning", "--from-time", "-1h"], "give one of them"),
-        (["--follow", "--end", "3"], "--follow goes on and --end stops"),
-        (["--latest", "--follow"], "--latest prints what the keys have now"),
+        (["--follow", "--end", "3"], "--follow does not end and --end does"),
+        (["--latest", "--follow"], "--latest prints the latest record of each key"),
         (["--latest", "--start", "1"], "--latest prints"),
         (["--latest", "--end", "1"], "--latest prints"),
         (["--latest", "--from-time", "-1h"], "--latest prints"),

@@ -60,7 +60,7 @@ def test_bytes_that_are_no_text_are_not_lost(kafkalog: Command, root: Path) -> N
     kafkalog("append", root, "t", "--encoding", "hex", stdin=lines(record))
     refused = kafkalog("read", root, "t", "--json")
     assert refused.status == 2
-    assert "offset 0: the key is no UTF-8; use --encoding base64 or hex" in refused.err
+    assert "offset 0: the key is not UTF-8; use --encoding base64 or hex" in refused.err
     (found,) = kafkalog("read", root, "t", "--json", "--encoding", "hex").json
     assert found["timestampType"] == "CreateTime"
     assert record.items() <= found.items()

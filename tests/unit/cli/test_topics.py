@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import shutil
@@ -13,6 +12,8 @@ import pytest
 
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs import file_system
+from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.writing.staging import StagedMessage
 from tests.unit.cli.conftest import Command
 
@@ -207,16 +208,15 @@ def test_rows_of_json_have_names_in_camel_case(kafkalog: Command, root: Path) ->
     assert [name for name in names if "_" in name or name == "time"] == []
 
 
-def test_a_file_system_without_locks_is_told(
-    kafkalog: Command, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_told(kafkalog: Command, root: Path) -> None:
     append(kafkalog, root)
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    class Lockless(FileSystem):
+        def flock(self, fd: int, operation: int) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    result = kafkalog("status", root, "--json")
+    with file_system.replaced(Lockless()):
+        result = kafkalog("status", root, "--json")
     assert result.status == 0
     reason = "this file system has no locks (No locks available)"
     assert result.json[0]["locks"] is False

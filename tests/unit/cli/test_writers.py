@@ -77,9 +77,7 @@ def test_a_forgotten_writer_begins_anew(kafkalog: Command, root: Path) -> None:
         assert commit(log, "q", "t", 4, clock.now_ms()) == 0
     result = kafkalog("writers", root, "--forget", "q", "--topic", "t")
     assert result.lines == ["writer q to topic t is forgotten: its last batch was 4, of 1 row"]
-    assert result.err == (
-        "whatever batch it brings next is appended, also one that the log has already\n"
-    )
+    assert result.err == ("its next batch will be appended, even if the log has it already\n")
     left = [(w["writer"], w["topic"]) for w in kafkalog("writers", root, "--json").json]
     assert left == [("name with spaces", "*"), ("q", "u")]
     with library.open(root) as log:

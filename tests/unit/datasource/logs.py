@@ -6,9 +6,14 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
+import kafkalog
 from kafkalog.datasource.source import KafkaLogDataSource
 from kafkalog.storage_engine.engine import Engine
+from tests.unit.storage_engine import broker_root
+from tests.unit.storage_engine.broker_root import BrokerRoot
 
+MANY = 1000
+NOW_MS = 1_700_000_000_000
 Pair = tuple[bytes | None, bytes | None]
 
 
@@ -16,7 +21,14 @@ def append(root: Path, topic: str, pairs: Iterable[Pair]) -> None:
     """Append pairs in one commit; the topic is created when it is missing."""
     with Engine(root) as engine:
         engine.create_topic(topic, 1, {"cleanup.policy": "delete"}, exist_ok=True)
-        engine.append(topic, list(pairs), now_ms=1_700_000_000_000)
+        engine.append(topic, list(pairs), now_ms=NOW_MS)
+
+
+def append_compacted(root: Path, *pairs: tuple[str | None, str | None]) -> None:
+    """Append pairs of strings to the compacted topic `t` of two partitions."""
+    with kafkalog.open(root) as log:
+        log.create_topic("t", 2, {"cleanup.policy": "compact"}, exist_ok=True)
+        log.append("t", list(pairs), now_ms=NOW_MS)
 
 
 def append_to(root: Path, topic: str, counts: Mapping[int, int]) -> None:
@@ -33,7 +45,7 @@ def append_to(root: Path, topic: str, counts: Mapping[int, int]) -> None:
     )
     with Engine(root) as engine:
         engine.create_topic(topic, max(counts) + 1, {}, exist_ok=True)
-        engine.append(topic, rows, now_ms=1_700_000_000_000)
+        engine.append(topic, rows, now_ms=NOW_MS)
 
 
 def numbered(count: int, start: int = 0) -> list[Pair]:
@@ -57,3 +69,32 @@ def rows(reader: Any, partitions: Iterable[InputPartition]) -> list[dict[str, An
         for batch in reader.read(partition)
         for row in batch.to_pylist()
     ]
+
+
+def broker_directory(path: Path) -> BrokerRoot:
+    """The directory of a broker that was shut down, with two partitions of topic `t`."""
+    root = BrokerRoot(path)
+    root.partition("t-0")
+    root.partition("t-2", (0,), 30)
+    root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 40, "t-2": 10})
+    root.shut_down()
+    return root
+
+
+def read_batch(root: Path, **options: str) -> list[dict[str, Any]]:
+    """What a batch read gives, planned and read as Spark does it."""
+    data_source = source(root, **options)
+    reader = data_source.reader(data_source.schema())
+    return rows(reader, reader.partitions())
+
+
+def places(found: list[dict[str, Any]] | None) -> list[tuple[str, int, int]]:
+    """Topic, partition and offset of each row."""
+    return [(row["topic"], row["partition"], row["offset"]) for row in found or []]
+
+
+def create_many_partitions(root: Path) -> None:
+    """Make a topic of a thousand partitions; three records in every hundredth."""
+    with Engine(root) as engine:
+        engine.create_topic("t", MANY)
+    append_to(root, "t", dict.fromkeys(range(0, MANY, 100), 3) | {MANY - 1: 3})

@@ -14,21 +14,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from kafkalog.datasource import latest_ends
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import DataLossError, InvalidInputError
-from tests.unit.datasource.logs import rows, source
+from tests.unit.datasource.logs import broker_directory, rows, source
 from tests.unit.storage_engine import broker_root, raw_log
 from tests.unit.storage_engine.broker_root import BrokerRoot
 from tests.unit.storage_engine.raw_log import RawBatch
 
 ALL = ReadAllAvailable()
-
-
-def stopped(path: Path) -> BrokerRoot:
-    root = BrokerRoot(path)
-    root.partition("t-0")
-    root.partition("t-2", (0,), 30)
-    root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 40, "t-2": 10})
-    root.shut_down()
-    return root
 
 
 def batch(address: Any, **options: str) -> list[tuple[int, int]]:
@@ -43,7 +34,7 @@ def stream(address: Any, **options: str) -> KafkaLogStreamReader:
 
 
 def test_a_batch_reads_the_partitions_that_are_here(tmp_path: Path) -> None:
-    root = stopped(tmp_path / "log")
+    root = broker_directory(tmp_path / "log")
     expected = [(0, offset) for offset in range(100)] + [(2, offset) for offset in range(30)]
     assert batch(root.path) == expected
     assert batch(root.path, minPartitions="5") == expected
@@ -54,19 +45,19 @@ def test_a_batch_reads_the_partitions_that_are_here(tmp_path: Path) -> None:
 
 
 def test_several_directories_are_one_address(tmp_path: Path) -> None:
-    first, second = stopped(tmp_path / "a"), BrokerRoot(tmp_path / "b")
+    first, second = broker_directory(tmp_path / "a"), BrokerRoot(tmp_path / "b")
     second.partition("t-1", (0,), 10)
     assert len(batch(f"{first.path},file://{second.path}")) == 140
     assert len(batch(f"file:{first.path} , {second.path}")) == 140
 
 
 def test_a_comma_in_a_name_begins_no_list(tmp_path: Path) -> None:
-    root = stopped(tmp_path / "a,b")
+    root = broker_directory(tmp_path / "a,b")
     assert len(batch(root.path)) == 130
 
 
 def test_a_stream_follows_a_live_brokers_checkpoints(tmp_path: Path) -> None:
-    root = stopped(tmp_path / "log")
+    root = broker_directory(tmp_path / "log")
     with root.alive():
         reader = stream(root.path, startingOffsets="earliest")
         start = reader.initialOffset()
@@ -263,35 +254,3 @@ def test_a_sink_refuses_a_brokers_directory(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidInputError, match="can only be read"):
         log_directory({"path": f"{tmp_path}/a,{tmp_path}/b"})
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_spark_streams_from_a_live_broker(spark: Any, tmp_path: Path) -> None:
-    root = stopped(tmp_path / "log")
-    seen: list[list[tuple[int, int]]] = []
-
-    def run() -> None:
-        query = (
-            spark.readStream.format("kafkalog")
-            .options(subscribe="t", startingOffsets="earliest")
-            .load(str(root.path))
-            .writeStream.foreachBatch(
-                lambda frame, _: seen.append(
-                    sorted((row.partition, row.offset) for row in frame.collect())
-                )
-            )
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(120)
-
-    with root.alive():
-        run()
-        root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 100, "t-2": 10})
-        run()
-    run()
-    records = [record for batch in seen for record in batch]
-    assert sorted(records) == [(0, n) for n in range(100)] + [(2, n) for n in range(30)]
-    assert len([batch for batch in seen if batch]) == 3

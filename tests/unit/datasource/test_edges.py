@@ -16,28 +16,26 @@ from pyspark.sql.types import StructType
 
 from kafkalog.datasource.columns import spark_schema
 from kafkalog.storage_engine.engine import Engine
-from tests.unit.datasource.logs import append, append_to, numbered, rows, source
+from tests.unit.datasource.logs import (
+    MANY,
+    append,
+    append_to,
+    create_many_partitions,
+    numbered,
+    places,
+    read_batch,
+    rows,
+    source,
+)
 from tests.unit.datasource.streaming_query import Row, StreamingQuery
 from tests.unit.storage_engine.raw_log import ABORT, COMMIT, RawBatch, joined, marker
 
-MANY = 1000
 EARLIEST = {"startingOffsets": "earliest"}
 LEVELS = ("read_committed", "read_uncommitted")
 
 
-def batch(root: Path, **options: str) -> list[Row]:
-    """What a batch read gives, planned and read as Spark does it."""
-    data_source = source(root, **options)
-    reader = data_source.reader(data_source.schema())
-    return rows(reader, reader.partitions())
-
-
 def keys(found: list[Row] | None) -> list[bytes]:
     return [row["key"] for row in found or []]
-
-
-def places(found: list[Row] | None) -> list[tuple[str, int, int]]:
-    return [(row["topic"], row["partition"], row["offset"]) for row in found or []]
 
 
 # Nothing there
@@ -88,14 +86,14 @@ def test_a_topic_without_records_reads_as_nothing_until_one_comes(
         for more in ({}, EARLIEST, {**EARLIEST, "maxOffsetsPerTrigger": "1"})
     ]
 
-    assert batch(tmp_path, **options) == []
-    assert batch(tmp_path, **options, minPartitions="3") == []
-    assert batch(tmp_path, **options, view="latest") == []
+    assert read_batch(tmp_path, **options) == []
+    assert read_batch(tmp_path, **options, minPartitions="3") == []
+    assert read_batch(tmp_path, **options, view="latest") == []
     assert [query.drain() for query in queries] == [[], [], []]
     append(tmp_path, "t", [(b"late", b"v")])
 
-    assert places(batch(tmp_path, **options)) == [("t", 0, end)]
-    assert keys(batch(tmp_path, **options, view="latest")) == [b"late"]
+    assert places(read_batch(tmp_path, **options)) == [("t", 0, end)]
+    assert keys(read_batch(tmp_path, **options, view="latest")) == [b"late"]
     assert [places(query.drain()) for query in queries] == [[("t", 0, end)]] * 3
     assert [query.planned[-1] for query in queries] == [f'{{"t": {{"0": {end + 1}}}}}'] * 3
 
@@ -107,9 +105,9 @@ def test_data_of_aborted_transactions_alone_is_nothing_to_a_committed_read(tmp_p
         engine.append_raw("t", 0, joined([aborted, marker(3, ABORT, 7)]), now_ms=0)
     query = StreamingQuery(tmp_path, {**EARLIEST, "maxOffsetsPerTrigger": "2"})
 
-    assert batch(tmp_path) == batch(tmp_path, view="latest") == query.drain() == []
+    assert read_batch(tmp_path) == read_batch(tmp_path, view="latest") == query.drain() == []
     assert query.planned[-1] == '{"t": {"0": 4}}'
-    uncommitted = batch(tmp_path, **{"kafka.isolation.level": "read_uncommitted"})
+    uncommitted = read_batch(tmp_path, **{"kafka.isolation.level": "read_uncommitted"})
     assert [row["offset"] for row in uncommitted] == [0, 1, 2]
 
 
@@ -120,11 +118,11 @@ def test_an_open_transaction_is_waited_for(tmp_path: Path) -> None:
         engine.append_raw("t", 0, joined([opened, RawBatch(2, (3,))]), now_ms=0)
         query = StreamingQuery(tmp_path, EARLIEST)
 
-        assert batch(tmp_path) == batch(tmp_path, view="latest") == query.drain() == []
+        assert read_batch(tmp_path) == read_batch(tmp_path, view="latest") == query.drain() == []
         engine.append_raw("t", 0, joined([marker(3, COMMIT, 7)]), now_ms=0)
 
         assert [row["offset"] for row in query.drain()] == [0, 1, 2]
-    assert [row["offset"] for row in batch(tmp_path)] == [0, 1, 2]
+    assert [row["offset"] for row in read_batch(tmp_path)] == [0, 1, 2]
 
 
 def test_a_log_without_topics_is_nothing_to_a_pattern(tmp_path: Path) -> None:
@@ -132,7 +130,7 @@ def test_a_log_without_topics_is_nothing_to_a_pattern(tmp_path: Path) -> None:
         pass
     options = {"subscribePattern": "t.*"}
 
-    assert batch(tmp_path, **options) == []
+    assert read_batch(tmp_path, **options) == []
     query = StreamingQuery(tmp_path, {**options, **EARLIEST})
     assert query.drain() == []
     append(tmp_path, "t1", numbered(2))
@@ -156,7 +154,7 @@ def test_every_subset_of_the_columns_is_the_same_rows_cut(tmp_path: Path, view: 
         tmp_path, "t", [*numbered(4), (b"k1", None), (None, b"x")][: 5 if view == "latest" else 6]
     )
     options = {"view": view, "includeHeaders": "true"}
-    whole = batch(tmp_path, **options)
+    whole = read_batch(tmp_path, **options)
     assert [tuple(row) for row in whole] == [ALL] * len(whole)
     data_source = source(tmp_path, **options)
 
@@ -173,7 +171,7 @@ def test_every_subset_of_the_columns_is_the_same_rows_cut(tmp_path: Path, view: 
 @pytest.mark.parametrize("column", ALL)
 def test_a_stream_of_one_column_has_a_row_for_each_record(tmp_path: Path, column: str) -> None:
     append_to(tmp_path, "t", {0: 3, 1: 2})
-    whole = batch(tmp_path, includeHeaders="true")
+    whole = read_batch(tmp_path, includeHeaders="true")
     reader = source(tmp_path, **EARLIEST).streamReader(names(column))
     start = reader.initialOffset()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
@@ -188,11 +186,8 @@ def test_a_stream_of_one_column_has_a_row_for_each_record(tmp_path: Path, column
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A topic of a thousand partitions; three records in every hundredth."""
     root = tmp_path_factory.mktemp("many")
-    with Engine(root) as engine:
-        engine.create_topic("t", MANY)
-    append_to(root, "t", dict.fromkeys(range(0, MANY, 100), 3) | {MANY - 1: 3})
+    create_many_partitions(root)
     return root
 
 
@@ -240,12 +235,12 @@ def test_a_limit_starves_none_of_a_thousand_partitions(many: Path) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_partitions_are_read_in_batch(many: Path) -> None:
-    found = batch(many)
+    found = read_batch(many)
 
     assert len(found) == 33
     assert places(found) == sorted(places(found))
-    assert len(batch(many, assign='{"t":[999,5]}')) == 3
-    assert len(batch(many, view="latest")) == 33
+    assert len(read_batch(many, assign='{"t":[999,5]}')) == 3
+    assert len(read_batch(many, view="latest")) == 33
 
 
 # Other edges
@@ -261,7 +256,7 @@ def test_offsets_may_be_as_large_as_they_are(tmp_path: Path) -> None:
     assert [row["offset"] for row in query.drain()] == [first, first + 1, first + 2]
     assert query.planned[-1] == f'{{"t": {{"0": {first + 3}}}}}'
     given = f'{{"t":{{"0":{first + 1}}}}}'
-    assert [row["offset"] for row in batch(tmp_path, startingOffsets=given)] == [
+    assert [row["offset"] for row in read_batch(tmp_path, startingOffsets=given)] == [
         first + 1,
         first + 2,
     ]
@@ -282,16 +277,16 @@ def test_a_path_may_have_any_letters(tmp_path: Path) -> None:
 def test_a_topic_named_twice_is_read_once(tmp_path: Path) -> None:
     append(tmp_path, "t", numbered(2))
 
-    assert keys(batch(tmp_path, subscribe="t, t,,t")) == [b"k0", b"k1"]
+    assert keys(read_batch(tmp_path, subscribe="t, t,,t")) == [b"k0", b"k1"]
 
 
 def test_topics_whose_names_begin_alike_are_kept_apart(tmp_path: Path) -> None:
     for topic in ("t", "t-0", "t-0-0", "t.0", "t_0"):
         append(tmp_path, topic, [(topic.encode(), b"v")])
 
-    assert keys(batch(tmp_path, subscribe="t-0")) == [b"t-0"]
-    assert sorted(keys(batch(tmp_path, subscribePattern="^t-"))) == [b"t-0", b"t-0-0"]
-    assert keys(batch(tmp_path, assign='{"t":[0]}')) == [b"t"]
+    assert keys(read_batch(tmp_path, subscribe="t-0")) == [b"t-0"]
+    assert sorted(keys(read_batch(tmp_path, subscribePattern="^t-"))) == [b"t-0", b"t-0-0"]
+    assert keys(read_batch(tmp_path, assign='{"t":[0]}')) == [b"t"]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -333,7 +328,7 @@ def test_several_queries_with_restarts_each_see_every_record_once(
     for number, query in enumerate(queries):
         seen[number] += places(query.drain())
 
-    everything = places(batch(tmp_path, subscribePattern="^t[0-9]$"))
+    everything = places(read_batch(tmp_path, subscribePattern="^t[0-9]$"))
     assert len(everything) > 3
     for options, found in zip(several, seen, strict=True):
         wanted = [place for place in everything if "subscribe" not in options or place[0] == "t0"]
@@ -351,47 +346,3 @@ def grow(root: Path, chance: random.Random) -> None:
     counts = {number: chance.randrange(4) for number in range(count)}
     counts[0] += 1
     append_to(root, topic, counts)
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_spark_runs_several_queries_of_one_log_at_once(
-    spark: Any, many: Path, tmp_path: Path
-) -> None:
-    """They read the same topic in steps of their own, end, and are started again later."""
-    append(many, "orders", numbered(7))
-    frames = {
-        "limited": streaming(spark, many, subscribe="orders", maxOffsetsPerTrigger="5"),
-        "all": streaming(spark, many, subscribePattern="^(t|orders)$").select(
-            "topic", "partition", "offset"
-        ),
-    }
-    seen: dict[str, list[list[tuple[str, int, int]]]] = {name: [] for name in frames}
-
-    def start(name: str) -> Any:
-        def see(frame: Any, _: int) -> None:
-            seen[name].append([(r.topic, r.partition, r.offset) for r in frame.collect()])
-
-        writer = frames[name].writeStream.foreachBatch(see)
-        writer = writer.option("checkpointLocation", str(tmp_path / name))
-        return writer.trigger(availableNow=True).start()
-
-    def run() -> None:
-        queries = [start(name) for name in frames]
-        assert all(query.awaitTermination(240) for query in queries)
-
-    run()
-    append(many, "orders", numbered(4))
-    append_to(many, "t", {500: 2, 501: 1})
-    run()
-
-    orders = places(batch(many, subscribe="orders"))
-    assert len(orders) == 11
-    assert seen["limited"] == [orders[:5], orders[5:7], orders[7:]]
-    first, second = (sorted(found) for found in seen["all"])
-    assert sorted(first + second) == sorted(orders + places(batch(many)))
-    assert second == [*orders[7:], ("t", 500, 3), ("t", 500, 4), ("t", 501, 0)]
-
-
-def streaming(spark: Any, root: Path, **options: str) -> Any:
-    return spark.readStream.format("kafkalog").options(**EARLIEST, **options).load(str(root))

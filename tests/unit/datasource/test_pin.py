@@ -7,7 +7,6 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from kafkalog.datasource.pin import driver_name
 from kafkalog.errors import DataLossError, InvalidInputError, MomentPassedError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import clock, files
+from kafkalog.storage_engine.fs import clock, file_system, files
+from kafkalog.storage_engine.fs.file_system import FileSystem, Place
 from kafkalog.storage_engine.reading import partition_snapshot
 from kafkalog.storage_engine.reading.pins import LivePins
 from tests.unit.datasource.logs import append, numbered, rows, source
@@ -221,9 +221,7 @@ def test_a_lease_is_renewed_while_a_task_reads(
             assert time.monotonic() < deadline, "it is renewed for nobody"
 
 
-def test_a_task_that_may_not_open_the_pin_of_another_user_reads_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_may_not_open_the_pin_of_another_user_reads_on(tmp_path: Path) -> None:
     compacted(tmp_path, [(b"a", b"old"), (b"b", b"old")])
     with Engine(tmp_path) as engine:
         with contextlib.ExitStack() as held:
@@ -231,17 +229,22 @@ def test_a_task_that_may_not_open_the_pin_of_another_user_reads_on(
         assert path is not None
         leased = limit(engine)
 
-        def refused(act: Callable[..., Any]) -> Callable[..., Any]:
-            def checked(name: Any, *arguments: Any, **named: Any) -> Any:
-                if layout.PIN in str(name):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(name))
-                return act(name, *arguments, **named)
+        class Hidden(FileSystem):
+            def open(self, path: Place, flags: int, mode: int = 0o777) -> int:
+                self._refuse(path)
+                return super().open(path, flags, mode)
 
-            return checked
+            def utime(self, path: Place, times_ns: tuple[int, int]) -> None:
+                self._refuse(path)
+                super().utime(path, times_ns)
 
-        monkeypatch.setattr(os, "open", refused(os.open))
-        monkeypatch.setattr(os, "utime", refused(os.utime))
-        with pin.renewed(path):
+            def _refuse(self, path: Place) -> None:
+                if layout.PIN in str(path):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+        with contextlib.ExitStack() as renewing:
+            with file_system.replaced(Hidden()):
+                renewing.enter_context(pin.renewed(path))
             assert limit(engine) == leased == 2
 
 
@@ -424,7 +427,7 @@ def test_no_cleaning_begins_as_long_as_a_changelog_is_read(tmp_path: Path) -> No
         (told,) = explain(engine, "t", now_ms)
         assert told.answer == "is not cleaned now"
         assert told.findings[0].code == "pin"
-        assert "tasks read the changelog of a moment in this log" in told.findings[0].sentence
+        assert "tasks read the changelog of a snapshot of this log" in told.findings[0].sentence
         assert status(engine, now_ms)[0].state == "clean"
 
         engine.alter_topic("t", {"max.compaction.lag.ms": "1000"})

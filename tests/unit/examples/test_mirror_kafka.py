@@ -107,7 +107,9 @@ def forget_note(tmp_path: Path) -> None:
 def test_a_topic_that_was_made_anew_there_is_refused(tmp_path: Path, count: int) -> None:
     mirror_kafka.copy_directory(source(tmp_path / "a", "x", "y", "z"), ["t"], tmp_path / "log")
     anew = source(tmp_path / "b", *"xyz12"[:count])
-    with pytest.raises(InvalidInputError, match=r"a copy of the one with the id .*made anew there"):
+    with pytest.raises(
+        InvalidInputError, match=r"a copy of the one with the id .*created again there"
+    ):
         mirror_kafka.copy_directory(anew, ["t"], tmp_path / "log")
     assert [record.value for record in records(tmp_path / "log", 0)] == [b"x", b"y", b"z"]
 
@@ -161,7 +163,7 @@ def test_without_the_note_the_records_tell(broker: BrokerRoot, tmp_path: Path) -
     assert mirror_kafka.copy_directory(broker.path, ["t"], tmp_path / "log") == 0
     forget_note(tmp_path)
     broker.checkpoint(LOG_START, {"t-0": 100})
-    with pytest.raises(InvalidInputError, match="t-0 has records, and nothing tells that they are"):
+    with pytest.raises(InvalidInputError, match="t-0 has records, and nothing shows that they are"):
         mirror_kafka.copy_directory(broker.path, ["t"], tmp_path / "log")
 
 
@@ -181,7 +183,7 @@ def test_of_a_broker_that_has_some_partitions_nothing_is_copied(tmp_path: Path) 
     root.partition("u-0", topic_id=None)
     for number in (0, 2, 4):
         root.partition(f"t-{number}")
-    with pytest.raises(InvalidInputError, match="the partitions t-1, t-3 are missing: "):
+    with pytest.raises(InvalidInputError, match="t-1, t-3 of topic 't' are missing: "):
         mirror_kafka.copy_directory(root.path, ["u", "t"], tmp_path / "log")
     with kafkalog.open(tmp_path / "log") as log:
         assert log.topics() == []

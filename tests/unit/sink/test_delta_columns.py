@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import types
 from pyspark.sql.types import StructType
 
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert.delta.columns import delta_type, first_fault, table_schema
 from kafkalog.sink.upsert.delta.upsert import DeltaUpsert
 from tests.unit.sink.delta_driver_batches import Row, batch, driver_batch, rows_of
@@ -77,7 +77,9 @@ def test_a_column_that_may_not_be_null_names_the_record(upsert: DeltaUpsert, pat
         shaped(upsert, 1, (2, "c", 1, "x"), (3, "d", 1, None))
 
 
-def test_a_constraint_names_itself_and_the_record(upsert: DeltaUpsert, path: Path) -> None:
+def test_a_row_that_a_constraint_refuses_fails_the_micro_batch_with_deltas_error(
+    upsert: DeltaUpsert, path: Path
+) -> None:
     DeltaTable.create(
         path, pa.schema([("key", pa.string()), ("n", pa.int64()), ("name", pa.string())])
     )
@@ -85,7 +87,7 @@ def test_a_constraint_names_itself_and_the_record(upsert: DeltaUpsert, path: Pat
     DeltaTable(path).alter.add_constraint({"named": "name <> ''"})
     rows = [(n, f"k{n}", n, "x") for n in range(150)]
     with pytest.raises(
-        InvalidInputError, match=r"^t-0 offset 100: .*constraint few \(n < 100\) refuses the row"
+        StorageError, match=r"micro-batch 0: .*50 rows failed validation check.*k100"
     ):
         shaped(upsert, 0, (500, "gone", "DELETE", None), *rows)
     assert rows_of(path) == []

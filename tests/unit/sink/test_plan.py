@@ -14,7 +14,8 @@ import pytest
 from kafkalog.errors import StorageError
 from kafkalog.sink import plan
 from kafkalog.sink.plan import sync_plan, syncing_plan
-from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs import file_system, files
+from kafkalog.storage_engine.fs.file_system import FileSystem, Place
 from tests.unit.sink.spark_write import SparkWrite, values
 from tests.unit.storage_engine.faults import LyingPages
 
@@ -32,17 +33,16 @@ def checkpoint_at(directory: Path) -> None:
         os.close(fd)
 
 
-def synced(monkeypatch: pytest.MonkeyPatch, location: Path, batch_id: int = 1) -> set[str]:
+def synced(location: Path, batch_id: int = 1) -> set[str]:
     """Return what a call of `sync_plan` syncs."""
     found = set()
-    fsync = os.fsync
 
-    def note(fd: int) -> None:
-        found.add(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), location))
-        fsync(fd)
+    class Noted(FileSystem):
+        def fsync(self, fd: int) -> None:
+            found.add(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), location))
+            super().fsync(fd)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", note)
+    with file_system.replaced(Noted()):
         sync_plan(str(location), batch_id)
     return found
 
@@ -93,11 +93,11 @@ def test_what_is_written_once_is_synced_once_when_it_has_settled(
     checkpoint_at(tmp_path)
     once = {"metadata", "sources", "."}
     always = {"offsets/1", "offsets/.1.crc", "sources/0/1", "offsets", "sources/0"}
-    assert synced(monkeypatch, tmp_path) == once | always
-    assert synced(monkeypatch, tmp_path) == once | always  # it is too new to be told from another
+    assert synced(tmp_path) == once | always
+    assert synced(tmp_path) == once | always  # it is too new to be told from another
     monkeypatch.setattr(plan, "_SETTLED_NS", -1)
-    assert synced(monkeypatch, tmp_path) == once | always
-    assert synced(monkeypatch, tmp_path) == always
+    assert synced(tmp_path) == once | always
+    assert synced(tmp_path) == always
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_what_changes_is_synced_again(
     checkpoint_at(tmp_path)
     (tmp_path / "new").write_bytes(b"the plan")
     monkeypatch.setattr(plan, "_SETTLED_NS", -1)
-    before = synced(monkeypatch, tmp_path) and synced(monkeypatch, tmp_path)
+    before = synced(tmp_path) and synced(tmp_path)
     change(tmp_path)
-    assert expected <= synced(monkeypatch, tmp_path) - before
+    assert expected <= synced(tmp_path) - before
 
 
 def test_a_checkpoint_that_is_made_anew_is_synced_anew(
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_is_made_anew_is_synced_anew(
     monkeypatch.setattr(plan, "_SETTLED_NS", -1)
     for _ in range(5):
         checkpoint_at(root)
-        assert {"metadata", "sources", "."} <= synced(monkeypatch, root)
+        assert {"metadata", "sources", "."} <= synced(root)
         shutil.rmtree(root)
 
 
@@ -137,35 +137,31 @@ def test_two_queries_of_a_process_are_synced_each(
     monkeypatch.setattr(plan, "_SETTLED_NS", -1)
     for name in ("a", "b"):
         checkpoint_at(tmp_path / name)
-        assert "metadata" in synced(monkeypatch, tmp_path / name)
+        assert "metadata" in synced(tmp_path / name)
     for name in ("a", "b"):
-        assert "metadata" not in synced(monkeypatch, tmp_path / name)
+        assert "metadata" not in synced(tmp_path / name)
 
 
-def test_a_file_among_the_sources_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_among_the_sources_is_passed_over(tmp_path: Path) -> None:
     checkpoint_at(tmp_path)
     (tmp_path / "sources" / "a file").write_text("")
-    assert "sources/0/1" in synced(monkeypatch, tmp_path)
+    assert "sources/0/1" in synced(tmp_path)
 
 
-def test_what_a_task_may_not_open_is_left_to_the_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_task_may_not_open_is_left_to_the_commit(tmp_path: Path) -> None:
     checkpoint_at(tmp_path)
-    open_ = os.open
 
-    def refuse(path: Any, flags: int, mode: int = 0o777) -> int:
-        if str(path).endswith("offsets/1"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return open_(path, flags, mode)
+    class Hidden(FileSystem):
+        def open(self, path: Place, flags: int, mode: int = 0o777) -> int:
+            if str(path).endswith("offsets/1"):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return super().open(path, flags, mode)
 
-    monkeypatch.setattr(os, "open", refuse)
-    with syncing_plan(str(tmp_path), 1):
-        pass
-    with pytest.raises(PermissionError):
-        sync_plan(str(tmp_path), 1)
+    with file_system.replaced(Hidden()):
+        with syncing_plan(str(tmp_path), 1):
+            pass
+        with pytest.raises(PermissionError):
+            sync_plan(str(tmp_path), 1)
 
 
 def test_a_task_that_fails_says_why_and_waits_for_the_sync(

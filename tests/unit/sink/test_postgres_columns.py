@@ -85,7 +85,7 @@ def test_a_column_that_would_round_or_cut_the_values_is_refused(
         f"CREATE TABLE stock (key {columns['key']} PRIMARY KEY, value {columns['value']})",
     )
     message = (
-        rf'table \S+\.stock: column "{name}" is .*, which would round or cut the rows\' .*cast'
+        rf'table \S+\.stock: column "{name}" is .*, which would round or truncate the rows\' .*cast'
     )
     with pytest.raises(InvalidInputError, match=message):
         apply_small(upsert, batch(0), shape=shape)

@@ -343,6 +343,7 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(
     assert table(upsert.conninfo) == [("a", "2")]
 
 
+@pytest.mark.slow
 def test_staged_rows_that_a_crash_of_the_server_took_are_missed(
     upsert: PostgresUpsert, postgres_server: PostgresServer
 ) -> None:

@@ -122,6 +122,7 @@ def test_no_other_table_takes_the_place_before_the_transaction_ends(
             other.execute("DROP TABLE stock")
 
 
+@pytest.mark.slow
 def test_a_batch_outlives_a_crash_of_a_server_whose_roles_do_not_wait_for_the_disk(
     postgres: str, postgres_server: PostgresServer
 ) -> None:

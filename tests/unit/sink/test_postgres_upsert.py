@@ -229,7 +229,7 @@ def test_a_table_that_does_not_fit_is_refused(
 
 @pytest.mark.parametrize("name", ["", ".", "a.", ".a", "kafkalog_positions", "s.kafkalog_x", "\0"])
 def test_names_that_are_not_the_users_are_refused(name: str) -> None:
-    with pytest.raises(InvalidInputError, match="no name for a table"):
+    with pytest.raises(InvalidInputError, match="not a table name"):
         PostgresUpsert("dbname=x", name)
 
 

@@ -10,7 +10,6 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ import pytest
 from kafkalog.errors import CommitConflictError, StorageError
 from kafkalog.sink import plan
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs import file_system
+from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 from tests.unit.sink.spark_write import Row, SparkWrite, batches, staged_names, task, values
@@ -173,14 +173,13 @@ def test_the_plan_of_a_micro_batch_is_durable_before_its_rows(
         path.write_text("v1")
     write.options["checkpointLocation"] = f"file://{checkpoint}"
     synced: list[str] = []
-    sync_file, fsync = files.sync_file, os.fsync
 
-    def note(sync: Any, fd: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{fd}").removeprefix(f"{tmp_path}/"))
-        sync(fd)
+    class Noted(FileSystem):
+        def fsync(self, fd: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{fd}").removeprefix(f"{tmp_path}/"))
+            super().fsync(fd)
 
-    monkeypatch.setattr(files, "sync_file", partial(note, sync_file))
-    monkeypatch.setattr(os, "fsync", partial(note, fsync))
+    monkeypatch.setattr(file_system, "current", Noted())
     message = write.attempt(rows("a1"), batch_id=1)
     assert "checkpoint/offsets/1" in synced  # a head start, of which the commit knows nothing
     synced.clear()

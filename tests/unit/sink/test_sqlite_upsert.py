@@ -405,5 +405,5 @@ def test_text_that_is_no_utf8_is_named_with_its_column(upsert: SQLiteUpsert) -> 
 
 @pytest.mark.parametrize("name", ["", "sqlite_x", "kafkalog_positions"])
 def test_names_that_are_not_the_users_are_refused(database: Path, name: str) -> None:
-    with pytest.raises(InvalidInputError, match="no name for a table"):
+    with pytest.raises(InvalidInputError, match="not a table name"):
         SQLiteUpsert(database, name)

@@ -523,7 +523,7 @@ def test_who_has_a_brokers_directory_open_reads_no_commit_that_is_not_made(tmp_p
     take(root, config=COMPACT)
     with (root / "t-0" / f"{40:020d}.log").open("ab") as file:
         file.write(batch(80, 10).data())
-    with pytest.raises(LockedByBrokerError, match="open it anew"):
+    with pytest.raises(LockedByBrokerError, match="open it again"):
         list(reader.read("t", 0))
 
 

@@ -27,6 +27,7 @@ def log_of(root: Path, values: list[bytes | None], codec: str = "uncompressed") 
         engine.append("t", table, now_ms=1, batch_size=32 << 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
 def test_a_large_record_batch_is_many_arrow_batches(tmp_path: Path, codec: str) -> None:
     chance = random.Random(1)

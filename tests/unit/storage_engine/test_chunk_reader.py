@@ -180,6 +180,7 @@ def test_a_batch_that_was_handed_out_stays_as_it_is(log: Any) -> None:
         assert batch.equals(copy)
 
 
+@pytest.mark.slow
 def test_a_long_name_of_a_topic_takes_no_more_than_a_batch_may() -> None:
     """The smallest records there are, so many that their names would be 40 MiB."""
     name, count = "t" * 249, 160_000

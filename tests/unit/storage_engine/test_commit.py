@@ -501,6 +501,8 @@ def prepare(root: Path) -> None:
 EXPECTED = sorted((f"k{n}".encode(), (f"v{n}" * 3).encode()) for n in range(120))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("large", [False, True], ids=["appended", "adopted"])
 @pytest.mark.parametrize("is_side_by_side", [False, True])

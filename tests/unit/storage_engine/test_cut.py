@@ -131,6 +131,7 @@ def ends(kind: int) -> Work:
     return lambda engine: raw(engine, marker(260, kind, PRODUCER, time=NOW_MS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [begun_far, aborted_before])
 def test_half_an_entry_of_an_abort_that_died_is_none(
     tmp_path: Path, before: Callable[[Path], None]

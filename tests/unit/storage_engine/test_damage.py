@@ -57,6 +57,7 @@ def print_outcomes(judge: Judge) -> None:
     print("", *outcome_lines(judge.outcomes), sep="\n")
 
 
+@pytest.mark.slow
 def test_undamaged_it_reads_whole(judge: Judge) -> None:
     for name in judge.root.files():
         data = (judge.root.path / name).read_bytes()
@@ -64,17 +65,20 @@ def test_undamaged_it_reads_whole(judge: Judge) -> None:
     judge.outcomes.clear()
 
 
+@pytest.mark.slow
 def test_a_file_cut_at_any_byte_loses_nothing_below(judge: Judge) -> None:
     for name, data, place, write in cases(judge, 1 if FULL else WRITES, STRIDE):
         judge.judge(name, data[:place], place, write=write)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bit", [1 << n for n in range(8)] if FULL else BITS)
 def test_a_flipped_bit_loses_nothing_below(judge: Judge, bit: int) -> None:
     for name, data, place, write in cases(judge, WRITES, STRIDE):
         judge.judge(name, flipped(data, place, bit), place, write=write and bit in BITS)
 
 
+@pytest.mark.slow
 def test_any_file_of_the_set_may_be_missing(judge: Judge) -> None:
     for name in judge.root.files():
         judge.judge(name, None, 0, write=True)

@@ -36,6 +36,7 @@ def judge(judges: BrokerJudge) -> Iterator[BrokerJudge]:
     assert not judges.faults, f"{len(judges.faults)} faults:\n{found}"
 
 
+@pytest.mark.slow
 def test_undamaged_it_reads_whole(judge: BrokerJudge) -> None:
     for name in judge.root.files():
         data = (judge.root.path / name).read_bytes()
@@ -43,11 +44,13 @@ def test_undamaged_it_reads_whole(judge: BrokerJudge) -> None:
     judge.outcomes.clear()
 
 
+@pytest.mark.slow
 def test_a_file_cut_at_any_byte_loses_nothing_below(judge: BrokerJudge) -> None:
     for name, data, place, write in cases(judge, 2, STEP):
         judge.judge(name, data[:place], place, write=write)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bit", BITS)
 def test_a_flipped_bit_loses_nothing_below(judge: BrokerJudge, bit: int) -> None:
     for name, data, place, write in cases(judge, 2, STEP):
@@ -67,6 +70,7 @@ def test_a_message_far_away_from_its_segment_is_split_off(judge: BrokerJudge, ba
             position += len(item.data)
 
 
+@pytest.mark.slow
 def test_any_file_of_the_set_may_be_missing(judge: BrokerJudge) -> None:
     for name in judge.root.files():
         judge.judge(Path(name), None, 0, write=True)

@@ -1,4 +1,4 @@
-"""Locks: between processes, between threads, against a broker, over forks; and whole writes."""
+"""Files and locks: between processes, between threads, against a broker, and over forks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import pytest
 from kafkalog.errors import LockedByBrokerError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.fs import file_system, files, locks
+from kafkalog.storage_engine.fs.file_system import FileSystem
 
 # What Java's FileChannel.tryLock does: an exclusive POSIX lock on the whole file.
 BROKER = """
@@ -233,12 +234,75 @@ def test_what_a_forked_child_inherits_never_lets_go_of_a_lock_of_its_own(tmp_pat
     assert not locks.FileLock(tmp_path / "parent's").is_held()
 
 
-def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, bytes(data[:3]), at))
+class Hasty(FileSystem):
+    """Reads and writes three bytes at a time."""
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        return super().pread(fd, min(size, 3), position)
+
+    def pwrite(self, fd: int, data: files.Buffer, position: int) -> int:
+        return super().pwrite(fd, bytes(data[:3]), position)
+
+
+def test_short_reads_and_writes_are_continued(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    files.create(path, b"0123456789")
+    with file_system.replaced(Hasty()):
+        files.create(path, b"0123456789")
+        assert files.read_file(path) == b"0123456789"
     assert path.read_bytes() == b"0123456789"
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"first")
+
+    class Growing(FileSystem):
+        def pread(self, fd: int, size: int, position: int) -> bytes:
+            if position == 0:
+                with path.open("ab") as file:
+                    file.write(b"second")
+            return super().pread(fd, size, position)
+
+    with file_system.replaced(Growing()):
+        assert files.read_file(path) == b"firstsecond"
+
+
+def test_another_file_system_sees_what_is_done_until_it_is_taken_away(tmp_path: Path) -> None:
+    synced: list[int] = []
+
+    class Watched(FileSystem):
+        def fsync(self, fd: int) -> None:
+            synced.append(fd)
+
+    with file_system.replaced(Watched()):
+        files.sync_directory(tmp_path)
+    files.sync_directory(tmp_path)
+    assert len(synced) == 1
+
+
+def test_directories_are_made_with_those_above_them(tmp_path: Path) -> None:
+    for _ in range(2):
+        files.make_directories(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        files.make_directories(tmp_path / "file")
+
+
+def test_a_pipe_is_read_as_a_stream(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(b"lines",))
+    writer.start()
+    with files.open_stream(path) as stream:
+        assert stream.read() == b"lines"
+    writer.join()
+
+
+def test_an_exclusive_new_file_replaces_none(tmp_path: Path) -> None:
+    os.close(files.open_empty(tmp_path / "file", exclusive=True))
+    with pytest.raises(FileExistsError):
+        files.open_empty(tmp_path / "file", exclusive=True)
 
 
 def test_the_lock_structure_is_the_kernels() -> None:
@@ -270,6 +334,7 @@ def test_a_lock_is_one_of_the_file_that_bears_its_name_when_it_is_got(tmp_path: 
         pass
 
 
+@pytest.mark.slow
 def test_a_fork_beside_threads_that_lock_keeps_no_lock(tmp_path: Path) -> None:
     """A child that lives on must not hold what a thread of its parent was just letting go."""
     is_over = threading.Event()

@@ -245,6 +245,7 @@ def test_listed_gaps_are_passed_from_anywhere_to_anywhere(
     assert log.read(held=True) == log.expected()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [0, 100, 10**6])
 def test_a_batch_whose_base_offset_is_changed_is_never_read(tmp_path: Path, interval: int) -> None:
     log = Log(tmp_path, cleaned(), interval=interval)
@@ -267,6 +268,7 @@ def test_a_batch_whose_base_offset_is_changed_is_never_read(tmp_path: Path, inte
         log.path(base).write_bytes(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [0, 10**6])
 def test_a_time_is_never_looked_up_in_a_batch_whose_base_offset_is_changed(
     tmp_path: Path, interval: int

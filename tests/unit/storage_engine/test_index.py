@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafkalog.storage_engine.fs import file_system
+from kafkalog.storage_engine.fs.file_system import FileSystem, Place
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex, offset_entry, time_entry
 from kafkalog.storage_engine.writing.active_segment import ActiveSegment
@@ -151,11 +153,12 @@ def test_garbage_yields_only_hints_that_could_be_true(
 
 
 def test_what_may_not_be_read_gives_no_hints(
-    offset_index: OffsetIndex, time_index: TimeIndex, monkeypatch: pytest.MonkeyPatch
+    offset_index: OffsetIndex, time_index: TimeIndex
 ) -> None:
-    def refuse(path: Path, *_: object) -> int:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    class Hidden(FileSystem):
+        def open(self, path: Place, flags: int, mode: int = 0o777) -> int:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(os, "open", refuse)
-    assert (offset_index.lookup(1030), offset_index.last_entry()) == (0, None)
-    assert (time_index.lookup(100), time_index.last_entry()) == (BASE, None)
+    with file_system.replaced(Hidden()):
+        assert (offset_index.lookup(1030), offset_index.last_entry()) == (0, None)
+        assert (time_index.lookup(100), time_index.last_entry()) == (BASE, None)

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafkalog.storage_engine.format import ops
 from kafkalog.storage_engine.records import codes
-from kafkalog.storage_engine.records import kernels as k
-from kafkalog.storage_engine.records.partitioner import kernels as partitioner
+from kafkalog.storage_engine.records.kernels import decode, encode, gather, legacy, murmur2, scan
 from tests.unit.storage_engine import naive, naive_messages
 
 pytestmark = pytest.mark.usefixtures("compared_kernels")
@@ -81,31 +81,34 @@ def naive_varint(data: bytes, bits: int) -> tuple[int, int]:
 def test_varlong_boundaries(value: int, encoded: str) -> None:
     data = bytes.fromhex(encoded)
     assert naive.varint(value) == data
-    assert k.varint_size(np.int64(value)) == len(data)
+    assert encode.varint_size(np.int64(value)) == len(data)
     target = np.zeros(len(data), dtype=np.uint8)
-    assert k.write_varint(target, 0, np.int64(value)) == len(data)
+    assert encode.write_varint(target, 0, np.int64(value)) == len(data)
     assert target.tobytes() == data
-    assert k.read_varlong(array(data), 0, len(data)) == (value, len(data))
+    assert decode.read_varlong(array(data), 0, len(data)) == (value, len(data))
     for cut in range(len(data)):
-        assert k.read_varlong(array(data), 0, cut) == (0, -1)
+        assert decode.read_varlong(array(data), 0, cut) == (0, -1)
 
 
 @pytest.mark.parametrize(("value", "encoded"), VARINTS)
 def test_varint_boundaries(value: int, encoded: str) -> None:
     data = bytes.fromhex(encoded)
-    assert k.read_varint(array(b"?" + data + b"\x80"), 1, 2 + len(data)) == (value, 1 + len(data))
+    assert decode.read_varint(array(b"?" + data + b"\x80"), 1, 2 + len(data)) == (
+        value,
+        1 + len(data),
+    )
     for cut in range(len(data)):
-        assert k.read_varint(array(data), 0, cut) == (0, -1)
+        assert decode.read_varint(array(data), 0, cut) == (0, -1)
 
 
 @pytest.mark.parametrize(
     ("encoded", "kernel", "bits"),
     [
-        ("808080808000", k.read_varint, 32),  # six bytes
-        ("ffffffff7f", k.read_varint, 32),  # bits past the 32nd
-        ("8000", k.read_varint, 32),  # longer than it need be
-        ("8080808080808080808000", k.read_varlong, 64),  # eleven bytes
-        ("ffffffffffffffffff7f", k.read_varlong, 64),
+        ("808080808000", decode.read_varint, 32),  # six bytes
+        ("ffffffff7f", decode.read_varint, 32),  # bits past the 32nd
+        ("8000", decode.read_varint, 32),  # longer than it need be
+        ("8080808080808080808000", decode.read_varlong, 64),  # eleven bytes
+        ("ffffffffffffffffff7f", decode.read_varlong, 64),
     ],
 )
 def test_odd_varints_read_as_in_java(encoded: str, kernel: Any, bits: int) -> None:
@@ -116,24 +119,24 @@ def test_odd_varints_read_as_in_java(encoded: str, kernel: Any, bits: int) -> No
 @many
 @given(st.binary(max_size=12))
 def test_any_bytes_are_a_varint_or_none(data: bytes) -> None:
-    assert k.read_varint(array(data), 0, len(data)) == naive_varint(data, 32)
-    assert k.read_varlong(array(data), 0, len(data)) == naive_varint(data, 64)
+    assert decode.read_varint(array(data), 0, len(data)) == naive_varint(data, 32)
+    assert decode.read_varlong(array(data), 0, len(data)) == naive_varint(data, 64)
 
 
 @few
 @given(I64)
 def test_integers_are_big_endian(value: int) -> None:
     data = struct.pack(">q", value)
-    assert k.read_integer(array(data), 0, 8) == value
-    assert k.read_integer(array(data), 4, 4) == struct.unpack(">i", data[4:])[0]
-    assert k.read_integer(array(data), 6, 2) == struct.unpack(">h", data[6:])[0]
+    assert ops.big_64(data, 0) == value
+    assert ops.big_32(data, 4) == struct.unpack(">i", data[4:])[0]
+    assert ops.big_16(data, 6) == struct.unpack(">h", data[6:])[0]
 
 
 # --- batches -------------------------------------------------------------------------------------
 def scanned(data: bytes) -> tuple[Any, int, int]:
-    count, position, ending = k.count_batches(array(data))
+    count, position, ending = scan.count_batches(array(data))
     table = np.full((codes.HEADER_FIELDS, count), -77, dtype=np.int64)
-    k.scan_batches(array(data), table)
+    scan.scan_batches(array(data), table)
     return table, position, ending
 
 
@@ -190,7 +193,7 @@ def test_scan_ends_before_what_is_no_batch(position: int, patch: bytes, ending: 
     good = naive.batch([naive.Record(0, 5, b"k", b"v")])
     bad = bytearray(good)
     bad[position : position + len(patch)] = patch
-    assert k.count_batches(array(good + bytes(bad) + good)) == (1, len(good), ending)
+    assert scan.count_batches(array(good + bytes(bad) + good)) == (1, len(good), ending)
 
 
 @many
@@ -226,7 +229,7 @@ NONE = -(2**63)
 def indexed(data: bytes, count: int, last_delta: int, append_time: int = NONE) -> Any:
     records = np.full((codes.RECORD_FIELDS, max(count, 0)), -77, dtype=np.int64)
     place = sections((0, len(data), count, 1000, last_delta, 1_700_000_000_000, append_time))
-    status, found, _ = k.index_records(array(data), place, records)
+    status, found, _ = decode.index_records(array(data), place, records)
     return (status, found, records)
 
 
@@ -234,7 +237,7 @@ def as_records(data: bytes, table: Any) -> list[naive.Record]:
     result = []
     for start, end, offset, time, kp, ks, vp, vs, hp in table.T.tolist():
         assert 0 <= start < end <= len(data)
-        status, after = k.skip_headers(array(data), hp, end)
+        status, after = decode.skip_headers(array(data), hp, end)
         assert (status, after) == (codes.OK, end)
         headers = naive_headers(data, hp, end)
         key = None if ks < 0 else data[kp : kp + ks]
@@ -274,7 +277,7 @@ def decoded(
     columns = [empty_column(rows, len(data)), empty_column(rows, len(data))]
     place = sections((0, len(data), count, 1000, last_delta, 1_700_000_000_000, append_time))
     work = np.zeros((codes.RECORD_FIELDS, 1), dtype=np.int64)
-    result = k.decode_records(array(data), place, work, numbers, *columns[0], *columns[1])
+    result = decode.decode_records(array(data), place, work, numbers, *columns[0], *columns[1])
     if result[0] != codes.OK:
         return tuple(map(int, result)), []
     keys, values = (values_of(rows, *column) for column in columns)
@@ -325,22 +328,22 @@ def test_columns_without_room_are_a_status() -> None:
     place = sections((0, len(data), 1, 0, 0, 0, NONE))
     work, numbers = np.zeros((codes.RECORD_FIELDS, 1), np.int64), np.zeros((2, 1), np.int64)
     none, full = empty_column(-1, 0), empty_column(1, len(data))
-    assert k.column_room(*full, 1) == len(data)
-    assert k.column_room(*none, 1) == 2**31 - 1
+    assert decode.column_room(*full, 1) == len(data)
+    assert decode.column_room(*none, 1) == 2**31 - 1
     wanted = {
         codes.OK: (full, none),
         codes.BAD_RANGE: (empty_column(1, len(data) - 1), none),
     }
     for status, (keys, values) in wanted.items():
         for pair in ((keys, values), (values, keys)):
-            found = k.decode_records(array(data), place, work, numbers, *pair[0], *pair[1])
+            found = decode.decode_records(array(data), place, work, numbers, *pair[0], *pair[1])
             assert found[0] == status
     narrow = (np.zeros(1, np.int32), full[1], full[2]), (full[0], full[1][:0], full[2])
     for column in narrow:
-        found = k.decode_records(array(data), place, work, numbers, *column, *none)
+        found = decode.decode_records(array(data), place, work, numbers, *column, *none)
         assert found[0] == codes.BAD_RANGE
     column = empty_column(1, len(data))
-    assert k.append_value(array(data), work, 4, 0, *column, 0) == 3
+    assert decode.append_value(array(data), work, 4, 0, *column, 0) == 3
     assert values_of(1, np.array([0, 3]), *column[1:]) == [b"key"]
 
 
@@ -377,6 +380,7 @@ def test_a_changed_byte_is_a_status_or_what_the_twin_reads(
     agrees_with_naive(bytes(section), len(records), 300)
 
 
+@pytest.mark.slow
 @few
 @given(some_records(max_size=3))
 def test_every_truncation_is_a_status(records: list[naive.Record]) -> None:
@@ -423,7 +427,7 @@ def test_count_must_fit_the_section_and_the_table() -> None:
     assert indexed(data * 2, 1, 5)[0] == codes.BAD_COUNT
     records = np.zeros((codes.RECORD_FIELDS, 0), dtype=np.int64)
     place = sections((0, len(data), 1, 0, 5, 0, NONE))
-    assert k.index_records(array(data), place, records)[0] == codes.BAD_COUNT
+    assert decode.index_records(array(data), place, records)[0] == codes.BAD_COUNT
     assert indexed(b"whatever", 0, 5)[0] == codes.OK, "nobody looks into an empty batch"
 
 
@@ -431,13 +435,13 @@ def test_count_must_fit_the_section_and_the_table() -> None:
 def test_a_section_outside_the_arena_is_a_status(start: int, end: int) -> None:
     records = np.zeros((codes.RECORD_FIELDS, 1), dtype=np.int64)
     place = sections((start, end, 1, 0, 5, 0, NONE))
-    assert k.index_records(array(b"12345678"), place, records)[0] == codes.BAD_RANGE
+    assert decode.index_records(array(b"12345678"), place, records)[0] == codes.BAD_RANGE
 
 
 def test_read_record_leaves_deltas() -> None:
     data = naive.record(7, -3, b"key", None, [(b"h", b"1")])
     table = np.zeros((codes.RECORD_FIELDS, 1), dtype=np.int64)
-    assert k.read_record(array(data), 0, len(data), table, 0) == codes.OK
+    assert decode.read_record(array(data), 0, len(data), table, 0) == codes.OK
     assert table[:, 0].tolist()[:4] == [0, len(data), 7, -3]
 
 
@@ -461,12 +465,12 @@ def test_gathered_columns_hold_the_rows_asked_for(
     picks = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=30)) if values else []
     rows = np.array(picks, dtype=np.int64)
     wanted = [values[i] for i in picks]
-    size, nulls = k.measure_column(len(arena), places[0], places[1], rows)
+    size, nulls = gather.measure_column(len(arena), places[0], places[1], rows)
     assert (size, nulls) == (sum(len(v or b"") for v in wanted), wanted.count(None))
     offsets = np.full(len(rows) + 1, -77, dtype=np.int32)
     validity = np.zeros((len(rows) + 7) // 8, dtype=np.uint8)
     out = np.zeros(size, dtype=np.uint8)
-    k.gather_column(array(arena), places[0], places[1], rows, offsets, validity, out)
+    gather.gather_column(array(arena), places[0], places[1], rows, offsets, validity, out)
     bits = np.unpackbits(validity, bitorder="little")
     assert [
         out[offsets[i] : offsets[i + 1]].tobytes() if bits[i] else None for i in range(len(rows))
@@ -488,8 +492,8 @@ def test_gathered_columns_hold_the_rows_asked_for(
 )
 def test_values_outside_the_arena_are_never_measured(position: int, size: int, row: int) -> None:
     places = np.array([[position], [size]], dtype=np.int64)
-    assert k.measure_column(8, places[0], places[1], np.array([row])) == (-1, row)
-    assert k.measure_fields(places, 0, 8, -1) == -1 or row != 0
+    assert gather.measure_column(8, places[0], places[1], np.array([row])) == (-1, row)
+    assert encode.measure_fields(places, 0, 8, -1) == -1 or row != 0
 
 
 @few
@@ -498,10 +502,12 @@ def test_gathered_headers_are_those_written(lists: list[list[tuple[bytes, bytes 
     records = [naive.Record(1000 + i, 0, None, None, h) for i, h in enumerate(lists)]
     data = naive.section(records, 1000, 0)
     table = np.zeros((codes.RECORD_FIELDS, len(lists)), dtype=np.int64)
-    k.index_records(array(data), sections((0, len(data), len(lists), 1000, 99, 0, NONE)), table)
+    decode.index_records(
+        array(data), sections((0, len(data), len(lists), 1000, 99, 0, NONE)), table
+    )
     rows = np.arange(len(lists))[::-1].copy()
     place = (array(data), table[8], table[1], rows)
-    status, with_headers, count, key_size, value_size = k.measure_headers(*place)
+    status, with_headers, count, key_size, value_size = decode.measure_headers(*place)
     assert status == codes.OK
     assert with_headers == sum(map(bool, lists))
     assert count == sum(map(len, lists))
@@ -510,7 +516,7 @@ def test_gathered_headers_are_those_written(lists: list[list[tuple[bytes, bytes 
     )
     valid, value_valid = (np.zeros((n + 7) // 8, np.uint8) for n in (len(lists), count))
     keys, values = np.zeros(key_size, np.uint8), np.zeros(value_size, np.uint8)
-    k.gather_headers(*place, lists_out, valid, keys_out, keys, values_out, value_valid, values)
+    decode.gather_headers(*place, lists_out, valid, keys_out, keys, values_out, value_valid, values)
     flags = np.unpackbits(value_valid, bitorder="little")
     flat = [
         (
@@ -528,9 +534,9 @@ def test_gathered_headers_are_those_written(lists: list[list[tuple[bytes, bytes 
 @many
 @given(st.binary(max_size=30))
 def test_skipped_headers_are_those_the_twin_reads(data: bytes) -> None:
-    status, position = k.skip_headers(array(data), 0, len(data))
+    status, position = decode.skip_headers(array(data), 0, len(data))
     places = np.array([0], dtype=np.int64), np.array([len(data)], dtype=np.int64)
-    measured, *_ = k.measure_headers(array(data), *places, np.array([0]))
+    measured, *_ = decode.measure_headers(array(data), *places, np.array([0]))
     assert measured == status
     if status == codes.OK:
         assert (
@@ -542,7 +548,7 @@ def test_skipped_headers_are_those_the_twin_reads(data: bytes) -> None:
 @pytest.mark.parametrize(("position", "end", "row"), [(-2, 2, 0), (0, 9, 0), (0, 2, 1), (0, 2, -1)])
 def test_headers_outside_the_arena_are_a_status(position: int, end: int, row: int) -> None:
     place = np.array([position]), np.array([end]), np.array([row])
-    assert k.measure_headers(array(b"\0\0\0\0"), *place)[0] == codes.BAD_RANGE
+    assert decode.measure_headers(array(b"\0\0\0\0"), *place)[0] == codes.BAD_RANGE
 
 
 # --- messages v0 and v1 --------------------------------------------------------------------------
@@ -551,29 +557,29 @@ def test_headers_outside_the_arena_are_a_status(position: int, end: int, row: in
 def test_crc32_is_that_of_zlib(data: bytes, start: int, cut: int) -> None:
     end = max(len(data) - cut, start)
     if end <= len(data):
-        assert k.crc32(array(data), start, end) == zlib.crc32(data[start:end])
+        assert legacy.crc32(array(data), start, end) == zlib.crc32(data[start:end])
 
 
 def test_the_first_wrong_crc32_is_found() -> None:
     data = array(b"one two three")
     starts, ends = np.array([0, 4, 8]), np.array([3, 7, 13])
     crcs = np.array([zlib.crc32(word) for word in (b"one", b"two", b"three")])
-    assert k.find_wrong_crc32(data, starts, ends, crcs) == (-1, 0)
-    assert k.find_wrong_crc32(data, starts, ends, crcs ^ [0, 1, 1]) == (1, zlib.crc32(b"two"))
+    assert legacy.find_wrong_crc32(data, starts, ends, crcs) == (-1, 0)
+    assert legacy.find_wrong_crc32(data, starts, ends, crcs ^ [0, 1, 1]) == (1, zlib.crc32(b"two"))
     for place in ((-1, 3), (3, 2), (0, 14)):
         bounds = np.array([place[0]]), np.array([place[1]])
-        assert k.find_wrong_crc32(data, *bounds, np.array([0])) == (0, 0)
+        assert legacy.find_wrong_crc32(data, *bounds, np.array([0])) == (0, 0)
 
 
 def indexed_messages(data: bytes, *, lowest: int, highest: int, base: int) -> list[Any] | None:
     """What the two kernels make of one wrapped set; None when a status says that it is wrong."""
     arena, bounds = array(data), np.array([[0], [len(data)]])
     counts, lasts = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    if k.count_messages(arena, bounds, counts, lasts)[0] != codes.OK:
+    if legacy.count_messages(arena, bounds, counts, lasts)[0] != codes.OK:
         return None
     rules = np.array([[counts[0]], [lowest], [highest], [base], [-(2**63)], [1]])
     fields = np.full((codes.RECORD_FIELDS, int(counts[0])), -77, dtype=np.int64)
-    status, _, _ = k.index_messages(arena, np.concatenate((bounds, rules)), fields)
+    status, _, _ = legacy.index_messages(arena, np.concatenate((bounds, rules)), fields)
     if status != codes.OK:
         return None
     found = []
@@ -617,18 +623,18 @@ def test_message_sections_outside_the_arena_are_a_status() -> None:
     fields = np.zeros((codes.RECORD_FIELDS, 1), dtype=np.int64)
     for start, end in ((-1, 5), (5, 4), (0, arena.size + 1)):
         bounds = np.array([[start], [end]])
-        assert k.count_messages(arena, bounds, out, out)[0] == codes.BAD_RANGE
+        assert legacy.count_messages(arena, bounds, out, out)[0] == codes.BAD_RANGE
         rules = np.array([[1], [0], [9], [0], [0], [1]])
         sections = np.concatenate((bounds, rules))
-        assert k.index_messages(arena, sections, fields)[0] == codes.BAD_RANGE
+        assert legacy.index_messages(arena, sections, fields)[0] == codes.BAD_RANGE
     for count in (-1, 2):
         sections = np.array([[0], [arena.size], [count], [0], [9], [0], [0], [1]])
-        assert k.index_messages(arena, sections, fields)[0] == codes.BAD_COUNT
+        assert legacy.index_messages(arena, sections, fields)[0] == codes.BAD_COUNT
 
 
 def test_records_without_a_header_position_have_no_headers() -> None:
     place = np.array([-1]), np.array([4]), np.array([0])
-    assert k.measure_headers(array(b"\0\0\0\0"), *place) == (codes.OK, 0, 0, 0, 0)
+    assert decode.measure_headers(array(b"\0\0\0\0"), *place) == (codes.OK, 0, 0, 0, 0)
 
 
 # Values of Kafka's own UtilsTest.testMurmur2.
@@ -647,7 +653,7 @@ def test_murmur2_is_kafkas(key: bytes, value: int) -> None:
     assert naive.murmur2(key) == value
     partitions = np.zeros(1, dtype=np.int32)
     place = np.array([0]), np.array([len(key)])
-    assert partitioner.murmur2_partitions(array(key), *place, 2**31 - 1, partitions)
+    assert murmur2.murmur2_partitions(array(key), *place, 2**31 - 1, partitions)
     assert partitions[0] == (value & 0x7FFF_FFFF) % (2**31 - 1)
 
 
@@ -656,7 +662,7 @@ def test_murmur2_is_kafkas(key: bytes, value: int) -> None:
 def test_keys_go_where_the_twin_sends_them(keys: list[bytes | None], count: int) -> None:
     data, places = column_of(keys)
     partitions = np.full(len(keys), -77, dtype=np.int32)
-    assert partitioner.murmur2_partitions(array(data), places[0], places[1], count, partitions)
+    assert murmur2.murmur2_partitions(array(data), places[0], places[1], count, partitions)
     assert partitions.tolist() == [
         -1 if key is None else naive.partition(key, count) for key in keys
     ]
@@ -664,7 +670,7 @@ def test_keys_go_where_the_twin_sends_them(keys: list[bytes | None], count: int)
 
 def test_a_key_outside_its_data_goes_nowhere() -> None:
     place, none = (np.array([4]), np.array([5])), np.zeros(1, np.int32)
-    assert not partitioner.murmur2_partitions(array(b"12345678"), *place, 3, none)
+    assert not murmur2.murmur2_partitions(array(b"12345678"), *place, 3, none)
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -688,7 +694,7 @@ def written(records: list[naive.Record], rows: list[int], batch_size: int) -> tu
     order = np.array(rows, dtype=np.int64)
     sizes = np.zeros(len(rows), dtype=np.int64)
     plan = np.zeros((codes.PLAN_FIELDS, len(rows)), dtype=np.int64)
-    status, count, _ = k.plan_batches(
+    status, count, _ = encode.plan_batches(
         *(keys[1], len(keys[0]), values[1], len(values[0]), lists),
         *(names[1], len(names[0]), contents[1], len(contents[0])),
         *(times, order, np.zeros(1, np.int64), batch_size, 2**31 - 1, sizes, plan),
@@ -698,9 +704,9 @@ def written(records: list[naive.Record], rows: list[int], batch_size: int) -> tu
     target = np.zeros(int(batches[2].sum()), dtype=np.uint8)
     place = (array(keys[0]), keys[1], array(values[0]), values[1], lists)
     place += (array(names[0]), names[1], array(contents[0]), contents[1], times, order, sizes)
-    assert k.write_records(target, *place, batches) == target.size
+    assert encode.write_records(target, *place, batches) == target.size
     if target.size:
-        assert k.write_records(target[:-1].copy(), *place, batches) == -1
+        assert encode.write_records(target[:-1].copy(), *place, batches) == -1
     return target.tobytes(), batches
 
 
@@ -744,7 +750,7 @@ def test_columns_that_lie_are_a_status(what: str) -> None:
         names[1][1, 0] = -1
     if what == "list":
         lists[1, 0] = 2
-    status, size, row = k.plan_batches(
+    status, size, row = encode.plan_batches(
         *(keys[1], len(keys[0]), values[1], len(values[0]), lists),
         *(names[1], len(names[0]), contents[1], len(contents[0])),
         *(times, rows, np.zeros(1, np.int64), 1000, 61 if what == "size" else 1000),
@@ -765,7 +771,7 @@ def test_write_field_writes_size_and_value() -> None:
     for value in (None, b"", b"1", b"12345678", b"123456789" * 30):
         data, places = column_of([value], b"..")
         target = np.zeros(400, dtype=np.uint8)
-        end = k.write_field(target, 3, array(data), places, 0)
+        end = encode.write_field(target, 3, array(data), places, 0)
         assert target[3:end].tobytes() == naive.sized(value)
 
 
@@ -780,12 +786,12 @@ def test_rewritten_records_read_the_same_under_another_base(
     rows = np.array(kept, dtype=np.int64)
     base = (990, 1_700_000_000_000 + shift)
     nothing = np.zeros(0, dtype=np.uint8)
-    size = k.rewrite_records(array(section), table, rows, *base, nothing)
+    size = encode.rewrite_records(array(section), table, rows, *base, nothing)
     target = np.zeros(size, dtype=np.uint8)
-    assert k.rewrite_records(array(section), table, rows, *base, target) == size
+    assert encode.rewrite_records(array(section), table, rows, *base, target) == size
     assert target.tobytes() == naive.section([records[i] for i in kept], *base)
     if size > 1:
-        assert k.rewrite_records(array(section), table, rows, *base, target[1:].copy()) == -1
+        assert encode.rewrite_records(array(section), table, rows, *base, target[1:].copy()) == -1
 
 
 def test_rewriting_refuses_rows_and_places_that_are_none() -> None:
@@ -793,11 +799,11 @@ def test_rewriting_refuses_rows_and_places_that_are_none() -> None:
     _, _, table = indexed(section, 1, 300)
     nothing = np.zeros(0, dtype=np.uint8)
     for row in (-1, 1):
-        assert k.rewrite_records(array(section), table, np.array([row]), 0, 0, nothing) == -1
+        assert encode.rewrite_records(array(section), table, np.array([row]), 0, 0, nothing) == -1
     for field, value in ((1, 999), (4, -5), (4, 999)):
         wrong = table.copy()
         wrong[field, 0] = value
-        assert k.rewrite_records(array(section), wrong, np.array([0]), 0, 0, nothing) == -1
+        assert encode.rewrite_records(array(section), wrong, np.array([0]), 0, 0, nothing) == -1
 
 
 def test_a_key_size_longer_than_it_need_be_is_rewritten_short() -> None:
@@ -806,7 +812,7 @@ def test_a_key_size_longer_than_it_need_be_is_rewritten_short() -> None:
     _, _, table = indexed(section, 1, 300)
     target = np.zeros(len(section) - 1, dtype=np.uint8)
     base = (1000, 1_700_000_000_000)
-    size = k.rewrite_records(array(section), table, np.array([0]), *base, target)
+    size = encode.rewrite_records(array(section), table, np.array([0]), *base, target)
     assert target[:size].tobytes() == naive.record(0, 0, b"k", b"v", [])
 
 
@@ -817,5 +823,5 @@ def test_copied_bytes_are_those_between() -> None:
     offsets = np.zeros(3, dtype=np.int32)
     nothing = np.zeros(0, dtype=np.uint8)
     rows = np.arange(2)
-    k.gather_column(array(data), places[0], places[1], rows, offsets, nothing, out)
+    gather.gather_column(array(data), places[0], places[1], rows, offsets, nothing, out)
     assert out.tobytes() == b"a" * 8 + b"b" * 100

@@ -536,6 +536,7 @@ def small() -> list[Entry]:
     ]
 
 
+@pytest.mark.slow
 def test_a_log_cut_at_any_byte_yields_whole_entries_and_then_an_error(tmp_path: Path) -> None:
     entries = small()
     log = Log(tmp_path, {0: entries, 16: []})

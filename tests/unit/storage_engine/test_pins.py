@@ -18,7 +18,8 @@ import pytest
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import clock, files, locks
+from kafkalog.storage_engine.fs import clock, file_system, files, locks
+from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.reading import ended_pins, pins
 from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins, Pin, PinnedPartition
@@ -216,6 +217,7 @@ def test_a_pin_goes_when_its_lease_is_over(engine: Engine, monkeypatch: pytest.M
     assert names(engine.root) == []
 
 
+@pytest.mark.slow
 def test_a_look_asks_nothing_of_actions_that_have_ended(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,13 +227,13 @@ def test_a_look_asks_nothing_of_actions_that_have_ended(
         if n % 20 == 19:
             pins.sweep_pins(engine.root, NOW + n * 60_000)
     asked: list[Path] = []
-    read_bytes = Path.read_bytes
+    read_bytes = files.read_file
 
     def counted(path: Path) -> bytes:
         asked.append(path)
         return read_bytes(path)
 
-    monkeypatch.setattr(Path, "read_bytes", counted)
+    monkeypatch.setattr(files, "read_file", counted)
     append(engine)
     assert limit(engine, NOW + 999 * 60_000, key_partition(engine)) == 1
     assert len(names(engine.root)) == len(asked) == 10
@@ -281,7 +283,9 @@ def test_a_late_task_whose_moment_is_kept_no_more_is_refused(
 
     append(engine)
     assert pinned(engine, TWO, NOW + 2 * LEASE_MS) == second
-    with pytest.raises(StorageError, match="the moment they read is kept no more; run the action"):
+    with pytest.raises(
+        StorageError, match="the snapshot they read is no longer kept; run the action"
+    ):
         pinned(engine, now_ms=NOW + 2 * LEASE_MS)
     pins.sweep_pins(engine.root, NOW + DAY + 2 * LEASE_MS)
     assert pinned(engine, now_ms=NOW + DAY + 2 * LEASE_MS).number == second.number + 1
@@ -311,14 +315,14 @@ def test_who_may_not_read_what_has_ended_makes_no_pin(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user wrote it, with a umask that hides it; read without a pin is any moment."""
-    read_bytes = Path.read_bytes
+    read_bytes = files.read_file
 
     def refused(path: Path) -> bytes:
         if path.name == layout.ENDED_PINS:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return read_bytes(path)
 
-    monkeypatch.setattr(Path, "read_bytes", refused)
+    monkeypatch.setattr(files, "read_file", refused)
     with pytest.raises(StorageError, match="run all executors as one user, or with a umask"):
         pinned(engine)
 
@@ -429,14 +433,14 @@ def test_who_takes_hold_of_an_ended_pin_is_seen_by_the_next_look(
 
 def refuse_alone(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[int], bool]) -> None:
     """Refuse exclusive locks on some descriptors, as network file systems do."""
-    flock = fcntl.flock
 
-    def emulated(fd: int, operation: int) -> None:
-        if operation & fcntl.LOCK_EX and is_refused(fd):
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        flock(fd, operation)
+    class Emulated(FileSystem):
+        def flock(self, fd: int, operation: int) -> None:
+            if operation & fcntl.LOCK_EX and is_refused(fd):
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            super().flock(fd, operation)
 
-    monkeypatch.setattr(fcntl, "flock", emulated)
+    monkeypatch.setattr(file_system, "current", Emulated())
 
 
 def test_where_only_what_may_be_written_is_locked_alone_readers_of_a_pin_are_seen(

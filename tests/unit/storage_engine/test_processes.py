@@ -88,6 +88,7 @@ def keys(engine: Engine) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_writers_of_several_processes_take_turns_and_readers_see_whole_commits(
     tmp_path: Path,
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.format.control_record import read_control_record
-from kafkalog.storage_engine.segment.log_walk import LogWalk
+from kafkalog.storage_engine.segment.log_scanner import RECOVER, LogScanner
 from kafkalog.storage_engine.segment.segments import list_segments
 from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory, replay
 from kafkalog.storage_engine.transactions.producer_snapshot import write_snapshot
@@ -65,9 +65,9 @@ def test_the_batches_that_matter_tell_all(tmp_path: Path) -> None:
         path.write_bytes(data)
         expected, found = Producers(), Producers()
         aborted = []
-        with LogWalk(path, 0) as walk:
-            for part in walk.batches(check=True):
-                aborted += replay(found, walk, part, start=0)
+        with LogScanner.opened(path, RECOVER, next_offset=0) as scan:
+            for part in scan:
+                aborted += replay(found, scan, part, start=0)
         assert aborted == each_one(data, expected), seed
         assert found == expected, seed
 
@@ -101,9 +101,9 @@ def test_a_control_record_that_does_not_decode_ends_the_log_before_it(tmp_path: 
     producers = Producers()
     seen: list[int] = []
     (segment,) = list_segments(tmp_path)
-    aborted, walk = history.check(
+    aborted, scan = history.check(
         segment, producers, lambda found: seen.extend(found.table.base_offsets.tolist())
     )
-    assert (aborted, seen, walk.end, walk.next_offset) == ([], [0], len(good.data()), 2)
-    assert walk.fault is not None
+    assert (aborted, seen, scan.position, scan.next_offset) == ([], [0], len(good.data()), 2)
+    assert scan.fault is not None
     assert producers.end_offset == 2

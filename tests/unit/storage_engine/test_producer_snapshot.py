@@ -325,14 +325,14 @@ def test_one_that_a_broker_removes_meanwhile_is_passed_over(
 ) -> None:
     take(tmp_path, 1)
     take(tmp_path, 2)
-    real = Path.read_bytes
+    real = files.read_file
 
     def vanishing(path: Path) -> bytes:
         if path == at(tmp_path, 2):
             path.unlink()
         return real(path)
 
-    monkeypatch.setattr(Path, "read_bytes", vanishing)
+    monkeypatch.setattr(files, "read_file", vanishing)
     assert latest_snapshot(tmp_path, log_start=0, end=9).end_offset == 1
 
 

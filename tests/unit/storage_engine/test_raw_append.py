@@ -529,7 +529,10 @@ def damage(engine: Engine) -> list[str]:
     return [found.path.name for found in verify(engine.root) if found.is_damage]
 
 
-@pytest.mark.parametrize("config", [{}, {"segment_bytes": "230"}, {"preallocate": "true"}])
+PREALLOCATED = {"preallocate": "true", "segment_bytes": "65536"}
+
+
+@pytest.mark.parametrize("config", [{}, {"segment_bytes": "230"}, PREALLOCATED])
 @pytest.mark.parametrize("how", ["gone", "damaged", "cut off", "a directory"])
 def test_a_raw_append_tells_the_producers_from_the_log_when_their_snapshot_is_lost(
     tmp_path: Path, how: str, config: dict[str, str], caplog: pytest.LogCaptureFixture

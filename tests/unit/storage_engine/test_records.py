@@ -82,6 +82,7 @@ def at(ms: int) -> datetime:
     return datetime.fromtimestamp(0, UTC) + np.timedelta64(ms, "ms").item()
 
 
+@pytest.mark.slow
 # --- there and back ------------------------------------------------------------------------------
 @few
 @given(ROWS, st.sampled_from(range(5)), st.integers(0, 2000))
@@ -272,6 +273,14 @@ def test_compressed_and_plain_batches_share_a_chunk() -> None:
     assert tuples(read(data)) == [(r.offset, r.key, r.value, [], at(r.timestamp)) for r in items]
 
 
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_batches_that_hold_far_more_than_their_size_share_an_arena(codec: int) -> None:
+    rows = [(b"%d" % i, b"v" * 100_000, [], i) for i in range(20)]
+    data = encode(rows, codec=codec, batch_size=200_000).data
+    assert len(data) < 200_000
+    assert [row[:3] for row in tuples(read(data))] == [(i, *row[:2]) for i, row in enumerate(rows)]
+
+
 # --- limits --------------------------------------------------------------------------------------
 def test_a_record_that_no_batch_can_hold_is_named_with_its_size() -> None:
     rows = [(b"k", b"v", [], 1), (b"k", b"v" * 500, [], 1)]
@@ -340,6 +349,7 @@ def test_columns_of_the_wrong_kind_are_refused(columns: dict[str, Any], message:
         )
 
 
+@pytest.mark.slow
 def test_a_column_past_what_arrow_can_address_is_an_error_and_no_wrap() -> None:
     data = naive.batch([naive.Record(0, 1, b"k", b"v" * (1 << 20))])
     table, _, _ = records.scan_batches(data)

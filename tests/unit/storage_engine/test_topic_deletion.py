@@ -102,7 +102,7 @@ def test_a_directory_that_lost_its_id_keeps_the_deletion_until_it_has_one(
     assert finish_deletions(engine, now_ms=NOW_MS + DELAY_MS) == 1
     assert [name.split(".")[0] for name in directories(tmp_path)] == ["t-0", "t-1"]
     assert [deleted.name for deleted in engine.state().deleting.values()] == ["t"]
-    assert "topic 't' is not gone until this is mended" in caplog.text and "t-0/" in caplog.text
+    assert "topic 't' is not gone until this is repaired" in caplog.text and "t-0/" in caplog.text
     with pytest.raises(StorageError, match="t-0"):
         engine.create_topic("t", 2, now_ms=NOW_MS)
     metadata.write_bytes(written)
@@ -329,6 +329,7 @@ def delete(root: Path, now_ms: int = NOW_MS) -> Callable[[], None]:
     return lambda: engine.delete_topic("t", now_ms=now_ms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("next_", ["create", "commit", "open", "sweep"])
 def test_a_process_that_dies_at_any_act_of_a_deletion_leaves_the_topic_or_none(

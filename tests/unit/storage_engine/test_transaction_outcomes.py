@@ -164,7 +164,7 @@ def test_a_transaction_index_that_contradicts_a_marker_is_an_error(
     indexed: Log, index: bytes
 ) -> None:
     (indexed.directory / name(0, ".txnindex")).write_bytes(index)
-    with pytest.raises(CorruptLogError, match=r"as the marker at offset \d says"):
+    with pytest.raises(CorruptLogError, match=r"by the marker at offset \d"):
         indexed.offsets()
 
 
@@ -175,9 +175,7 @@ def test_a_log_that_lost_a_marker_without_a_trace_is_an_error(tmp_path: Path) ->
     assert log.offsets() == [0, 1]
     path = tmp_path / name(0, ".log")
     path.write_bytes(first[0].data())
-    with pytest.raises(
-        CorruptLogError, match="a batch that is aborted, as the marker at offset 12"
-    ):
+    with pytest.raises(CorruptLogError, match="a batch that is aborted by the marker at offset 12"):
         log.offsets()
 
 

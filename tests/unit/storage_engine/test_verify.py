@@ -13,10 +13,10 @@ import pytest
 
 import kafkalog
 from kafkalog.errors import InvalidInputError, UnknownTopicError
-from kafkalog.inspection import file_scan
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import log_size, verify
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.segment import log_scanner
 from tests.unit.storage_engine import naive, naive_messages
 from tests.unit.storage_engine.log_builder import batch, empty, name, write_segment
 from tests.unit.storage_engine.raw_log import RawBatch, joined
@@ -114,6 +114,7 @@ def test_bytes_that_were_never_committed_are_no_finding(root: Path) -> None:
     assert list(verify(root)) == []
 
 
+@pytest.mark.slow
 def test_it_goes_on_while_records_are_appended_and_cleaned(tmp_path: Path) -> None:
     stop = threading.Event()
     with kafkalog.open(tmp_path / "log") as log:
@@ -204,7 +205,7 @@ def test_bytes_that_are_no_batch_end_a_segment(root: Path) -> None:
         file.write(b"\0" * 8 + b"\xff" * 80)
     (found,) = damage(root)
     assert (found.path, found.position) == (path, size)
-    assert "88 bytes from there on were not looked at" in found.found
+    assert "88 bytes from there on were not checked" in found.found
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -241,8 +242,8 @@ def test_messages_of_the_old_formats_are_verified(tmp_path: Path, magic: int) ->
 def test_a_large_batch_is_checked_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_scan, "LARGE_SIZE", 5000)
-    monkeypatch.setattr(file_scan, "CHUNK_SIZE", 1000)
+    monkeypatch.setattr(log_scanner, "LARGE_SIZE", 5000)
+    monkeypatch.setattr(log_scanner, "CHUNK_SIZE", 1000)
     write_segment(tmp_path, 0, [batch(0, 3), batch(3, 1, size=9000), batch(4, 3)], interval=50)
     assert damage(tmp_path, deep=True) == []
     path = tmp_path / name(0, ".log")

@@ -1,7 +1,6 @@
-"""Keys on disk: rows of (hash, hash, offset + 1) in runs, each split by the hash's top 8 bits.
+"""Keys on disk: rows of (hash, hash, offset + 1) in runs, each sorted into 256 buckets of the hash.
 
-A run is what memory held at once. The rows of one bucket lie together in it, so a bucket of all
-runs is read with one piece per run, and keys of different buckets need not be compared.
+The rows of a bucket are adjacent in a run, so each bucket can be read and resolved alone.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ _PIECE = 8192
 
 
 class KeyRuns:
-    """Rows of spilled keys; `close` removes them. Raises StorageError where the disk is full.
-
-    `on_moved` is told of bytes written and read.
-    """
+    """Rows of spilled keys; `close` removes them. Raises StorageError if the disk is full."""
 
     def __init__(
         self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None
@@ -43,7 +39,7 @@ class KeyRuns:
         return 8 * self._file.count
 
     def add(self, rows: Uint64s) -> None:
-        """Write rows uint64 (n, 3) as a run; their order in the array changes."""
+        """Write rows uint64 (n, 3) as a run; this reorders the array."""
         starts = np.empty(BUCKETS + 1, dtype=np.int64)
         kernels.group_rows(rows, starts, np.empty(BUCKETS, dtype=np.int64))
         self._runs.append((self._file.count // _WIDTH, starts.astype(np.uint32)))
@@ -51,10 +47,7 @@ class KeyRuns:
         self._file.append(rows)
 
     def pieces(self, first: int, last: int) -> Iterator[Uint64s]:
-        """Yield the rows (n, 3) of the buckets first <= b < last, run after run.
-
-        Where runs have few of them, those of several come together.
-        """
+        """Yield the rows (n, 3) of the buckets first <= b < last, from all runs, in pieces."""
         gathered: list[Uint64s] = []
         room = _PIECE
         for base, starts in self._runs:

@@ -1,8 +1,4 @@
-"""A set of offsets on disk: appended in any order, sorted in a fixed memory, asked in log order.
-
-Sorting makes runs as large as the memory. Who then walks through the log asks with ascending
-offsets, so every run is read once, through a window.
-"""
+"""A set of offsets on disk: appended in any order, sorted in a fixed memory, then searched."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ _NONE: Int64s = np.empty(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class _Run:
-    """A sorted stretch of the file, and what of it is in memory."""
+    """A sorted run of the file, and its window in memory."""
 
     first: int
     last: int
@@ -34,14 +30,11 @@ class _Run:
     """The first word that is not in the window or before it."""
     window: Int64s = field(default_factory=lambda: _NONE)
     place: int = 0
-    """Where in the window the next offset is."""
+    """The place of the next offset in the window."""
 
 
 class OffsetList:
-    """Append, then `sort`, then `contains`; `close` removes the file.
-
-    `on_moved` is told of bytes written and read. Raises StorageError where the disk is full.
-    """
+    """Append, then `sort`, then `contains`; `close` removes the file. Raises StorageError."""
 
     def __init__(
         self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None
@@ -57,11 +50,11 @@ class OffsetList:
         return 8 * self._file.count
 
     def append(self, offsets: Int64s) -> None:
-        """Append offsets int64 (n), each of which is in the list once."""
+        """Append offsets int64 (n), each only once."""
         self._file.append(offsets)
 
     def sort(self, memory: Int64s, window_bytes: int) -> None:
-        """Sort what was appended, in `memory`; windows will take about `window_bytes`."""
+        """Sort the offsets in `memory`; later, windows take about `window_bytes`."""
         block = len(memory)
         for first in range(0, self._file.count, block):
             last = min(first + block, self._file.count)
@@ -76,11 +69,11 @@ class OffsetList:
         self._window = min(max(share, _WINDOW_MIN), _WINDOW_MAX)
 
     def contains(self, offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Say which of the offsets (n) are in the list; cheap where calls and offsets ascend."""
+        """Return which of the offsets (n) are in the list; fastest if they ascend."""
         flags = np.zeros(len(offsets), dtype=np.bool_)
         if not len(offsets):
             return flags
-        if (offsets[1:] <= offsets[:-1]).any():  # no order that a log has; right all the same
+        if (offsets[1:] <= offsets[:-1]).any():  # a log has no such order
             distinct, places = np.unique(offsets, return_inverse=True)
             found: npt.NDArray[np.bool_] = self.contains(distinct)[places]
             return found

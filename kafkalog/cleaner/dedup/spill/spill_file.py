@@ -1,7 +1,7 @@
-"""A temporary file of numbers beside the log, for what a cleaning cannot hold in memory.
+"""A temporary file of numbers beside the log, for data that a cleaning cannot hold in memory.
 
-Nothing in it is synced: a cleaner that died begins anew. Its name begins with `kl-spill-`; whoever
-holds the partition's cleaner lock next removes what a dead one left.
+Nothing is synced, because a cleaner that dies starts over. The next holder of the partition's
+cleaner lock removes its files, by their names `kl-spill-*`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ __all__ = ["SpillFile", "sweep_spill_files"]
 
 
 class SpillFile:
-    """Words of 8 bytes, appended and read back; `close` removes the file.
-
-    `on_moved` is told of bytes written and read. Raises StorageError where the disk is full, or
-    will not be written.
-    """
+    """Words of 8 bytes, appended and read back; `close` removes the file. Raises StorageError."""
 
     def __init__(
         self, directory: Path, name: str, on_moved: Callable[[int], None] = lambda _: None
@@ -39,7 +35,7 @@ class SpillFile:
         self._fd = -1
         try:
             files.create(self.path)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = files.open_to_write(self.path)
         except OSError as fault:
             files.remove(self.path)
             raise self._fault(fault) from fault
@@ -64,12 +60,12 @@ class SpillFile:
             return StorageError(f"{self.path}: cannot be written: {fault.strerror}")
         return StorageError(
             f"{self.path}: the disk is full after {8 * self.count:,} bytes of keys that do not fit "
-            "the cleaner's memory; the log is as it was: free space, or raise "
+            "the cleaner's memory; the log is unchanged: free space, or raise "
             "log.cleaner.dedupe.buffer.size"
         )
 
     def read(self, first: int, count: int) -> npt.NDArray[np.uint64]:
-        """Return `count` words from word `first` on, which must be there."""
+        """Return `count` words from word `first` on; raises StorageError if the file is short."""
         words: npt.NDArray[np.uint64] = np.frombuffer(
             files.read_at(self._fd, 8 * count, 8 * first), dtype=np.uint64
         )
@@ -89,12 +85,10 @@ class SpillFile:
 
 
 def sweep_spill_files(directory: Path) -> int:
-    """Remove what dead cleaners left in a partition's directory; returns how many files.
-
-    The caller holds the partition's cleaner lock.
-    """
+    """Remove dead cleaners' files, under the partition's cleaner lock; return how many."""
     count = 0
-    for path in directory.glob(layout.SPILL + "*"):
-        files.remove(path)
-        count += 1
+    for name in files.list_names(directory):
+        if name.startswith(layout.SPILL):
+            files.remove(directory / name)
+            count += 1
     return count

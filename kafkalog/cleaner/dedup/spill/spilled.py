@@ -1,14 +1,9 @@
-"""More keys than memory: which records are obsolete, exact, with one reading of the log.
+"""More keys than memory: find the obsolete records exactly, in one reading of the log.
 
-While the log is read, the offset map works as a sieve: what it holds when it is full is written
-down and forgotten. The keys of the clean section are written too. Then each part of the hash space
-that fits the same memory is resolved alone: the latest offset of every dirty key is *kept*, and a
-clean record of which a dirty one is newer is *obsolete*. Both are lists of offsets on disk, which
-the second pass walks along.
-
-Of a dirty section the latest offsets are listed and not the others: they are never more than the
-keys, however often a key was written. Where the section is short enough for a bit per offset
-(`obsolete`) it is marked there instead, and no offset of it is written.
+A full offset map is written to disk and emptied. The keys of the clean section are written too.
+Then each part of the hash space that fits into memory is resolved alone. The latest offset of a
+dirty key is *kept*; a clean record with a later dirty one is *obsolete*. The second pass reads both
+lists of offsets from disk. In a short dirty section, one bit per offset replaces the kept list.
 """
 
 from __future__ import annotations
@@ -35,11 +30,11 @@ __all__ = ["Spill", "Spilled"]
 
 _DRAINED = 1 << 16
 _LEVELS = 8
-"""After so many levels of 8 bits a hash word is used up; 2^64 keys would have to meet there."""
+"""After 8 levels of 8 bits a hash word is used up."""
 
 
 class Spilled:
-    """What a resolved spill knows of a log; satisfies `latest_records.LatestRecords`."""
+    """The result of a spill; satisfies `latest_records.LatestRecords`."""
 
     def __init__(
         self,
@@ -60,14 +55,13 @@ class Spilled:
         self._obsolete = obsolete
         self._uncounted = uncounted
         self._obsolete_offsets = obsolete_offsets
-        """What is known of the dirty section, instead of `kept` and `uncounted`."""
+        """Replaces `kept` and `uncounted` for the dirty section."""
         self._forget = forget
 
     def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
-        """Say of which records (n) a newer one of the key lies at or below `latest_offset`.
+        """Return which records (n) with a key have a later record, up to `latest_offset`.
 
-        Never of those in batches that the first pass left out: nothing is known of their keys.
-        Quickest where runs come in the order of the log. Raises StorageError.
+        False in batches that the first pass left out. Fastest in log order. Raises StorageError.
         """
         offsets = records.offsets
         is_dirty = offsets >= self._first_dirty_offset
@@ -84,7 +78,7 @@ class Spilled:
         return flags
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Say of which batches (b) every record is obsolete, as far as no key must be read."""
+        """Return which batches (b) are known to be wholly obsolete, without reading keys."""
         if self._obsolete_offsets is None:
             return np.zeros(len(table), dtype=np.bool_)
         return self._obsolete_offsets.hold_all_of(table)
@@ -98,11 +92,10 @@ class Spilled:
 
 
 class Spill:
-    """Takes the keys of a log: the dirty ones through an offset map, then the clean ones.
+    """Collect the keys of a log: the dirty ones through an offset map, then the clean ones.
 
-    `on_moved` is told of bytes written to, and read from, the files, those of the result too.
-    Every method raises StorageError where the disk is full. Whatever happens, `close` it; after
-    `resolve` that leaves the files of the result alone.
+    Bytes written and read are reported to `on_moved`. Raises StorageError if the disk is full.
+    Always `close` it; after `resolve`, the files of the result stay.
     """
 
     def __init__(
@@ -134,20 +127,17 @@ class Spill:
         return self._dirty.size + self._clean.size
 
     def take_map(self) -> None:
-        """Write down the keys that the map holds, and make it forget them."""
+        """Write the keys of the map to disk, and empty the map."""
         slots = self._map.slots
         self._dirty.add(slots[: kernels.compact_slots(slots)])
         self._map.forget()
 
     def take_uncounted(self, last_offsets: Int64s) -> None:
-        """Take the last offsets (b) of dirty batches whose keys do not count."""
+        """Add the last offsets (b) of dirty batches whose keys do not count."""
         self._uncounted.append(np.ascontiguousarray(last_offsets))
 
     def take_clean(self, hashes: Uint64s, offsets: Int64s) -> None:
-        """Take the hashes (n, 2) of keys in the clean section, with their offsets.
-
-        They gather in the memory of the map, which is to be empty by now.
-        """
+        """Add hashes (n, 2) and offsets of clean keys, in the map's memory, which must be empty."""
         rows = self._map.slots
         first = 0
         while first < len(offsets):
@@ -163,7 +153,7 @@ class Spill:
     def resolve(
         self, first_dirty_offset: int, utilization: float, forget: Callable[[], None]
     ) -> Spilled:
-        """Find out who is obsolete. Afterwards the map's memory is no longer used."""
+        """Find the obsolete records; the map's memory is free afterwards."""
         self._end_clean()
         latest_offset = self._map.latest_offset
         self._resolve(self._dirty, self._clean, 1)
@@ -188,7 +178,7 @@ class Spill:
         )
 
     def close(self) -> None:
-        """Remove what files there are, but for those of a result."""
+        """Remove all files except those of a result."""
         for file in self._files:
             file.close()
         self._files.clear()
@@ -231,7 +221,7 @@ class Spill:
     def _resolve_split(
         self, dirty: KeyRuns, clean: KeyRuns, buckets: tuple[int, int], level: int
     ) -> None:
-        """Split one bucket by the next bits of the hash: the same once more, from the files."""
+        """Split one bucket by the next bits of the hash, and resolve its parts."""
         slots, capacity, noted = self._map.slots, self._map.capacity, self._map.noted
         below = self._runs(f"dirty-{level}"), self._runs(f"clean-{level}")
         slots.fill(0)
@@ -270,7 +260,7 @@ class Spill:
 
 
 def _parts(counts: Int64s, capacity: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of neighbouring buckets with `capacity` rows at most, or of one bucket."""
+    """Yield ranges of neighbouring buckets with at most `capacity` rows, or of one bucket."""
     first, total = 0, 0
     for bucket, count in enumerate(counts.tolist()):
         if bucket > first and total + count > capacity:

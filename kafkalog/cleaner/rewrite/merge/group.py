@@ -1,4 +1,4 @@
-"""Records of several batches encoded as one, and the open group: those held while more may join."""
+"""Encode records of several batches as one, and hold records that may still be merged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POSITIONS: Final = [0, 1, 4, 6, 8]
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """A batch that was written anew, and what an index must know of it."""
+    """An encoded batch, and its figures for the indexes."""
 
     data: bytes
     base_offset: int
@@ -35,23 +35,23 @@ class NewBatch:
 
 
 class Group:
-    """A copy of records that become one batch, for when the runs they came in are gone.
+    """A copy of records that become one batch, kept after their runs are released.
 
-    Held open, it has fewer bytes than batches are merged up to.
+    An open group has fewer bytes than the size of merged batches.
     """
 
     def __init__(self) -> None:
         self.original: bytes | None = None
-        """The bytes of the only batch, where it may yet stay as it is."""
+        """The bytes of the only batch, if it may still stay unchanged."""
         self._tables: list[BatchTable] = []
         self._parts: list[RecordTable] = []
 
     def add(
         self, records: RecordTable, table: BatchTable, batches: Integers, rows: Integers
     ) -> None:
-        """Copy the records `rows`, which are those of `batches`, with the headers of these.
+        """Copy the records `rows` of `batches`, with the headers.
 
-        Raises InvalidInputError where the rows lie outside their arena.
+        Raises InvalidInputError if the rows lie outside their arena.
         """
         rows = np.ascontiguousarray(rows, dtype=np.int64)
         gathered = np.empty((RECORD_FIELDS, len(rows)), dtype=np.int64)
@@ -82,11 +82,11 @@ def encode(
     rows: Integers,
     config: TopicConfig,
 ) -> list[NewBatch]:
-    """Encode the records `rows`, those of `batches` (at least one), which are all v2, as one batch.
+    """Encode the records `rows` of `batches` (at least one, all v2) as one batch.
 
-    It has the first batch's base offset, the last one's last offset, and the delete horizon that
-    any of them has; a producer only if it is of one batch. Where several exceed max.message.bytes
-    together they become two; one alone is written whatever its size (C97).
+    It has the first base offset, the last offset, and any delete horizon of the batches. It keeps a
+    producer only if it is of one batch. Several batches that exceed max.message.bytes become two; a
+    single one may exceed it (C97).
     """
     from kafkalog.storage_engine.records.records import rebuild_batch
 
@@ -112,7 +112,7 @@ def encode(
 
 
 def compression_level(config: TopicConfig, codec: int) -> int | None:
-    """Return the topic's level of a codec; None for the codec's default, or where it has none."""
+    """Return the topic's level of a codec; None for the default, or if the codec has no levels."""
     levels = {
         layout.CODEC_GZIP: config.compression_gzip_level,
         layout.CODEC_LZ4: config.compression_lz4_level,
@@ -122,7 +122,7 @@ def compression_level(config: TopicConfig, codec: int) -> int | None:
 
 
 def _merged_header(table: BatchTable, batches: Integers) -> BatchTable:
-    """Return the one header of batches that are alike (see `plan`)."""
+    """Return the common header of merged batches (see `plan`)."""
     header = table.select(batches[:1])
     header.last_offsets[:] = table.last_offsets[batches[-1]]
     has_horizon = (table.attributes[batches] & layout.DELETE_HORIZON_BIT) != 0
@@ -140,7 +140,7 @@ def _joined_tables(tables: list[BatchTable]) -> BatchTable:
 
 
 def _joined_records(parts: list[RecordTable]) -> RecordTable:
-    """Return the records of all parts, in their order, in one arena."""
+    """Return the records of all parts, in order, in one arena."""
     ends = np.cumsum([len(part.arena) for part in parts])
     moved = []
     for part, end in zip(parts, ends.tolist(), strict=True):

@@ -4,8 +4,9 @@ cimport cython
 from kafkalog.cleaner.rewrite.merge cimport codes
 from kafkalog.storage_engine.format cimport layout
 from kafkalog.storage_engine.format cimport ops
+from kafkalog.storage_engine.records.kernels cimport encode
 from kafkalog.storage_engine.format.ops cimport (
-    flags_in, i32s, i64, i64s, i64s_out, pair, table, table_out, u8s, u8s_out, u64,
+    flags_in, i32s, i64, i64s, i64s_out, pair, table, table_out, u8s, u8s_out,
 )
 
 @cython.locals(batch=i64)
@@ -20,10 +21,6 @@ cdef i64 _close_group(
 ) noexcept nogil
 @cython.locals(count=i64, first=i64, end=i64, carried=i64, action=i64)
 cpdef pair plan_outputs(table batches, i64 target, i64s_out group, table_out outputs) noexcept nogil
-@cython.locals(rest=i64)
-cdef i64 _varint_size(i64 value) noexcept nogil
-@cython.locals(rest=i64)
-cdef i64 _write_varint(u8s_out target, i64 position, i64 value) noexcept nogil
 @cython.locals(position=i64, size=i64, is_message=cython.bint)
 cpdef i64 gather_records(
     u8s arena, table records, i64s rows, u8s_out target, table_out gathered

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.rewrite.merge import codes
 from kafkalog.storage_engine.format import layout, ops
+from kafkalog.storage_engine.records.kernels import encode
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.format.ops import Bytes, Flags, Int32s, Int64s, Table
@@ -157,27 +158,6 @@ def plan_outputs(batches: Table, target: int, group: Int64s, outputs: Table) -> 
     return count, first
 
 
-def _varint_size(value: int) -> int:
-    """Return the bytes of `value`, -1 or a size, as a zigzag varint."""
-    rest = (value << 1) ^ (value >> 63)
-    size = 1
-    while rest > 0x7F:
-        rest >>= 7
-        size += 1
-    return size
-
-
-def _write_varint(target: Bytes, position: int, value: int) -> int:
-    """Write `value`, -1 or a size, as a zigzag varint and return the next position."""
-    rest = (value << 1) ^ (value >> 63)
-    while rest > 0x7F:
-        target[position] = (rest & 0x7F) | 0x80
-        rest >>= 7
-        position += 1
-    target[position] = rest
-    return position + 1
-
-
 def gather_records(
     arena: Bytes, records: Table, rows: Int64s, target: Bytes, gathered: Table
 ) -> int:
@@ -207,7 +187,7 @@ def gather_records(
             return -1
         size = end - key
         if is_message:
-            size = key_size + _varint_size(value_size) + max(value_size, 0) + 1
+            size = key_size + encode.varint_size(value_size) + max(value_size, 0) + 1
         if target.shape[0] == 0:
             position += size
             continue
@@ -222,7 +202,7 @@ def gather_records(
         gathered[7, i] = value_size
         if is_message:
             ops.copy_bytes(target, position, arena, key, key_size)
-            position = _write_varint(target, position + key_size, value_size)
+            position = encode.write_varint(target, position + key_size, value_size)
             gathered[6, i] = position
             ops.copy_bytes(target, position, arena, value, max(value_size, 0))
             position += max(value_size, 0)

@@ -1,16 +1,14 @@
-"""What becomes of the batches of a run: copied, emptied, rebuilt, or one with their neighbours.
+"""Plan what happens to the batches of a run: copy, empty, rebuild, or merge with neighbours.
 
-Kafka filters each batch by itself, so survivors end up in crumbs, each with its header and
-compressed alone. Here batches are refilled from their neighbours, in offset order, up to a size,
-wherever the one header that they get says of every record what its own said: neither control nor
-transactional ones; of the same codec, timestamp type and leader epoch; with LogAppendTime only of
-the same time, since every record reads it; of the same delete horizon, but that a batch without one
-may join if it holds no tombstone. The first base offset and the last offset are kept. A producer's
-last batch stays by itself; any other loses its producer's id when it becomes part of another.
+Kafka filters each batch alone, which leaves many small batches. Here neighbouring batches are
+merged up to a size, if one header is true for all records. They need equal codec, timestamp type,
+leader epoch and delete horizon, and with LogAppendTime equal times. A batch without a horizon may
+join if it has no tombstone. Control and transactional batches, and a producer's last batch, are not
+merged.
+A merged batch has the first base offset, the last offset, and no producer.
 
-What still fills half of the size is copied as it is. Sizes are those of the records themselves,
-before compression, and the same whatever batch they are in: so what was merged once is found full,
-and not encoded again by the next round.
+A batch that fills half of the size is copied. Sizes are counted before compression, so that the
+next round does not merge the same records again.
 """
 
 from __future__ import annotations
@@ -34,32 +32,32 @@ if TYPE_CHECKING:
 __all__ = ["MERGE_SIZE", "Plan", "merge_size", "plan_run"]
 
 MERGE_SIZE: Final = 1 << 16
-"""Bytes of records that batches are refilled up to, before compression: what our writers fill too.
+"""Bytes of records in a merged batch, before compression; our writers use the same size.
 
-Twice as many saved 0.4 % more bytes, half as many took 2.5 % more (measured, lz4)."""
+Twice the size saved 0.4 % more bytes, half of it took 2.5 % more (measured, lz4).
+"""
 
 
 def merge_size(config: TopicConfig) -> int:
-    """Return the bytes of records to refill batches up to, so that none exceeds max.message.bytes.
+    """Return the bytes of records to merge, so that no batch exceeds max.message.bytes.
 
-    Records take up to half as much again beside what is counted of them, and compression may
-    enlarge what it cannot compress.
+    Records may take half as much again, and compression may enlarge them.
     """
     return max(1, min(MERGE_SIZE, config.max_message_bytes // 2))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done with the b batches of a run, of whose records r stay."""
+    """The plan for the b batches of a run, of whose records r stay."""
 
     table: BatchTable
-    """Their headers as they are to be written, where they are written anew: all of them v2."""
+    """Their headers for those that are rebuilt, all v2."""
     batches: Integers
-    """(9, b) for `kernels.plan_outputs`, which says what the rows are."""
+    """(9, b) for `kernels.plan_outputs`, which documents the rows."""
     rows: Integers
-    """(r) the records that stay, as indexes into the run's."""
+    """(r) indexes of the records that stay."""
     bounds: Integers
-    """(b + 1) where the rows of each batch begin, and end."""
+    """(b + 1) the range of each batch in `rows`."""
 
 
 def plan_run(
@@ -71,11 +69,10 @@ def plan_run(
     new_delete_horizon_ms: int | None,
     merges: bool,
 ) -> Plan:
-    """Say what becomes of each batch, given what was decided about its records.
+    """Plan each batch of a run, given which records stay.
 
-    `new_delete_horizon_ms` is for batches that get one. A batch that is written anew takes the
-    codec that the topic's `compression.type` names, if it names one. Raises CorruptBatchError where
-    the records are not what the batches say.
+    Batches that get a horizon get `new_delete_horizon_ms`. Rebuilt batches get the codec that
+    `compression.type` names. Raises CorruptBatchError if the records do not match their batches.
     """
     source = run.table
     measured = np.empty((3, len(source)), dtype=np.int64)
@@ -113,10 +110,7 @@ def _rewritten(
     config: TopicConfig,
     new_delete_horizon_ms: int | None,
 ) -> BatchTable:
-    """Return the headers as they are where batches are written anew.
-
-    `measured` (3, b) is of `kernels.measure_kept`.
-    """
+    """Return the headers of rebuilt batches; `measured` (3, b) is of `kernels.measure_kept`."""
     is_control = (source.attributes & layout.CONTROL_BIT) != 0
     has_messages = source.is_message.any()
     table = converted(source, measured[1], measured[2]) if has_messages else source
@@ -131,7 +125,7 @@ def _rewritten(
 
 
 def _actions(kernels: Any, source: BatchTable, retained: Retained, *, merges: bool) -> Integers:
-    """Say what is to be done with each batch (b), in the constants of the kernels."""
+    """Return the action for each batch (b), a constant of `codes`."""
     is_message = source.is_message
     holds = retained.kept > 0
     stays = ~is_message & ~retained.gets_horizon & (retained.kept == source.counts)
@@ -160,7 +154,7 @@ def _actions(kernels: Any, source: BatchTable, retained: Retained, *, merges: bo
 
 
 def rebuilt_attributes(attributes: Integers, config: TopicConfig) -> Integers:
-    """Return the attributes of data batches (b) with the codec they are written anew with."""
+    """Return the attributes of data batches (b) with the codec of the topic."""
     if config.compression_type == "producer":
         return attributes.copy()
     name = config.compression_type

@@ -1,8 +1,7 @@
 """The columns of a Delta table, and rows that are to fit them.
 
-A Delta file has the types its table says, so rows are brought to these types first; whole columns
-at a time. What does not fit is looked for only then, by halving, so that the error can name its
-record.
+Rows are cast to the table's types, whole columns at a time. Only if that fails, halving finds the
+row that does not fit, so that the error can name its record.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _PLAIN = {
 }
 
 _DIGITS_MAX = 76
-"""Of Arrow's widest decimal."""
+"""Digits of Arrow's widest decimal."""
 _DAYS = (-719_162, 2_932_897)
-"""From 1970 to the years 1 and 10000: readers cannot open a table with a time outside them."""
+"""Days from 1970 to the years 1 and 10000: readers cannot open a table with a time outside them."""
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
 def delta_type(kind: DataType) -> DataType | None:
-    """Return the type of a Delta column for values of `kind`; None: they are stored as text."""
+    """Return the Delta type for values of `kind`; None if they are stored as text."""
     from pyspark.sql import types
 
     nested = {
@@ -50,7 +49,7 @@ def delta_type(kind: DataType) -> DataType | None:
 
 
 def table_schema(names: Sequence[str], kinds: Sequence[DataType]) -> StructType:
-    """Return the schema of a new table, which in JSON is Delta's own; only `key` is not null."""
+    """Return the schema of a new table; its JSON is Delta's own, and only `key` is not null."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType(
@@ -63,19 +62,18 @@ def table_schema(names: Sequence[str], kinds: Sequence[DataType]) -> StructType:
 
 @dataclass(frozen=True, slots=True)
 class DeltaColumns:
-    """The columns of a table that rows go into."""
+    """The columns of a table that the rows fill."""
 
     where: str
-    """How errors name the table."""
+    """The table, as errors name it."""
     fields: tuple[pa.Field, ...]
     """The table's fields, in the order of the rows' columns."""
 
     @classmethod
     def of(cls, where: str, schema: pa.Schema, names: Sequence[str]) -> DeltaColumns:
-        """Find the rows' columns in the table, whatever their letter case.
+        """Find the rows' columns in the table, in any letter case.
 
-        The table may have more. Raises InvalidInputError for columns that it does not have, and for
-        further ones that may not be null.
+        Raises InvalidInputError for a missing column, and a further one that may not be null.
         """
         by_name = {name.lower(): name for name in reversed(schema.names)}
         missing = [name for name in names if name.lower() not in by_name]
@@ -95,12 +93,12 @@ class DeltaColumns:
 
     @property
     def names(self) -> list[str]:
-        """The table's own spelling of the rows' columns."""
+        """The rows' columns, spelled as in the table."""
         return [field.name for field in self.fields]
 
     @property
     def schema(self) -> pa.Schema:
-        """Of fitting rows: `kl_deleted` and the table's types."""
+        """The schema of fitting rows: `kl_deleted` and the table's types."""
         import pyarrow as pa
 
         return pa.schema(
@@ -108,10 +106,10 @@ class DeltaColumns:
         )
 
     def fit(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Bring rows (`kl_deleted`, the record's columns, the table's) to the table's types.
+        """Cast rows (`kl_deleted`, the record's columns, the table's) to the table's types.
 
-        Rows to store come first, then deletions, which have a key alone. Raises InvalidInputError
-        that names the first record that does not fit.
+        The first batch has the rows to store, the second the deletions, whose only value is the
+        key. Raises InvalidInputError that names the first record that does not fit.
         """
         import pyarrow.compute as pc
 
@@ -182,7 +180,7 @@ class DeltaColumns:
 
 
 def record_of(rows: pa.RecordBatch, row: int) -> str:
-    """Name the record that a row comes from, as far as it is known."""
+    """Name the record of a row, as far as it is known."""
     topic, partition, offset = (rows.column(place)[row].as_py() for place in (1, 2, 3))
     if offset is None:
         return "a record (select drops topic, partition and offset)"
@@ -190,10 +188,7 @@ def record_of(rows: pa.RecordBatch, row: int) -> str:
 
 
 def first_fault(count: int, is_good: Callable[[int, int], bool]) -> int:
-    """Return the first of `count` rows that is not good, by halving; there is one.
-
-    `is_good(start, count)` tells whether all of some rows are.
-    """
+    """Return the first bad row of `count`, by halving with `is_good(start, count)`."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -219,10 +214,10 @@ def _fits(column: pa.Array, wanted: pa.DataType) -> bool:
 
 
 def _between(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
-    """Return the type by way of which a cast to `wanted` keeps each value, or fails.
+    """Return an intermediate type through which a cast to `wanted` keeps each value, or fails.
 
-    Arrow casts integers to decimals only where all integers of their type would fit; and 38 digits
-    that more decimals make too many become another number, unless there is room for 76.
+    Arrow casts integers to a decimal only if the whole integer type fits. It turns a decimal that
+    overflows 38 digits into another number, so decimals are cast through 76 digits.
     """
     import pyarrow as pa
     from pyarrow import types as t
@@ -251,7 +246,6 @@ def _number(time: pa.Scalar) -> str:
 
 
 def _is_of_our_years(column: pa.Array) -> bool:
-    """Return whether dates and times are of the years 1 to 9999, in UTC."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -283,14 +277,14 @@ def _is_utf8(column: pa.Array) -> bool:
 
 
 def _copied(column: pa.Array, start: int, count: int) -> pa.Array:
-    """Return a part of a column without the rest behind it, which a slice would share."""
+    """Return a copy of some rows of a column; a slice would share the bytes behind them."""
     import pyarrow as pa
 
     return column.take(pa.array(range(start, start + count), pa.int64()))
 
 
 def _is_near(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a cast between the types keeps values, or fails."""
+    """Return whether a cast between the types keeps each value, or fails."""
     from pyarrow import types as t
 
     if t.is_struct(given) and t.is_struct(wanted):

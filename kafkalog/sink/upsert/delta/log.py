@@ -1,17 +1,15 @@
-"""The application transactions of a Delta table: where an upsert keeps its positions.
+"""The application transactions of a Delta table, where an upsert keeps its positions.
 
-Delta's log remembers, per application id, the last version that a commit carried, in the commit
-that carries the rows. An upsert uses
+Delta's log stores the last version per application id, in the commit that carries the rows. An
+upsert uses
 
     kafkalog/<query id>                        version: the micro-batch's id
     kafkalog/<query id>/<topic>-<partition>    version: the partition's end offset
 
-all with the time of the micro-batch. The first is -1 once another query has replaced the rows: the
-query then has no position any more.
+all with the time of the micro-batch. The first is -1 once another query has replaced the rows.
 
-The Delta library tells the version of an application id, but not which ids there are; so the ids
-are read from the log's files, as the Delta protocol lays them out: the last checkpoint, and the
-commits after it.
+The Delta library does not list the application ids. They are read from the log's files, as the
+Delta protocol lays them out: the last checkpoint and the commits after it.
 """
 
 from __future__ import annotations
@@ -56,10 +54,9 @@ class ApplicationTransaction(NamedTuple):
 def application_transactions(
     table: DeltaTable, storage_options: Mapping[str, str] | None = None
 ) -> dict[str, ApplicationTransaction]:
-    """Return the transactions of the upserts, by application id.
+    """Return the transactions of upserts, by application id, at the table's version or a later one.
 
-    They are those of the table's version, or of a later one. Raises FileNotFoundError when files of
-    the log are missing, and what reading them raises.
+    Raises FileNotFoundError if files of the log are missing, and the faults of reading them.
     """
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import PyFileSystem
@@ -69,17 +66,14 @@ def application_transactions(
     for attempt in range(_ATTEMPTS):
         try:
             return _read(files, table.version())
-        except FileNotFoundError:  # a checkpoint was made, and the commits below it tidied away
+        except FileNotFoundError:  # a new checkpoint let another process remove older commits
             if attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError
 
 
 def transactions_of_batch(batch: Batch, replaced: Iterable[str] = ()) -> list[Transaction]:
-    """Return what the commit of a micro-batch carries.
-
-    `replaced` are the ids of queries whose rows it replaces: their positions end with it.
-    """
+    """Return a commit's transactions; they end the positions of the queries `replaced`."""
     from deltalake import Transaction
 
     own = f"{_OURS}{batch.query_id}"
@@ -93,7 +87,7 @@ def transactions_of_batch(batch: Batch, replaced: Iterable[str] = ()) -> list[Tr
 
 
 def positions_of(found: Mapping[str, ApplicationTransaction]) -> dict[str, Position]:
-    """Return the position of each query, by query id; of the last micro-batch's partitions only."""
+    """Return each query's position, by query id; only the last micro-batch's partitions count."""
     return {
         query_id: Position(last.version, ends_of(found, query_id, last.time_ms), last.time_ms)
         for name, last in found.items()
@@ -104,7 +98,7 @@ def positions_of(found: Mapping[str, ApplicationTransaction]) -> dict[str, Posit
 def ends_of(
     found: Mapping[str, ApplicationTransaction], query_id: str, time_ms: int | None = None
 ) -> EndOffsets:
-    """Return the end offsets of a query: all it ever had, or those recorded at `time_ms`."""
+    """Return the end offsets of a query: all that it ever had, or those recorded at `time_ms`."""
     ends: EndOffsets = {}
     start = f"{_OURS}{query_id}/"
     for name, last in found.items():
@@ -115,7 +109,6 @@ def ends_of(
 
 
 def _read(files: pyarrow.fs.FileSystem, least: int) -> dict[str, ApplicationTransaction]:
-    """Read the log to its end, which is the version `least` or a later one."""
     from pyarrow.fs import FileSelector
 
     names = [info.base_name for info in files.get_file_info(FileSelector(_LOG))]
@@ -134,7 +127,7 @@ def _read(files: pyarrow.fs.FileSystem, least: int) -> dict[str, ApplicationTran
 
 
 def _last_checkpoint(names: Sequence[str]) -> tuple[int, list[str]]:
-    """Return the version and the files of the last complete checkpoint, (-1, []) without one."""
+    """Return the version and files of the last complete checkpoint; (-1, []) without one."""
     whole: dict[int, list[str]] = {}
     parts: dict[tuple[int, int], list[str]] = {}
     for name in names:

@@ -15,15 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["KEY_COUNT", "FittingRows", "RepeatableRows"]
 
 KEY_COUNT = "kl_count"
-"""A last column of rows whose keys may not be unique: the number of rows with the row's key."""
+"""The last column of rows whose keys may repeat: the number of rows with the row's key."""
 _IN_MEMORY_SIZE = 16 << 20
 
 
 class RepeatableRows:
-    """Rows that are read once per attempt to commit.
-
-    Up to 16 MiB are kept in memory; more are asked of Spark again.
-    """
+    """Rows for several attempts: up to 16 MiB are kept in memory, more are computed again."""
 
     def __init__(self, driver_batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._driver_batches = driver_batches
@@ -35,7 +32,7 @@ class RepeatableRows:
         return self._kept == []
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """Return the rows; the first of them are there when this returns."""
+        """Return the rows; the first of them have been computed when this returns."""
         if self._kept is not None:
             return iter(self._kept)
         following = self._driver_batches()
@@ -51,20 +48,20 @@ class RepeatableRows:
 
 
 class FittingRows:
-    """Rows, brought to a table's types while Delta reads them."""
+    """Rows that are cast to a table's types while Delta reads them."""
 
     def __init__(self, target: DeltaColumns, driver_batches: Iterator[pa.RecordBatch]) -> None:
         self._target = target
         self._driver_batches = driver_batches
         self.fault: BaseException | None = None
-        """What went wrong with the rows; Delta's own error then only quotes it."""
+        """The fault in the rows; Delta's own error only quotes it."""
 
     def as_changes(self) -> pa.RecordBatchReader:
         """Return `kl_deleted` and the columns that the rows have, in the table's types."""
         return _reader(self._target.schema, self._fitting())
 
     def as_table(self, schema: pa.Schema) -> pa.RecordBatchReader:
-        """Return the rows that are no deletions, with all columns of the table's `schema`."""
+        """Return the rows that are not deletions, with all columns of the table's `schema`."""
         return _reader(schema, self._stored(schema))
 
     def _fitting(self) -> Iterator[pa.RecordBatch]:

@@ -2,14 +2,12 @@
 
 Invariants:
 
-- rows and position are one commit of the table: the position is Delta's own application
-  transactions, one per topic-partition (version: end offset) and one for the micro-batch's id;
-- a commit is made on exactly the version whose position was looked at: should another one come in
-  between, all is done anew, so two runs of one query never apply a micro-batch twice;
-- a commit that replaces all rows takes the other queries' positions back: the rows are no longer
-  theirs to go on from;
-- a micro-batch that changes no row makes an empty commit, which carries the position;
-- rows come to the driver in bounded driver batches.
+- One commit of the table holds rows and position. The position is a set of Delta's application
+  transactions, see `log`.
+- A commit builds on exactly the version whose position was read. If another commit comes between,
+  the attempt starts again, so two runs of one query never apply a micro-batch twice.
+- A commit that replaces all rows resets the positions of all other queries.
+- A micro-batch that changes no row makes an empty commit, which carries the position.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.sink.upsert.delta.columns import DeltaColumns, delta_type, table_schema
-from kafkalog.sink.upsert.delta.constraints import first_refused, is_refusal
 from kafkalog.sink.upsert.delta.log import (
     ApplicationTransaction,
     application_transactions,
@@ -50,29 +47,31 @@ _ATTEMPTS = 12
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 5.0
 _SOURCE, _TARGET = "kl_source", "kl_target"
 _turns: dict[str, threading.Lock] = {}
-"""Per table: upserts of one process take turns, rather than undo each other's work."""
+"""Per table: upserts of one process take turns, since a commit makes the attempts beside it void.
+"""
 
 
 class DeltaUpsert(Upsert):
     """Keep a Delta Lake table equal to the latest records of a stream of this source.
 
     `table_uri` is a directory, or another address that deltalake takes, with its `storage_options`.
-    The table is created where it is missing, with the types of the rows; what Delta does not know
-    (intervals, variants) is stored as text. One that exists must have the rows' columns, in any
-    order; a type may be wider, or narrower where every value fits. Further columns stay as they
-    are, null in new rows; where all rows are replaced, as a view's rebuild does, they are null in
-    all. `key` has to be unique, which Delta itself does not see to. A record with a date or time
-    outside the years 1 to 9999 is refused: readers could not open the table any more.
+    A missing table is created with the types of the rows. Types that Delta lacks (intervals,
+    variants) are stored as text. An existing table must have the rows' columns, in any order. A
+    column's type may be wider, or narrower if every value fits. Further columns keep their values
+    and are null in new rows. If all rows are replaced, as in a view's rebuild, they become null in
+    all rows. `key` must be unique; Delta does not check that. A record with a date or time outside
+    the years 1 to 9999 is refused, since readers could not open the table.
 
-    Spark reduces each micro-batch to the latest record per key. The merge then reads the whole
-    table's keys and rewrites the files it changes, so it suits few large micro-batches better than
-    many small ones. `DeltaTable.optimize.compact()` and `vacuum()` are yours to call. Delta's
-    RESTORE takes rows back but not the position: after it the table has to be rebuilt. On a local
+    Spark reduces each micro-batch to the latest record per key. The merge reads the keys of the
+    whole table and rewrites the files it changes, so few large micro-batches cost less than many
+    small ones. Calls of `DeltaTable.optimize.compact()` and `vacuum()` are up to you. Delta's
+    RESTORE brings back the rows but not the position, so rebuild the table after it. On a local
     disk deltalake does not sync what it writes: a killed process loses nothing, but a power cut may
     take back or damage the last commits.
 
-    Further arguments, and the errors, are those of `Upsert`. End offsets below those of an earlier
-    micro-batch are refused as a lower batch id is, except in the last micro-batch planned anew.
+    `Upsert` describes the other arguments and the errors. End offsets below those of an earlier
+    micro-batch are refused, like a lower batch id. The exception is the last micro-batch, which
+    Spark may plan again.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class DeltaUpsert(Upsert):
 
     @property
     def where(self) -> str:
-        """Where the table is, as errors and warnings begin."""
+        """The table, as errors and warnings name it."""
         return f"Delta table {self.table}"
 
     def positions(self) -> dict[str, Position]:
@@ -118,7 +117,7 @@ class DeltaUpsert(Upsert):
         table = self._open()
         if table is None:
             return False
-        # A file without statistics, of another writer, counts as one that has rows.
+        # A file that another writer made without statistics counts as one with rows.
         return any(count != 0 for count in table.get_add_actions()["num_records"].to_pylist())
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
@@ -133,11 +132,10 @@ class DeltaUpsert(Upsert):
         columns: StructType,
         driver_batches: Callable[[], Iterator[pa.RecordBatch]],
     ) -> bool:
-        """Bring the rows of a micro-batch in by one commit; False when they were there already.
+        """Commit the rows of a micro-batch; return False if the table has them already.
 
-        `driver_batches` gives the rows, and the same ones when it is called again: `kl_deleted`,
-        the record's columns, those of `columns`, and perhaps `kl_count`, the number of rows with
-        the row's key.
+        Each call of `driver_batches` returns the same rows: `kl_deleted`, the record's columns,
+        those of `columns`, and perhaps `kl_count`, the number of rows with the row's key.
         """
         from deltalake.exceptions import CommitFailedError
 
@@ -146,7 +144,7 @@ class DeltaUpsert(Upsert):
             if attempt:
                 pause_s = min(_PAUSE_MAX_S, _PAUSE_S * 2**attempt)
                 time.sleep(pause_s * random.uniform(0.5, 1))
-            # The first rows cost Spark's whole reduction, so they are there before the turn begins.
+            # The first rows cost Spark's whole reduction, so they are read before locking.
             reading = rows.read()
             with _turns.setdefault(self.table, threading.Lock()):
                 try:
@@ -166,10 +164,7 @@ class DeltaUpsert(Upsert):
         rows: RepeatableRows,
         reading: Iterator[pa.RecordBatch],
     ) -> bool:
-        """Make one attempt; raises CommitFailedError when the table changed meanwhile.
-
-        A commit that fails on an unchanged table would fail again, and raises StorageError.
-        """
+        """Make one attempt; raise CommitFailedError if the table changed meanwhile."""
         import pyarrow as pa
         from deltalake.exceptions import CommitFailedError
 
@@ -180,7 +175,7 @@ class DeltaUpsert(Upsert):
         if not self.is_due(batch, position):
             return False
         self._check_gap(batch, position)
-        # Spark may plan the last micro-batch anew, with more of one partition and less of another.
+        # Spark may plan the last micro-batch again, with more of one partition and less of another.
         if position is not None and batch.batch_id != position.batch_id:
             self._check_offsets(batch, ends_of(known, batch.query_id))
         is_replacing = batch.is_replacing and position is None
@@ -212,15 +207,13 @@ class DeltaUpsert(Upsert):
             now = self._open()
             if now is not None and now.version() == version:
                 raise StorageError(
-                    f"{self.where}: the table refuses micro-batch {batch.batch_id}, of which "
-                    f"nothing is written: {_one_line(fault)}"
+                    f"{self.where}: the table refuses micro-batch {batch.batch_id}; nothing of it "
+                    f"is written: {_one_line(fault)}"
                 ) from fault
             raise
         except Exception as fault:
             if source.fault is not None:
                 raise source.fault from None
-            if is_refusal(fault) and (refused := first_refused(table, target, rows.read())):
-                raise InvalidInputError(refused) from None
             raise StorageError(
                 f"{self.where}: micro-batch {batch.batch_id}: {_one_line(fault)}"
             ) from fault
@@ -244,7 +237,6 @@ class DeltaUpsert(Upsert):
             raise StorageError(f"{self.where}: its log: {_one_line(fault)}") from fault
 
     def _create(self, columns: StructType) -> DeltaTable:
-        """Create the table, unless another process is faster."""
         from deltalake import DeltaTable, Schema
 
         try:
@@ -259,7 +251,6 @@ class DeltaUpsert(Upsert):
             raise StorageError(f"{self.where}: creating it: {_one_line(fault)}") from fault
 
     def _check_offsets(self, batch: Batch, known: Mapping[str, Mapping[str, int]]) -> None:
-        """Refuse end offsets below those that the query has reached before."""
         if self.reset_writer:
             return
         for topic, partitions in batch.end_offsets.items():
@@ -269,9 +260,9 @@ class DeltaUpsert(Upsert):
                     raise CommitConflictError(
                         f"{self.where}: the log of this stream is older than the table: "
                         f"{topic}-{partition} committed up to {reached}, got {offset} in "
-                        f"micro-batch {batch.batch_id}; was the topic made anew? then rebuild the "
-                        "table; did a crash take Spark's last plan, and the new one is shorter? "
-                        "then reset_writer=True goes on with the table's rows"
+                        f"micro-batch {batch.batch_id}. If the topic was created again, rebuild "
+                        "the table. If a crash took Spark's last plan and the new one is shorter, "
+                        "reset_writer=True continues with the table's rows"
                     )
 
 
@@ -309,14 +300,13 @@ def _commit_properties(batch: Batch, replaced: Iterable[str]) -> CommitPropertie
     text = f"kafkalog: micro-batch {batch.batch_id} of query {batch.query_id}"
     return CommitProperties(
         custom_metadata={"userMetadata": text},
-        # No commit on a version whose position was not looked at.
+        # Never commit on a version whose position was not read.
         max_commit_retries=0,
         app_transactions=transactions_of_batch(batch, replaced),
     )
 
 
 def _for_delta(rows: UpsertRows, *, count_keys: bool) -> tuple[DataFrame, StructType]:
-    """Return rows of types that Delta knows, and the table's columns for them."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType

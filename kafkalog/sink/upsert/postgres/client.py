@@ -1,4 +1,4 @@
-"""How we speak with PostgreSQL: connections, names in statements, whose fault an error is."""
+"""The client side of PostgreSQL: connections, names in statements, and the kind of an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["address", "connect", "is_about_rows", "one", "run", "sql_name"]
 
 _DEFAULTS = {"application_name": "kafkalog", "keepalives_idle": 30, "connect_timeout": 30}
 _ROW_FAULTS = {"22", "23", "44", "54", "P0"}
-"""Classes of SQLSTATE: data, constraints, check option, limits of the program, raised by users."""
+"""Classes of SQLSTATE: data, constraints, check option, program limits, raised by users."""
 _HOW_TO_WRITE = (
     "as name=value with values that hold spaces or quotes in single quotes, or as a URL with such "
     "characters, and any of @ / ? # in a password, as %40, %2F and so on"
@@ -26,10 +26,11 @@ _HOW_TO_WRITE = (
 
 
 def address(conninfo: str) -> dict[str, Any]:
-    """Return the parameters that libpq reads out of `conninfo`.
+    """Return the parameters that libpq reads from `conninfo`.
 
-    Raises InvalidInputError where it reads none, or where a password may have become a part of a
-    host's or a database's name. It quotes nothing of `conninfo`, and has no cause that would.
+    Raises InvalidInputError if libpq cannot read it, or if a part of the password may have become
+    part of a host or database name. The error quotes nothing of `conninfo`, and has no cause that
+    would.
     """
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
@@ -46,7 +47,7 @@ def address(conninfo: str) -> dict[str, Any]:
 
 
 def _is_ambiguous(conninfo: str) -> bool:
-    """Return whether it is a URL with an @ or / that may be of a password: libpq ends it there."""
+    """Return whether it is a URL with an @ or / that may belong to the password."""
     scheme, is_url, rest = conninfo.partition("://")
     before, at, after = rest.partition("@")
     if not is_url or scheme not in {"postgresql", "postgres"} or not at:
@@ -57,7 +58,7 @@ def _is_ambiguous(conninfo: str) -> bool:
 
 
 def connect(conninfo: str) -> Connection:
-    """Return a connection, in autocommit; it speaks UTF-8 whatever the database is in."""
+    """Return a connection in autocommit; its text is UTF-8 whatever the database's encoding."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
@@ -69,12 +70,12 @@ def connect(conninfo: str) -> Connection:
 
 
 def is_about_rows(fault: psycopg.Error) -> bool:
-    """Return whether it is a row that PostgreSQL refuses, and not the work as a whole."""
+    """Return whether PostgreSQL refuses a row, and not the work as a whole."""
     return (fault.sqlstate or "")[:2] in _ROW_FAULTS
 
 
 def sql_name(*parts: str) -> Identifier:
-    """Return a name for a statement that `run` is given, where % begins a parameter."""
+    """Return a name for a statement of `run`, where % begins a parameter."""
     from psycopg.sql import Identifier
 
     return Identifier(*(part.replace("%", "%%") for part in parts))
@@ -86,7 +87,7 @@ def run(
     values: Sequence[Any] | Mapping[str, Any] = (),
 ) -> psycopg.Cursor[tuple[Any, ...]]:
     """Run one statement."""
-    # Always with values, if none: only then is %% one %.
+    # Always pass values, even none: only then %% means one %.
     return connection.execute(statement, values)
 
 
@@ -95,6 +96,6 @@ def one(
     statement: Statement,
     values: Sequence[Any] | Mapping[str, Any] = (),
 ) -> Any:
-    """Return the first value of the first row of a query; None when it has no row."""
+    """Return the first value of the first row of a query; None if there is no row."""
     row = run(connection, statement, values).fetchone()
     return None if row is None else row[0]

@@ -1,7 +1,7 @@
-"""Rows on their way into PostgreSQL: columns of Arrow to the text of COPY, never row by row.
+"""Rows on their way into PostgreSQL: Arrow columns as the text of COPY, never row by row.
 
-The text format has one line per row, whatever the values hold, and PostgreSQL reads it a third
-faster than CSV.
+The text format has one line per row, whatever the values, and PostgreSQL reads it a third faster
+than CSV.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["ATTEMPT", "CopyTarget", "copy_text", "pieces", "record_text"]
 
 ATTEMPT = "kl_attempt"
-"""The staged column that says which attempt of a task has brought a row."""
+"""The staged column with the task attempt that wrote a row."""
 _PIECE_SIZE = 4 << 20
 _YEARS = (-719_162, 11_248_738)
-"""Days from 1970 to the years 1 and 32768: the years between, Arrow and PostgreSQL read alike."""
+"""Days from 1970 to the years 1 and 32768, between which Arrow and PostgreSQL agree."""
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in pieces of some MiB, so that their text stays small; none is empty."""
+    """Yield the rows in non-empty pieces of a few MiB, so that their text stays small."""
     for batch in batches:
         count = max(1, batch.num_rows * _PIECE_SIZE // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, count):
@@ -40,10 +40,7 @@ def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def copy_text(batch: pa.RecordBatch, attempt: int) -> memoryview:
-    """Return the rows, each with the attempt before it, in COPY's text format.
-
-    Raises psycopg.errors.DatetimeFieldOverflow for a time outside the years 1 to 32767.
-    """
+    """Return attempt and rows as COPY text; raises DatetimeFieldOverflow for a far time."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -61,7 +58,6 @@ def copy_text(batch: pa.RecordBatch, attempt: int) -> memoryview:
 
 
 def _field_text(column: pa.Array) -> pa.Array:
-    """Return a column's values as COPY reads them, null where they are."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -72,16 +68,13 @@ def _field_text(column: pa.Array) -> pa.Array:
         return _escaped(column.cast(pa.large_string()))
     _check_years(column)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        # A zone of old has seconds in its distance from UTC, which the text would lose.
+        # Historical zones have seconds in their UTC offset, which the text would lose.
         column = column.cast(pa.timestamp(kind.unit, "UTC"))
     return pc.cast(column, pa.large_string())
 
 
 def _check_years(column: pa.Array) -> None:
-    """Refuse times far away, as PostgreSQL would: Arrow writes them as other times, or not at all.
-
-    Raises psycopg.errors.DatetimeFieldOverflow.
-    """
+    """Raise DatetimeFieldOverflow for a time that Arrow writes wrongly or not at all."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from psycopg.errors import DatetimeFieldOverflow
@@ -111,13 +104,12 @@ def _escaped(column: pa.Array) -> pa.Array:
         return column
     values = np.frombuffer(data, np.uint8)
     for character, escape in _ESCAPES.items():
-        if (values == ord(character)).any():  # far quicker than a replacement of nothing
+        if (values == ord(character)).any():  # far faster than replacing nothing
             column = pc.replace_substring(column, character, escape)
     return column
 
 
 def _hex_text(column: pa.Array) -> pa.Array:
-    """Return `\\\\x` and two digits per byte."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -140,13 +132,13 @@ def _hex_text(column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class CopyTarget:
-    """A table that takes rows as `UpsertRows` has them, and the attempt before them."""
+    """A table with the columns of `UpsertRows`, and the attempt before them."""
 
     schema: str
     """`pg_temp` for a temporary table."""
     name: str
     columns: tuple[str, ...]
-    """The table's own, without those that tell which record a row comes from."""
+    """The table's own columns, without those that name a row's record."""
 
     @property
     def identifier(self) -> Identifier:
@@ -154,7 +146,7 @@ class CopyTarget:
         return sql_name(self.schema, self.name)
 
     def copy(self, connection: Connection, batches: Iterable[pa.RecordBatch], attempt: int) -> None:
-        """Bring rows in, in one statement."""
+        """Copy rows in one statement."""
         with connection.cursor().copy(
             self._statement([ATTEMPT, DELETED, *RECORD, *self.columns])
         ) as copy:
@@ -169,10 +161,7 @@ class CopyTarget:
         )
 
     def describe_misfit(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> str:
-        """Return which row is the first that does not fit, and why; "" when all do.
-
-        The rows are copied again, half by half, and leave nothing.
-        """
+        """Return the first row that does not fit, and why, by copying halves; "" if all fit."""
         import pyarrow as pa
 
         if not batches:
@@ -198,7 +187,7 @@ class CopyTarget:
     def _misfit(
         self, connection: Connection, rows: pa.Table, column: str | None = None
     ) -> str | None:
-        """Return why rows do not fit, or one column of them; None when they do."""
+        """Return why rows, or one column of them, do not fit; None if they do."""
         import psycopg
 
         wanted = [ATTEMPT, DELETED, *RECORD, *self.columns] if column is None else [ATTEMPT, column]
@@ -218,7 +207,7 @@ class CopyTarget:
 
 
 def _key(row: pa.Table) -> object:
-    """Return the key of the one row; its bytes, where it is text that is not UTF-8."""
+    """Return the key of the one row, as bytes if it is text that is not UTF-8."""
     import pyarrow as pa
 
     key = row.column("key")
@@ -229,7 +218,7 @@ def _key(row: pa.Table) -> object:
 
 
 def record_text(topic: str | None, partition: int | None, offset: int | None, key: object) -> str:
-    """Return which record a row comes from, as errors say it; the key where that is not known."""
+    """Return the record of a row, as errors name it; the key if the record is not known."""
     if offset is None:
         return f"the row of key {key!r:.200}"
     return f"the record at {topic}-{partition} offset {offset}"

@@ -1,7 +1,6 @@
-"""From staged rows to the table, in SQL: the latest of each key, deletions first.
+"""From staged rows to the table, in SQL: the latest row of each key, deletions first.
 
-Within a partition the higher offset is newer; between partitions the timestamp of each partition's
-latest record decides, as in `latest_per_key`.
+The latest row is the one that `latest_per_key` would choose.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["Merge", "Staged"]
 
 _NUMBER = "kl_number"
 _WORK_MEM = "64MB"
-"""At least, for the sort of a micro-batch's rows."""
+"""The least memory for sorting a micro-batch's rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +35,10 @@ class Staged:
 
     target: CopyTarget
     attempts: Sequence[int]
-    """Those that Spark has reported; rows of others do not count."""
+    """The attempts that Spark has reported; rows of other attempts do not count."""
     rows: int
     deletions: int
-    """Of the rows; where none is a deletion, none is looked for."""
+    """Deletions among the rows; with 0 the merge looks for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,7 @@ class Merge:
     staged: Staged
 
     def run(self, connection: Connection, *, is_replacing: bool) -> None:
-        """Apply the rows, within the caller's transaction.
-
-        Raises StorageError when not all of them are there any more, psycopg.Error for what
-        PostgreSQL refuses.
-        """
+        """Apply the rows in the caller's transaction; raises StorageError if rows are missing."""
         self._check_count(connection)
         run(
             connection,
@@ -70,7 +65,7 @@ class Merge:
             run(connection, self._upsert(self._latest()), self._values())
 
     def _check_count(self, connection: Connection) -> None:
-        """An unlogged table is empty after a crash of the server: never take that for no rows."""
+        """Raise StorageError if rows are missing: a server crash empties an unlogged table."""
         from psycopg.sql import SQL
 
         found = one(
@@ -97,12 +92,7 @@ class Merge:
         return [sql_name(name) for name in self.staged.target.columns]
 
     def _latest(self, *, is_narrow: bool = False, has_keys_alone: bool = False) -> Composed:
-        """Return the query for the latest row of each key, or its key alone.
-
-        Narrow: of keys with a deletion, and the key alone.
-
-        The second sort needs the key's order, which the first has made already.
-        """
+        """Return the query for the latest row of each key; narrow: keys with a deletion only."""
         from psycopg.sql import SQL
 
         has_keys_alone = has_keys_alone or is_narrow
@@ -131,9 +121,10 @@ class Merge:
         ).format(self.table.identifier, latest)
 
     def _delete_others(self, connection: Connection) -> None:
-        """Delete the rows that the staged ones replace by none.
+        """Delete the rows whose keys have no staged row to store.
 
-        The others stay: they may have columns of others, and rows of other tables refer to them.
+        Other rows are updated in place: they may have columns that the upsert does not write, and
+        rows of other tables may refer to them.
         """
         from psycopg.sql import SQL
 
@@ -169,10 +160,7 @@ class Merge:
         ).format(table=self.table.identifier, names=listed, latest=latest, updates=updates)
 
     def describe_misfit(self, connection: Connection, *, is_replacing: bool) -> str:
-        """Return which row is the first that the table refuses, and why; "" when none is.
-
-        The rows are applied again, half by half, each half that fits once; nothing of it stays.
-        """
+        """Return the first row that the table refuses, and why; "" if it refuses none."""
         from psycopg.sql import SQL
 
         with connection.transaction(force_rollback=True):
@@ -197,7 +185,6 @@ class Merge:
         return ""
 
     def _others_refusal(self, connection: Connection) -> str:
-        """Delete what the rows replace by none; return why that is refused, "" when it is not."""
         import psycopg
 
         try:

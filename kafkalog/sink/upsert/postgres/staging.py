@@ -1,8 +1,8 @@
-"""Where Spark's tasks put a micro-batch's rows before one transaction merges them into the table.
+"""The tables that hold a micro-batch's rows until one transaction merges them.
 
-Small micro-batches come to the driver. Larger ones are copied by the tasks, in parallel, into an
-unlogged table that is named for the table, the query and the micro-batch. Its owner, the driver,
-holds an advisory lock on it: where that is free, the owner is dead and the staging is removed.
+Small micro-batches come to the driver. The tasks copy larger ones, in parallel, into an unlogged
+table. The driver holds an advisory lock on it; if the lock is free, the driver is dead and the
+table is removed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ __all__ = [
 _log = logging.getLogger("kafkalog.sink")
 _PREFIX = "kafkalog_staging"
 _CHUNK_SIZE = 16 << 20
-"""Bytes of rows in one COPY: what a task holds to tell which of them does not fit."""
+"""Bytes of rows in one COPY. The task keeps them, to find the row that does not fit."""
 _DROP_TIMEOUT = "1s"
-"""A backup holds every table that it finds, for as long as it runs."""
+"""A backup locks every table for as long as it runs."""
 _LOCK = "SELECT pg_advisory_lock(hashtextextended(%s, 0))"
 _TRY_LOCK = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
 _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(%s, 0))"
@@ -51,7 +51,7 @@ _STAY = (
     "SELECT set_config('idle_session_timeout', '0', false) "
     "WHERE current_setting('server_version_num')::int >= 140000"
 )
-"""The connection is idle while the tasks are at work."""
+"""The connection is idle while the tasks run."""
 _LEADING = (
     f"{ATTEMPT} bigint, {DELETED} boolean, kl_topic text, kl_partition integer, "
     "kl_offset bigint, kl_timestamp timestamp with time zone"
@@ -61,7 +61,7 @@ SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a ON a.
 WHERE l.relation = %s AND l.mode = 'RowExclusiveLock' AND l.pid <> pg_backend_pid()
     AND a.backend_type = 'client backend' AND a.usename = current_user
 """
-"""Ends the attempts of tasks that still copy into a staging that nobody will read."""
+"""Ends attempts of tasks that still copy into a staging table nobody will read."""
 
 
 def _short(text: str) -> str:
@@ -91,7 +91,7 @@ def _create(
 
 
 def create_temporary(connection: Connection, columns: Sequence[Column]) -> CopyTarget:
-    """Create a temporary table for rows, which ends with the transaction."""
+    """Create a temporary table for rows; the end of the transaction drops it."""
     target = CopyTarget("pg_temp", "kafkalog_rows", tuple(column.name for column in columns))
     _create(connection, target, columns, temporary=True)
     return target
@@ -127,10 +127,7 @@ def staging_of_a_batch(
 
 
 def _drop(connection: Connection, table: PostgresTable, name: str) -> bool:
-    """Drop a staging table and give up the lock on it.
-
-    Where it cannot be dropped it is an orphan, which is removed another time.
-    """
+    """Drop a staging table and release its lock; if that fails, `remove_orphans` does it later."""
     import psycopg
     from psycopg.sql import SQL
 
@@ -150,7 +147,7 @@ def _drop(connection: Connection, table: PostgresTable, name: str) -> bool:
 
 
 def remove_orphans(connection: Connection, table: PostgresTable) -> list[str]:
-    """Drop the staging tables that dead drivers have left for the table; return their names."""
+    """Drop the staging tables that dead drivers left for the table; return their names."""
     prefix = _prefix(table)
     rows = run(
         connection,
@@ -173,29 +170,29 @@ def remove_orphans(connection: Connection, table: PostgresTable) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """What an attempt of a task has committed to a staging table."""
+    """The rows that a task's attempt has committed to a staging table."""
 
     attempt: int
     rows: int
     deletions: int
     fault: str | None
-    """The first row that does not fit, and why; then nothing is staged."""
+    """The first row that does not fit, and why; nothing is staged then."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingTask:
-    """What a task does with a large micro-batch's rows: a function for `mapInArrow`.
+    """The task that stages rows of a large micro-batch: a function for `mapInArrow`.
 
-    It returns `StagedRows`, of which Spark hands those of one attempt per partition to the driver.
-    What other attempts have committed is never read. A row that does not fit is a result and no
-    error, as trying again would not help.
+    It returns `StagedRows`. Spark hands the driver those of one attempt per partition; rows of
+    other attempts are never read. A row that does not fit is a result instead of an error, since
+    Spark would only retry.
     """
 
     conninfo: str = field(repr=False)
     target: CopyTarget
 
     def collect(self, frame: DataFrame) -> list[StagedRows]:
-        """Run it over all rows; return what the attempts that count have done."""
+        """Run it over all rows; return the results of the attempts that count."""
         schema = "attempt bigint, rows bigint, deletions bigint, fault string"
         numbered = _numbered(frame)
         return [StagedRows(*row) for row in numbered.mapInArrow(self.run, schema).collect()]
@@ -221,7 +218,7 @@ class StagingTask:
             return StagedRows(attempt, 0, 0, None)
         with connect(self.conninfo) as connection:
             staged = self._copy(connection, attempt, first, chunks)
-        for _ in chunks:  # Spark wants its rows taken
+        for _ in chunks:  # Spark expects all rows to be read
             pass
         return staged
 
@@ -239,7 +236,7 @@ class StagingTask:
         chunk = first
         try:
             with connection.transaction():
-                run(connection, "SET LOCAL synchronous_commit TO off")  # it is not logged anyway
+                run(connection, "SET LOCAL synchronous_commit TO off")  # the table is unlogged
                 while True:
                     self.target.copy(connection, chunk, attempt)
                     rows += sum(batch.num_rows for batch in chunk)
@@ -258,7 +255,6 @@ class StagingTask:
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Yield rows in lists of pieces of some MiB."""
     chunk: list[pa.RecordBatch] = []
     size = 0
     for piece in pieces(batches):
@@ -272,21 +268,18 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
 
 
 def _numbered(frame: DataFrame) -> DataFrame:
-    """Return rows with plain names: Spark takes a dot in one for a path when it calls Python."""
+    """Return rows with plain column names: Spark reads a dot in a name as a path."""
     return frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
 
 
 @dataclass(frozen=True, slots=True)
 class PackingTask:
-    """What a task does with a small micro-batch's rows: a function for `mapInArrow`.
-
-    It returns them packed, or nothing but null when they are more than `size_max` bytes.
-    """
+    """A `mapInArrow` task that packs its rows in a cell; null if over `size_max` bytes."""
 
     size_max: int
 
     def collect(self, frame: DataFrame) -> list[pa.RecordBatch] | None:
-        """Run it over all rows; return them, or None when they are more than should come here."""
+        """Run it over all rows; return them, or None if a task has more than `size_max` bytes."""
         import pyarrow as pa
 
         batches: list[pa.RecordBatch] = []
@@ -298,7 +291,7 @@ class PackingTask:
         return batches
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pack all rows."""
+        """Pack the rows of one Spark partition."""
         import pyarrow as pa
 
         target = pa.BufferOutputStream()

@@ -24,9 +24,9 @@ __all__ = ["Column", "PostgresTable", "check_names"]
 _log = logging.getLogger("kafkalog.sink")
 _POSITIONS = "kafkalog_positions"
 _NAME_SIZE_MAX = 63
-"""Bytes of a name: PostgreSQL cuts off what is more, and would then not find it."""
+"""Bytes of a name. PostgreSQL truncates longer names, and would not find the table again."""
 _UNAPPLIED = -1
-"""The batch id of a position's row before its first micro-batch: it is there to be locked."""
+"""The batch id of a position's row before its first micro-batch; the row exists to be locked."""
 _COLUMNS = """
 SELECT a.attname, format_type(
     CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE a.atttypid END,
@@ -54,17 +54,18 @@ SELECT EXISTS (
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table, as rows on their way to it are staged."""
+    """A column of the table, as the staging tables declare it."""
 
     name: str
     kind: str
-    """The type that the table's column has, a domain's base type."""
+    """The type of the table's column; for a domain its base type."""
     collation: str | None
-    """As SQL writes it; "C" in the place of the database's own, where equal texts have equal bytes
-    too: it sorts them far faster. One that the table names stays: it compares with itself alone."""
+    """As SQL writes it. "C" replaces the database's default where equal texts have equal bytes, as
+    it sorts far faster. A collation that the table names stays, since it compares only with
+    itself."""
 
     def declaration(self) -> Composed:
-        """Return it for CREATE TABLE."""
+        """Return the column as CREATE TABLE declares it."""
         from psycopg.sql import SQL
 
         collation = f" COLLATE {self.collation}" if self.collation else ""
@@ -74,7 +75,7 @@ class Column:
 
 
 def check_names(where: str, names: Sequence[str]) -> None:
-    """Raise InvalidInputError for a name that PostgreSQL would cut off."""
+    """Raise InvalidInputError for a name that PostgreSQL would truncate."""
     for name in names:
         size = len(name.encode("utf-8", "surrogatepass"))
         if size > _NAME_SIZE_MAX:
@@ -93,7 +94,7 @@ class PostgresTable:
 
     @classmethod
     def find(cls, connection: Connection, given: str) -> PostgresTable:
-        """Return the table `name` or `schema.name`; without a schema as the search path has it."""
+        """Return the table `name` or `schema.name`; without a schema, the search path decides."""
         schema, dot, name = given.rpartition(".")
         if dot:
             return cls(schema, name)
@@ -123,7 +124,7 @@ class PostgresTable:
         return self.beside(self.name)
 
     def oid(self, connection: Connection, name: str | None = None) -> int | None:
-        """Return the table's number, or that of one beside it; None when there is none."""
+        """Return the OID of the table, or of `name` beside it; None if it is missing."""
         found: int | None = one(
             connection,
             "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -133,10 +134,7 @@ class PostgresTable:
         return found
 
     def lock(self, connection: Connection) -> None:
-        """Wait until no other upsert writes to the table, up to the end of the transaction.
-
-        Two upserts that lock rows in different orders would wait for each other.
-        """
+        """Wait until no other upsert writes to the table; lock it until the transaction ends."""
         run(
             connection,
             "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))",
@@ -144,7 +142,7 @@ class PostgresTable:
         )
 
     def has_rows(self, connection: Connection) -> bool:
-        """Return whether it exists and has rows."""
+        """Return whether the table exists and has rows."""
         from psycopg.sql import SQL
 
         if self.oid(connection) is None:
@@ -154,10 +152,10 @@ class PostgresTable:
     def prepare(
         self, connection: Connection, names: Sequence[str], types: Sequence[DataType]
     ) -> list[Column]:
-        """Create what is missing of the table and the table of positions; return the columns.
+        """Create the table and the table of positions if they are missing; return the columns.
 
-        Raises InvalidInputError when a table that exists does not fit, or would lose its rows in a
-        crash of the server, or names are too long, or the schema is missing.
+        Raises InvalidInputError if an existing table does not fit or is unlogged, a name is too
+        long, or the schema is missing.
         """
         check_names(f"table {self}", names)
         if self.oid(connection, _POSITIONS) is None:
@@ -171,7 +169,7 @@ class PostgresTable:
     def _create(
         self, connection: Connection, names: Sequence[str], types: Sequence[DataType]
     ) -> None:
-        """Create the table; positions of one before it, which was dropped, are void."""
+        """Create the table; delete the positions of a dropped table of the same name."""
         from psycopg.sql import SQL
 
         declared = [
@@ -202,7 +200,7 @@ class PostgresTable:
             )
 
     def _check_logged(self, connection: Connection) -> None:
-        """Refuse a table that a crash of the server empties: its position would outlive it."""
+        """Refuse a table that a server crash empties: its position would outlive its rows."""
         found = one(connection, _NOT_LOGGED, {"oid": self.oid(connection)})
         if found is not None:
             raise InvalidInputError(
@@ -251,7 +249,7 @@ class PostgresTable:
                 )
             if changes_values(data_type, theirs):
                 raise InvalidInputError(
-                    f'table {self}: column "{name}" is {theirs}, which would round or cut the '
+                    f'table {self}: column "{name}" is {theirs}, which would round or truncate the '
                     f"rows' {ours}; cast it in select or schema to what the column holds, or make "
                     f"the column {ours}"
                 )
@@ -265,7 +263,7 @@ class PostgresTable:
     def positions(self, connection: Connection) -> dict[str, Position]:
         """Return the position of each query that has written to the table.
 
-        Those of a table of this name that is no more, or was put back without them, do not count.
+        Positions of another table of this name (dropped, or restored without them) do not count.
         """
         from psycopg.sql import SQL
 
@@ -283,10 +281,7 @@ class PostgresTable:
         return {query_id: Position(*values) for query_id, *values in rows.fetchall()}
 
     def writers(self, connection: Connection) -> set[str]:
-        """Return the ids of all queries that positions of a table of this name tell of.
-
-        Also of one that was dropped or put back from a dump.
-        """
+        """Return the ids of all queries with a position for this name, even of a dropped table."""
         from psycopg.sql import SQL
 
         if self.oid(connection, _POSITIONS) is None:
@@ -301,10 +296,7 @@ class PostgresTable:
         return {query_id for (query_id,) in rows.fetchall()}
 
     def lock_position(self, connection: Connection, query_id: str) -> Position | None:
-        """Return the query's position, which nobody else changes before the transaction's end.
-
-        Nor does anybody put another table in this one's place.
-        """
+        """Return the query's position; lock it, and the table's name, for this transaction."""
         from psycopg.sql import SQL
 
         run(connection, SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.identifier))
@@ -329,7 +321,7 @@ class PostgresTable:
         return Position(*row[1:])
 
     def forget_others(self, connection: Connection, query_id: str) -> None:
-        """Delete the positions of all other queries: their rows are replaced."""
+        """Delete the positions of all other queries, since their rows are replaced."""
         from psycopg.sql import SQL
 
         run(

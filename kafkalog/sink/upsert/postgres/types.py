@@ -1,4 +1,4 @@
-"""Spark's types in PostgreSQL: what a new column is, and which columns would change the values."""
+"""Spark's types in PostgreSQL: the type of a new column, and columns that would change values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _JSON_TYPES = {"array", "map", "struct", "variant"}
 _TIMES = {"timestamp", "timestamp_ntz"}
 _WHOLE_DIGITS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
 _KEPT_DIGITS = {"real": 6, "double precision": 15}
-"""Decimal digits that come back out of a floating-point column as they went in."""
+"""Decimal digits that a floating-point column returns unchanged."""
 _DECLARED_SCALE = re.compile(r"numeric\(\d+,(-?\d+)\)")
 _COARSE_TIME = re.compile(r"date|time\b.*|timestamp\([0-5]\).*")
 
@@ -48,10 +48,10 @@ def column_type(data_type: DataType) -> str:
 
 
 def changes_values(data_type: DataType, kind: str) -> bool:
-    """Return whether a column of PostgreSQL's type `kind` would round or cut Spark's values.
+    """Return whether a column of PostgreSQL's type `kind` would round or truncate Spark's values.
 
-    PostgreSQL does so without a word: a time becomes a date, digits behind the point go. Values
-    that are text are left to what the column's type makes of text, and ranges to its errors.
+    PostgreSQL does so silently: a timestamp becomes a date, decimals are rounded. Text is left to
+    the column's type, and ranges to PostgreSQL's errors.
     """
     from pyspark.sql.types import DecimalType
 
@@ -70,7 +70,7 @@ def changes_values(data_type: DataType, kind: str) -> bool:
 
 
 def for_postgres(frame: DataFrame, names: Sequence[str], types: Sequence[DataType]) -> DataFrame:
-    """Return the rows with JSON in the place of nested columns, and text in that of odd ones."""
+    """Return the rows with nested columns as JSON, and columns of other unknown types as text."""
     from pyspark.sql import functions as F
 
     columns = []

@@ -2,10 +2,10 @@
 
 Invariants:
 
-- rows and position of a micro-batch are one transaction, which holds the query's position locked;
-- of each Spark partition the rows of one attempt count, the one that Spark reports;
-- a micro-batch is reduced to the latest record per key by PostgreSQL, from rows that the tasks have
-  copied in parallel; only small micro-batches pass through the driver.
+- One transaction holds rows and position of a micro-batch, and locks the query's position.
+- One attempt counts per Spark partition: the one that Spark reports.
+- PostgreSQL reduces a micro-batch to the latest record per key, from rows that the tasks copied in
+  parallel. Only small micro-batches pass through the driver.
 """
 
 from __future__ import annotations
@@ -44,47 +44,49 @@ if TYPE_CHECKING:
 __all__ = ["PostgresUpsert"]
 
 _SMALL = 20_000
-"""Records in a micro-batch that passes through the driver."""
+"""A micro-batch of at most this many records passes through the driver."""
 _PACKED_SIZE_MAX = 4 << 20
-"""Bytes that a task hands to the driver; a micro-batch with more in a task is staged."""
+"""Bytes that a task hands to the driver. If a task has more, the micro-batch is staged."""
 _LOGGED = (
     "SELECT set_config('synchronous_commit', 'on', true) "
     "WHERE current_setting('synchronous_commit') = 'off'"
 )
-"""A role or database may do without; but Spark's checkpoint goes on as soon as we have returned."""
+"""Overrides a role or database with synchronous_commit off: Spark's checkpoint relies on the
+commit."""
 _TRIES = 3
-"""Of a merge that PostgreSQL has chosen to end: a deadlock with someone else's transaction."""
+"""Attempts at a merge that PostgreSQL ends because of a deadlock with another transaction."""
 
 
 class PostgresUpsert(Upsert):
     """Keep `table` of a PostgreSQL database equal to the latest records of a stream of this source.
 
-    `conninfo` is what libpq connects with ("host=... dbname=...", or a URL); the tasks connect too,
-    so it has to hold on their hosts. `table` is a name or `schema.name`, exactly as PostgreSQL has
-    it. Further keywords are those of `Upsert`: the shape of the rows, and the writer's.
+    `conninfo` is libpq's connection string ("host=... dbname=...", or a URL). The tasks connect
+    too, so it must work on their hosts. `table` is a name or `schema.name`, exactly as PostgreSQL
+    has it. `Upsert` describes the other keywords.
 
         log.writeStream.foreachBatch(PostgresUpsert("dbname=shop", "stock",
             key_type="string", schema="count int, name string")).start()
 
-    The table is created if it is missing: binary becomes bytea, string text, byte and short
-    smallint, int integer, long bigint, float real, double double precision, boolean, date,
-    decimal numeric, timestamp `timestamp with time zone`, nested types jsonb, anything else text as
-    Spark casts it. One that exists must have these columns, in any type that PostgreSQL reads from
-    their text, and a primary key or unique constraint on `key`; it may have more columns, with
-    defaults. A column that would round or cut numbers or times is refused (timestamp into date,
-    decimal(9,3) into numeric(9,2), double into real), as is an unlogged table, whose rows a crash
-    of the server takes; of text the column's type makes what it will. The role needs CREATE in the
-    schema, and TEMPORARY in the database; between us and the server, PostgreSQL 12 or newer, may be
-    a pool of sessions, not of transactions.
+    A missing table is created with these types: binary bytea, string text, byte and short smallint,
+    int integer, long bigint, float real, double double precision, boolean, date, decimal numeric,
+    timestamp `timestamp with time zone`, nested types jsonb, anything else text as Spark casts it.
 
-    Positions are in `kafkalog_positions` of the table's schema, in the same transaction. They hold
-    for that very table: one made anew, or put back from a dump, has none; rows put back one by one
-    are not noticed. Times outside the years 1 to 32767 are refused. Two upserts to one table take
-    turns. Rows on their way are in unlogged tables `kafkalog_staging_...`, which a start removes
-    where their driver has died.
+    An existing table must have these columns, in any type that PostgreSQL reads from their text,
+    and a primary key or unique constraint on `key`. Further columns need defaults. An unlogged
+    table is refused, since a server crash empties it. A column that would round or truncate numbers
+    or times is refused: timestamp into date, decimal(9,3) into numeric(9,2), double into real.
+    Times outside the years 1 to 32767 are refused.
+
+    The role needs CREATE in the schema and TEMPORARY in the database. The server must be PostgreSQL
+    12 or newer. A connection pool must work per session, not per transaction.
+
+    The table `kafkalog_positions` in the same schema stores positions in the same transaction. A
+    position belongs to that very table: one that was created again or restored from a dump has
+    none. Rows restored one by one are not noticed. Two upserts to one table take turns. Rows are
+    staged in unlogged tables `kafkalog_staging_...`; a later start removes those of dead drivers.
 
     Raises InvalidInputError for a row or a table that does not fit, CommitConflictError for an
-    older checkpoint, and StorageError for what else PostgreSQL refuses.
+    older checkpoint, and StorageError for other refusals of PostgreSQL.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class PostgresUpsert(Upsert):
         )
         name = table.rpartition(".")[2]
         if not name or table.startswith(".") or name.startswith("kafkalog_"):
-            raise InvalidInputError(f"PostgresUpsert: {table!r} is no name for a table")
+            raise InvalidInputError(f"PostgresUpsert: {table!r} is not a table name")
         try:
             import psycopg  # noqa: F401
         except ImportError as fault:
@@ -132,10 +134,7 @@ class PostgresUpsert(Upsert):
             return PostgresTable.find(connection, self.table).positions(connection)
 
     def writers(self) -> set[str]:
-        """Return the ids of all queries that positions of a table of this name tell of.
-
-        Also of one that was dropped or put back from a dump, whose positions do not count.
-        """
+        """Return the ids of all queries with a position for this name, even of a dropped table."""
         with self.connection() as connection:
             return PostgresTable.find(connection, self.table).writers(connection)
 
@@ -146,7 +145,7 @@ class PostgresUpsert(Upsert):
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Yield a connection in autocommit; what PostgreSQL says against us is StorageError."""
+        """Yield a connection in autocommit; an error of PostgreSQL becomes StorageError."""
         import psycopg
 
         try:
@@ -183,7 +182,7 @@ class PostgresUpsert(Upsert):
         batch: Batch,
         rows: Sequence[pa.RecordBatch],
     ) -> bool:
-        """Apply rows that are here; False when the micro-batch was there already."""
+        """Apply rows that are on the driver; return False if the table has them already."""
         import pyarrow.compute as pc
 
         count = sum(driver_batch.num_rows for driver_batch in rows)
@@ -227,7 +226,7 @@ class PostgresUpsert(Upsert):
         target: CopyTarget,
         results: Sequence[StagedRows],
     ) -> bool:
-        """Apply what tasks have staged and reported; False when it was there already."""
+        """Apply rows that tasks have staged; return False if the table has them already."""
         faults = [result.fault for result in results if result.fault]
         if faults:
             raise self._misfit(batch, faults[0])
@@ -250,7 +249,7 @@ class PostgresUpsert(Upsert):
         batch: Batch,
         stage: Callable[[], Staged],
     ) -> bool:
-        """Run the transaction, again when PostgreSQL chose it to end a deadlock."""
+        """Run the transaction; repeat it if PostgreSQL ended it because of a deadlock."""
         import psycopg
 
         is_applied = False

@@ -1,8 +1,8 @@
 """The replacement of all rows of an SQLite table, in a transaction of the caller.
 
-What others have in columns of their own stays where the key does. For that the rows wait in a
-temporary table, a file of SQLite's, until all of them are known. They go into an empty table, so
-whatever was unique in an old row is free.
+Columns that the upsert does not write keep their values as long as the key stays. For that the new
+rows wait in a temporary table until all of them are known. They are inserted into an empty table,
+so that no old row blocks a unique value.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["replace_rows"]
 
 _AT_ONCE = 10_000
-"""Rows in one statement, which are tried one by one where one of them does not fit."""
+"""Rows in one statement; if one does not fit, they are tried one by one."""
 _RECORD = ("kl_topic", "kl_partition", "kl_offset")
 
 
 def replace_rows(table: SQLiteTable, driver_batches: Iterable[pa.RecordBatch]) -> None:
-    """Make the table's rows exactly those of `driver_batches`; those to delete make none.
-
-    Raises InvalidInputError that names the record which does not fit.
-    """
+    """Make these rows the table's; raises InvalidInputError that names a record."""
     others = table.others()
     if others and table.has_rows():
         waiting = _WaitingRows(table, others)
@@ -43,10 +40,7 @@ def replace_rows(table: SQLiteTable, driver_batches: Iterable[pa.RecordBatch]) -
 
 
 class _WaitingRows:
-    """Rows that wait in `temp.kafkalog_rows`, and in `temp.kafkalog_others` what stays of old ones.
-
-    Their columns have no type, so SQLite leaves the values as they are.
-    """
+    """New rows, and values of old rows to keep, in temporary tables without column types."""
 
     def __init__(self, table: SQLiteTable, others: Sequence[str]) -> None:
         self._table = table
@@ -80,7 +74,6 @@ class _WaitingRows:
         )
 
     def put(self, driver_batch: pa.RecordBatch) -> None:
-        """Let rows wait, but no deletions."""
         import pyarrow.compute as pc
 
         stored = driver_batch.filter(pc.invert(driver_batch.column(0)))
@@ -89,7 +82,7 @@ class _WaitingRows:
         self._connection.executemany(self._insert, zip(*values, strict=True))
 
     def keep_others(self) -> None:
-        """Note what the old rows of the keys have in columns of others."""
+        """Save the values of columns that the upsert does not write, for keys that stay."""
         columns = ", ".join(f"theirs.{quoted(name)}" for name in self._others)
         self._connection.execute(
             f"INSERT INTO temp.kafkalog_others SELECT mine.kl_number, {columns} "
@@ -99,7 +92,7 @@ class _WaitingRows:
         )
 
     def move(self) -> None:
-        """Insert all rows; those that stay come first, as columns of others may number rows."""
+        """Insert all rows, those of old keys first, since a column of others may number rows."""
         (count,) = self._connection.execute(
             "SELECT coalesce(max(kl_number), 0) FROM temp.kafkalog_rows"
         ).fetchone()

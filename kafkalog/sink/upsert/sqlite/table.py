@@ -17,17 +17,17 @@ __all__ = ["LEADING", "ROW_FAULTS", "SQLiteTable", "quoted", "values_of"]
 LEADING = len(RECORD) + 1
 """Columns of `UpsertRows` before those of the table."""
 ROW_FAULTS = (sqlite3.IntegrityError, sqlite3.DataError, ValueError, OverflowError)
-"""What a single row is to blame for; ValueError is text that is no UTF-8."""
+"""Faults that a single row causes; ValueError is text that is not UTF-8."""
 _ACCEPTING = {
     "BLOB": {""},
     "INTEGER": {"", "INTEGER", "NUMERIC"},
     "REAL": {"", "REAL", "NUMERIC"},
     "TEXT": {"", "TEXT"},
 }
-"""Into columns of which affinity a type goes as it is. NUMERIC, which DATE and DECIMAL have, would
-make 7 of the text "007", and REAL changes whole numbers above 2**53."""
+"""The column affinities that store a type unchanged. NUMERIC, the affinity of DATE and DECIMAL,
+turns the text "007" into 7; REAL changes whole numbers above 2**53."""
 _GENERATED = {2, 3}
-"""What `PRAGMA table_xinfo` says of columns that SQLite works out itself."""
+"""The values of `PRAGMA table_xinfo` for columns that SQLite computes itself."""
 
 
 class SQLiteTable:
@@ -45,8 +45,8 @@ class SQLiteTable:
         self.on_conflict = (
             f'ON CONFLICT ("key") DO {"UPDATE SET " + updates if updates else "NOTHING"}'
         )
-        """The end of an INSERT, by which a row takes the place of its key's."""
-        # Whatever collation the column declares: "A" is not "a" in a log.
+        """The end of an INSERT that replaces the key's row."""
+        # BINARY whatever collation the column declares: "A" is not "a" in a log.
         self._delete = f'DELETE FROM {quoted(name)} WHERE "key" = ? COLLATE BINARY'
         self._upsert = (
             f"INSERT INTO {quoted(name)} ({', '.join(map(quoted, names))}) VALUES ({marks}) "
@@ -56,9 +56,9 @@ class SQLiteTable:
     def create(self, types: Sequence[str]) -> None:
         """Create the table if it is missing, with the SQLite `types` of its columns.
 
-        Raises InvalidInputError when one is there that lacks a column, generates it, or declares it
-        so that SQLite would change or disguise the values: BLOB as TEXT, TEXT as INTEGER; and when
-        its `key` is not unique, or unique by another collation than BINARY.
+        Raises InvalidInputError if an existing table lacks a column, generates it, or declares it
+        so that SQLite would change the values: BLOB as TEXT, TEXT as INTEGER. Also if its `key` is
+        not unique, or unique by another collation than BINARY.
         """
         columns = ", ".join(
             f"{quoted(name)} {kind}{' NOT NULL PRIMARY KEY' if name == 'key' else ''}"
@@ -92,12 +92,12 @@ class SQLiteTable:
         return self.connection.execute(f"PRAGMA table_xinfo({quoted(self.name)})").fetchall()
 
     def _is_strict(self) -> bool:
-        """Return whether the table is STRICT; SQLite before 3.37 has no such table and no list."""
+        """Return whether the table is STRICT; SQLite before 3.37 lacks both type and pragma."""
         found = self.connection.execute(f"PRAGMA table_list({quoted(self.name)})").fetchall()
         return any(row[0] == "main" and row[5] for row in found)
 
     def others(self) -> list[str]:
-        """Return the columns that are others' to fill."""
+        """Return the columns that the upsert does not write."""
         given = {name.lower() for name in self.names}
         return [
             row[1]
@@ -106,12 +106,12 @@ class SQLiteTable:
         ]
 
     def has_rows(self) -> bool:
-        """Return whether it has rows."""
+        """Return whether the table has rows."""
         query = f"SELECT 1 FROM {quoted(self.name)} LIMIT 1"
         return self.connection.execute(query).fetchone() is not None
 
     def _check_key(self, primary: Sequence[str], declared: str) -> None:
-        """Refuse a table in which two rows may have one key, or two keys must share a row."""
+        """Refuse a table where two rows may have one key, or two keys must share a row."""
         collations = []
         for _, index, is_unique, _, is_partial in self.connection.execute(
             f"PRAGMA index_list({quoted(self.name)})"
@@ -140,10 +140,9 @@ class SQLiteTable:
     def write(
         self, driver_batch: pa.RecordBatch, put: Callable[[pa.RecordBatch], None] | None = None
     ) -> None:
-        """Delete and upsert rows, which begin with the leading columns of `UpsertRows`.
+        """Delete and upsert rows of `UpsertRows`, or `put` them elsewhere.
 
-        `put` brings them elsewhere. Raises InvalidInputError that names the record which does not
-        fit.
+        Raises InvalidInputError that names the record that does not fit.
         """
         put = put or self._put
         self.connection.execute("SAVEPOINT kafkalog_batch")
@@ -189,18 +188,15 @@ class SQLiteTable:
 
 
 def values_of(name: str, column: pa.Array) -> list[object]:
-    """Return a column's values as sqlite3 takes them; raises ValueError for text not in UTF-8."""
+    """Return a column's values for sqlite3; raises ValueError for text that is not UTF-8."""
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError as fault:
-        raise ValueError(f"column {name}: text that is no UTF-8: {fault}") from fault
+        raise ValueError(f"column {name}: text that is not UTF-8: {fault}") from fault
 
 
 def _affinity(declared: str, is_strict: bool) -> str:
-    """Return the affinity that SQLite gives a declared type; "" takes everything as it is.
-
-    ANY is one like that in a table that `is_strict`; in others it is a word like any, and NUMERIC.
-    """
+    """Return SQLite's affinity for a declared type; "" stores everything unchanged."""
     upper = declared.upper()
     if upper == "" or (upper == "ANY" and is_strict):
         return ""

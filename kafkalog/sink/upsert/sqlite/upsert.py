@@ -45,33 +45,31 @@ CREATE TABLE IF NOT EXISTS kafkalog_positions (
 class SQLiteUpsert(Upsert):
     """Keep `table` of an SQLite `database` equal to the latest records of a stream of this source.
 
-    Each micro-batch is reduced by Spark to the latest record per key; a tombstone deletes its row.
-    By default the table is `key BLOB PRIMARY KEY, value BLOB, topic TEXT, partition INTEGER, offset
-    INTEGER`. `schema` takes the columns from JSON values, `select` makes them:
+    Spark reduces each micro-batch to the latest record per key; a tombstone deletes its row. The
+    default table is `key BLOB PRIMARY KEY, value BLOB, topic TEXT, partition INTEGER, offset
+    INTEGER`. The arguments `schema` and `select` make other columns, see `RowShape`:
 
         SQLiteUpsert("stock.db", "stock", schema="count int, name string", key_type="string")
         SQLiteUpsert("stock.db", "stock", select=[
             "cast(key as string) as key", "value is null as deleted",
             "get_json_object(cast(value as string), '$.count') as count"])
 
-    `RowShape` says more about both, and about deletions.
+    Binary becomes BLOB; whole numbers and booleans become INTEGER. Floats become REAL, and NaN
+    becomes NULL. Arrays, maps and structs become TEXT in JSON; anything else TEXT as Spark casts
+    it.
 
-    Binary becomes BLOB; whole numbers and booleans INTEGER; floats REAL, but NaN becomes NULL, as
-    SQLite knows no NaN; arrays, maps and structs TEXT in JSON; anything else TEXT as Spark casts
-    it. The table is created if it is missing; one that exists must have these columns, declared
-    for such values, and `key` as its primary key or unique, by the collation BINARY. It may have
-    more, with defaults: what they hold stays as long as the row's key, also where all rows are
-    replaced, which then needs room for them in SQLite's temporary directory. A record that the
-    table refuses fails the micro-batch with an error that names it.
+    A missing table is created. An existing one must declare these columns for such values, and
+    `key` as its primary key or unique, by the collation BINARY. Further columns need defaults. They
+    keep their values as long as the row's key stays, even if all rows are replaced; that takes room
+    in SQLite's temporary directory. A record that the table refuses fails the micro-batch.
 
-    The last micro-batch of each (query, table) is in the table `kafkalog_positions` of the same
-    file, with the end offsets reached. A file that is made here is in WAL mode: its readers see the
-    rows as they were until a micro-batch is committed, and do not wait for it. `timeout_s` is how
-    long to wait for other writers of the file; a view's rebuild locks them out for its whole
-    length, and such a writer gives up after its own. The driver holds some 100,000 rows at a time;
-    with more than 10 million in a micro-batch, a hundredth of them.
+    The table `kafkalog_positions` of the same file holds the last micro-batch of each (query,
+    table) and its end offsets. A new file is in WAL mode: readers do not wait, and see the old rows
+    until a micro-batch is committed. Other writers of the file are awaited for `timeout_s`. A
+    view's rebuild locks other writers out until it ends. The driver holds about 100,000 rows at a
+    time, or a hundredth of a micro-batch with more than 10 million.
 
-    Raises InvalidInputError, CommitConflictError, and StorageError for what SQLite refuses.
+    Raises InvalidInputError that names a refused record, CommitConflictError, and StorageError.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class SQLiteUpsert(Upsert):
             replace_first=replace_first,
         )
         if table.lower().startswith(("sqlite_", "kafkalog_")):
-            raise InvalidInputError(f"SQLiteUpsert: {table!r} is no name for a table")
+            raise InvalidInputError(f"SQLiteUpsert: {table!r} is not a table name")
         self.database = fspath(database)
         if self.database in {"", ":memory:"}:
             raise InvalidInputError(
@@ -106,7 +104,7 @@ class SQLiteUpsert(Upsert):
 
     @property
     def where(self) -> str:
-        """Where the table is, as errors and warnings begin."""
+        """The database and the table, as errors and warnings name them."""
         return f"{self.database}: table {self.table}"
 
     def positions(self) -> dict[str, Position]:
@@ -138,19 +136,19 @@ class SQLiteUpsert(Upsert):
         kinds: Sequence[str],
         driver_batches: Iterable[pa.RecordBatch],
     ) -> bool:
-        """Apply driver_batches of rows in one transaction; False when the batch was there already.
+        """Apply driver batches in one transaction; return False if the table has them already.
 
-        The rows are those of `UpsertRows`, at most one of a key; `kinds` are the SQLite types of
-        the columns `names`.
+        The rows are those of `UpsertRows`, at most one per key. `kinds` are the SQLite types of the
+        columns `names`.
         """
         following = iter(driver_batches)
-        # The first rows cost the whole reduction; other writers of the file need not wait for it.
+        # The first rows cost the whole reduction, so they are read before the file is locked.
         first = list(islice(following, 1))
         file = Path(self.database)
         is_new = not file.exists() or file.stat().st_size == 0
         with self._connection() as connection:
             if is_new:
-                with suppress(sqlite3.OperationalError):  # somebody else is at it
+                with suppress(sqlite3.OperationalError):  # another process is doing it
                     connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("BEGIN IMMEDIATE")
             position = self._positions(connection).get(batch.query_id)
@@ -173,7 +171,7 @@ class SQLiteUpsert(Upsert):
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection; its transaction, if one was begun, ends as the block does."""
+        """Yield a connection; a transaction that was begun ends with the block."""
         try:
             with (
                 closing(
@@ -183,7 +181,7 @@ class SQLiteUpsert(Upsert):
             ):
                 # What was committed must outlive a power cut, as Spark's checkpoint may.
                 connection.execute("PRAGMA synchronous = FULL")
-                # Rows of which there are many wait on the disk, however SQLite was built.
+                # Many waiting rows belong on the disk, however SQLite was built.
                 connection.execute("PRAGMA temp_store = FILE")
                 yield connection
         except sqlite3.Error as fault:
@@ -228,7 +226,6 @@ class SQLiteUpsert(Upsert):
         return Position(batch_id, offsets, time_ms)
 
     def _forget(self, connection: sqlite3.Connection) -> None:
-        """Delete the positions of all queries: the rows that they tell of are not there."""
         connection.execute(_POSITIONS)
         connection.execute(
             "DELETE FROM kafkalog_positions WHERE target_table = ? COLLATE NOCASE", (self.table,)
@@ -257,7 +254,6 @@ def _exists(connection: sqlite3.Connection, table: str) -> bool:
 
 
 def _for_sqlite(rows: UpsertRows) -> tuple[list[str], UpsertRows]:
-    """Return the columns' SQLite types, and the rows with values that SQLite stores as they are."""
     kinds, columns = [], []
     for name, data_type in zip(rows.names, rows.types, strict=True):
         kind, column = _stored(column_of(name), data_type)

@@ -1,4 +1,4 @@
-# The C types of `kernels.py`.
+# The C types of `murmur2.py`.
 cimport cython
 
 from kafkalog.storage_engine.format cimport ops

@@ -1,0 +1,110 @@
+"""The calls of the operating system that open, list, change, sync and lock files.
+
+Only this module makes them, and only `files` and `locks` call it. A test gives another file system:
+a subclass that counts calls, refuses some of them, or records them, put in place by `replaced`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+
+__all__ = ["Data", "FileSystem", "Place", "current", "replaced"]
+
+Place = str | os.PathLike[str]
+Data = bytes | bytearray | memoryview
+
+
+class FileSystem:
+    """The operating system's own calls; each method is the call of its name."""
+
+    def open(self, path: Place, flags: int, mode: int = 0o777) -> int:
+        """Open a file, or make it."""
+        return os.open(path, flags, mode)
+
+    def listdir(self, directory: Place) -> list[str]:
+        """List the names in a directory."""
+        return os.listdir(directory)
+
+    def scandir(
+        self, directory: Place
+    ) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        """Go through the entries of a directory."""
+        return os.scandir(directory)
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        """Read at a position."""
+        return os.pread(fd, size, position)
+
+    def pwrite(self, fd: int, data: Data, position: int) -> int:
+        """Write at a position, as much as the system takes at once."""
+        return os.pwrite(fd, data, position)
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        """Change the size of an open file."""
+        os.ftruncate(fd, size)
+
+    def posix_fallocate(self, fd: int, position: int, size: int) -> None:
+        """Give an open file room."""
+        os.posix_fallocate(fd, position, size)
+
+    def statvfs(self, path: Place) -> os.statvfs_result:
+        """Describe the disk below a path."""
+        return os.statvfs(path)
+
+    def fsync(self, fd: int) -> None:
+        """Make the content and the size of an open file durable."""
+        os.fsync(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        """Make the content of an open file durable."""
+        os.fdatasync(fd)
+
+    def replace(self, source: Place, target: Place) -> None:
+        """Rename a file over another."""
+        os.replace(source, target)
+
+    def link(self, source: Place, target: Place) -> None:
+        """Give a file a second name."""
+        os.link(source, target)
+
+    def unlink(self, path: Place) -> None:
+        """Remove a name of a file."""
+        os.unlink(path)
+
+    def mkdir(self, path: Place) -> None:
+        """Make a directory."""
+        os.mkdir(path)
+
+    def rmdir(self, path: Place) -> None:
+        """Remove an empty directory."""
+        os.rmdir(path)
+
+    def utime(self, path: Place, times_ns: tuple[int, int]) -> None:
+        """Set the times of access and modification."""
+        os.utime(path, ns=times_ns)
+
+    def flock(self, fd: int, operation: int) -> None:
+        """Lock or unlock an open file."""
+        fcntl.flock(fd, operation)
+
+    def fcntl(self, fd: int, command: int, argument: bytes) -> bytes:
+        """Lock a range of an open file, or ask who holds it."""
+        return fcntl.fcntl(fd, command, argument)
+
+
+current = FileSystem()
+"""The file system of this process."""
+
+
+@contextlib.contextmanager
+def replaced(other: FileSystem) -> Iterator[None]:
+    """Give all threads of this process another file system meanwhile, for a test."""
+    global current  # noqa: PLW0603
+    before, current = current, other
+    try:
+        yield
+    finally:
+        current = before

@@ -1,1 +1,0 @@
-"""Ordinary lz4 frames, decompressed many at a time; the library does the others."""

@@ -1,1 +1,0 @@
-"""Kafka's default partitioner, for columns of keys."""

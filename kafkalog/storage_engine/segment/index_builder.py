@@ -1,0 +1,123 @@
+"""The rule by which batches get index entries, and the entries of one segment as it is written.
+
+A batch gets an entry in the offset index when it begins more than `index.interval.bytes` after the
+batch of the entry before. The time index gets one with it, if the largest timestamp has grown since
+its own last entry. It gets a last one when the segment ends. The distance counts, and not the
+bytes since the file was opened. Many small commits get the index that one large commit would get.
+
+Kafka: LogSegment.append, LogSegment.onBecomeInactiveSegment, LogSegment.recover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.index import offset_entry, time_entry
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["IndexBuilder"]
+
+
+class IndexBuilder:
+    """Packs the entries of a segment's `.index` and `.timeindex`, batch by batch in their order.
+
+    `offset_entries` and `time_entries` are bytes to be written; the caller clears what it wrote.
+    `offset_count` and `time_count` count all entries, the written ones too.
+    """
+
+    def __init__(
+        self,
+        base_offset: int,
+        interval: int,
+        *,
+        offset_entries_max: int = layout.INT64_MAX,
+        find_largest: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        """Begin with empty indexes.
+
+        Args:
+            base_offset: The segment's first offset, from which entries count.
+            interval: The topic's `index.interval.bytes`.
+            offset_entries_max: Up to how many offset entries are packed; others are left out.
+            find_largest: Returns the largest (timestamp, last offset of its batch) of batches that
+                were not added here. It is called once, before the first time entry.
+        """
+        self.base_offset = base_offset
+        self.offset_entries = bytearray()
+        self.time_entries = bytearray()
+        self.offset_count = self.time_count = 0
+        self.indexed_position = 0
+        """Where the batch of the last offset entry begins; 0 without one."""
+        self.indexed_timestamp = layout.NO_TIMESTAMP
+        """The timestamp of the last time entry."""
+        self._interval = interval
+        self._offset_entries_max = offset_entries_max
+        self._find_largest = find_largest
+        self._largest = (layout.NO_TIMESTAMP, base_offset)
+
+    def resume(self, offsets: tuple[int, int], times: tuple[int, int]) -> None:
+        """Go on after entries that are in the files.
+
+        Args:
+            offsets: How many offset entries there are, and the position in the last one.
+            times: How many time entries there are, and the timestamp in the last one.
+        """
+        self.offset_count, self.indexed_position = offsets
+        self.time_count, self.indexed_timestamp = times
+
+    def add(self, position: int, last_offset: int, max_timestamp: int) -> None:
+        """Take the next batch, which begins at byte `position` of the segment."""
+        if max_timestamp > self._largest[0]:
+            self._largest = max_timestamp, last_offset
+        if position - self.indexed_position > self._interval:
+            self.add_time()
+            if self.offset_count < self._offset_entries_max:
+                self.offset_entries += offset_entry(self.base_offset, last_offset, position)
+                self.offset_count += 1
+            self.indexed_position = position
+
+    def add_batches(
+        self,
+        positions: npt.NDArray[np.int64],
+        last_offsets: npt.NDArray[np.int64],
+        max_timestamps: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """Take the next batches, (b) each, as `add` would; return which ones have an entry now."""
+        import numpy as np
+
+        from kafkalog.storage_engine.segment import kernels
+
+        rows, tops, top_offsets = np.empty((3, len(positions)), dtype=np.int64)
+        count, indexed_position, *largest = kernels.choose_index_entries(
+            positions, last_offsets, max_timestamps,
+            self.indexed_position, self._interval, *self._largest, rows, tops, top_offsets,
+        )  # fmt: skip
+        rows = rows[:count]
+        room = rows[: max(0, self._offset_entries_max - self.offset_count)]
+        for offset, position in zip(
+            last_offsets[room].tolist(), positions[room].tolist(), strict=True
+        ):
+            self.offset_entries += offset_entry(self.base_offset, offset, position)
+        self.offset_count += len(room)
+        self.indexed_position = int(indexed_position)
+        for top in zip(tops[:count].tolist(), top_offsets[:count].tolist(), strict=True):
+            self._largest = top
+            self.add_time()
+        self._largest = int(largest[0]), int(largest[1])
+        return rows
+
+    def add_time(self) -> None:
+        """Add a time entry if the largest timestamp has grown: also when the segment ends."""
+        if self._find_largest is not None:
+            self._largest = max(self._find_largest(), self._largest, key=lambda pair: pair[0])
+            self._find_largest = None
+        timestamp, offset = self._largest
+        if timestamp > self.indexed_timestamp:
+            self.time_entries += time_entry(self.base_offset, timestamp, offset)
+            self.time_count += 1
+            self.indexed_timestamp = timestamp

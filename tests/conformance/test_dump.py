@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 import kafkalog
 from kafkalog.cli import run
+from kafkalog.storage_engine.engine import engine_of
 from tests.conformance.kafka import dump_log_segments
 from tests.conformance.our_log import CODECS, NOW_MS, rows
 from tests.unit.storage_engine import naive, naive_messages
@@ -47,12 +48,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             log.create_topic(codec, 1, {"compression.type": codec, **_SMALL})
             for commit in range(12):
                 now_ms = NOW_MS + 1000 * commit
-                log.append(codec, rows(draw, 40, now_ms, keys=30), now_ms=now_ms, batch_size=1000)
+                engine_of(log).append(
+                    codec, rows(draw, 40, now_ms, keys=30), now_ms=now_ms, batch_size=1000
+                )
             log.clean(codec, force=True, now_ms=NOW_MS + 60_000)
         log.create_topic(HISTORY, 1, {**_SMALL, "cleanup.policy": "delete"})
         for commit in range(12):
             now_ms = NOW_MS + 10_000 * commit
-            log.append(HISTORY, rows(draw, 40, now_ms), now_ms=now_ms, batch_size=500)
+            engine_of(log).append(HISTORY, rows(draw, 40, now_ms), now_ms=now_ms, batch_size=500)
     transactions = root.parent / "transactions-0"
     transactions.mkdir()
     write_transactions(transactions)

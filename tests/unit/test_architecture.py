@@ -112,7 +112,6 @@ FILES_OUTSIDE = {
     ("cli/__init__.py", "os.open"): "the standard streams of the process",
     ("cli/__init__.py", "os.fdopen"): "the standard streams of the process",
     ("cli/status.py", "write_bytes"): "the picture's target may be a pipe or a device",
-    ("sink/upsert/delta/constraints.py", "tempfile"): "a directory that the Delta library fills",
 }
 """Files that are not a log's, and why their callers need no other file system."""
 CLOCK_READERS = {"storage_engine/fs/clock.py"}

@@ -51,7 +51,7 @@ def put(log: KafkaLog, *pairs: tuple[str, str | None], partition: int = 0) -> No
             "partition": pa.array([partition] * len(keys), pa.int32()),
         }
     )
-    log.append("t", rows, now_ms=NOW_MS, batch_size=600)
+    engine_of(log).append("t", rows, now_ms=NOW_MS, batch_size=600)
 
 
 def clean(log: KafkaLog, now_ms: int = NOW_MS) -> None:

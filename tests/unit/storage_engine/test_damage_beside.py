@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 from unittest.mock import ANY
 
 import pytest
 
 from kafkalog.cleaner.key_index import key_index
 from kafkalog.storage_engine.broker import metadata_log
-from kafkalog.storage_engine.format import batch, layout
+from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.reading import ended_pins, pin_file
+from kafkalog.storage_engine.segment.log_scanner import METADATA, FaultAction
 from kafkalog.storage_engine.writing import staged_contents
 from tests.unit.storage_engine.damage import BrokerJudge, Judge, cases, flipped, kind_of, places
 from tests.unit.storage_engine.damage_beside import JUDGES, BesideJudge
@@ -76,8 +76,8 @@ def test_every_name_that_a_file_can_have_is_among_the_damaged(tmp_path: Path) ->
         (
             "released",
             f"{layout.METADATA_DIRECTORY} .log",
-            (metadata_log, "check_batch"),
-            lambda piece, place, **_: batch.parse_header(piece, place),
+            (metadata_log, "METADATA"),
+            dataclasses.replace(METADATA, checksum=FaultAction.IGNORE),
             b"900",
         ),
     ],
@@ -86,7 +86,7 @@ def test_without_its_check_a_flipped_bit_is_found_by_what_it_does(
     root: str,
     kind: str,
     check: tuple[ModuleType, str],
-    unchecked: Callable[..., Any],
+    unchecked: object,
     token: bytes,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -183,7 +183,10 @@ def test_dicts_and_tuples_and_a_mixture_are_the_same_records(
         (("k", "v", "ab"), "records[1]: headers: str is no list of headers"),
         (("k", "v", ["ab"]), "records[1]: headers: a header is a pair, not 'ab'"),
         (("k", "v", TIME_MS), "records[1]: headers: 'int' object is not iterable"),
-        (("k", "v", {"key": "a", "value": "b"}), "records[1]: headers: one header stands in a lis"),
+        (
+            ("k", "v", {"key": "a", "value": "b"}),
+            "records[1]: headers: one header must be in a ",
+        ),
         (("k", "v", None, "1"), "records[1]: timestamp: 'str' object cannot be interpreted"),
         (("k", "v", None, True), "records[1]: timestamp: bool is no number"),
         ({"value": "v", "timestamp": 2**63}, "records[1]: timestamp: 9223372036854775808 takes"),

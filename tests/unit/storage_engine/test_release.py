@@ -193,7 +193,7 @@ def test_producers_whose_snapshot_is_lost_are_told_from_the_log(
     if how == "damaged":
         lost.write_bytes(b"\0" * 100)
     give_back(root)
-    assert [line for line in caplog.messages if str(lost) in line and "rebuilt" in line]
+    assert [line for line in caplog.messages if str(lost) in line and "rebuilding" in line]
     end = root / "t-0" / f"{model.end + appends:020d}.snapshot"
     entries = struct.iter_unpack(">qhiqiqiq", end.read_bytes()[10:])
     assert {entry[0]: entry[1:] for entry in entries} == model.producers()

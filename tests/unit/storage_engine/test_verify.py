@@ -15,7 +15,7 @@ import kafkalog
 from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import log_size, verify
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.segment import log_scanner
 from tests.unit.storage_engine import naive, naive_messages
 from tests.unit.storage_engine.log_builder import batch, empty, name, write_segment
@@ -40,7 +40,7 @@ def write(root: Path) -> None:
         for commit in range(12):
             pairs = [(f"key-{commit * n % 31}", f"value {n}" * 5) for n in range(40)]
             for topic in ("history", "table"):
-                log.append(topic, pairs, now_ms=NOW_MS + 1000 * commit, batch_size=500)
+                engine_of(log).append(topic, pairs, now_ms=NOW_MS + 1000 * commit, batch_size=500)
         log.clean("table", force=True, now_ms=NOW_MS + 60_000)
         log.append("table", [("a", "b")], now_ms=NOW_MS + 70_000)
 

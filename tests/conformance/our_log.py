@@ -86,7 +86,7 @@ def write(root: Path) -> None:
 def _write(log: KafkaLog, draw: random.Random, topic: str, config: dict[str, str]) -> None:
     log.create_topic(topic, PARTITIONS[topic], {"cleanup.policy": "delete", **_SMALL, **config})
     for commit in range(25):
-        log.append(
+        engine_of(log).append(
             topic,
             rows(draw, draw.randrange(1, 60), NOW_MS + 1000 * commit),
             now_ms=NOW_MS + 1000 * commit,
@@ -101,7 +101,7 @@ def _write_cleaned(log: KafkaLog, draw: random.Random, topic: str, config: dict[
         for commit in range(12):
             now_ms = NOW_MS + 60_000 * cleaning + 1000 * commit
             batch_size = draw.choice((300, 1000, 20_000))
-            log.append(
+            engine_of(log).append(
                 topic, rows(draw, 30, now_ms, keys=120), now_ms=now_ms, batch_size=batch_size
             )
         if cleaning < 2:

@@ -14,6 +14,7 @@ import pytest
 import kafkalog
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.schema import changelog_schema
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import compression
 from kafkalog.storage_engine.reading import chunk_reader
 from kafkalog.storage_engine.records import records
@@ -39,7 +40,7 @@ def log(
         for commit in range(6):
             stamp = "LogAppendTime" if commit == 3 else "CreateTime"
             opened.alter_topic("t", {"message.timestamp.type": stamp})
-            opened.append("t", rows(dice, 500), now_ms=NOW_MS + commit, batch_size=700)
+            engine_of(opened).append("t", rows(dice, 500), now_ms=NOW_MS + commit, batch_size=700)
         yield opened
 
 

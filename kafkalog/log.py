@@ -366,7 +366,7 @@ class KafkaLog:
             progress=progress,
         )
 
-    def traces(
+    def occurrences(
         self,
         topic: str,
         keys: Iterable[bytes | str],

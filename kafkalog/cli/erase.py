@@ -5,14 +5,14 @@ Then it reads every file of the topic and of the root, batches record by record,
 byte. It says which files it has read and as of which commit, and writes a dated report, which names
 keys by their digests. --dry-run only searches; it writes a report if --report names one.
 
-A tombstone stays for delete.retention.ms, so that followers can read it. Until then it counts as a
-trace: the exit status is 1, and the report says when to run the same command again. --now removes
-it at once. A follower that has not read it keeps the key for good, so use --now only after all of
-them have read the first run's tombstones.
+A tombstone stays for delete.retention.ms, so that followers can read it. Until then it counts as an
+occurrence: the exit status is 1, and the report says when to run the same command again. --now
+removes it at once. A follower that has not read it keeps the key for good, so use --now only after
+all of them have read the first run's tombstones.
 
-The exit status is 0 when no trace is left, and 1 when there is one, or a file cannot be read. A key
-given with --key may stay in the shell's history; --keys-from reads a file with one key per line, or
-- for the standard input.
+The exit status is 0 when no occurrence is left, and 1 when there is one, or a file cannot be read.
+A key given with --key may stay in the shell's history; --keys-from reads a file with one key per
+line, or - for the standard input.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def command(
     ] = False,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Records of other keys that mention one are traces too."),
+        typer.Option(
+            "--strict", help="Records of other keys that mention one are occurrences too."
+        ),
     ] = False,
     report: Annotated[
         Path | None,

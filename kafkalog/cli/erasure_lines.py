@@ -46,11 +46,11 @@ def last_lines(found: dict[str, Any], path: str) -> Iterator[str]:
         if there:
             yield f"{counted(there, 'key')} found; nothing was changed; run without --dry-run"
         elif found["erased"]:
-            yield f"no trace of {count}; nothing was changed"
+            yield f"no occurrence of {count}; nothing was changed"
         else:
             yield "no key found, but not all could be looked at, see above; nothing was changed"
     elif found["erased"]:
-        yield f"erased   no trace of {count} is left in {path}"
+        yield f"erased   no occurrence of {count} is left in {path}"
     elif found["deletionsLeft"]:
         yield from _next_steps(found, path)
 
@@ -83,7 +83,9 @@ def _listed(texts: list[str]) -> str:
 
 
 def _summary(word: str, look: dict[str, Any]) -> str:
-    records = f"{counted(look['recordsFound'], 'record')} found" if look["left"] else "no trace"
+    records = (
+        f"{counted(look['recordsFound'], 'record')} found" if look["left"] else "no occurrence"
+    )
     kinds = ", ".join(
         f"{kind['files']} {kind['kind']} of {decimal(kind['bytes'])}" for kind in look["kinds"]
     )

@@ -1,6 +1,6 @@
 """The report of an erasure: a JSON file for those who ask for a proof.
 
-It has digests instead of keys, since a key in it would be a trace.
+It has digests instead of keys, since a key in it would be an occurrence.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def report(
         "dryRun": erasure is None,
         "now": now,
         "strict": strict,
-        "erased": not last.remains,
+        "erased": not last.residuals,
         "keys": [
             {
                 "sha256": hashlib.sha256(key).hexdigest(),
@@ -122,10 +122,10 @@ def text(found: dict[str, Any]) -> str:
     )
 
 
-def _deletions_left(traces: Occurrences) -> list[dict[str, Any]]:
+def _deletions_left(occurrences: Occurrences) -> list[dict[str, Any]]:
     """Return per partition the offset that followers must reach, and when its tombstones may go."""
     left: dict[int, dict[str, Any]] = {}
-    for file in traces.files:
+    for file in occurrences.files:
         number = file.file.partition
         if number is None or file.horizon_ms is None or file.file.kind is not FileKind.LOG:
             continue
@@ -140,21 +140,21 @@ def _deletions_left(traces: Occurrences) -> list[dict[str, Any]]:
     ]
 
 
-def _look(traces: Occurrences, root: Path, *, is_dry: bool) -> dict[str, Any]:
+def _look(occurrences: Occurrences, root: Path, *, is_dry: bool) -> dict[str, Any]:
     return {
-        "began": utc_time(traces.began_ms),
-        "beganMs": traces.began_ms,
-        "ended": utc_time(traces.ended_ms),
-        "endedMs": traces.ended_ms,
+        "began": utc_time(occurrences.began_ms),
+        "beganMs": occurrences.began_ms,
+        "ended": utc_time(occurrences.ended_ms),
+        "endedMs": occurrences.ended_ms,
         "asOf": {
-            "journalRecord": traces.record_number,
-            "highWatermarks": {str(n): end for n, end in traces.high_watermarks.items()},
+            "journalRecord": occurrences.record_number,
+            "highWatermarks": {str(n): end for n, end in occurrences.high_watermarks.items()},
         },
-        "files": len(traces.files),
-        "bytes": traces.bytes,
-        "records": traces.records,
-        "recordsFound": traces.found,
-        "recordsThatMention": traces.mentions,
+        "files": len(occurrences.files),
+        "bytes": occurrences.bytes,
+        "records": occurrences.records,
+        "recordsFound": occurrences.found,
+        "recordsThatMention": occurrences.mentions,
         "kinds": [
             {
                 "kind": str(total.kind),
@@ -164,9 +164,9 @@ def _look(traces: Occurrences, root: Path, *, is_dry: bool) -> dict[str, Any]:
                 "records": total.records,
                 "recordsFound": total.found,
             }
-            for total in traces.by_kind
+            for total in occurrences.by_kind
         ],
-        "left": [_left(one, root, is_dry=is_dry) for one in traces.remains],
+        "left": [_left(one, root, is_dry=is_dry) for one in occurrences.residuals],
     }
 
 
@@ -199,7 +199,7 @@ def _notes(
         verb = "of another key has" if last.mentions == 1 else "of other keys have"
         yield (
             f"{counted(last.mentions, 'record')} {verb} the bytes of a key in key, value or "
-            "headers; that is no trace of its own record (with --strict it counts as one)"
+            "headers; that is no occurrence of its own record (with --strict it counts as one)"
         )
     if keys.mention_gap:
         yield f"values and headers of other records were not searched: {keys.mention_gap}"

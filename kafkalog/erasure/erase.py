@@ -66,7 +66,7 @@ class Erasure:
     @property
     def is_erased(self) -> bool:
         """Whether no key occurs any more."""
-        return not self.after.remains
+        return not self.after.residuals
 
 
 def erase(

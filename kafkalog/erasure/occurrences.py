@@ -44,7 +44,7 @@ class Occurrences:
     """Of each partition, at that record."""
     files: tuple[FileOccurrences, ...]
     """Every scanned file, by path."""
-    remains: tuple[Residual, ...]
+    residuals: tuple[Residual, ...]
     """The residuals, in sentences; empty if no key occurs."""
     ended_ms: int
 

@@ -100,13 +100,13 @@ def test_kafkas_dump_and_grep_find_the_key_before_and_nowhere_after(
     headers = [line for path in holders for line in before[path] if "compresscodec: " in line]
     assert len({line.split("compresscodec: ")[1].split()[0] for line in headers}) == len(CODECS)
 
-    found = log.traces(TOPIC, [KEY], now_ms=NOW_MS)
+    found = log.occurrences(TOPIC, [KEY], now_ms=NOW_MS)
     assert {file.file.path: file.record_count for file in found.files if file.found} == {
         path: count for path, count in holders.items() if count
     }
     (staged,) = root.glob("*.staged")
     erasure = log.erase(TOPIC, [KEY], now=True, now_ms=NOW_MS)
-    assert [one.path for one in erasure.after.remains] == [staged]
+    assert [one.path for one in erasure.after.residuals] == [staged]
     assert files_that_grep_finds(root) in ([], [str(staged)])  # it is compressed
 
     os.utime(staged, (0, 0))  # nobody has committed it in all that time

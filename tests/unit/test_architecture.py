@@ -456,7 +456,7 @@ def test_a_log_offers_what_a_user_may_do_and_nothing_else() -> None:
     topics = {"create_topic", "topics", "describe", "alter_topic", "delete_topic", "offsets"}
     writing = {"append", "append_raw", "producer", "delete_records"}
     reading = {"read", "latest", "lookup", "offset_for_time"}
-    cleaning = {"clean", "cleaner", "status", "explain", "erase", "traces"}
+    cleaning = {"clean", "cleaner", "status", "explain", "erase", "occurrences"}
     public = topics | writing | reading | cleaning | {"root", "close"}
     assert {name for name in dir(KafkaLog) if not name.startswith("_")} == public
     assert KafkaLog.__mro__ == (KafkaLog, object)

@@ -1,4 +1,4 @@
-"""A log to search for traces of a key, and files that are put into it."""
+"""A log to search for occurrences of a key, and files that are put into it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def directory(log: KafkaLog) -> Path:
     return engine_of(log).partition_directory("t", 0)
 
 
-def kinds(traces: Occurrences) -> set[FileKind]:
-    return {file.file.kind for file in traces.files if not file.is_clear}
+def kinds(occurrences: Occurrences) -> set[FileKind]:
+    return {file.file.kind for file in occurrences.files if not file.is_clear}
 
 
 def batch(*keys: bytes, value: bytes | None = b"v", codec: int = 0) -> bytes:

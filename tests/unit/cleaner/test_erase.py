@@ -98,7 +98,7 @@ def stage(log: KafkaLog, *keys: str, now_ms: int = NOW) -> StagedMessage:
 
 
 def sentences(erasure: Erasure) -> str:
-    return "\n".join(f"{one.path.name}: {one.sentence}" for one in erasure.after.remains)
+    return "\n".join(f"{one.path.name}: {one.sentence}" for one in erasure.after.residuals)
 
 
 # --- it is gone -----------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_a_deletion_stays_until_its_horizon_and_is_not_written_again(log: KafkaL
     fill(log, delete_retention_ms=str(DAY))
     times: list[int] = []
     first = log.erase("t", [KEY], now_ms=NOW, wait=times.append)
-    (left,) = first.after.remains
+    (left,) = first.after.residuals
     assert left.until_ms == NOW + DAY
     assert "the deletion itself" in left.sentence
     assert decoded_keys(log.root) & {KEY.encode()}
@@ -198,7 +198,7 @@ def test_a_deletion_stays_until_its_horizon_and_is_not_written_again(log: KafkaL
 
     early = log.erase("t", [KEY], now_ms=NOW + DAY - 1, wait=times.append)
     assert early.deletions == {}
-    assert [one.until_ms for one in early.after.remains] == [NOW + DAY]
+    assert [one.until_ms for one in early.after.residuals] == [NOW + DAY]
 
     late = log.erase("t", [KEY], now_ms=NOW + DAY, wait=times.append)
     assert (late.deletions, late.is_erased) == ({}, True)
@@ -255,7 +255,7 @@ def test_replaced_files_are_waited_for(log: KafkaLog) -> None:
 def test_replaced_files_that_are_not_waited_for_are_found(log: KafkaLog) -> None:
     fill(log, file_delete_delay_ms=str(MINUTE))
     erasure = log.erase("t", [KEY], now_ms=NOW)
-    retired = [one for one in erasure.after.remains if one.path.name.endswith(".deleted")]
+    retired = [one for one in erasure.after.residuals if one.path.name.endswith(".deleted")]
     assert retired
     for one in retired:
         changed_ms = one.path.stat().st_ctime_ns // 1_000_000
@@ -281,7 +281,7 @@ def test_a_staged_file_is_named_and_its_commit_brings_the_key_back(log: KafkaLog
     fill(log)
     staged = stage(log, KEY, "another")
     erasure = log.erase("t", [KEY], now=True, now_ms=NOW)
-    (left,) = erasure.after.remains
+    (left,) = erasure.after.residuals
     assert left.path.name == staged.files[0].name
     assert f"writer {'ab' * 16}, batch 0" in left.sentence
     modified_ms = left.path.stat().st_mtime_ns // 1_000_000
@@ -304,7 +304,7 @@ def test_a_staged_file_that_is_committed_during_the_last_look_is_no_proof(log: K
 
     erasure = log.erase("t", [KEY], now=True, now_ms=NOW, progress=progress)
     assert committed
-    (left,) = erasure.after.remains
+    (left,) = erasure.after.residuals
     assert left.path.name.endswith(".log")
     assert left.remedy == "stop the writers of the key, then erase again"
     assert erasure.after.record_number == engine_of(log).state().number
@@ -338,7 +338,7 @@ def test_a_moment_that_somebody_reads_is_named_and_kept(log: KafkaLog) -> None:
 def test_a_lag_is_named(log: KafkaLog) -> None:
     fill(log, min_compaction_lag_ms=str(DAY))
     erasure = log.erase("t", [KEY], now=True, now_ms=NOW)
-    lags = [one for one in erasure.after.remains if "min.compaction.lag.ms" in one.sentence]
+    lags = [one for one in erasure.after.residuals if "min.compaction.lag.ms" in one.sentence]
     assert lags
     assert {one.until_ms for one in lags} == {NOW + DAY}
     assert log.erase("t", [KEY], now=True, now_ms=NOW + DAY).is_erased
@@ -360,7 +360,7 @@ def test_a_damaged_file_is_no_proof(log: KafkaLog) -> None:
 
 def test_a_partition_that_cannot_be_cleaned_says_why(log: KafkaLog) -> None:
     fill(log)
-    (number,) = {one.file.partition for one in log.traces("t", [KEY]).files if one.found}
+    (number,) = {one.file.partition for one in log.occurrences("t", [KEY]).files if one.found}
     assert number is not None
     path = max(
         one
@@ -383,7 +383,7 @@ def test_records_of_aborted_transactions_go_and_control_records_are_none(tmp_pat
     log.abort(1)
     log.data(9)
     with kafkalog.open(tmp_path / "log") as opened:
-        found = opened.traces("t", [b"7", b"\0\0\0\0"], now_ms=0)
+        found = opened.occurrences("t", [b"7", b"\0\0\0\0"], now_ms=0)
         assert dict(found.by_key) == {0: 1}
         erasure = opened.erase("t", [b"7"], now=True, now_ms=0)
         assert (erasure.deletions, erasure.is_erased) == ({}, True)
@@ -441,7 +441,7 @@ def test_an_erasure_that_was_interrupted_goes_on(log: KafkaLog, step: str) -> No
 
 def test_another_cleaner_is_waited_for(log: KafkaLog) -> None:
     fill(log)
-    (number,) = {one.file.partition for one in log.traces("t", [KEY]).files if one.found}
+    (number,) = {one.file.partition for one in log.occurrences("t", [KEY]).files if one.found}
     assert number is not None
     found: list[Erasure] = []
     cleaner_lock = locks.FileLock(
@@ -466,7 +466,7 @@ def test_what_is_not_compacted_is_refused_in_one_line(log: KafkaLog, policy: str
     with pytest.raises(InvalidInputError, match=r"t: its cleanup.policy is .*retention.ms") as told:
         log.erase("t", [KEY], now_ms=NOW)
     assert "\n" not in str(told.value)
-    assert log.traces("t", [KEY], now_ms=NOW).found == 1
+    assert log.occurrences("t", [KEY], now_ms=NOW).found == 1
 
 
 def test_records_below_the_log_start_go_too(log: KafkaLog) -> None:

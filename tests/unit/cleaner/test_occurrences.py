@@ -1,5 +1,4 @@
-"""The search for traces of keys: it sees them in every kind of file, and where there are none it
-says so."""
+"""The search for occurrences of keys finds them in every kind of file, and invents none."""
 
 from __future__ import annotations
 
@@ -63,14 +62,14 @@ def log(tmp_path: Path) -> Iterator[KafkaLog]:
 def test_a_record_is_seen_in_every_file_of_batches(
     log: KafkaLog, name: str, kind: FileKind, codec: int
 ) -> None:
-    assert kinds(log.traces("t", [KEY], now_ms=NOW)) == set()
+    assert kinds(log.occurrences("t", [KEY], now_ms=NOW)) == set()
     path = directory(log) / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(batch(b"another", KEY, codec=codec))
-    found = log.traces("t", [KEY], now_ms=NOW)
+    found = log.occurrences("t", [KEY], now_ms=NOW)
     (file,) = [file for file in found.files if not file.is_clear]
     assert (file.file.kind, file.found, file.first_offset) == (kind, {0: 1}, 1)
-    assert [one.path.resolve() for one in found.remains] == [path.resolve()]
+    assert [one.path.resolve() for one in found.residuals] == [path.resolve()]
 
 
 @pytest.mark.parametrize(
@@ -113,10 +112,10 @@ def test_bytes_are_seen_in_every_other_file(log: KafkaLog, name: str, kind: File
     path.parent.mkdir(exist_ok=True)
     before = path.read_bytes() if path.exists() else b""
     path.write_bytes(before + b"\0\1" + KEY + b"\2")
-    found = log.traces("t", [b"user-9999", KEY], now_ms=NOW)
+    found = log.occurrences("t", [b"user-9999", KEY], now_ms=NOW)
     (file,) = [file for file in found.files if not file.is_clear]
     assert (file.file.kind, file.positions) == (kind, {1: len(before) + 2})
-    assert f"at byte {len(before) + 2}" in found.remains[0].sentence
+    assert f"at byte {len(before) + 2}" in found.residuals[0].sentence
 
 
 def test_bytes_are_seen_where_pieces_of_a_file_meet(
@@ -136,7 +135,7 @@ def test_one_of_many_keys_is_seen(log: KafkaLog, others: int) -> None:
     keys = [*(b"user-%06d" % n for n in range(others)), KEY, b"\xff" * 20, b"short"]
     for content in (KEY, b"u" + KEY + b"us", b"user-47" + KEY, KEY[:-1], b"", b"\0" * 50 + KEY):
         (directory(log) / "notes.txt").write_bytes(content)
-        found = log.traces("t", keys, now_ms=NOW)
+        found = log.occurrences("t", keys, now_ms=NOW)
         assert found.by_key == ({others: 1} if KEY in content else {})
 
 
@@ -162,7 +161,7 @@ def test_a_record_has_a_key_if_its_key_is_the_same_bytes(log: KafkaLog) -> None:
     others = [key[:-1] + bytes([key[-1] ^ 1]) for key in keys[1:]]
     others += [key + b"x" for key in keys] + [key[:-1] for key in keys[2:]]
     (directory(log) / f"{BASE}.log").write_bytes(batch(*others, *keys, *keys[:5]))
-    found = log.traces("t", keys, now_ms=NOW)
+    found = log.occurrences("t", keys, now_ms=NOW)
     assert found.by_key == {number: 1 + (number < 5) for number in range(40)}
 
 
@@ -170,7 +169,7 @@ def test_bytes_that_are_no_batch_are_seen_and_named(log: KafkaLog) -> None:
     path = directory(log) / f"{BASE}.log.deleted"
     sound, cut = batch(b"another"), batch(KEY)[:-3]
     path.write_bytes(sound + cut)
-    (file,) = [one for one in log.traces("t", [KEY], now_ms=NOW).files if not one.is_clear]
+    (file,) = [one for one in log.occurrences("t", [KEY], now_ms=NOW).files if not one.is_clear]
     assert (file.records, file.positions) == (1, {0: (sound + cut).index(KEY)})
     assert file.faults[0].startswith(f"at byte {len(sound)}: expected a batch")
 
@@ -187,7 +186,7 @@ def test_a_batch_that_does_not_decode_is_named_and_the_others_are_looked_at(log:
     ]
     path = directory(log) / f"{BASE}.log.deleted"
     path.write_bytes(b"".join(parts))
-    (file,) = [one for one in log.traces("t", [KEY], now_ms=NOW).files if not one.is_clear]
+    (file,) = [one for one in log.occurrences("t", [KEY], now_ms=NOW).files if not one.is_clear]
     assert (file.found, file.records) == ({0: 2}, 4)
     places = [sum(map(len, parts[:number])) for number in (1, 2)]
     assert [fault.split(":")[0] for fault in file.faults] == [f"at byte {at}" for at in places]
@@ -198,7 +197,7 @@ def test_messages_of_old_formats_are_looked_at(log: KafkaLog) -> None:
     path.write_bytes(
         naive_messages.message(0, 0, b"another", b"v") + naive_messages.message(1, 1, KEY, b"v")
     )
-    (file,) = [one for one in log.traces("t", [KEY], now_ms=NOW).files if not one.is_clear]
+    (file,) = [one for one in log.occurrences("t", [KEY], now_ms=NOW).files if not one.is_clear]
     assert (file.found, file.faults, file.first_offset) == ({0: 1}, [], 1)
 
 
@@ -215,7 +214,7 @@ def test_a_file_that_cannot_be_read_is_no_proof(
         return opened(name, *rest)
 
     monkeypatch.setattr(file_occurrences.os, "open", refuse)
-    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    (left,) = log.occurrences("t", [KEY], now_ms=NOW).residuals
     assert left.path == path
     assert "Permission denied" in left.sentence
 
@@ -232,7 +231,7 @@ def test_a_directory_that_cannot_be_listed_or_entered_is_no_proof(log: KafkaLog,
     (below / f"{BASE}.log").write_bytes(batch(b"another"))
     below.chmod(mode)
     with as_nobody(), kafkalog.open(log.root, read_only=True) as reader:
-        (left,) = reader.traces("t", [KEY], now_ms=NOW).remains
+        (left,) = reader.occurrences("t", [KEY], now_ms=NOW).residuals
     assert left.path == (below / f"{BASE}.log" if mode else below)
     assert "cannot be read: Permission denied" in left.sentence
 
@@ -253,7 +252,7 @@ def test_a_link_to_a_directory_elsewhere_is_told(log: KafkaLog, tmp_path: Path) 
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / f"{BASE}.log").write_bytes(batch(KEY))
     (directory(log) / "link").symlink_to(tmp_path / "elsewhere")
-    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    (left,) = log.occurrences("t", [KEY], now_ms=NOW).residuals
     assert left.path == directory(log) / "link"
     assert "not scanned" in left.sentence
 
@@ -264,7 +263,7 @@ def test_a_link_to_a_directory_elsewhere_is_told(log: KafkaLog, tmp_path: Path) 
 def test_other_topics_are_none_of_it(log: KafkaLog) -> None:
     (log.root / f"t-t-0.{'ab' * 16}-delete").mkdir()
     (log.root / f"t-t-0.{'ab' * 16}-delete" / f"{BASE}.log").write_bytes(batch(KEY))
-    assert log.traces("t", [KEY], now_ms=NOW).remains == ()
+    assert log.occurrences("t", [KEY], now_ms=NOW).residuals == ()
 
 
 def test_a_staged_file_may_be_another_topics_until_the_journal_knows_its_writer(
@@ -278,19 +277,19 @@ def test_a_staged_file_may_be_another_topics_until_the_journal_knows_its_writer(
         )
 
     stage(log, "others", "app", "others", 5)
-    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    (left,) = log.occurrences("t", [KEY], now_ms=NOW).residuals
     assert "it may be of another topic" in left.sentence
     assert "remove" not in left.remedy
     commit("others", 1)
-    assert log.traces("t", [KEY], now_ms=NOW).remains == ()
+    assert log.occurrences("t", [KEY], now_ms=NOW).residuals == ()
     (theirs,) = (
-        one for one in log.traces("others", [KEY], now_ms=NOW).files
+        one for one in log.occurrences("others", [KEY], now_ms=NOW).files
         if one.file.kind is FileKind.STAGED
     )  # fmt: skip
     assert theirs.found == {0: 1}
     stage(log, "others", "app", "*", 5)
     commit("*", 1)
-    assert kinds(log.traces("t", [KEY], now_ms=NOW)) == {FileKind.STAGED_FOR_ANY}
+    assert kinds(log.occurrences("t", [KEY], now_ms=NOW)) == {FileKind.STAGED_FOR_ANY}
 
 
 def test_the_directories_of_a_deleted_topic_of_that_name_are_searched(log: KafkaLog) -> None:
@@ -298,12 +297,12 @@ def test_the_directories_of_a_deleted_topic_of_that_name_are_searched(log: Kafka
     log.alter_topic("t", {"file.delete.delay.ms": "60000"}, now_ms=NOW)
     log.delete_topic("t", now_ms=NOW)
     log.create_topic("t", now_ms=NOW)
-    (left,) = log.traces("t", [KEY], now_ms=NOW).remains
+    (left,) = log.occurrences("t", [KEY], now_ms=NOW).residuals
     assert left.until_ms == NOW + 60_000
     assert "deleted" in left.sentence
 
 
-def test_numbers_and_names_are_no_traces(log: KafkaLog) -> None:
+def test_numbers_and_names_are_no_occurrences(log: KafkaLog) -> None:
     """Keys as programs have them, which are also what the log's own files are full of."""
     log.create_topic("customers", config={"retention.ms": "1234567890"})
     log.append("customers", [(f"k{n}", "v" * 100) for n in range(50)], now_ms=NOW)
@@ -313,19 +312,19 @@ def test_numbers_and_names_are_no_traces(log: KafkaLog) -> None:
         *(struct.pack(">q", number) for number in (0, 42, 50, NOW, -1)),
         *(b"customers", b"retention.ms", b"1234567890", str(NOW).encode(), b"0", b"t", b"2"),
     ]
-    assert log.traces("customers", keys, now_ms=NOW).remains == ()
+    assert log.occurrences("customers", keys, now_ms=NOW).residuals == ()
 
 
 def test_a_short_key_is_looked_for_among_keys_alone(log: KafkaLog) -> None:
     (directory(log) / "notes.txt").write_bytes(b"user-1")
-    assert kinds(log.traces("t", [b"user-1"], now_ms=NOW)) == {FileKind.LOG, FileKind.RETIRED}
-    assert log.traces("t", [b"ser-1"], now_ms=NOW).remains == ()
+    assert kinds(log.occurrences("t", [b"user-1"], now_ms=NOW)) == {FileKind.LOG, FileKind.RETIRED}
+    assert log.occurrences("t", [b"ser-1"], now_ms=NOW).residuals == ()
 
 
 def test_preallocated_room_is_no_fault(log: KafkaLog) -> None:
     path = directory(log) / f"{BASE}.log.deleted"
     path.write_bytes(batch(b"another") + bytes(5000))
-    assert log.traces("t", [KEY], now_ms=NOW).remains == ()
+    assert log.occurrences("t", [KEY], now_ms=NOW).residuals == ()
 
 
 @pytest.mark.parametrize("where", ["key", "value", "header", "header name"])
@@ -342,20 +341,22 @@ def test_what_other_records_mention_is_told_and_is_a_trace_only_where_that_is_wa
         headers,
     )
     (directory(log) / f"{BASE}.log").write_bytes(naive.batch([record]))
-    found = log.traces("t", [KEY], now_ms=NOW)
-    assert (found.mentions, found.remains) == (1, ())
-    (left,) = log.traces("t", [KEY], strict=True, now_ms=NOW).remains
+    found = log.occurrences("t", [KEY], now_ms=NOW)
+    assert (found.mentions, found.residuals) == (1, ())
+    (left,) = log.occurrences("t", [KEY], strict=True, now_ms=NOW).residuals
     assert "1 record with another key" in left.sentence
 
 
 def test_a_record_of_the_key_itself_mentions_nothing(log: KafkaLog) -> None:
     (directory(log) / f"{BASE}.log").write_bytes(batch(KEY, value=KEY))
-    assert log.traces("t", [KEY], now_ms=NOW).mentions == 0
+    assert log.occurrences("t", [KEY], now_ms=NOW).mentions == 0
 
 
 def test_every_byte_is_counted(log: KafkaLog) -> None:
     shown: list[tuple[int, int]] = []
-    found = log.traces("t", [KEY], now_ms=NOW, progress=lambda done, of: shown.append((done, of)))
+    found = log.occurrences(
+        "t", [KEY], now_ms=NOW, progress=lambda done, of: shown.append((done, of))
+    )
     files = [*log.root.iterdir(), *directory(log).iterdir()]
     files = [path for path in files if path.is_file()]
     sizes = sum(path.stat().st_size for path in files)
@@ -367,5 +368,5 @@ def test_every_byte_is_counted(log: KafkaLog) -> None:
 def test_a_search_changes_nothing(log: KafkaLog) -> None:
     before = {path: path.read_bytes() for path in log.root.rglob("*") if path.is_file()}
     with kafkalog.open(log.root, read_only=True) as reader:
-        assert reader.traces("t", [b"user-3"], now_ms=NOW).found > 0
+        assert reader.occurrences("t", [b"user-3"], now_ms=NOW).found > 0
     assert {path: path.read_bytes() for path in log.root.rglob("*") if path.is_file()} == before

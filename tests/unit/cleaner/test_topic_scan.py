@@ -42,7 +42,7 @@ def test_what_is_replaced_during_the_search_is_looked_at_too(log: KafkaLog) -> N
         if not cleaned:
             cleaned.append(log.clean("t", force=True, now_ms=NOW))
 
-    found = log.traces("t", [KEY], now_ms=NOW, progress=progress)
+    found = log.occurrences("t", [KEY], now_ms=NOW, progress=progress)
     paths = {file.file.path for file in found.files}
     assert paths >= set(directory(log).iterdir())
     assert {FileKind.LOG, FileKind.RETIRED} <= kinds(found)
@@ -57,7 +57,7 @@ def test_what_is_appended_during_the_search_is_looked_at_too(log: KafkaLog) -> N
             appended.append(log.append("t", [(KEY, "late")], now_ms=NOW))
 
     appended: list[object] = []
-    found = log.traces("t", [KEY], now_ms=NOW, progress=progress)
+    found = log.occurrences("t", [KEY], now_ms=NOW, progress=progress)
     assert [(one.found, one.faults) for one in found.files if not one.is_clear] == [({0: 2}, [])]
     assert found.record_number == engine_of(log).state().number
     assert found.high_watermarks == {0: log.offsets("t")[0][1]}
@@ -84,7 +84,7 @@ def test_what_was_committed_of_a_segment_is_read_once(
     partition = engine_of(log).state().topics["t"].partitions[0]
     active = directory(log) / layout.segment_file(partition.active_base, ".log")
     monkeypatch.setattr(topic_scan, "scan_file", scan)
-    found = log.traces("t", [KEY], now_ms=NOW)
+    found = log.occurrences("t", [KEY], now_ms=NOW)
     size, grown = partition.active_size, active.stat().st_size
     assert grown > size > 0
     assert spans == [(0, size), (size, None), (size, grown), (grown, None)]
@@ -117,7 +117,7 @@ def test_what_is_committed_during_the_search_is_looked_at_too(
     monkeypatch.setattr(topic_scan, "topic_files", lambda *of: topic_files(*of)[::-1])
     log.append("t", [("another", "1")], now_ms=NOW)
     monkeypatch.setattr(topic_scan, "scan_file", scan)
-    found = log.traces("t", [KEY], now_ms=NOW)
+    found = log.occurrences("t", [KEY], now_ms=NOW)
     assert committed
     assert kinds(found) == {FileKind.LOG}
     assert found.by_key == {0: 1}
@@ -143,9 +143,9 @@ def test_a_file_that_is_renamed_before_it_is_read_is_read_under_its_new_name(
         return found
 
     monkeypatch.setattr(topic_scan, "scan_file", scan)
-    found = log.traces("t", [KEY], now_ms=NOW)
+    found = log.occurrences("t", [KEY], now_ms=NOW)
     assert steps == ["changed", "renamed"]
-    assert [one.path.name for one in found.remains] == [f"{BASE}.log.deleted"]
+    assert [one.path.name for one in found.residuals] == [f"{BASE}.log.deleted"]
 
 
 def test_a_file_that_a_listing_misses_is_not_passed_over(
@@ -161,7 +161,7 @@ def test_a_file_that_a_listing_misses_is_not_passed_over(
         return [file for file in topic_files(*of) if file.path != path or len(listings) != 2]
 
     monkeypatch.setattr(topic_scan, "topic_files", listed)
-    assert [one.path for one in log.traces("t", [KEY], now_ms=NOW).remains] == [path]
+    assert [one.path for one in log.occurrences("t", [KEY], now_ms=NOW).residuals] == [path]
 
 
 def test_a_writer_that_never_pauses_is_held_off_for_the_last_round(log: KafkaLog) -> None:
@@ -171,17 +171,17 @@ def test_a_writer_that_never_pauses_is_held_off_for_the_last_round(log: KafkaLog
     def progress(done: int, of: int) -> None:
         commits.append(log.append("t", [(KEY, str(done))], now_ms=NOW))
 
-    found = log.traces("t", [KEY], now_ms=NOW, progress=progress)
+    found = log.occurrences("t", [KEY], now_ms=NOW, progress=progress)
     assert found.by_key == {0: len(commits)}
     assert found.record_number == engine_of(log).state().number
 
 
 def test_it_names_the_commit_as_of_which_it_is_so(log: KafkaLog) -> None:
-    found = log.traces("t", [KEY], now_ms=NOW)
+    found = log.occurrences("t", [KEY], now_ms=NOW)
     assert (found.record_number, found.high_watermarks) == (
         engine_of(log).state().number,
         {0: log.offsets("t")[0][1]},
     )
     log.append("t", [("another", "1")], now_ms=NOW)
-    later = log.traces("t", [KEY], now_ms=NOW)
+    later = log.occurrences("t", [KEY], now_ms=NOW)
     assert later.record_number == engine_of(log).state().number != found.record_number

@@ -74,7 +74,7 @@ def test_with_now_nothing_is_left_and_it_says_what_followers_may_miss(
     result = kafkalog("erase", root, "t", "--key", f"{KEY}-2", "--key", KEY, "--key", "u1", "--now",
                       "--strict", "--report", "third.json")  # fmt: skip
     assert result.status == 0
-    assert result.lines[-1] == f"erased   no trace of 3 keys is left in {root}"
+    assert result.lines[-1] == f"erased   no occurrence of 3 keys is left in {root}"
 
 
 def test_the_report_is_dated_tells_what_was_looked_at_and_has_no_key(
@@ -122,7 +122,7 @@ def test_a_dry_run_looks_and_changes_nothing(root: Path, kafkalog: Command) -> N
     nothing = kafkalog("erase", root, "t", "--key", "nobody", "--dry-run", "--report", "n.json")
     assert nothing.status == 0
     assert any("the key was found nowhere before" in line for line in nothing.lines)
-    assert nothing.lines[-1] == "no trace of 1 key; nothing was changed"
+    assert nothing.lines[-1] == "no occurrence of 1 key; nothing was changed"
     assert contents(root) == before
 
 

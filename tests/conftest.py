@@ -72,13 +72,14 @@ def _heavy_imports() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test without the mark `slow` that needs more than a second of processor time.
+    """Fail a test of `make test` that needs more than a second of processor time.
 
-    A busy machine does not change that time. Fixtures, a debugger and other builds of the kernels
+    Its mark `slow` moves it to `make test-rest`, where no test has a limit. A busy machine does not change that time. Fixtures, a debugger and other builds of the kernels
     do not count.
     """
     is_free = (
-        item.get_closest_marker("slow") is not None
+        item.get_closest_marker("chosen") is None
+        or item.get_closest_marker("slow") is not None
         or sys.gettrace() is not None
         or "KAFKALOG_KERNEL_BUILD" in os.environ
     )

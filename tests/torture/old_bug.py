@@ -29,7 +29,7 @@ class OldBug:
     @property
     def node_ids(self) -> tuple[str, ...]:
         """Return the tests as pytest names them."""
-        return tuple(f"tests/{test}" for test in self.tests)
+        return tuple(f"tests/unit/{test}" for test in self.tests)
 
     def is_sign(self, failure: str) -> bool:
         """Tell whether a test failed since it saw the fault."""

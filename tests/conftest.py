@@ -74,8 +74,8 @@ def _heavy_imports() -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test of `make test` that needs more than a second of processor time.
 
-    Its mark `slow` moves it to `make test-rest`, where no test has a limit. A busy machine does not change that time. Fixtures, a debugger and other builds of the kernels
-    do not count.
+    Its mark `slow` moves it to `make test-rest`, where no test has a limit. A busy machine does not
+    change that time. Fixtures, a debugger and other builds of the kernels do not count.
     """
     is_free = (
         item.get_closest_marker("chosen") is None

@@ -73,7 +73,7 @@ def _redpanda_16952(patch: Patch) -> None:
 def _redpanda_24323(patch: Patch) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def finish(self: Any, horizon: int | None) -> None:
-            if self._end >= self._view.state.active_base:
+            if self._end >= self._snapshot.state.active_base:
                 original(self, horizon)
 
         return finish
@@ -156,7 +156,7 @@ def _kafka_12889(patch: Patch) -> None:
 def _limited(patch: Patch, limit: Callable[[Any], int]) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def decisions(self: Any, start: int, end: int, active: Any) -> Iterator[Any]:
-            for chunk in self.view.chunks(start, end, chunk_size=self.chunk_size):
+            for chunk in self.snapshot.chunks(start, end, chunk_size=self.chunk_size):
                 if (chunk.table.sizes > limit(self)).any():
                     raise ValueError("a message larger than the buffer may be")
             yield from original(self, start, end, active)

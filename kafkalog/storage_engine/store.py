@@ -1,7 +1,7 @@
 """The store of a log directory: what every reader and every writer of it needs.
 
-It has the root, the journal and its state, the locks, a transaction, and the partitions at one
-moment. The façade `engine.Engine` adds the acts. A task that reads imports no more than this.
+It has the root, the journal and its state, the locks, a transaction, and snapshots of partitions.
+The façade `engine.Engine` adds the acts. A task that reads imports no more than this.
 """
 
 from __future__ import annotations
@@ -145,10 +145,15 @@ class Store:
         known_end: int = 0,
         check: Callable[[TopicState], None] = lambda topic: None,
     ) -> PartitionSnapshot:
-        """Open a partition at this moment; close the view after use.
+        """Open a snapshot of a partition; close it after use.
 
-        `whole` opens all segments at once. `start` is where reading will begin; `known_end` a high
-        watermark that a broker which starts anew may not know. `check` may refuse a state of ours.
+        Args:
+            topic: The topic.
+            partition: The partition.
+            whole: Whether all segments are opened at once.
+            start: The offset at which reading will begin.
+            known_end: A high watermark that a broker may not know after a restart.
+            check: Called with the state of a log of ours, which it may refuse.
         """
         from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 

@@ -61,7 +61,7 @@ NOT_BELOW = {
 LEAVES = {"errors", "schema", "cleaner/config"}
 """Modules that every room may import."""
 ONLY_INSIDE_FUNCTIONS = {("datasource", "sink"), ("datasource", "cleaner")}
-"""Spark wants one class per format, and a view needs the survivors; planning must need neither."""
+"""Spark wants one class per format, and `view=latest` needs the first pass; planning needs none."""
 FACES = {"sink/__init__.py", "cleaner/__init__.py"}
 """They only hand names on."""
 PYSPARK_ROOMS = {"datasource", "sink"}

@@ -1,1 +1,1 @@
-"""Reading: a partition at one moment, its chunks, lookups of times, pins."""
+"""Reading: snapshots of partitions, their chunks, lookups of times, pins."""

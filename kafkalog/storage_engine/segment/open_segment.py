@@ -1,8 +1,8 @@
 """One segment that is open for reading: its batches in chunks, its headers, its times.
 
-What is read is checked here: a chunk's checksums, and that offsets rise, from batch to batch and
-below the next segment's base, since the checksum does not cover where a batch's offsets begin. In a
-log of ours they do so without a gap that is not listed (`offset_chain`).
+The reader checks here what it reads. It compares a chunk's checksums. Offsets must rise from batch
+to batch, and stay below the next segment's base: the checksum does not cover where a batch's
+offsets begin. In a log of ours every gap between them must be listed (`offset_chain`).
 
 Kafka: LogSegment.read, FileRecords, FileLogInputStream.
 """

@@ -279,7 +279,7 @@ def test_a_cleaned_segment_takes_no_more_room_than_it_needs(tmp_path: Path) -> N
     assert active.base_offset == 9
 
 
-# --- batches without survivors -------------------------------------------------------------------
+# --- batches of which no record stays ------------------------------------------------------------
 
 
 def test_the_batch_that_ends_at_the_high_watermark_stays_empty(tmp_path: Path) -> None:

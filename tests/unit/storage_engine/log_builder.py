@@ -115,7 +115,7 @@ def batch(
 
 
 def empty(first: int, last: int) -> Batch:
-    """What the cleaner leaves of a batch without survivors that must not vanish."""
+    """Return what the cleaner leaves of a batch of which no record stays."""
     return Batch(first, last, max_timestamp=1000 + 10 * last)
 
 

@@ -3,6 +3,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DEMO_READY := .venv/.demo-ready
 PEERS := .peers/.ready
 FUZZ := .venv/.fuzz
 KILLS ?= 20
@@ -27,7 +28,7 @@ setup: $(READY) ## install what is missing: gcc, Java and venv (as root), then .
 
 peers: $(PEERS) ## fetch Kafka's broker and tools, and Spark's connector, into .peers/ (Maven; as root it is installed)
 
-demo: $(READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
+demo: $(DEMO_READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
 	$(BIN)/python -m examples.git_table $(ARGS)
 
 test: $(READY) ## the unit tests that are not slow, and chosen ones with Spark, on all cores (JOBS); ARGS are pytest's
@@ -97,13 +98,20 @@ clean: ## remove .venv, .peers and every cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find kafkalog -name '*.so' -delete
 
-# A stamp, so that it is done once; a change of the dependencies or of a kernel does it again.
+# Stamps, so that it is done once; a change of the dependencies or of a kernel does it again.
+# The demo needs the package and Spark alone.
+$(DEMO_READY): pyproject.toml $(KERNELS)
+	@sh ./.ci/system-packages "$(PYTHON)" demo
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -e '.[spark]'
+	@touch $@
+
 $(READY): pyproject.toml $(KERNELS)
 	@sh ./.ci/system-packages "$(PYTHON)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
-	@touch $@
+	@touch $(DEMO_READY) $@
 
 # Coverage-guided fuzzing, which nothing else needs; where it cannot be had, `fuzz` says so.
 $(FUZZ): $(READY)

@@ -14,6 +14,10 @@ from examples.git_history import Entry
 __all__ = ["Comparison", "compare", "report"]
 
 DIFFERENCES_SHOWN: Final = 20
+NEXT: Final = (
+    'next         keep a log: make demo ARGS="--path /tmp/git-log"; then look at it: '
+    ".venv/bin/kafkalog ui /tmp/git-log"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ def report(
         for kind in ("missing", "extra", "different"):
             for path in getattr(comparison, kind)[:DIFFERENCES_SHOWN]:
                 print_line(console, comparison.name, f"{kind}: {path}")
+    console.print(NEXT, markup=False, highlight=False, soft_wrap=True)
     is_identical = all(comparison.is_identical for comparison in comparisons)
     console.print("identical" if is_identical else "DIFFERENT", highlight=False)
     return {

@@ -135,7 +135,7 @@ def run(repository: Path, log_path: Path, scratch: Path, console: Console) -> di
             raise InvalidInputError(f"{log_path} already holds a topic {TOPIC!r}; name another")
         feed = write_feed(repository, scratch / "feed", bars)
         log.create_topic(TOPIC, partitions=PARTITIONS, config=TOPIC_CONFIG)
-        spark = start_spark()
+        spark = start_spark(scratch / "spark.log")
         try:
             streamed = stream(spark, log, feed, scratch, bars)
             cleaned = clean_rest(log)
@@ -159,8 +159,12 @@ def check_java() -> None:
         raise SparkUnavailableError(f"no Java in {place}, and Spark needs it: {JAVA_HINT}")
 
 
-def start_spark() -> SparkSession:
-    """Start Spark for two cores, quietly; raises SparkUnavailableError if its Java ends."""
+def start_spark(messages: Path) -> SparkSession:
+    """Start Spark for two cores; its workers use this interpreter.
+
+    Spark's messages go to the file `messages`. Raises SparkUnavailableError, and prints the
+    messages, if its Java ends at once.
+    """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.errors import PySparkRuntimeError
@@ -170,10 +174,26 @@ def start_spark() -> SparkSession:
     for name, value in SPARK.items():
         builder = builder.config(name, value)
     try:
-        return builder.getOrCreate()
+        with stderr_to(messages):
+            return builder.getOrCreate()
     except PySparkRuntimeError as error:
+        sys.stderr.write(messages.read_text(errors="replace"))
         reason = str(error).partition("\n")[0]
         raise SparkUnavailableError(f"Spark did not start: {reason} {JAVA_HINT}") from error
+
+
+@contextmanager
+def stderr_to(path: Path) -> Iterator[None]:
+    """Let what starts meanwhile write its standard error to a file, for as long as it lives."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    try:
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def stream(

@@ -28,6 +28,8 @@ from tests.postgres_server import postgres, postgres_server  # noqa: E402, F401 
 
 UNIT = ROOT / "tests" / "unit"
 CPU_SECONDS_MAX = 1.0
+ALLOWANCE = 3
+"""What a shared machine, or an unlucky draw of hypothesis, may add to a test below the limit."""
 LOOP_SECONDS = 0.04
 """The processor time of the loop in `_slowness` on the machine of the limit."""
 
@@ -86,7 +88,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     before = _cpu_seconds()
     result = yield
     used = _cpu_seconds() - before
-    if not is_free and used > CPU_SECONDS_MAX and used > CPU_SECONDS_MAX * _slowness():
+    limit = ALLOWANCE * CPU_SECONDS_MAX
+    if not is_free and used > limit and used > limit * _slowness():
         pytest.fail(
             f"{item.nodeid}: the test is slow (expected at most {CPU_SECONDS_MAX} s of processor "
             f"time, found {used:.2f} s). Make it faster, or mark it `slow`.",

@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import kafkalog
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import compression
 from kafkalog.storage_engine.reading import chunk_reader
 from kafkalog.storage_engine.records import records
@@ -29,18 +28,18 @@ WITH_HEADERS = changelog_schema(include_headers=True)
 @pytest.fixture(scope="module", params=["uncompressed", "lz4", "gzip"])
 def log(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[kafkalog.log.KafkaLog]:
+) -> Iterator[Engine]:
     """A log with nulls, empty values and times that no microsecond tells, stamped or not."""
     dice = random.Random(1)
     root = tmp_path_factory.mktemp("log") / request.param
-    with kafkalog.open(root) as opened:
+    with Engine(root) as opened:
         config = {"cleanup.policy": "delete", "compression.type": request.param}
         config["message.timestamp.after.max.ms"] = str(2**63 - 1)
         opened.create_topic("t", 1, config)
         for commit in range(6):
             stamp = "LogAppendTime" if commit == 3 else "CreateTime"
             opened.alter_topic("t", {"message.timestamp.type": stamp})
-            engine_of(opened).append("t", rows(dice, 500), now_ms=NOW_MS + commit, batch_size=700)
+            opened.append("t", rows(dice, 500), now_ms=NOW_MS + commit, batch_size=700)
         yield opened
 
 

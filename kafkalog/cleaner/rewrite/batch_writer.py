@@ -312,7 +312,6 @@ def _is_unchanged(run: Chunk, records: RecordTable, plan: Plan, retained: Retain
         table.has_messages
         or retained.tombstones.any()
         or retained.gets_horizon.any()
-        or retained.is_opaque.any()
         or (stays & (retained.kept == 0)).any()
         or (stays & ((table.attributes & special) != 0)).any()
         or (stays & (table.producer_ids >= 0)).any()

@@ -5,9 +5,9 @@ of its key, and if it is a tombstone, its batch's *delete horizon* must lie ahea
 at once.
 
 Tombstones go in two stages, so that slow readers see them. The first round gives the batch a
-horizon, `delete.retention.ms` ahead; a round after that time removes it. A marker whose data is
-gone goes the same way. A tombstone of an *erased* key goes at once. A batch without records keeps
-its header at the end of the log, or if it is its producer's last.
+horizon, `delete.retention.ms` ahead; a round at that time or later removes it. A marker whose data
+is gone goes the same way. A tombstone of an *erased* key goes at once. A batch without records
+keeps its header at the end of the log, or if it is its producer's last.
 
 Decisions depend only on the batch, the latest offsets, the transactions before it, the active
 producers and the round's fixed time.
@@ -56,8 +56,6 @@ class Retained:
     """(b) the batch keeps its header even without records (Kafka: RETAIN_EMPTY)."""
     gets_horizon: Flags
     """(b) the batch gets its first delete horizon."""
-    is_opaque: Flags
-    """(b) the batch stays as it is, without being decoded."""
     keyless: int
     """Records removed because they have no key."""
 
@@ -145,8 +143,7 @@ class RetentionRules:
         stats.records_kept += int(np.count_nonzero(keep))
         stats.tombstones_kept += int(tombstones.sum())
         stats.keyless_records += int(keyless)
-        is_opaque = np.zeros(len(table), dtype=np.bool_)
-        return Retained(keep, kept, tombstones, stays_empty, gets_horizon, is_opaque, int(keyless))
+        return Retained(keep, kept, tombstones, stays_empty, gets_horizon, int(keyless))
 
     def _note_horizons(self, known: Int64s, gets_horizon: Flags) -> None:
         """Remember the earliest horizon that lies ahead; a past one would only repeat the round."""

@@ -288,7 +288,7 @@ class RootLock:
         return self._held(fcntl.F_WRLCK, wait_s)
 
     def is_held_alone(self) -> bool:
-        """Tell whether a broker, or an adoption, holds the directory; raises StorageError.
+        """Return whether a broker, an adoption or a release holds the directory; or StorageError.
 
         Takes and creates nothing, so it may be asked for a directory that cannot be written.
         """
@@ -328,8 +328,8 @@ class RootLock:
     def _taken(self, kind: int) -> LockedByBrokerError:
         if kind == fcntl.F_RDLCK:
             return LockedByBrokerError(
-                f"{self.path}: a Kafka broker holds this directory; "
-                "stop the broker, or open the log with read_only=True"
+                f"{self.path}: a Kafka broker holds this directory, or kafkalog adopts or releases "
+                "it; stop the broker, or open the log with read_only=True"
             )
         return LockedByBrokerError(
             f"{self.path}: a Kafka broker holds this directory, or a process of kafkalog writes to "

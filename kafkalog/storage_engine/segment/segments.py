@@ -217,10 +217,10 @@ def list_segments(directory: Path) -> list[SegmentFiles]:
 def finish_swaps(directory: Path) -> None:
     """Apply the result of `list_segments` to the disk: finish or undo a dead process's swap.
 
-    The caller holds the cleaner lock and, exclusively, the segments lock. The process may die at
-    any step; the next call continues. `.deleted` files stay for readers with a recent listing
-    (`sweep_deleted`). Raises CorruptLogError if the batches of a `.log.swap` do not follow each
-    other as listed.
+    The caller holds the cleaner lock and, exclusively, the segments lock; or it holds the root's
+    lock alone. The process may die at any step; the next call continues. `.deleted` files stay for
+    readers with a recent listing (`sweep_deleted`). Raises CorruptLogError if the batches of a
+    `.log.swap` do not follow each other as listed.
     """
     found = _resolve(directory, is_strict=True)
     if not (found.swaps or found.dead_swaps or found.cleaned):

@@ -1,7 +1,7 @@
 """The commit of what tasks have staged: `commit_staged` is all of it, step by step.
 
-A batch id equal to its writer's last is a retry, and is dropped; a lower one is refused; a higher
-one goes on. Nothing here decodes data.
+A batch id equal to its writer's last is a retry, and is dropped. A lower one is refused, unless the
+writer is reset. A higher one is committed. Nothing here decodes data.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def commit_staged(
 ) -> CommitResult:
     """Commit what tasks have staged, all of it or nothing; see `Engine.commit`.
 
-    The order of the calls is the promise: verify, truncate, append, sync, record, sync, publish.
+    The order of the calls is the promise: is it a retry, verify, truncate, append, sync, record,
+    sync, publish.
     An exception before `record` undoes everything. After a death the next holder of the commit lock
     truncates what was appended, or publishes what was recorded.
     """

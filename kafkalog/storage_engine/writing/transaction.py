@@ -1,8 +1,9 @@
 """One holder's turn at a log: the recovered state, its changes, and the record that commits them.
 
-The order of events: `Engine.transaction` takes the root lock, shared, and the commit lock. The
-journal is recovered, then come any number of changes, then `publish`: sync every touched file,
-write the record, move `published_end`. An exception before `publish` undoes everything.
+The order of events: `Store.transaction` takes the root lock, shared, and the commit lock, and the
+journal is recovered. Then come any number of changes. `sync_appended` syncs the logs that they
+touched. `record` checks the root lock, writes the journal's record, syncs it, and publishes it. An
+exception before `record` undoes everything.
 
 If the previous holder died or failed, its changes are made durable before anything is built on
 them. It may have truncated what an earlier holder left, and a power cut could bring that back among

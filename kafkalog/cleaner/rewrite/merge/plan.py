@@ -134,7 +134,6 @@ def _actions(kernels: Any, source: BatchTable, retained: Retained, *, merges: bo
     is_single |= not merges
     return np.select(
         [
-            retained.is_opaque,
             holds & is_single & stays,
             holds & is_single,
             holds & stays,
@@ -142,7 +141,6 @@ def _actions(kernels: Any, source: BatchTable, retained: Retained, *, merges: bo
             retained.stays_empty & ~is_message,
         ],
         [
-            codes.COPY,
             codes.COPY,
             codes.REBUILD,
             codes.WHOLE,

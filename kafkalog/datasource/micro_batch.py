@@ -83,8 +83,8 @@ def _report_changed(
     )
     report_data_loss(
         "PARTITION_OFFSET_CHANGED",
-        f"partition {partition}'s offset was changed from {start} to {end}: its topic was made "
-        f"anew, or its log cut; {available}",
+        f"partition {partition}'s offset was changed from {start} to {end}: its topic was "
+        f"created again, or its log truncated; {available}",
         fail=fail,
     )
 

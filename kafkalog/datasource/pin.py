@@ -109,7 +109,7 @@ def as_pinned(
     held = pin.partition(topic, topic_id, number)
     if held is None:
         if pin.topics.get(topic, (topic_id,))[0] != topic_id:
-            raise InvalidInputError(f"topic {topic!r} was deleted and created anew: read again")
+            raise InvalidInputError(f"topic {topic!r} was deleted and created again: read again")
         return None
     start, end, first = wanted.start, wanted.end, held.log_start_offset
     is_stable = options.latest_view or options.read_committed
@@ -137,7 +137,7 @@ def refuse_passed(
             return
         held = pin.partition(topic, state.topic_id, number)
         if held is None:
-            raise InvalidInputError(f"topic {topic!r} was deleted and created anew: read again")
+            raise InvalidInputError(f"topic {topic!r} was deleted and created again: read again")
         now = state.partitions[number]
         is_passed = (
             now.cleaned_to > wanted.end if options.latest_view else now.swapped_at > pin.number

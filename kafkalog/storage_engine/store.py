@@ -166,7 +166,9 @@ class Store:
         def load_state() -> PartitionState:
             known = self.describe(topic)
             if known.topic_id != topic_id:
-                raise UnknownTopicError(f"topic {topic!r} was deleted and created anew: read again")
+                raise UnknownTopicError(
+                    f"topic {topic!r} was deleted and created again: read again"
+                )
             check(known)
             return known.partitions[partition]
 

@@ -96,7 +96,9 @@ def clean_round(
     finished swaps stay.
     """
     directory = engine.partition_directory(topic, partition)
-    described = engine.describe(topic)  # once: id and config of one topic, should it be made anew
+    described = engine.describe(
+        topic
+    )  # once: id and config of one topic, even if it is created again
     topic_id, topic_config = described.topic_id, TopicConfig.parse(described.config)
     load_state = _state_of(engine, topic, topic_id, partition)
     began = time.monotonic()

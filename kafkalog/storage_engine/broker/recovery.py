@@ -1,12 +1,12 @@
-"""A loaded partition brought to the disk: what the loader found in memory becomes what is there.
+"""Brings a loaded partition to the disk: it writes what the loader found in memory.
 
-`repair_partition` cuts the log where it ends, retires what lies behind, and builds the indexes anew
-of every segment that had to be recovered, entry by entry as a broker's recovery does. It may die
-at any step: whoever loads the partition again finds the same, and the next repair goes on. So
+`repair_partition` truncates the log at its end, retires later segments, and rebuilds the indexes of
+every recovered segment, entry by entry, like a broker. If it dies at any step, the next process
+that loads the partition finds the same state and repairs it:
 
-- later segments go before the one they follow is cut, the last one first: there is never a gap;
-- an index is put in place whole, `.index` last, since its absence asks for recovery;
-- everything of a recovered segment is synced: nobody vouched for it before.
+- later segments go before the one they follow is truncated, the last one first, so there is no gap;
+- an index is put in place whole, `.index` last, because its absence asks for recovery;
+- everything of a recovered segment is synced, because nothing says that it was.
 
 Kafka: LogLoader.load, LogSegment.recover, LocalLog.splitOverflowedSegment.
 """
@@ -86,7 +86,7 @@ class _Repair:
     # --- the log ---------------------------------------------------------------------------------
 
     def _drop_later(self, found: list[SegmentFiles]) -> list[SegmentFiles]:
-        """Retire the segments above the active one; all of them where the log begins anew."""
+        """Retire the segments above the active one; all of them if the log begins again."""
         active_base = self.state.active_base
         live = [segment for segment in found if segment.base_offset <= active_base]
         is_there = bool(live) and live[-1].base_offset == active_base

@@ -193,7 +193,7 @@ def _refuse_gone_topics(transaction: Transaction, message: StagedMessage) -> Non
         known = transaction.state.topics.get(name)
         if topic_id and (known is None or known.topic_id != topic_id):
             raise StorageError(
-                f"topic {name!r} was deleted or created anew while the batch was written: "
+                f"topic {name!r} was deleted or created again while the batch was written: "
                 f"the task saw id {topic_id}; run the batch again"
             )
 

@@ -467,7 +467,7 @@ def test_a_topic_created_anew_is_not_the_one_of_the_moment(tmp_path: Path) -> No
         engine.delete_topic("t")
     append(tmp_path, "t", numbered(1))
 
-    with task("1"), pytest.raises(DataLossError, match="deleted and created anew"):
+    with task("1"), pytest.raises(DataLossError, match="deleted and created again"):
         rows(reader, partitions)
 
 

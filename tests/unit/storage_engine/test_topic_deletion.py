@@ -79,7 +79,7 @@ def test_what_wrote_to_a_deleted_topic_may_write_the_same_to_a_new_one(tmp_path:
 def test_a_creation_that_died_does_not_stop_the_removal_of_others(tmp_path: Path) -> None:
     engine = filled(tmp_path)
     engine.delete_topic("t", now_ms=NOW_MS)
-    (tmp_path / "t-0").mkdir()  # created anew, and died before it said for which topic
+    (tmp_path / "t-0").mkdir()  # created again, and died before it said for which topic
     engine.delete_topic("other", now_ms=NOW_MS)
     finish_deletions(engine, now_ms=NOW_MS + DELAY_MS)
     assert directories(tmp_path) == ["t-0"]
@@ -223,10 +223,10 @@ def test_what_was_staged_for_a_deleted_topic_is_refused(tmp_path: Path) -> None:
     engine = filled(tmp_path)
     message = stage(engine)
     engine.delete_topic("t", now_ms=NOW_MS)
-    with pytest.raises(StorageError, match="was deleted or created anew"):
+    with pytest.raises(StorageError, match="was deleted or created again"):
         engine.commit([message], now_ms=NOW_MS)
     engine.create_topic("t", 2, now_ms=NOW_MS)
-    with pytest.raises(StorageError, match="was deleted or created anew"):
+    with pytest.raises(StorageError, match="was deleted or created again"):
         engine.commit([message], now_ms=NOW_MS)
     assert values(engine) == set()
 

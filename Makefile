@@ -99,11 +99,11 @@ clean: ## remove .venv, .peers and every cache
 	find kafkalog -name '*.so' -delete
 
 # Stamps, so that it is done once; a change of the dependencies or of a kernel does it again.
-# The demo needs the package and Spark alone.
+# The demo needs the package, Spark and aiokafka.
 $(DEMO_READY): pyproject.toml $(KERNELS)
 	@sh ./.ci/system-packages "$(PYTHON)" demo
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -e '.[spark]'
+	$(BIN)/python -m pip install --quiet -e '.[demo]'
 	@touch $@
 
 $(READY): pyproject.toml $(KERNELS)

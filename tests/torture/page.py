@@ -1,7 +1,7 @@
 """Write docs/reliability.md: what was broken, and how often.
 
-The page is made from the counts in docs/reliability.json, the docstrings of the programs, and
-found.toml, which lists the faults that they found.
+The page is made from the counts in docs/reliability.json, the docstrings of the programs, the table
+of old bugs, and found.toml, which lists the faults that were found.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import page as benchmarks
+from tests.old_bugs import OLD_BUGS, SWITCH
 
 __all__ = ["PROGRAMS", "UNASKED", "Result", "Results", "machine"]
 
@@ -29,7 +30,6 @@ PROGRAMS: Final = (
     "damage",
     "fuzz",
     "model",
-    "old_bugs",
 )
 UNASKED: Final = ("power_cuts", "spark_kills")
 """What nobody expects of a quick run: to mount file systems, and to start Spark for minutes."""
@@ -95,7 +95,7 @@ class Results:
         """Return the page."""
         rows = [row for result in self for row in _rows(result)]
         sections = [_section(name) for name in PROGRAMS]
-        return "\n".join([_HEAD, *rows, "", *sections, *_found()])
+        return "\n".join([_HEAD, *rows, "", *sections, *_old_bugs(), *_found()])
 
 
 def machine() -> dict[str, str]:
@@ -135,6 +135,19 @@ def _section(program: str) -> str:
     return f"## {program}\n\n{title}\n{told}\n"
 
 
+def _old_bugs() -> Iterator[str]:
+    yield "## Old bugs\n"
+    told = (
+        f"A switch brings {len(OLD_BUGS)} old bugs back, one at a time, and a test holds that the "
+        "tests of each bug fail then. The table [tests/old_bugs.py](../tests/old_bugs.py) names "
+        f"these tests. One of them runs with `{SWITCH}=NAME .venv/bin/python -m pytest TEST`."
+    )
+    yield f"{textwrap.fill(told, 100, break_long_words=False, break_on_hyphens=False)}\n"
+    for bug in OLD_BUGS:
+        yield _item(f"- **{bug.name}**: {bug.fault}")
+    yield ""
+
+
 def _found() -> Iterator[str]:
     found = tomllib.loads(FOUND.read_text())["found"]
     yield "## Faults found and fixed\n"
@@ -143,14 +156,14 @@ def _found() -> Iterator[str]:
         "jumping clocks) or *review* (a reader who tried to break the code). Each has a test.\n"
     )
     for one in found:
-        yield textwrap.fill(
-            f"- **{one['by']}**: {' '.join(one['what'].split())}",
-            100,
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        yield _item(f"- **{one['by']}**: {' '.join(one['what'].split())}")
     yield ""
+
+
+def _item(text: str) -> str:
+    return textwrap.fill(
+        text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 _HEAD: Final = """# Reliability

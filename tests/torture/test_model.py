@@ -14,7 +14,6 @@ from tests.torture import model_hands
 from tests.torture.model import examples
 from tests.torture.model_log import Part, Row
 from tests.torture.model_machine import LogMachine
-from tests.torture.old_bugs import BUGS
 
 pytestmark = pytest.mark.slow
 GENERATE = (Phase.generate,)
@@ -29,20 +28,6 @@ def other_process() -> Iterator[None]:
 
 def test_any_steps_in_any_order_leave_what_the_model_says() -> None:
     examples(1, 16)
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("KAFKA-3894", "not even one segment fits"),
-        ("KAFKA-8522", "had to go at"),
-    ],
-)
-def test_the_model_finds_an_old_bug(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (bug,) = (bug for bug in BUGS if bug.name == name)
-    bug.patch(monkeypatch)
-    with pytest.raises(AssertionError, match=told):
-        examples(1, 100, phases=GENERATE)
 
 
 def test_the_model_finds_a_batch_that_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:

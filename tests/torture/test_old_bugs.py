@@ -1,35 +1,51 @@
-"""Every old bug that is brought back is caught, and one that is not would be told."""
+"""Each old bug is noticed by its tests, and a test that does not notice a bug is named."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
-from tests.torture.old_bug import OldBug
-from tests.torture.old_bugs import BUGS, PROOFS, bring_back
+from tests.old_bugs import HARMLESS, OLD_BUGS, OldBug, old_bug, unnoticed
 
 pytestmark = pytest.mark.slow
+LATEST = old_bug("latest-record")
+ANOTHER = "unit/cleaner/test_regressions.py::test_a_control_batch_without_a_record_is_no_fault"
 
 
-@pytest.fixture(scope="module")
-def wrong(request: pytest.FixtureRequest) -> dict[str, list[str]]:
-    """What is wrong with the bugs of all tests that are run: one process is enough for them."""
-    calls = [getattr(item, "callspec", None) for item in request.session.items]
-    found = [call.params["bug"].name for call in calls if call and "bug" in call.params]
-    return bring_back(found)
+@pytest.mark.parametrize("bug", OLD_BUGS, ids=lambda bug: bug.name)
+def test_the_tests_of_an_old_bug_fail_with_it(bug: OldBug) -> None:
+    assert unnoticed(bug) == []
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_an_old_bug_is_caught(bug: OldBug, wrong: dict[str, list[str]]) -> None:
-    assert wrong[bug.name] == []
+def test_a_test_that_passes_or_fails_for_another_reason_notices_no_bug() -> None:
+    bug = replace(LATEST, tests=(ANOTHER, *LATEST.tests), sign="what no failure says")
+    passed, *others = unnoticed(bug)
+    assert passed == "test_a_control_batch_without_a_record_is_no_fault: passed"
+    assert len(others) == 2 and all(": failed for another reason: " in other for other in others)
 
 
-def test_a_bug_that_is_not_caught_or_by_chance_is_told() -> None:
-    found = bring_back([proof.name for proof in PROOFS])
-    for proof, expected in zip(PROOFS, ("passed", "another reason", "no such test"), strict=True):
-        assert expected in found[proof.name][0]
+def test_a_replacement_without_effect_is_not_noticed() -> None:
+    assert unnoticed(HARMLESS) == ["test_the_name_of_an_emptied_segment_is_synced: passed"]
 
 
-def test_no_bug_is_there_twice_or_has_a_sign_that_fits_all() -> None:
-    names = [bug.name for bug in BUGS]
-    assert len(set(names)) == len(names)
-    assert not [bug.name for bug in BUGS if bug.is_sign("")]
+def test_an_unknown_bug_is_refused_with_those_there_are() -> None:
+    with pytest.raises(RuntimeError, match=r"no old bug has this name .*found 'none'"):
+        unnoticed(replace(LATEST, name="none"))
+
+
+def test_a_test_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="the tests did not run"):
+        unnoticed(replace(LATEST, tests=("unit/cleaner/test_regressions.py::test_none",)))
+
+
+@pytest.mark.parametrize(("before", "count"), [("no such text", "0"), ("import", "[0-9]{2}")])
+def test_a_text_that_the_module_does_not_have_once_is_an_error(before: str, count: str) -> None:
+    with pytest.raises(ValueError, match=f"expected 1, found {count} of '{before}'"):
+        replace(LATEST, before=before).source()
+
+
+def test_ten_old_bugs_have_ten_names_and_no_sign_fits_every_failure() -> None:
+    assert len({bug.name for bug in OLD_BUGS}) == 10
+    assert not [bug.name for bug in OLD_BUGS if re.search(bug.sign, "")]

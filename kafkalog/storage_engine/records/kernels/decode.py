@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def read_varint(buffer: Bytes, position: int, end: int) -> tuple[int, int]:
     """Return (value, next position) of the zigzag varint in `buffer[position:end]`.
 
-    The next position is -1 when it is cut off or longer than 5 bytes. Bits past the 32nd are
+    The next position is -1 when it is truncated or longer than 5 bytes. Bits past the 32nd are
     dropped, as in Java.
     """
     if end - position >= 2:  # one or two bytes, nearly always

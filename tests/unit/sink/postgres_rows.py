@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ LEADING = pa.schema(
         ("kl_timestamp", pa.timestamp("us", "UTC")),
     ]
 )
-Shape = dict[str, DataType]
+Shape = Mapping[str, DataType]
 TEXT: Shape = {"key": StringType(), "value": StringType()}
 BYTES: Shape = {"key": BinaryType(), "value": BinaryType()}
 ARROW = {"string": pa.string(), "binary": pa.binary(), "integer": pa.int32()}

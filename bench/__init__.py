@@ -45,9 +45,9 @@ _IS_MET: Final = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What was measured.
+    """A result of a measurement.
 
-    `claim` tells what and of which size; `ours` and `peer` are medians in `unit`; `ratio` is the
+    `claim` names the work and its size; `ours` and `peer` are medians in `unit`; `ratio` is the
     median of the rounds' ratios, and `ratio_is` says which way: "times as fast" (`MORE`), "of its
     time" (`LESS`), "of its bytes". `target` is what is promised of the ratio, ">= 3" or "<= 1.5",
     or of our figure itself, "ours <= 5".
@@ -69,7 +69,7 @@ class Claim:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the target holds; None where there is none."""
+        """Whether the target holds; None without a target."""
         if not self.target:
             return None
         *about, sign, bound = self.target.split()
@@ -129,7 +129,7 @@ def compare(
 ) -> Claim:
     """Time both, in turn, and compare their rates: `amount` (in `unit` times seconds) per call.
 
-    The first round warms up and is not counted. Who begins alternates from round to round. Both
+    The first round warms up and is not counted. They begin by turns, round by round. Both
     run in this process, so the memory of each is the most that was resident while it ran, with
     what the process holds for both.
     """

@@ -27,7 +27,7 @@ _LAST_S: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """What a cleaning took."""
+    """The costs of a cleaning."""
 
     seconds: float
     """Around the call alone: the log was open."""

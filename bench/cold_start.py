@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What the first micro-batch took, and the memory of the processes."""
+    """The time of the first micro-batch, and the memory of the processes."""
 
     seconds: float
     mib: float

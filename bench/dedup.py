@@ -50,7 +50,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """What the cleaning process says of itself."""
+    """The cleaning process's own figures."""
 
     idle_bytes: int
     peak_bytes: int

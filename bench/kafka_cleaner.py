@@ -38,7 +38,7 @@ _LINE: Final = re.compile(
     r"(?P<mb>[\d,.]+) MB of log processed in (?P<seconds>[\d,.]+) seconds"
 )
 _THREAD: Final = "kafka-log-clean"
-"""What the system shows of its name."""
+"""The part of its name that the system shows."""
 _HELD_BACK: Final = {"min.cleanable.dirty.ratio": "1"}
 
 
@@ -49,7 +49,7 @@ def fault() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class KafkasCleaning:
-    """What one cleaning took, and where its result lies."""
+    """The costs of one cleaning, and the place of its result."""
 
     topic: str
     directory: Path
@@ -57,7 +57,7 @@ class KafkasCleaning:
     rounds: int
     processed_mb: float
     cpu_seconds: float
-    """What the cleaner's thread was given of a processor; 0 where that cannot be seen."""
+    """The processor time of the cleaner's thread; 0 if it cannot be seen."""
     mib: float | None
     """The most memory that the JVM had resident meanwhile."""
 
@@ -162,7 +162,7 @@ class KafkasCleaner:
 
 
 def _put(source: Path, directory: Path) -> None:
-    """Put a source's segments in the place of a topic's empty one."""
+    """Replace a topic's empty segment by a source's segments."""
     for path in directory.iterdir():
         if path.suffix in layout.SEGMENT_SUFFIXES or path.suffix == layout.SNAPSHOT:
             path.unlink()

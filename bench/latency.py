@@ -159,7 +159,7 @@ class Query:
         raise NotImplementedError
 
     def content(self, topic: str) -> DataFrame | None:
-        """Return the records of a topic; None where there is none."""
+        """Return the records of a topic; None without the topic."""
         raise NotImplementedError
 
     def run(self, batches: int) -> list[dict[str, float]]:

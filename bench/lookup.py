@@ -8,7 +8,7 @@ answer is compared with what was written last. The first peer is the same table 
 the key, with a cache and a map that hold all of it. Each runs in a process of its own, which times
 itself; both are warmed by the same other keys, and take turns after 50 keys: after each single one
 a process would find the processor's caches cold, which costs SQLite more. Then, not in turn: the
-same lookups while a hundredth of the keys has been written anew since the cleaning, which is the
+same lookups while a hundredth of the keys has been written again since the cleaning, which is the
 part that has to be scanned, beside those before; and those before beside the ones without the key
 indexes, where segments are scanned. Told besides: what the indexes take on disk.
 """
@@ -130,7 +130,7 @@ def claims(
 
 @dataclass(slots=True)
 class Asked:
-    """What one side took for each key."""
+    """The times of one side, for each key."""
 
     ms: list[float] = field(default_factory=list)
     mib: float = 0.0

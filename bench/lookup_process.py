@@ -32,7 +32,7 @@ LookUp = Callable[[str], str | None]
 
 
 class Answer(NamedTuple):
-    """What was found, and what that took."""
+    """The values found, the milliseconds of each, and the memory."""
 
     values: list[str | None]
     ms: list[float]

@@ -56,7 +56,7 @@ class Case:
 
     @property
     def claim(self) -> str:
-        """What is measured."""
+        """The text of the claim."""
         how = "grouped into large ones" if self.is_grouped else "each swapped alone"
         return f"clean {self.segments:,} segments of {RECORDS} records, {how}"
 

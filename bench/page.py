@@ -74,7 +74,7 @@ Remarks = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one program found: its claims, as it printed them, and where that was."""
+    """The result of one program: its claims, as it printed them, and the machine."""
 
     program: str
     command: str
@@ -84,7 +84,7 @@ class Result:
 
 
 class Results:
-    """What all programs found, and what is to be said of it."""
+    """The results of all programs, and the remarks on them."""
 
     def __init__(self, results: Sequence[Result] = (), remarks: Remarks | None = None) -> None:
         self._by_program = {result.program: result for result in results}

@@ -51,7 +51,7 @@ class _Reader(DataSourceReader):
 
 
 class _Rows(InputPartition):
-    """As many rows as a micro-batch has."""
+    """The rows of a micro-batch."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -97,7 +97,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
 class ReadyBatches(DataSource):
     """`format("ready")`; the option `path` is a directory of Arrow files, one for each task.
 
-    Of a stream it is the file whose bytes count.
+    For a stream it is the file whose bytes count.
     """
 
     @classmethod

@@ -97,8 +97,7 @@ def driver_pid(spark: SparkSession) -> int:
 def watched(spark: SparkSession, *, without: int | None = None) -> Iterator[Peak]:
     """Watch what this process, Spark's JVM and its Python workers have resident, without a process.
 
-    What others have left behind is no part of it: before, idle workers end, and the JVM gives back
-    what it can.
+    Idle workers end first, and the JVM gives back what it can: the remains of others do not count.
     """
     end_workers()
     jvm: Any = spark.sparkContext._jvm

@@ -175,7 +175,7 @@ def make_ways(
 
 @dataclass
 class Found:
-    """What a way took: by round the seconds, and those of a processor; its peak of memory."""
+    """The costs of a way: by round the seconds and the processor time; its peak of memory."""
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)

@@ -213,7 +213,7 @@ def stream(writes: Writes, rows: int, count: int, rounds: int) -> list[Claim]:
 
 @dataclass
 class Found:
-    """What a writer did: its rates by round, and the most memory that Spark had resident."""
+    """The result of a writer: its rates by round, and the most memory that Spark had resident."""
 
     rates: list[float] = field(default_factory=list)
     mib: float = 0.0

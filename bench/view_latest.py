@@ -182,7 +182,7 @@ def windowed(frame: DataFrame) -> DataFrame:
 
 @dataclass
 class Found:
-    """What a way took: the seconds by round, and its peak of memory."""
+    """The costs of a way: the seconds by round, and its peak of memory."""
 
     seconds: list[float] = field(default_factory=list)
     mib: float = 0.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +16,6 @@ from examples.git_history import Entry
 __all__ = ["Comparison", "compare", "report"]
 
 DIFFERENCES_SHOWN: Final = 20
-NEXT: Final = (
-    'next         keep a log: make demo ARGS="--path /tmp/git-log"; then look at it: '
-    ".venv/bin/kafkalog ui /tmp/git-log"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,8 @@ def report(
         f"removed {background['records_removed']:,} records; then "
         f"{figures['forced_cleanings']} forced ones the rest",
         "kept": f"{figures['records_kept']:,} records",
+        "segments": f"{figures['segments_after_background']} after the stream, "
+        f"{figures['segments_after']} at the end",
         "bytes": f"{before:,} before, {figures['bytes_after_background']:,} after the stream, "
         f"{after:,} at the end",
         "dirty ratio": f"{figures['dirty_ratio_before']} after the stream, "
@@ -94,16 +94,33 @@ def report(
         for kind in ("missing", "extra", "different"):
             for path in getattr(comparison, kind)[:DIFFERENCES_SHOWN]:
                 print_line(console, comparison.name, f"{kind}: {path}")
-    console.print(NEXT, markup=False, highlight=False, soft_wrap=True)
+    print_line(console, "picture", f"{figures['picture']}, with the history of cleanings")
+    print_line(console, "next", "try these; the log and its picture stay until you remove them")
+    for command in next_steps(figures["log"]):
+        print_line(console, "", command)
     is_identical = all(comparison.is_identical for comparison in comparisons)
     console.print("identical" if is_identical else "DIFFERENT", highlight=False)
     return {
         "repository": str(repository),
         "paths": len(expected),
         **figures,
+        "next": next_steps(figures["log"]),
         "comparisons": [asdict(comparison) for comparison in comparisons],
         "identical": is_identical,
     }
+
+
+def next_steps(log_path: str) -> list[str]:
+    """Return commands to try on the log, for a shell in this directory; Ctrl-C ends the last."""
+    program = Path(sys.executable).with_name("kafkalog")
+    if program.is_relative_to(Path.cwd()):
+        program = program.relative_to(Path.cwd())
+    commands = (
+        ("read", log_path, "git", "--latest", "--limit", "3"),
+        ("verify", log_path, "--deep"),
+        ("ui", log_path, "--port", "0"),
+    )
+    return [shlex.join([str(program), *words]) for words in commands]
 
 
 def print_line(console: Console, name: str, line: str) -> None:

@@ -11,13 +11,15 @@
    transactions: committed ones repeat the latest values, aborted ones write wrong values.
 4. At the same time a second query reads the topic back, and `foreachBatch(SQLiteUpsert(...))`
    follows it into a database.
-5. Both that table and the batch read `view=latest` are compared with `git ls-tree -r HEAD`. The
-   last line is `identical`, or else the exit code is 1.
+5. Both that table and the batch read `view=latest` are compared with `git ls-tree -r HEAD`.
+6. The log stays, with its picture beside it, a page for a browser. The report names both, and
+   what to try next. The last line is `identical`, or else the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import json
 import logging
@@ -28,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,6 +43,7 @@ from examples.git_history import Entry, GitError, head_tree
 from examples.git_report import compare, report
 from examples.git_transactions import Transactions
 from kafkalog.cleaner import CleanerConfig
+from kafkalog.cli import run as run_command
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
 from kafkalog.sink.upsert import SQLiteUpsert
 
@@ -95,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="kafkalog-demo-") as temporary:
             scratch = Path(temporary)
-            log_path = options.path.absolute() if options.path else scratch / "log"
+            log_path = options.path.absolute() if options.path else None
             result = run(options.repo.absolute(), log_path, scratch, console)
     except (GitError, KafkaLogError, SparkUnavailableError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -120,16 +123,21 @@ def parser() -> argparse.ArgumentParser:
         help="the repository, a work tree or a bare one (default: this project's)",
     )
     described.add_argument(
-        "--path", type=Path, metavar="DIR", help="keep the log here (default: thrown away)"
+        "--path",
+        type=Path,
+        metavar="DIR",
+        help="the log's directory; its picture is DIR.html (default: in a new temporary directory)",
     )
     described.add_argument("--json", action="store_true", help="print the figures as one JSON line")
     return described
 
 
-def run(repository: Path, log_path: Path, scratch: Path, console: Console) -> dict[str, Any]:
+def run(repository: Path, log_path: Path | None, scratch: Path, console: Console) -> dict[str, Any]:
     """Run the whole demo; return the figures."""
     expected = head_tree(repository)
     check_java()
+    if log_path is None:
+        log_path = Path(tempfile.mkdtemp(prefix="kafkalog-demo-")) / "log"
     with kafkalog.open(log_path, cleaner=CLEANER) as log, progress_bars(console) as bars:
         if TOPIC in log.topics():
             raise InvalidInputError(f"{log_path} already holds a topic {TOPIC!r}; name another")
@@ -319,7 +327,7 @@ def clean_rest(log: KafkaLog) -> dict[str, Any]:
     assert log.cleaner is not None
     log.cleaner.stop()
     dirty = log.status()
-    before = log_bytes(log)
+    before, segments_before = log_bytes(log), segments(log)
     background = {
         "cleanings": log.cleaner.cleanings,
         "failures": log.cleaner.failures,
@@ -336,6 +344,8 @@ def clean_rest(log: KafkaLog) -> dict[str, Any]:
         "bytes_before": before + background["bytes_removed"],
         "bytes_after_background": before,
         "bytes_after": log_bytes(log),
+        "segments_after_background": segments_before,
+        "segments_after": segments(log),
         "dirty_ratio_before": dirty_ratio(dirty),
         "dirty_ratio_after": dirty_ratio(log.status()),
         "forced_cleanings": len(forced),
@@ -344,7 +354,25 @@ def clean_rest(log: KafkaLog) -> dict[str, Any]:
             for partition in range(PARTITIONS)
             for batch in log.read(TOPIC, partition, columns=["offset"])
         ),
+        "log": str(log.root),
+        "picture": draw(log),
     }
+
+
+def draw(log: KafkaLog) -> str:
+    """Write the log's picture beside it, by `kafkalog status --html`; return its path."""
+    picture = f"{log.root}.html"
+    said = io.StringIO()
+    with redirect_stderr(said):
+        status = run_command(["status", str(log.root), "--html", picture])
+    if status:
+        raise StorageError(said.getvalue().strip())
+    return picture
+
+
+def segments(log: KafkaLog) -> int:
+    """Return how many segments the topic's partitions have."""
+    return len(list(log.root.glob(f"{TOPIC}-*/*.log")))
 
 
 def log_bytes(log: KafkaLog) -> int:

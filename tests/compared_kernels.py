@@ -37,7 +37,7 @@ def compared() -> Iterator[None]:
 
 
 def as_python(name: str) -> types.ModuleType:
-    """Return a kernel file as Python, whatever is compiled."""
+    """Return a kernel file as Python, even if it is compiled."""
     path = _PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

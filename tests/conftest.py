@@ -1,4 +1,4 @@
-"""What all tests share: kernels of these sources, a clean environment, a Spark session, a limit."""
+"""Shared by all tests: kernels of these sources, a clean environment, a Spark session, a limit."""
 
 from __future__ import annotations
 

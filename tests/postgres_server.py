@@ -96,7 +96,7 @@ class PostgresServer:
 
     @property
     def conninfo(self) -> str:
-        """What libpq connects with, as the superuser."""
+        """The connection string of libpq, as the superuser."""
         return (
             f"host=127.0.0.1 port={self.port} user=keeper password={self._password} "
             "dbname=postgres connect_timeout=10"
@@ -193,7 +193,7 @@ class PostgresServer:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """Yield a running server; skip where there is none, unless this is CI, where one has to be."""
+    """Yield a running server; without one skip, or fail if this is CI."""
     reason = fault()
     if reason and os.environ.get("CI"):
         pytest.fail(reason)

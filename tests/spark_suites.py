@@ -1,4 +1,4 @@
-"""What `docs/conformance.md` must list of Spark's Kafka connector: its options, its tests by suite.
+"""Parts of Spark's Kafka connector that `docs/conformance.md` must list: options, tests by suite.
 
 The tests are those of Spark 4 (connector/kafka-0-10-sql). A suite that Spark runs several times, in
 its V1 and V2 source and with both of its offset readers, is listed once.

@@ -5,8 +5,9 @@ Rules of all verbs:
 - data goes to the standard output, with `--json` one object per line; messages go to the standard
   error;
 - colours and progress bars appear only on terminals (`colours`);
-- the exit status is 0 when all is well; 1 for damage, a "no", or a fault of the log or the disk; 2
-  for wrong usage: options, and any InvalidInputError, such as an unknown topic;
+- the exit status is 0 when all is well, and 1 for damage, a "no", or a fault of the log or the
+  disk;
+- it is 2 for wrong usage: options, and any InvalidInputError, as for an unknown topic;
 - an expected error is one line, never a traceback.
 """
 

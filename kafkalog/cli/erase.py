@@ -2,7 +2,7 @@
 
 It writes tombstones, cleans the partitions by force, and waits until replaced files may be removed.
 Then it reads every file of the topic and of the root, batches record by record, other files byte by
-byte. It says which files it has read and as of which commit, and writes a dated report, which names
+byte. It says which files it has read and as of which commit. It writes a dated report, which names
 keys by their digests. --dry-run only searches; it writes a report if --report names one.
 
 A tombstone stays for delete.retention.ms, so that followers can read it. Until then it counts as an

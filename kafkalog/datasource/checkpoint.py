@@ -30,7 +30,7 @@ class QueryCheckpoint:
 
     `committed` and `planned` are the next offsets after the last committed batch and the last
     planned one, by source, as the checkpoint names it (`0`, `1`). Sources with other offsets are
-    left out. A batch is -1 if there is none.
+    left out. A batch that does not exist is -1.
     """
 
     query_id: str | None
@@ -43,7 +43,7 @@ class QueryCheckpoint:
 def read_checkpoint(directory: str) -> QueryCheckpoint:
     """Read a checkpoint: a path, or a `file:` URI.
 
-    Raises InvalidInputError if there is none, its version is unknown, or it is not text, and
+    Raises InvalidInputError if it is missing, its version is unknown, or it is not text, and
     StorageError.
     """
     path = _path(directory)

@@ -121,9 +121,9 @@ class KTable:
         With `previous=True` a column `previous` has the key's value before the change, null for a
         key that is new to the stream or was deleted. Spark keeps these values as state
         (`transformWithState`), which needs RocksDB as the session's state store provider and the
-        package protobuf. It is much slower than the plain stream, some 1,100 changes a second on
-        two cores (bench.previous_value), since every key of a micro-batch takes three exchanges
-        with Spark's process.
+        package protobuf. It is much slower than the plain stream: some 1,100 changes a second on
+        two cores (bench.previous_value). Every key of a micro-batch takes three exchanges with
+        Spark's process.
 
         Raises InvalidInputError if the provider or the package is missing.
         """

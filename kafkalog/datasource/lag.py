@@ -88,7 +88,7 @@ def _behind(source: Any) -> dict[str, str]:
 
 
 def _offsets(source: Any, name: str) -> Offsets | None:
-    """Return the offsets of a progress; None if there are none, or for other sources."""
+    """Return the offsets of a progress; None if it has none yet, or for other sources."""
     found = _field(source, name)
     try:
         nested = json.loads(found) if isinstance(found, str) else found

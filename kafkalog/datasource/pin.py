@@ -6,8 +6,8 @@ retries of one action share. Without an execution, as for `df.rdd`, it is the st
 is known by the directory that Spark makes for its driver, as not every task knows the application's
 id.
 
-A thread renews the pin's lease while a task reads: finding the latest records of a large partition
-may take longer than the lease before the first batch is returned.
+A thread renews the pin's lease while a task reads. Finding the latest records of a large partition
+may take longer than the lease, before the first batch is returned.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ __all__ = ["ending_offsets", "no_offset_matched", "offsets_for_times", "starting
 def offsets_for_times(
     store: Store, times: Mapping[TopicPartition, int], *, isolation_level: str
 ) -> dict[TopicPartition, int | None]:
-    """Return the offset of the first record since each time (epoch ms); None if there is none.
+    """Return the offset of the first record since each time (epoch ms); None without one.
 
     Kafka: Admin.listOffsets with OffsetSpec.forTimestamp. Raises UnknownTopicError.
     """

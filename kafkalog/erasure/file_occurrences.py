@@ -53,7 +53,7 @@ class FileOccurrences:
     positions: dict[int, int] = field(default_factory=dict)
     """By number of a key: the first position of its bytes outside records."""
     faults: list[str] = field(default_factory=list)
-    """What could not be scanned, and why."""
+    """The parts that could not be scanned, and why."""
 
     @property
     def record_count(self) -> int:

@@ -41,7 +41,7 @@ class Occurrences:
     record_number: int | None
     """The journal's record up to which all commits were scanned; None in a broker's directory."""
     high_watermarks: Mapping[int, int]
-    """Of each partition, at that record."""
+    """The high watermark of each partition at that record."""
     files: tuple[FileOccurrences, ...]
     """Every scanned file, by path."""
     residuals: tuple[Residual, ...]

@@ -155,9 +155,9 @@ class Engine(Store):
 
         `source` is a `.log` file, a binary stream or bytes: batches v2, whose offsets, producers,
         transactions and leader epochs stay; offsets may have gaps. An empty one appends nothing.
-        Raises InvalidInputError for a batch below the log end and for messages v0 and v1,
-        CorruptBatchError, which names the position, for bytes that are no batch; then nothing is
-        appended.
+        Raises InvalidInputError for a batch below the log end and for messages v0 and v1.
+        Raises CorruptBatchError, which names the position, for bytes that are no batch. Then
+        nothing is appended.
         """
         from kafkalog.storage_engine.writing import raw_append
 
@@ -178,8 +178,8 @@ class Engine(Store):
 
         A batch that its writer has committed already is skipped. `create` says how to create topics
         that do not exist; without it they are an error. Raises CommitConflictError for an
-        older batch (`reset_writer` lets it pass), StorageError for staged files that are not what
-        their tasks said, CommitInDoubtError when only the next holder can tell.
+        older batch (`reset_writer` lets it pass), and StorageError for staged files that are not
+        what their tasks said. Raises CommitInDoubtError when only the next holder can tell.
         """
         now_ms = _now(now_ms)
 
@@ -206,9 +206,9 @@ class Engine(Store):
     ) -> bool:
         """Remove what a failed batch staged; returns False, and keeps all, when it is published.
 
-        Spark calls abort also after a commit that failed, so the journal is looked at first: a
-        commit in doubt is settled here. `prefix` names the staged files of a batch without writer,
-        `run` those of one run (`layout.parse_staged`): what another one stages is left alone.
+        Spark calls abort also after a commit that failed. The journal is therefore read first,
+        and decides a commit in doubt. `prefix` names the staged files of a batch without writer,
+        `run` those of one run (`layout.parse_staged`). The files of other runs stay.
         """
         with self.transaction() as transaction:
             if writer is not None:
@@ -290,7 +290,7 @@ class Engine(Store):
 
         `ms` is in epoch milliseconds, or -1 for the latest offset, -2 for the earliest one, -3 for
         the record with the largest timestamp. A record that readers of the isolation level do not
-        see yet is none. Kafka: ListOffsets.
+        see yet gives None. Kafka: ListOffsets.
         """
         return {
             partition: time_offsets.offset_for_time(self, topic, partition, ms, isolation_level)
@@ -312,7 +312,7 @@ class Engine(Store):
 
 
 class OpenedLog(Protocol):
-    """What `kafkalog.open` returns, as the rooms below it see it."""
+    """The log that `kafkalog.open` returns, as the rooms below it see it."""
 
     @property
     def _engine(self) -> Engine: ...

@@ -5,8 +5,8 @@ status; none allocates more than its caller gave it. Keys are read only after th
 compared with the arena's size, so no further bounds check is compiled in.
 
 A slot is three unsigned words: the two halves of the key's hash, and the offset plus one. Zero in
-the third word means that the slot is free, so a table fresh from the operating system is empty and
-its memory is taken up page by page.
+the third word means that the slot is free. A table fresh from the operating system is therefore
+empty, and its memory is taken up page by page.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def find_key(
     """Return the index of the last record with that key and start <= offset < end, -1 for none.
 
     arena uint8; positions, sizes, offsets int64 (n); key uint8. A key that does not lie inside the
-    arena is none.
+    arena does not count.
     """
     size = key.shape[0]
     last = arena.shape[0] - size
@@ -133,7 +133,7 @@ def _find(slots: Rows, high: Word, low: Word) -> int:
 
 
 def _set_bit(bits: Bytes, place: int) -> None:
-    """Set a bit, if there is such a one."""
+    """Set a bit, if it exists."""
     byte = place >> 3
     if place >= 0 and byte < bits.shape[0]:
         bits[byte] |= 1 << (place & 7)
@@ -157,8 +157,8 @@ def put_offsets(
     """Put the offsets of records `first`.. with start <= offset < end; a later one replaces.
 
     A record without a key, or whose second hash word under `mask` is not `prefix`, is passed over.
-    The first record to put while `size` keys are in the table and `size` is the capacity ends the
-    work, also when its key is there already (Kafka: CleanerOffsetMap filling, rule C12).
+    A full table ends the work at the next record to put, even if its key is there already (Kafka:
+    CleanerOffsetMap filling, rule C12).
     bits: a bit for each offset from `bits_start` on, set for offsets that are replaced.
     Returns (index of the record that ended it or n, size, index of the last put or -1).
     """
@@ -234,8 +234,8 @@ def find_covered(
 ) -> None:
     """Say of which ranges of offsets, firsts to lasts int64 (b), exactly `counts` bits are set.
 
-    Of a range that is not all of it among the bits it is False. Ranges do not overlap, so the work
-    is never more than looking at every bit once.
+    A range that is not wholly among the bits gives False. Ranges do not overlap, so the work is
+    never more than looking at every bit once.
     """
     for i in range(firsts.shape[0]):
         flags[i] = False

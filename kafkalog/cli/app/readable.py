@@ -11,7 +11,7 @@ __all__ = ["check_log", "open_readable"]
 
 
 def open_readable(path: str) -> Engine:
-    """Open a log, or the directories of a broker; raises InvalidInputError if there is none."""
+    """Open a log, or the directories of a broker; raises InvalidInputError if nothing is there."""
     from kafkalog.storage_engine.engine import Engine
 
     check_log(path)

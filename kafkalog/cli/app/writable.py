@@ -11,7 +11,7 @@ __all__ = ["open_writable"]
 
 
 def open_writable(path: str, *, create: bool = False) -> Engine:
-    """Open a log; raises InvalidInputError if there is none, and for a broker's directory."""
+    """Open a log; raises InvalidInputError if nothing is there, and for a broker's directory."""
     from kafkalog.cli.app.readable import check_log
     from kafkalog.errors import InvalidInputError
     from kafkalog.storage_engine.engine import Engine

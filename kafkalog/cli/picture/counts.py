@@ -41,7 +41,7 @@ class Counts:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, topic: str, partition: int) -> dict[int, SegmentCensus]:
-        """Return the last count, by base offset; {} if there is none."""
+        """Return the last count, by base offset; {} before the first."""
         with self._lock:
             known = self._counted.get((topic, partition))
         return {} if known is None else known.segments

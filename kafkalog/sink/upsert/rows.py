@@ -1,7 +1,7 @@
 """From the records of a micro-batch to the rows of a table.
 
-Beside the table's columns, each row says whether it is a deletion and which record it comes from:
-targets find the newer of two rows by it, and name the record that does not fit.
+Beside the table's columns, each row says whether it is a deletion and which record it comes from.
+Targets find the newer of two rows by it, and name the record that does not fit.
 """
 
 from __future__ import annotations

@@ -120,9 +120,9 @@ class KTableView:
         """Start the query that keeps the table, and return it; return a query that already runs.
 
         The table is rebuilt from the beginning of the log, with a WARNING, if it was lost, emptied
-        or restored from a backup, or if the log was created again or has moved past it. Single rows
-        that somebody changed are not noticed. A table with rows that no view kept from this
-        checkpoint is refused; `rebuild` allows their replacement.
+        or restored from a backup. A log that was created again, or has moved past the table, has
+        the same effect. Single rows that somebody changed are not noticed. A table with rows that
+        no view kept from this checkpoint is refused; `rebuild` allows their replacement.
 
         Raises InvalidInputError, and StorageError if this view runs here or in another process.
         """

@@ -21,8 +21,8 @@ With the epoch unchanged its position remains valid: our offsets follow those of
 only leader of that epoch.
 
 *Config*: the topic's config in the cluster's metadata, if that is here and has the same topic id.
-Without a known policy a topic is neither cleaned nor deleted from until `alter_topic` sets one,
-because Kafka's default would delete records that the broker's own default may keep.
+Without a known policy a topic is neither cleaned nor deleted from until `alter_topic` sets one.
+Kafka's default would delete records that the broker's own default may keep.
 
 *A log that was ours before*: writers, configs, and the lowest ends of snapshots after cleanings
 come from the old journal (`kl-commit.released`), for topics with unchanged ids.

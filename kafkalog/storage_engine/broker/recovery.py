@@ -64,7 +64,7 @@ class _Repair:
 
     def run(self) -> LoadedPartition:
         segments.finish_swaps(self.directory)
-        # What a run that died has retired, before the segment below is cut for good.
+        # Make durable what a dead run has retired, before the segment below is truncated.
         files.sync_directory(self.directory)
         live = self._drop_later(segments.list_segments(self.directory))
         if live:
@@ -184,7 +184,7 @@ class _Repair:
             # An older segment that had no index; a broker cuts it as well, and keeps later ones.
             self._damage.append(
                 f"{scan.end_fault().damage}; the {size - scan.position} bytes from there on were "
-                "cut off"
+                "truncated"
             )
         fd = files.open_to_write(segment.log)
         try:

@@ -78,10 +78,10 @@ def release(
     """Give a log to a broker.
 
     `topic_ids` (name to 22 characters) are the topic ids in the broker's cluster. `meta_properties`
-    is the file of that name in the log directory to be replaced, if the log was not adopted or goes
-    to another broker. Raises InvalidInputError for a directory without a log, an unknown topic, or
-    an invalid id; LockedByBrokerError while a process writes or cleans; StorageError, OSError. A
-    repeated call continues a failed run.
+    is the file of that name in the log directory to be replaced. It is needed if the log was not
+    adopted or goes to another broker. Raises InvalidInputError for a directory without a log, an
+    unknown topic, or an invalid id; LockedByBrokerError while a process writes or cleans;
+    StorageError, OSError. A repeated call continues a failed run.
     """
     root = Path(root).absolute()
     wanted = _checked_ids(topic_ids or {})

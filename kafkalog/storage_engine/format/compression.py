@@ -210,7 +210,7 @@ def _lz4_decompress(data: Buffer, limit: int) -> bytes:
         if left <= 0:
             raise _too_large(limit)
         if is_ended and used == len(rest) and not parts:  # nearly always
-            return part  # type: ignore[no-any-return]
+            return part  # type: ignore[no-any-return]  # lz4 has no types: this is bytes
         if not is_ended and not used and not part:
             raise ValueError("expected the end of an lz4 frame, found the end of the data")
         parts.append(part)

@@ -16,8 +16,8 @@ def descriptor_limit() -> float:
 def raise_descriptor_limit() -> bool:
     """Raise the soft limit of open files to the hard one; tells whether there are more now.
 
-    It is the whole process's, and what that starts inherits it: so this is the last resort, where
-    files are needed at once and none of ours can be closed instead.
+    It is the whole process's, and its child processes inherit it. This is the last resort, for a
+    caller that needs files at once and can close none of ours.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:

@@ -87,7 +87,7 @@ def open_to_read(path: str | Path) -> int:
 def open_to_write(path: str | Path, *, create: bool = False, within_limit: bool = False) -> int:
     """Open a file to read and write it; raises OSError.
 
-    With `create`, make an empty file if there is none. With `within_limit`, leave the limit of open
+    With `create`, make an empty file if it is missing. With `within_limit`, leave the limit of open
     files as it is: for a caller that closes other files instead.
     """
     flags = os.O_RDWR | (os.O_CREAT if create else 0)

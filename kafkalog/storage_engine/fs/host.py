@@ -1,4 +1,4 @@
-"""Which host this is, and which of its boots: the journal asks what a power cut may have taken."""
+"""This host and its boot: the journal asks by them what a power cut may have taken."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_
 
 _descriptors: set[int] = set()
 _generation = 0
-"""Of forked processes: a descriptor that another one opened is not ours to close."""
+"""Counts forks: a descriptor that another one opened is not ours to close."""
 _mutexes: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 # Nobody forks within it. It may be taken twice: a generator that holds a lock may be finalised by
 # the garbage collector while its thread is in here.
@@ -76,7 +76,7 @@ os.register_at_fork(
 class _Descriptor:
     """An open lock file: a context manager, and closed by `close`.
 
-    Its number is None where the file is missing and is not, or cannot be, created.
+    Its number is None if the file is missing and is not, or cannot be, created.
     """
 
     __slots__ = ("_generation", "fd")
@@ -214,8 +214,8 @@ class FileLock:
     def _take(self, operation: int, *, writable: bool) -> _Descriptor | None:
         """Lock the file that bears the name now, until it is closed; None if it is taken.
 
-        The directory of a deleted topic is renamed with its locks: whoever waited for one of them
-        meanwhile holds the lock of another directory than the one of that name.
+        The directory of a deleted topic is renamed with its locks. A process that waited for one of
+        them then holds the lock of another directory than the one of that name.
         """
         while True:
             opened = _Descriptor(self._name, writable=writable, create=self._create)
@@ -238,7 +238,7 @@ class FileLock:
 class SegmentsLock:
     """The lock of one partition's set of files: shared to list and open, exclusive to change it.
 
-    Everyone passes the turnstile, one by one, and a writer keeps it while it waits: later readers
+    Everyone passes the turnstile, one by one, and a writer keeps it while it waits. Later readers
     queue behind it, so a stream of them cannot starve it. (Held together it would never be free.)
     """
 

@@ -1,7 +1,7 @@
 """Addresses of log directories: the argument of the engine, and Spark's option `path`.
 
-Several log directories of one broker form one log, so an address may be a list of paths with commas
-between them, unless a directory has that very name.
+Several log directories of one broker form one log. An address may therefore be a list of paths with
+commas between them, unless a directory has that very name.
 
 Spark's JVM and its Python workers may have different current directories. Only an absolute path or
 a `file:` URI is therefore an address.

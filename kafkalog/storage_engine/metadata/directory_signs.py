@@ -1,8 +1,8 @@
 """Find out from the names in a directory who owns it; no file is opened or written.
 
-`meta.properties` is a broker's, `commit` is ours. Without either, other names show its history: a
-released log, a log that lost its journal, a copy of a broker's partitions, or a foreign directory,
-which kafkalog must not touch.
+`meta.properties` is a broker's, `commit` is ours. Without either, other names show its history. It
+is a released log, a log that lost its journal, a copy of a broker's partitions, or a foreign
+directory, which kafkalog must not touch.
 """
 
 from __future__ import annotations

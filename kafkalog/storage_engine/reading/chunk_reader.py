@@ -1,9 +1,9 @@
 """Convert the records of chunks to Arrow batches, in one of two ways.
 
-If all records of the batches are wanted, one kernel finds them and copies their columns in one pass
-over the bytes, with the same checks as an index. Most reads of a whole range take this way. The
-other way builds a table of the records first (`arrow_batches`). It serves chosen keys, headers, the
-ends of a range, messages v0 and v1, and batches of large values.
+If all records of the batches are wanted, one kernel finds them and copies their columns. It does so
+in one pass over the bytes, with the same checks as an index. Most reads of a whole range take this
+way. The other way builds a table of the records first (`arrow_batches`). It serves chosen keys,
+headers, the ends of a range, messages v0 and v1, and batches of large values.
 """
 
 from __future__ import annotations

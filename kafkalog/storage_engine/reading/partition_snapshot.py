@@ -414,7 +414,7 @@ def open_snapshot(
 
     `load_state` is called under the shared segments lock. A snapshot of more than `WINDOW` segments
     calls it again for each further window. `whole` opens all segments. `held` opens each by name
-    when the read gets there; it is for the holder of the cleaner lock, who alone replaces segments
+    when the read gets there. It is for the holder of the cleaner lock, who alone replaces segments
     and no longer reads the replaced ones. `start` is the offset of the first read, if known.
     `locked` is False for a broker's directory, to leave no lock files there. `load_aborted` returns
     the aborted transactions for the last loaded state (None: read the `.txnindex` files).

@@ -1,9 +1,10 @@
 """Offsets for timestamps: the first record at or after a time, the latest one, and the log's ends.
 
 Times are epoch milliseconds, or one of Kafka's special values below. The search covers a partition
-as far as its readers see it: from the log start to the high watermark, or to the last stable offset
-if only committed records count. Like Kafka, it searches for *any* record. If its readers do not see
-that record yet, the answer is None, not a record beside it. Control records count too.
+as far as its readers see it. It begins at the log start and ends at the high watermark, or at the
+last stable offset if only committed records count. Like Kafka, it searches for *any* record. If its
+readers do not see that record yet, the answer is None, not a record beside it. Control records
+count too.
 
 The time index chooses where to look; only the records decide. A batch that the cleaner has emptied
 still has its largest timestamp.

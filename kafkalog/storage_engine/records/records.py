@@ -122,8 +122,8 @@ def index_records(
     """Find the records of the selected batches (ascending indexes; None for all).
 
     Decompresses each batch to at most `limit` bytes. With a `run_size`, indexes only the first
-    batches of one format (messages v0 and v1, or batches v2), up to the one that makes the
-    decompressed bytes this many. Raises CorruptBatchError. Kafka: DefaultRecordBatch.iterator,
+    batches of one format (messages v0 and v1, or batches v2). They end with the batch that makes
+    the decompressed bytes this many. Raises CorruptBatchError. Kafka: DefaultRecordBatch.iterator,
     AbstractLegacyRecordBatch.iterator.
     """
     if selection is None:

@@ -205,7 +205,7 @@ def _record_fault(status: int, place: int, count: int) -> tuple[str, str]:
     """Return (expected, found) for a status; `place` is a position in the record section."""
     at = f"byte {place} of its records"
     faults = {
-        codes.BAD_VARINT: (f"a varint in the record at {at}", "one cut off or too long"),
+        codes.BAD_VARINT: (f"a varint in the record at {at}", "one that is truncated or too long"),
         codes.BAD_LENGTH: (f"a record within its batch at {at}", "a length beyond its end"),
         codes.BAD_FIELD: (f"fields within the record at {at}", "a size beyond its end"),
         codes.BAD_HEADER_COUNT: (f"the header count of the record at {at}", "an impossible one"),

@@ -61,7 +61,7 @@ class IndexBuilder:
         self._largest = (layout.NO_TIMESTAMP, base_offset)
 
     def resume(self, offsets: tuple[int, int], times: tuple[int, int]) -> None:
-        """Go on after entries that are in the files.
+        """Continue after entries that are in the files.
 
         Args:
             offsets: How many offset entries there are, and the position in the last one.

@@ -175,7 +175,7 @@ class LogScanner:
 
     `position` is the byte after the last batch that was yielded, `next_offset` the offset after it.
     `fault` says why the scan ended there; None at the limit. `kind` is the fault's kind; it is None
-    too where the caller has refused a batch.
+    too if the caller has refused a batch.
     """
 
     def __init__(

@@ -51,8 +51,8 @@ class Chunk:
 
     Positions in `table` count from the start of `buffer`, which lies at byte `file_position` of
     `path`. Batches may begin below `start` or end at or above `end`: only records in
-    [start, end) belong to the chunk. Of a wrapper (a compressed message v0 or v1) it is not known
-    where it begins, so the last batch may even have none of them.
+    [start, end) belong to the chunk. The first offset of a wrapper (a compressed message v0 or v1)
+    is unknown, so the last batch may even have none of them.
     """
 
     buffer: bytes
@@ -66,9 +66,9 @@ class Chunk:
     def runs(self, is_wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[Chunk, RecordTable]]:
         """Yield the chunk in runs, each with as many records as should be in memory at once.
 
-        What batches decompress to is known only afterwards: a run ends with the batch that makes it
-        `RUN_SIZE` bytes, or where messages v0 and v1 and batches v2 meet. Every batch is in one
-        run; `is_wanted`, bool (b,), says which are looked into for records. Raises
+        The size of decompressed batches is known only afterwards. A run ends with the batch that
+        makes it `RUN_SIZE` bytes, or where messages v0 and v1 and batches v2 meet. Every batch is
+        in one run; `is_wanted`, bool (b,), says which are looked into for records. Raises
         CorruptBatchError.
         """
         from kafkalog.storage_engine.records import records
@@ -110,8 +110,8 @@ class OpenSegment:
     ) -> None:
         """Open the file, to be read to its end or to `committed` bytes.
 
-        Of those none belongs to a batch that begins at or above `high_watermark`. With `gaps`, what
-        lies from `listed_from` on has no others.
+        No batch in these bytes begins at or above `high_watermark`. With `gaps`, batches from
+        `listed_from` on have no other gaps.
 
         Raises StorageError, and FileNotFoundError when it is gone since it was listed. A file with
         fewer bytes is read as far as it goes; whoever reads past that gets a StorageError.
@@ -268,9 +268,9 @@ class OpenSegment:
     def first_since(
         self, position: int, header: BatchHeader, timestamp: int, *, start: int, end: int
     ) -> tuple[int, int] | None:
-        """Return the first record of one batch that is as young as `timestamp`.
+        """Return (offset, ms) of the batch's first record at or after `timestamp`.
 
-        As (offset, timestamp in ms), of those with offsets in [start, end).
+        Only records with offsets in [start, end) count.
         """
         found = self._records(position, header)
         offsets = found.offsets
@@ -391,9 +391,9 @@ class OpenSegment:
     ) -> BatchTable:
         """Return the batches whose offsets rise from `previous` and stay in the segment.
 
-        And follow each other, where there is a chain. Where they do not, what follows is not
-        believed, nor the batch before where it may as well be the wrong one: that is a
-        CorruptBatchError unless the batches before reach up to `end`.
+        With a chain they must also follow each other. After the first that does not, no batch is
+        believed. If the batch before it may be the wrong one, that is not believed either. This
+        is a CorruptBatchError unless the batches before reach up to `end`.
         """
         bases, lasts = table.base_offsets, table.last_offsets
         is_wrong = (lasts < bases) | (lasts >= self.end_offset) | (bases >= self._high_watermark)
@@ -424,7 +424,7 @@ def _may_be_wrong(table: BatchTable, batch: int, previous: int) -> bool:
     """Tell whether a batch is out of order since the one before it begins at a wrong offset."""
     bases, lasts = table.base_offsets, table.last_offsets
     before = int(lasts[batch - 1])
-    # Of a wrapper the base offset is only a bound, drawn from the batch before.
+    # The base offset of a wrapper is only a bound, drawn from the batch before.
     lowest = min(int(bases[batch]), int(lasts[batch]))
     # Would there be room for the batch before if it began elsewhere?
     floor = int(lasts[batch - 2]) if batch > 1 else previous

@@ -156,8 +156,8 @@ def latest_snapshot(directory: Path, *, log_start: int, end: int) -> Producers:
 def sweep_snapshots(directory: Path, keep: Collection[int]) -> int:
     """Retire stray snapshots to `.deleted`, and return their number.
 
-    `keep` has the base offsets of the live segments and the snapshot at the partition's end. As in
-    Kafka, the latest stray also stays if it is above all of `keep`: it may be that of a clean
+    `keep` has the base offsets of the live segments and the snapshot at the partition's end. The
+    latest stray also stays, as in Kafka, if it is above all of `keep`: it may be that of a clean
     shutdown. The caller holds the segments lock exclusively. Kafka:
     ProducerStateManager.removeStraySnapshots.
     """

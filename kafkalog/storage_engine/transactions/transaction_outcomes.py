@@ -11,8 +11,8 @@ log that lost its end exactly between two batches has lost a marker without a tr
 damaged before a marker, batches below the damage remain readable, and the index decides.
 
 A log without transactions costs nothing here. A log that is read in order costs at most a second
-look at its headers, even in many short reads, because each continues from the markers of the reads
-before it (`transaction_markers`). Transactions above the last stable offset have no marker and
+look at its headers, even in many short reads. Each continues from the markers of the reads before
+it (`transaction_markers`). Transactions above the last stable offset have no marker and
 count as not aborted.
 
 Kafka: a consumer believes the broker's aborted transactions (TransactionIndex). We ask the log

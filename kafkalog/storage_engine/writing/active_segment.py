@@ -136,7 +136,7 @@ class ActiveSegment:
             lambda timestamp, relative: relative < end and (timestamp, relative) != (0, 0),
         )
         self._last_time = (last[0], self.base_offset + last[1]) if last else None
-        """What the last time index entry says that stayed when the segment was opened."""
+        """The last time index entry that stayed when the segment was opened."""
         timestamp = last[0] if last else layout.NO_TIMESTAMP
         self._index.resume((offset_count, indexed_position), (time_count, timestamp))
 

@@ -38,7 +38,7 @@ STAGED_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What a commit did: nothing if `skipped`, else (first, next) offset per (topic, partition)."""
+    """The result of a commit: (first, next) offset per (topic, partition), empty if `skipped`."""
 
     skipped: bool
     rows: int
@@ -48,7 +48,7 @@ class CommitResult:
 def last_batch(state: State, writer: Writer, now_ms: int) -> WriterState | None:
     """Return a writer's last batch, if it is not forgotten.
 
-    By this clock and by that of the log's last commit: one of them may have jumped ahead.
+    It is forgotten if this clock and that of the log's last commit say so: one may be ahead.
     """
     known = state.writers.get(writer.name)
     if known is None or known.time_ms < min(now_ms, state.time_ms) - WRITER_RETENTION_MS:
@@ -108,7 +108,7 @@ def commit_staged(
     rows = sum(message.rows for message in staged)
     with store.transaction() as transaction:  # what a dead holder has left is recovered here
         if not _is_new(transaction.state, writer, rows, now_ms, reset_writer=reset_writer):
-            # Of the attempt that has committed it and died, too: perhaps no later batch comes.
+            # The attempt that committed it may have died, and perhaps no later batch comes.
             left = staged_paths(store.root, transaction.state, lambda _: True)
             remove_done(store.root, staged, writer, {path.parent for path in left})
             return CommitResult(skipped=True, rows=0)
@@ -320,7 +320,7 @@ def remove_aborted(
 ) -> None:
     """Remove what a failed batch staged: what messages name, and what bears its prefix.
 
-    Of the latter only the files of a `run` when it is known: another one may be at work.
+    With a `run`, only its files with that prefix go: another run may be at work.
     """
     remove_staged(root, staged)
     if prefix is None and writer is not None:

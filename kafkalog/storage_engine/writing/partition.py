@@ -459,8 +459,8 @@ class Appender:
     def abandon(self) -> None:
         """Truncate after a failure before the commit point, and continue in a new segment.
 
-        After a failed sync, the pages of the old file look clean but may not be on disk. So the
-        next commit must not append to them.
+        After a failed sync, the pages of the old file look clean but may not be on disk. The next
+        commit must not append to them.
         """
         self._active.close()
         self.state = self._recorded

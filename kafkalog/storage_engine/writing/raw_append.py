@@ -223,7 +223,7 @@ class _Follower:
             crc = crc32c(piece, crc)
             remaining -= len(piece)
             if not piece:
-                raise self._corrupt(0, f"a record batch of {header.size} bytes", "its end cut off")
+                raise self._corrupt(0, f"a record batch of {header.size} bytes", "a shorter one")
         self._check_crc(header, crc, 0)
         self._position += header.size
 

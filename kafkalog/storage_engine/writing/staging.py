@@ -1,4 +1,4 @@
-"""What a sink task hands to the commit: finished batches in a staged file, and a small message.
+"""The task's part of a write: finished batches in a staged file, and a small message.
 
 A task encodes, compresses and syncs. The commit, in another process, verifies and appends. A batch
 lacks only its base offset and leader epoch, which its checksum does not cover; in a run the base

@@ -51,7 +51,7 @@ def test_a_batch_reads_earliest_to_latest(spark: Any, log: Path) -> None:
     )
     rows = sorted(frame.collect(), key=lambda row: row.offset)
     assert [row.offset for row in rows] == list(range(12))
-    assert bytes(rows[10].key), bytes(rows[10].value) == (b"k1", b"new")
+    assert (bytes(rows[10].key), bytes(rows[10].value)) == (b"k1", b"new")
     assert rows[11].value is None
     assert rows[0].timestampType == 0
     assert frame.selectExpr("unix_millis(min(timestamp)) as ms").first().ms == 1_700_000_000_000

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,23 @@ def test_a_repository_of_odd_things_ends_identical(tmp_path: Path) -> None:
     assert {key: Entry(value["mode"], value["blob"]) for key, value in latest.items()} == (
         head_tree(repository.path)
     )
+    assert figures["picture"] == f"{log}.html"
+    assert str(log) in Path(figures["picture"]).read_text()
+    assert all(line in result.stderr for line in (figures["picture"], *figures["next"]))
+    read, verify, ui = (shlex.split(command) for command in figures["next"])
+    assert printed(read).count("\n") == 3
+    assert printed(verify) == ""  # it ends with status 0, and its note is on the standard error
+    with subprocess.Popen(ui, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        with urllib.request.urlopen(server.stdout.readline().strip(), timeout=30) as page:
+            assert str(log) in page.read().decode()
+        server.send_signal(signal.SIGINT)
+
+
+def printed(command: list[str]) -> str:
+    return subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
 
 
 def latest_by_another_reader(log: Path) -> dict[bytes, bytes]:

@@ -89,7 +89,7 @@ def test_a_java_that_ends_at_once_is_no_traceback(one_commit: Path, tmp_path: Pa
     result = subprocess.run(
         [sys.executable, "-m", "examples.git_table", "--repo", str(one_commit)],
         cwd=ROOT,
-        env=os.environ | {"JAVA_HOME": str(tmp_path)},
+        env=os.environ | {"JAVA_HOME": str(tmp_path), "TMPDIR": str(tmp_path)},
         check=False,
         capture_output=True,
         text=True,

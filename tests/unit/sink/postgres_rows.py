@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType
 from kafkalog.sink.upsert import Batch, PostgresUpsert
 from kafkalog.sink.upsert.postgres.staging import StagingTask, staging_of_a_batch
 from kafkalog.sink.upsert.postgres.table import PostgresTable
+from tests.postgres_server import query
 
 LEADING = pa.schema(
     [
@@ -21,11 +22,13 @@ LEADING = pa.schema(
         ("kl_timestamp", pa.timestamp("us", "UTC")),
     ]
 )
-Shape = dict[str, DataType]
+Shape = Mapping[str, DataType]
 TEXT: Shape = {"key": StringType(), "value": StringType()}
 BYTES: Shape = {"key": BinaryType(), "value": BinaryType()}
 ARROW = {"string": pa.string(), "binary": pa.binary(), "integer": pa.int32()}
 Row = tuple[Any, ...]
+Apply = Callable[..., bool]
+"""`apply_small` or `by_tasks`."""
 
 
 def driver_batch(
@@ -84,3 +87,13 @@ def apply_staged(
                 assert task.stage(rows, attempt).fault is None
             staged = [task.stage(rows, attempt) for attempt, rows in enumerate(tasks)]
             return upsert.merge_staged(connection, table, doing, target, staged)
+
+
+def by_tasks(upsert: PostgresUpsert, doing: Batch, *rows: pa.RecordBatch, **more: Any) -> bool:
+    """Apply rows by way of tasks, one for each driver batch."""
+    return apply_staged(upsert, doing, *([driver_batch] for driver_batch in rows), **more)
+
+
+def table(conninfo: str, names: str = "key, value") -> list[Any]:
+    """Return the rows of the table `stock`, by key."""
+    return query(conninfo, f"SELECT {names} FROM stock ORDER BY key")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
-from typing import Any
 
 import pyarrow as pa
 import pyspark.sql.types as t
@@ -14,19 +13,10 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import PostgresUpsert
 from kafkalog.sink.upsert.postgres.types import changes_values
 from tests.postgres_server import query
-from tests.unit.sink.postgres_rows import apply_small, apply_staged, batch, driver_batch
+from tests.unit.sink.postgres_rows import apply_small, batch, by_tasks, driver_batch, table
 
 AT = dt.datetime(2024, 5, 1, 23, 59, 59, 700_001, tzinfo=dt.UTC)
 NTZ = AT.replace(tzinfo=None)
-
-
-@pytest.fixture
-def upsert(postgres: str) -> PostgresUpsert:
-    return PostgresUpsert(postgres, "stock")
-
-
-def table(conninfo: str, names: str = "key, value") -> list[Any]:
-    return query(conninfo, f"SELECT {names} FROM stock ORDER BY key")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +31,7 @@ def test_rows_of_a_key_of_any_collation_are_deleted_and_rebuilt(
         f"CREATE TABLE stock (key text COLLATE {collation} PRIMARY KEY, "
         f"value varchar COLLATE {collation})",
     )
-    for number, apply in enumerate([apply_small, lambda u, b, p: apply_staged(u, b, [p])]):
+    for number, apply in enumerate([apply_small, by_tasks]):
         start = batch(0, f"q{number}", is_replacing=True)
         assert apply(upsert, start, driver_batch([("a", "1"), ("B", "1"), ("c", "1")]))
         assert apply(

@@ -6,7 +6,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.errors import InvalidInputError, StorageError
-from kafkalog.sink.upsert import Batch, PostgresUpsert
+from kafkalog.sink.upsert import PostgresUpsert
 from kafkalog.sink.upsert.postgres.client import connect
 from kafkalog.sink.upsert.postgres.staging import StagingTask, remove_orphans, staging_of_a_batch
 from kafkalog.sink.upsert.postgres.table import PostgresTable
@@ -23,36 +22,13 @@ from tests.postgres_server import PostgresServer, query
 from tests.unit.sink.postgres_rows import (
     BYTES,
     TEXT,
+    Apply,
     apply_small,
     apply_staged,
     batch,
     driver_batch,
+    table,
 )
-
-Apply = Callable[..., bool]
-
-
-def by_driver(upsert: PostgresUpsert, doing: Batch, *rows: pa.RecordBatch, **more: Any) -> bool:
-    return apply_small(upsert, doing, *rows, **more)
-
-
-def by_tasks(upsert: PostgresUpsert, doing: Batch, *rows: pa.RecordBatch, **more: Any) -> bool:
-    return apply_staged(upsert, doing, *([driver_batch] for driver_batch in rows), **more)
-
-
-@pytest.fixture(params=[by_driver, by_tasks])
-def apply(request: pytest.FixtureRequest) -> Apply:
-    way: Apply = request.param
-    return way
-
-
-@pytest.fixture
-def upsert(postgres: str) -> PostgresUpsert:
-    return PostgresUpsert(postgres, "stock")
-
-
-def table(conninfo: str, names: str = "key, value") -> list[Any]:
-    return query(conninfo, f"SELECT {names} FROM stock ORDER BY key")
 
 
 def staging_tables(conninfo: str) -> list[str]:

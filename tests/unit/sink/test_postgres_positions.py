@@ -15,16 +15,14 @@ from kafkalog.sink.upsert import PostgresUpsert
 from kafkalog.sink.upsert.postgres.client import connect
 from kafkalog.sink.upsert.postgres.table import PostgresTable
 from tests.postgres_server import PostgresServer, query
-from tests.unit.sink.postgres_rows import TEXT, apply_small, apply_staged, batch, driver_batch
-
-
-@pytest.fixture
-def upsert(postgres: str) -> PostgresUpsert:
-    return PostgresUpsert(postgres, "stock")
-
-
-def table(conninfo: str, names: str = "key, value") -> list[Any]:
-    return query(conninfo, f"SELECT {names} FROM stock ORDER BY key")
+from tests.unit.sink.postgres_rows import (
+    TEXT,
+    apply_small,
+    apply_staged,
+    batch,
+    driver_batch,
+    table,
+)
 
 
 def test_who_replaces_a_table_ends_the_positions_of_all_others(upsert: PostgresUpsert) -> None:

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pyspark.sql.types as t
 import pytest
 from pyspark.sql.types import IntegerType, StringType
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
-from kafkalog.sink.upsert import Batch, Position, PostgresUpsert
+from kafkalog.sink.upsert import Position, PostgresUpsert
 from tests.postgres_server import query
-from tests.unit.sink.postgres_rows import BYTES, apply_small, apply_staged, batch, driver_batch
+from tests.unit.sink.postgres_rows import BYTES, Apply, apply_small, batch, driver_batch, table
 
 KEYS = {"key": StringType()}
-Apply = Callable[..., bool]
-
-
-def by_driver(upsert: PostgresUpsert, doing: Batch, *rows: pa.RecordBatch, **more: Any) -> bool:
-    return apply_small(upsert, doing, *rows, **more)
-
-
-def by_tasks(upsert: PostgresUpsert, doing: Batch, *rows: pa.RecordBatch, **more: Any) -> bool:
-    return apply_staged(upsert, doing, *([driver_batch] for driver_batch in rows), **more)
-
-
-@pytest.fixture(params=[by_driver, by_tasks])
-def apply(request: pytest.FixtureRequest) -> Apply:
-    way: Apply = request.param
-    return way
-
-
-@pytest.fixture
-def upsert(postgres: str) -> PostgresUpsert:
-    return PostgresUpsert(postgres, "stock")
-
-
-def table(conninfo: str, names: str = "key, value") -> Sequence[Any]:
-    return query(conninfo, f"SELECT {names} FROM stock ORDER BY key")
 
 
 def test_the_table_is_created_and_follows(upsert: PostgresUpsert, apply: Apply) -> None:

@@ -96,10 +96,14 @@ def _close_group(
 def plan_outputs(batches: Table, target: int, group: Int64s, outputs: Table) -> tuple[int, int]:
     """Say what is written for a run of batches: which as they are, and which as one.
 
-    A batch that may be merged becomes part of the open group if attributes, leader epoch and append
-    time are the same, both sizes together do not exceed the target, the offsets span less than
-    2^31, and the delete horizons are equal, or the side that has none holds no tombstone. If not,
-    it begins a new group. A batch that stays as it is and is half full already is copied.
+    A batch that may be merged becomes part of the open group if all of this holds:
+
+    - attributes, leader epoch and append time are the same;
+    - both sizes together do not exceed the target;
+    - the offsets span less than 2^31;
+    - the delete horizons are equal, or the side without a horizon holds no tombstone.
+
+    If not, it begins a new group. A batch that stays as it is and is half full already is copied.
 
     batches: int64 (9, b): action, attributes, leader epoch, append time (-1 for CreateTime),
     delete horizon (-1 none), tombstones, base offset, last offset, size
@@ -163,8 +167,8 @@ def gather_records(
 ) -> int:
     """Copy the records `rows` one behind the other and return their bytes; -1 for a fault.
 
-    What is copied of a record is its key, then its value and headers as a batch v2 has them: of a
-    message v0 or v1 they are written so.
+    A record's key is copied, then its value and headers as a batch v2 has them. A message v0 or v1
+    gets that form too.
 
     records: int64 (9, n) of `RecordTable.fields`, and gathered: int64 (9, r), written, the same for
     the copies, which begin with the key

@@ -60,7 +60,7 @@ class Column:
     kind: str
     """The type of the table's column; for a domain its base type."""
     collation: str | None
-    """As SQL writes it. "C" replaces the database's default where equal texts have equal bytes, as
+    """Its name in SQL. "C" replaces the database's default where equal texts have equal bytes, as
     it sorts far faster. A collation that the table names stays, since it compares only with
     itself."""
 

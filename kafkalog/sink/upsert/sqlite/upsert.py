@@ -179,7 +179,7 @@ class SQLiteUpsert(Upsert):
                 ) as connection,
                 connection,
             ):
-                # What was committed must outlive a power cut, as Spark's checkpoint may.
+                # A commit must outlive a power cut, as Spark's checkpoint may.
                 connection.execute("PRAGMA synchronous = FULL")
                 # Many waiting rows belong on the disk, however SQLite was built.
                 connection.execute("PRAGMA temp_store = FILE")

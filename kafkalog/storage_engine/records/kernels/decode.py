@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def read_varint(buffer: Bytes, position: int, end: int) -> tuple[int, int]:
     """Return (value, next position) of the zigzag varint in `buffer[position:end]`.
 
-    The next position is -1 when it is cut off or longer than 5 bytes. Bits past the 32nd are
+    The next position is -1 when it is truncated or longer than 5 bytes. Bits past the 32nd are
     dropped, as in Java.
     """
     if end - position >= 2:  # one or two bytes, nearly always
@@ -45,6 +45,7 @@ def read_varint(buffer: Bytes, position: int, end: int) -> tuple[int, int]:
 
 def read_varlong(buffer: Bytes, position: int, end: int) -> tuple[int, int]:
     """Return (value, next position) of the zigzag varlong: as `read_varint`, up to 10 bytes."""
+    # The same fast path again: as a function that both call, it costs a read some 3 % of its time.
     if end - position >= 2:
         first = buffer[position]
         if first < 0x80:

@@ -201,7 +201,7 @@ def rewrite_records(
         row = rows[i]
         if row < 0 or row >= records.shape[1]:
             return -1
-        # The key's size is written anew: a stranger's varint may be longer than it need be.
+        # The key's size is written again: a stranger's varint may be longer than it need be.
         start = records[4, row]
         end = records[1, row]
         key_size = records[5, row]

@@ -49,7 +49,7 @@ def crc32(buffer: Bytes, start: int, end: int) -> int:
 def find_wrong_crc32(buffer: Bytes, starts: Int64s, ends: Int64s, crcs: Int64s) -> tuple[int, int]:
     """Return (index, CRC-32 found) of the first range that has another one than it should.
 
-    (-1, 0) when there is none. A range outside the buffer is wrong.
+    Returns (-1, 0) when all are right. A range outside the buffer is wrong.
     """
     for i in range(starts.shape[0]):
         if starts[i] < 0 or ends[i] < starts[i] or ends[i] > buffer.shape[0]:
@@ -65,7 +65,7 @@ def count_messages(
 ) -> tuple[int, int, int]:
     """Count the whole messages of each section and return (status, section, position).
 
-    sections: int64 (2, s), start and end of a set of messages; a last one cut off is none
+    sections: int64 (2, s), start and end of a set of messages; a truncated last one does not count
     counts, last_offsets: int64 (s,), written: messages, and the offset that the last one has
     """
     for section in range(sections.shape[1]):

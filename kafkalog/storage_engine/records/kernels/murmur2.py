@@ -1,4 +1,4 @@
-"""Where Kafka's default partitioner sends keys, a column at a time.
+"""The partitions to which Kafka's default partitioner sends keys, a column at a time.
 
 A position is compared with the end of the array before a byte is read; nothing raises.
 """

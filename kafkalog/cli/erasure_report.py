@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import kafkalog
 from kafkalog.cleaner.report.explain import utc_time
 from kafkalog.cleaner.rewrite.erased_keys import BYTES_MIN
-from kafkalog.cli.terminal.output import counted
+from kafkalog.cli.terminal.output import counted, json_row
 from kafkalog.erasure.residuals import ERASE
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.storage_engine.format import layout
@@ -98,12 +98,7 @@ def report(
             for number, (first, following) in erasure.deletions.items()
         ]
         found["cleaned"] = [
-            {
-                "partition": stats.partition,
-                "recordsRead": stats.records_read,
-                "recordsKept": stats.records_kept,
-                "error": stats.error,
-            }
+            json_row(stats, "partition", "records_read", "records_kept", "error")
             for stats in erasure.cleanings
         ]
         found["after"] = _look(erasure.after, root, is_dry=False)

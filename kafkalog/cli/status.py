@@ -18,14 +18,13 @@ partition, even while it runs.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
-from kafkalog.cli.app.readable import open_readable
+from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.query_lag import print_query_lag
 from kafkalog.cli.status_rows import status_rows
 from kafkalog.cli.terminal.output import (
@@ -37,6 +36,7 @@ from kafkalog.cli.terminal.output import (
     print_table,
     progress,
 )
+from kafkalog.cli.terminal.time_text import utc_text
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -241,7 +241,4 @@ def _is_live(root: Path) -> bool:
 
 
 def _time(time_ms: int | None) -> str | None:
-    if time_ms is None:
-        return None
-    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if time_ms is None else utc_text(time_ms)

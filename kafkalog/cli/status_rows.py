@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cli.activity import cleaner_row, pin_rows, staged_rows, writer_rows
+from kafkalog.cli.terminal.output import json_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,7 +34,7 @@ def status_rows(
     found = [_root(root, state) for root in address.directories(path)]
     if (log.root / layout.COMMIT).exists():  # of a broker's these things are its own
         found.append(cleaner_row(log))
-        found += writer_rows(state, None, None)
+        found += writer_rows(state)
         found += staged_rows(log.root, state, now_ms)
         found += pin_rows(log.root, now_ms)
     return [*found, *_partitions(status(log, now_ms, topic, plans), state)]
@@ -80,37 +81,24 @@ def _partitions(found: Iterable[PartitionStatus], state: State) -> Iterator[dict
             "type": "partition",
             "topic": status.topic,
             "partition": status.partition,
-            "logStartOffset": status.log_start_offset,
-            "firstDirtyOffset": status.first_dirty_offset,
+            **json_row(status, "log_start_offset", "first_dirty_offset"),
             "firstUncleanableOffset": status.first_uncleanable_offset,
             "lastStableOffset": partition.last_stable_offset,
             "highWatermark": status.high_watermark,
             "leaderEpoch": partition.leader_epoch,
             "bytes": status.clean_bytes + status.dirty_bytes + status.uncleanable_bytes,
-            "cleanBytes": status.clean_bytes,
-            "dirtyBytes": status.dirty_bytes,
-            "uncleanableBytes": status.uncleanable_bytes,
+            **json_row(status, "clean_bytes", "dirty_bytes", "uncleanable_bytes"),
             "dirtyRatio": round(status.dirty_ratio, 6),
-            "tombstonesWaiting": status.tombstones_waiting,
-            "earliestDeleteHorizonMs": status.earliest_delete_horizon_ms,
+            **json_row(status, "tombstones_waiting", "earliest_delete_horizon_ms"),
             "lastCleaning": None if last is None else cleaning_row(last),
-            "state": status.state,
-            "reason": status.reason,
+            **json_row(status, "state", "reason"),
         }
 
 
 def cleaning_row(last: LastCleaning) -> dict[str, int]:
     """Return the JSON object of a cleaning."""
-    return {
-        "endedMs": last.ended_ms,
-        "elapsedMs": last.elapsed_ms,
-        "startOffset": last.start_offset,
-        "endOffset": last.end_offset,
-        "recordsRead": last.records_read,
-        "recordsKept": last.records_kept,
-        "bytesRead": last.bytes_read,
-        "bytesWritten": last.bytes_written,
-    }
+    names = ("ended_ms", "elapsed_ms", "start_offset", "end_offset", "records_read")
+    return json_row(last, *names, "records_kept", "bytes_read", "bytes_written")
 
 
 def _time_ms(time_ms: int) -> int | None:

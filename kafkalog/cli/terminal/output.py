@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import io
 import json
@@ -16,16 +15,13 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from kafkalog.cli.terminal.colours import Style, is_terminal, styled
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.fs import files
 
 __all__ = [
-    "LOG_HELP",
-    "PATH_HELP",
-    "TOPIC_HELP",
     "Encoding",
     "PipeClosed",
     "check_input",
@@ -35,8 +31,8 @@ __all__ = [
     "decoded",
     "encoder",
     "flush",
+    "json_row",
     "note",
-    "partition_progress",
     "pause",
     "print_json",
     "print_line",
@@ -44,11 +40,6 @@ __all__ = [
     "progress",
     "share_progress",
 ]
-
-
-PATH_HELP: Final = "A log's directory; those of one broker with commas between."
-LOG_HELP: Final = "A log's directory."
-TOPIC_HELP: Final = "A topic's name."
 
 
 class Encoding(StrEnum):
@@ -68,22 +59,18 @@ def encoder(encoding: Encoding) -> Callable[[bytes], str]:
     return lambda data: data.decode("utf-8", "replace")
 
 
-def decoded(text: str, encoding: Encoding) -> bytes:
-    """Return the bytes that a text encodes; raises ValueError."""
-    if encoding is Encoding.BASE64:
-        try:
-            return base64.b64decode(text, validate=True)
-        except binascii.Error as fault:
-            raise ValueError(f"{text[:40]!r} is not base64") from fault
-    if encoding is Encoding.HEX:
-        try:
-            return bytes.fromhex(text)
-        except ValueError:
-            raise ValueError(f"{text[:40]!r} is not hex") from None
+def decoded(text: str, encoding: Encoding, what: str) -> bytes:
+    """Return the bytes that a text encodes; raises InvalidInputError that begins with `what`."""
     try:
-        return text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        raise ValueError(f"{text[:40]!r} cannot be written in UTF-8") from None
+        if encoding is Encoding.BASE64:
+            return base64.b64decode(text, validate=True)
+        if encoding is Encoding.HEX:
+            return bytes.fromhex(text)
+        return text.encode()  # JSON can spell half of a surrogate pair
+    except ValueError:
+        is_text = encoding is Encoding.UTF8
+        problem = "cannot be written in UTF-8" if is_text else f"is not {encoding}"
+        raise InvalidInputError(f"{what}: {text[:40]!r} {problem}") from None
 
 
 class PipeClosed(Exception):
@@ -95,6 +82,16 @@ def print_json(row: dict[str, Any]) -> None:
     # Use JSON's escapes, since those of the stream would not be JSON.
     is_ascii = (getattr(sys.stdout, "encoding", None) or "utf-8").lower() not in ("utf-8", "utf8")
     print_line(json.dumps(row, ensure_ascii=is_ascii, separators=(",", ":")))
+
+
+def json_row(given: object, *names: str) -> dict[str, Any]:
+    """Return attributes of an object by JSON's names: `log_start_offset` as `logStartOffset`."""
+    return {_camel(name): getattr(given, name) for name in names}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
 
 
 def print_line(text: str) -> None:
@@ -215,13 +212,6 @@ def share_progress(title: str) -> Iterator[Callable[[int, int], None]]:
 
     with bar(title, None, is_bytes=False) as show:
         yield show
-
-
-@contextlib.contextmanager
-def partition_progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar as `share_progress` does; the yielded function also takes a name, unused."""
-    with share_progress(title) as show:
-        yield lambda _, done, of: show(done, of)
 
 
 def counted(count: int, noun: str) -> str:

@@ -29,7 +29,6 @@ import typer
 from kafkalog.cli.app.arguments import LogPath, Topic
 from kafkalog.cli.app.opened import open_readable, open_writable
 from kafkalog.cli.report_file import reserved
-from kafkalog.cli.terminal.colours import is_terminal
 from kafkalog.cli.terminal.output import (
     Encoding,
     check_input,
@@ -38,6 +37,7 @@ from kafkalog.cli.terminal.output import (
     note,
     print_json,
     print_line,
+    share_progress,
 )
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.fs import files
@@ -213,15 +213,11 @@ class _Bars:
 
     def show(self, step: str, done: int, of: int) -> None:
         """Show how many bytes of a step are done."""
-        if not is_terminal(sys.stderr):
-            return
         if step != self._step:
-            from kafkalog.cli.terminal.bars import bar
-
             self.close()
             self._step = step
-            is_bytes = step != _WAITING
-            self._show = self._stack.enter_context(bar(step, of, is_bytes=is_bytes))
+            shown = share_progress(step, is_bytes=step != _WAITING)
+            self._show = self._stack.enter_context(shown)
         self._show(done, of)
 
     def wait(self, until_ms: int) -> None:

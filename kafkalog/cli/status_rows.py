@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["cleaning_row", "status_rows"]
+__all__ = ["cleaning_row", "log_row", "status_rows"]
 
 
 def status_rows(
@@ -31,7 +31,7 @@ def status_rows(
 
     state = log.state()
     now_ms = clock.now_ms() if plans is None else plans.now_ms
-    found = [_root(root, state) for root in address.directories(path)]
+    found = [log_row(root, state) for root in address.directories(path)]
     if (log.root / layout.COMMIT).exists():  # of a broker's these things are its own
         found.append(cleaner_row(log))
         found += writer_rows(state)
@@ -40,7 +40,8 @@ def status_rows(
     return [*found, *_partitions(status(log, now_ms, topic, plans), state)]
 
 
-def _root(root: Path, state: State) -> dict[str, Any]:
+def log_row(root: Path, state: State) -> dict[str, Any]:
+    """Return a directory with its owner (`running`: a broker that runs on it) and its locks."""
     from kafkalog.errors import StorageError
     from kafkalog.storage_engine.format import layout
     from kafkalog.storage_engine.fs import locks

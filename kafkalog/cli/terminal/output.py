@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -141,33 +140,23 @@ def print_table(
 ) -> None:
     """Print rows below headings, numbers to the right; `styles` are by a cell's value."""
     texts = [[_cell(value) for value in row] for row in rows]
-    widths = [
-        max([len(column), *(len(row[place]) for row in texts)])
-        for place, column in enumerate(columns)
-    ]
-    is_number = [
+    widths = [max(map(len, cells)) for cells in zip(columns, *texts, strict=True)]
+    are_numbers = [
         bool(rows) and all(isinstance(row[place], int | float) for row in rows)
         for place in range(len(columns))
     ]
-
-    def print_row(cells: Sequence[str], shown: Callable[[int, str], str]) -> None:
+    bold: list[Style | None] = ["bold"] * len(columns)
+    kinds = [[styles.get(value) if isinstance(value, str) else None for value in r] for r in rows]
+    for cells, kinds_of_cells in zip([columns, *texts], [bold, *kinds], strict=True):
         padded = [
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(cells, widths, is_number, strict=True)
+            text.rjust(width) if is_number else text.ljust(width)
+            for text, width, is_number in zip(cells, widths, are_numbers, strict=True)
         ]
-        last = max((place for place, text in enumerate(cells) if text), default=-1)
-        padded[last] = padded[last].rstrip()
-        print_line("  ".join(shown(place, text) for place, text in enumerate(padded[: last + 1])))
-
-    print_row(columns, lambda _, text: styled(text, "bold", sys.stdout))
-    for row, cells in zip(rows, texts, strict=True):
-        print_row(cells, partial(_shown, row, styles))
-
-
-def _shown(row: Sequence[object], styles: Mapping[str, Style], place: int, text: str) -> str:
-    value = row[place]
-    style = styles.get(value) if isinstance(value, str) else None
-    return text if style is None else styled(text, style, sys.stdout)
+        shown = [
+            text if kind is None else styled(text, kind, sys.stdout)
+            for text, kind in zip(padded, kinds_of_cells, strict=True)
+        ]
+        print_line("  ".join(shown).rstrip())
 
 
 def _cell(value: object) -> str:
@@ -188,11 +177,9 @@ def progress(
     if not is_wanted or not is_terminal(sys.stderr):
         yield lambda _: None
         return
-    from kafkalog.cli.terminal.bars import bar
-
     known = total()
     done = 0
-    with bar(title, known, is_bytes=is_bytes) as show:
+    with share_progress(title, is_bytes=is_bytes) as show:
 
         def advance(count: int) -> None:
             nonlocal done
@@ -203,14 +190,16 @@ def progress(
 
 
 @contextlib.contextmanager
-def share_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+def share_progress(
+    title: str, *, is_bytes: bool = False
+) -> Iterator[Callable[[int, int | None], None]]:
     """Show a bar as `progress` does; yield a function of the amount done and the total."""
     if not is_terminal(sys.stderr):
         yield lambda _, __: None
         return
     from kafkalog.cli.terminal.bars import bar
 
-    with bar(title, None, is_bytes=False) as show:
+    with bar(title, is_bytes=is_bytes) as show:
         yield show
 
 

@@ -126,8 +126,8 @@ class SourceOptions:
             ),
             min_partitions=_positive(given, "minPartitions", largest=INT32_MAX),
             max_records_per_partition=_positive(given, "maxRecordsPerPartition"),
-            fail_on_data_loss=_boolean(given, "failOnDataLoss", default=True),
-            include_headers=_boolean(given, "includeHeaders", default=False),
+            fail_on_data_loss=_choice(given, "failOnDataLoss", ("true", "false")) == "true",
+            include_headers=_choice(given, "includeHeaders", ("false", "true")) == "true",
             isolation_level=_choice(given, "kafka.isolation.level", _ISOLATION_LEVELS),
             latest_view=_choice(given, "view", (_CHANGELOG, _LATEST_VIEW)) == _LATEST_VIEW,
             keys=parse_keys(given["keys"]) if "keys" in given else None,
@@ -194,13 +194,6 @@ def _check_inert(options: Mapping[str, str]) -> None:
         text = options.get(name.lower(), "0").strip()
         if not _INTEGER.fullmatch(text) or abs(int(text)) > INT64_MAX:
             raise InvalidInputError(f"{name} must be an integer, got {text!r}")
-
-
-def _boolean(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = options.get(name.lower(), str(default)).strip().lower()
-    if text not in {"true", "false"}:
-        raise InvalidInputError(f"{name} must be true or false, got {text!r}")
-    return text == "true"
 
 
 def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:

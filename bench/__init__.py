@@ -8,6 +8,7 @@ docs/benchmarks.md.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import operator
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Final, TypeVar
 
 from bench.memory import peak_mib, reset_peak
@@ -31,6 +33,7 @@ __all__ = [
     "compare_figures",
     "in_turn",
     "leave_out",
+    "program",
     "report",
 ]
 
@@ -79,6 +82,15 @@ class Claim:
     def told(self, **more: float | int | str) -> Claim:
         """Return the claim with more to tell."""
         return replace(self, more={**self.more, **more})
+
+
+def program(name: str, description: str | None, *, quick: str) -> argparse.ArgumentParser:
+    """Return a parser of the options that programs share; `quick` says what is less then."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=description)
+    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
+    return parser
 
 
 class Side:

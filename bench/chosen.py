@@ -13,7 +13,6 @@ process, whose memory is told for each. 4,000,000 records of 100 bytes; 200,000 
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import kafkalog
-from bench import compare, report
+from bench import compare, program, report
 from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.log import KafkaLog
@@ -54,11 +53,7 @@ class Choice:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.chosen", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="fewer records and rounds")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
-    options = parser.parse_args(arguments)
+    options = program("chosen", __doc__, quick="fewer records and rounds").parse_args(arguments)
     count = 200_000 if options.quick else 4_000_000
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:
         root = Path(directory)

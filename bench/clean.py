@@ -21,7 +21,6 @@ reckoned from its slots and load factor.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import sys
@@ -42,6 +41,7 @@ from bench import (
     kafka_cleaner,
     leave_out,
     overwritten,
+    program,
     report,
 )
 from bench.cleaning_process import Cleaning, CleaningProcess
@@ -82,10 +82,7 @@ class Case:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.clean", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="small logs, one round")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
+    parser = program("clean", __doc__, quick="small logs, one round")
     parser.add_argument("--rounds", type=int, help="rounds that are counted")
     parser.add_argument("--only", help="only the claims with this word in them")
     options = parser.parse_args(arguments)

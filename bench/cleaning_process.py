@@ -9,20 +9,15 @@ The process goes on, so its kernels are as warm in later rounds as the peer's JV
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
 
+from bench.answering_process import AnsweringProcess
 from bench.memory import peak_mib, reset_peak
 
 __all__ = ["Cleaning", "CleaningProcess"]
-
-_LAST_S: Final = 60
-"""How long it may take to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,45 +33,16 @@ class Cleaning:
     bytes_read: int
 
 
-class CleaningProcess:
-    """The process, as its parent sees it; a context manager."""
+class CleaningProcess(AnsweringProcess):
+    """The process, as its parent sees it."""
 
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._process as process:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(_LAST_S)
-            except BaseException:
-                process.kill()
-                raise
-        if kind is None and process.returncode:
-            raise SystemExit(f"the cleaning process has ended with {process.returncode}")
+    def __init__(self) -> None:
+        super().__init__(__name__)
 
     def clean(self, root: Path, topic: str, *, buffer_size: int, now_ms: int) -> Cleaning:
         """Clean all that is dirty of a topic of the log at `root`, which nobody has open."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         asked = {"root": str(root), "topic": topic, "buffer_size": buffer_size, "now_ms": now_ms}
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"the cleaning process has ended with {self._process.wait()}")
-        return Cleaning(**json.loads(answer))
+        return Cleaning(**self.ask(json.dumps(asked)))
 
 
 def cleaned(root: str, topic: str, buffer_size: int, now_ms: int) -> Cleaning:

@@ -12,7 +12,6 @@ workers.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import kafkalog
-from bench import Claim, in_turn, report
+from bench import Claim, in_turn, program, report
 from bench.query_process import TOPIC, QueryProcess
 
 OVER: Final = "s more"
@@ -31,10 +30,7 @@ ROW: Final = ("key", "value")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.cold_start", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="one round")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
+    parser = program("cold_start", __doc__, quick="one round")
     parser.add_argument("--rounds", type=int, help="rounds")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (1 if options.quick else 7)

@@ -16,7 +16,6 @@ process, whose memory is told for each.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sqlite3
 import statistics
@@ -29,7 +28,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from bench import LESS, MORE, Side, compare_figures, in_turn, report
+from bench import LESS, MORE, Side, compare_figures, in_turn, program, report
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
 
@@ -46,11 +45,9 @@ WARM_UP: Final = 10
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.commit", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="fewer appends, writers, partitions")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
-    options = parser.parse_args(arguments)
+    options = program("commit", __doc__, quick="fewer appends, writers, partitions").parse_args(
+        arguments
+    )
     repeats = 30 if options.quick else 300
     known = 5 if options.quick else 1
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as scratch:

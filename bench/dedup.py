@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import kafkalog
-from bench import Claim, compare_figures, report
+from bench import Claim, compare_figures, program, report
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule import manager
 from kafkalog.storage_engine.engine import engine_of
@@ -63,12 +63,9 @@ class Cleaning:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.dedup", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="300,000 keys, 1 MiB")
+    parser = program("dedup", __doc__, quick="300,000 keys, 1 MiB")
     parser.add_argument("--keys", type=int, help="distinct dirty keys")
     parser.add_argument("--budget", type=int, help="bytes of the cleaner's buffer")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
     parser.add_argument("--bounded", action="store_true", help="clean a copy in rounds, as Kafka")
     parser.add_argument("--clean", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

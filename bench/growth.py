@@ -13,7 +13,6 @@ nothing else, cleans both. In the end each log must hold the last record of each
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from typing import Final
 import numpy as np
 
 import kafkalog
-from bench import Claim, compare_figures, in_turn, overwritten, report
+from bench import Claim, compare_figures, in_turn, overwritten, program, report
 from bench.cleaning_process import Cleaning, CleaningProcess
 from bench.overwritten import TOPIC, Int64s
 from kafkalog.storage_engine.engine import Engine
@@ -36,11 +35,7 @@ BUFFER: Final = 128 << 20
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="fewer keys and rounds")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
-    options = parser.parse_args(arguments)
+    options = program("growth", __doc__, quick="fewer keys and rounds").parse_args(arguments)
     keys, rounds = (50_000, 3) if options.quick else (300_000, 5)
     report(measured(keys, rounds, options.path), as_json=options.json)
 

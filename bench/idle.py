@@ -14,7 +14,6 @@ written must hold every row.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import tempfile
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import kafkalog
-from bench import in_turn, report
+from bench import in_turn, program, report
 from bench.cold_start import NOW_MS, ROW, over_floor, prepare
 from bench.query_process import TOPIC, QueryProcess
 
@@ -33,10 +32,7 @@ WARM_UPS: Final = 5
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.idle", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="end the workers instead of waiting")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
+    parser = program("idle", __doc__, quick="end the workers instead of waiting")
     parser.add_argument("--rounds", type=int, help="rounds")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (1 if options.quick else 3)

@@ -24,7 +24,6 @@ is one for all three; before each it collects its garbage, and the workers of ot
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 import kafkalog
-from bench import LESS, Claim, compare_figures, leave_out, report
+from bench import LESS, Claim, compare_figures, leave_out, program, report
 from bench.broker import full_size
 from bench.floor import FORMAT, Floor
 from bench.spark import connector_fault, session, watched
@@ -55,10 +54,7 @@ CONTENT: Final = ["count(*)", "sum(xxhash64(key, value) % 1000003)"]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.latency", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="few micro-batches")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
+    parser = program("latency", __doc__, quick="few micro-batches")
     parser.add_argument("--rounds", type=int, help="runs of each query that count")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (0 if options.quick else 8)  # 0: one, for time and memory

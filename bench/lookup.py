@@ -15,7 +15,6 @@ indexes, where segments are scanned. Told besides: what the indexes take on disk
 
 from __future__ import annotations
 
-import argparse
 import sqlite3
 import statistics
 import tempfile
@@ -30,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import kafkalog
-from bench import MORE, Claim, compare_figures, in_turn, report
+from bench import MORE, Claim, compare_figures, in_turn, program, report
 from bench.lookup_process import LookupProcess
 from bench.memory import MIB
 from bench.merge import values
@@ -51,11 +50,8 @@ NOW_MS: Final = 1_700_000_000_000
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.lookup", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="fewer keys and lookups")
+    parser = program("lookup", __doc__, quick="fewer keys and lookups")
     parser.add_argument("--keys", type=int, default=0, help="how many keys")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
     options = parser.parse_args(arguments)
     key_count = options.keys or (50_000 if options.quick else 10_000_000)
     lookups = 500 if options.quick else 5_000
@@ -144,11 +140,11 @@ def asked(
         processes = [stack.enter_context(LookupProcess(way, places[way])) for way in places]
         sides = [(process, Asked()) for process in processes]
         for process in processes:
-            process.ask(others)
+            process.look_up(others)
         for turn, first in enumerate(range(0, len(wanted), TURN)):
             keys = wanted[first : first + TURN]
             for process, side in in_turn(turn, sides):
-                answer = process.ask(keys)
+                answer = process.look_up(keys)
                 if answer.values != [written.get(key) for key in keys]:
                     raise SystemExit("a lookup has found another value than the latest")
                 side.ms += answer.ms

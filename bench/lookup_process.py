@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
+from bench.answering_process import AnsweringProcess
 from bench.memory import peak_mib
 
 __all__ = ["Answer", "LookupProcess"]
 
 TOPIC: Final = "t"
 _CACHE_SIZE: Final = 2 << 30
-_LAST_S: Final = 60
-"""How long it may take to end."""
 LookUp = Callable[[str], str | None]
 
 
@@ -39,45 +35,15 @@ class Answer(NamedTuple):
     mib: float
 
 
-class LookupProcess:
-    """The process, as its parent sees it; a context manager."""
+class LookupProcess(AnsweringProcess):
+    """The process, as its parent sees it."""
 
     def __init__(self, way: str, path: Path) -> None:
-        command = [sys.executable, "-m", __name__, way, str(path)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        super().__init__(__name__, way, str(path))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._process as process:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            try:
-                process.wait(_LAST_S)
-            except BaseException:
-                process.kill()
-                raise
-        if kind is None and process.returncode:
-            raise SystemExit(f"the lookups' process has ended with {process.returncode}")
-
-    def ask(self, keys: Sequence[str]) -> Answer:
+    def look_up(self, keys: Sequence[str]) -> Answer:
         """Look keys up, one after the other."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(keys), file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"the lookups' process has ended with {self._process.wait()}")
-        return Answer(*json.loads(answer))
+        return Answer(*self.ask(json.dumps(keys)))
 
 
 def serve(look_up: LookUp) -> None:

@@ -17,7 +17,6 @@ claim is about us alone: what a segment costs in the largest log beside a tenth 
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import sys
@@ -29,7 +28,17 @@ from typing import Final
 
 import numpy as np
 
-from bench import LESS, MORE, Claim, compare_figures, in_turn, kafka_cleaner, leave_out, report
+from bench import (
+    LESS,
+    MORE,
+    Claim,
+    compare_figures,
+    in_turn,
+    kafka_cleaner,
+    leave_out,
+    program,
+    report,
+)
 from bench.clean import check_alike
 from bench.cleaning_process import Cleaning, CleaningProcess
 from bench.kafka_cleaner import KafkasCleaner, KafkasCleaning
@@ -75,11 +84,9 @@ class Case:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.many_segments", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="fewer segments, one round")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
-    options = parser.parse_args(arguments)
+    options = program("many_segments", __doc__, quick="fewer segments, one round").parse_args(
+        arguments
+    )
     reason = kafka_cleaner.fault()
     if reason:
         leave_out("Kafka's cleaner", reason)

@@ -12,7 +12,6 @@ in this process and in turn, when the broker is stopped; they must be the same, 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import kafkalog
-from bench import Claim, compare, compare_figures, kafka_cleaner, leave_out, overwritten, report
+from bench import (
+    Claim,
+    compare,
+    compare_figures,
+    kafka_cleaner,
+    leave_out,
+    overwritten,
+    program,
+    report,
+)
 from bench.kafka_cleaner import KafkasCleaner
 from bench.overwritten import TOPIC
 from kafkalog.cleaner import CleanerConfig
@@ -72,11 +80,7 @@ class Cleaned:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.merge", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="fewer keys and rounds")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
-    options = parser.parse_args(arguments)
+    options = program("merge", __doc__, quick="fewer keys and rounds").parse_args(arguments)
     key_count = 50_000 if options.quick else 1_000_000
     rounds = 1 if options.quick else 5
     reason = kafka_cleaner.fault()

@@ -27,7 +27,6 @@ data. Everything lies in the page cache, for all of them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -48,7 +47,7 @@ from unittest import mock
 from crc32c import crc32c
 
 import kafkalog
-from bench import MORE, compare_figures, leave_out, report
+from bench import MORE, compare_figures, leave_out, program, report
 from bench.mounted import KilledBroker
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
@@ -130,11 +129,7 @@ for n in itertools.count():
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.open", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="50 partitions, fewer processes")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
-    options = parser.parse_args(arguments)
+    options = program("open", __doc__, quick="50 partitions, fewer processes").parse_args(arguments)
     partitions = PARTITIONS // 20 if options.quick else PARTITIONS
     rounds = 1 if options.quick else ROUNDS
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as scratch:

@@ -13,7 +13,6 @@ that either has written is checked.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 import kafkalog
-from bench import compare_figures, in_turn, report
+from bench import compare_figures, in_turn, program, report
 from bench.memory import peak_of_tree
 from bench.spark import session
 
@@ -48,10 +47,7 @@ STATE_STORE: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.previous_value", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="fewer keys and changes")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
+    parser = program("previous_value", __doc__, quick="fewer keys and changes")
     parser.add_argument("--rounds", type=int, help="rounds")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (1 if options.quick else 3)

@@ -12,16 +12,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
+from bench.answering_process import AnsweringProcess
 from bench.memory import peak_mib
 from bench.spark import end_workers, session, workers
 
@@ -31,62 +30,14 @@ if TYPE_CHECKING:
 __all__ = ["QueryProcess", "everything", "peaks"]
 
 TOPIC: Final = "t"
-_LAST_S: Final = 60
-"""How long it may take to end."""
-_NO_BYTECODE: Final = "PYTHONDONTWRITEBYTECODE"
-"""With it every new worker would compile our sources: installed ones are compiled already."""
 
 
-class QueryProcess:
-    """The process, as its parent sees it; a context manager."""
+class QueryProcess(AnsweringProcess):
+    """The process, as its parent sees it: it does what a method of `_Query` is named."""
 
     def __init__(self, directory: Path, way: str, sink: str) -> None:
-        self._errors = directory / f"{way}.err"
-        inherited = {name: value for name, value in os.environ.items() if name != _NO_BYTECODE}
-        with self._errors.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(directory), way, sink],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=inherited,
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._process as process:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            try:
-                process.wait(_LAST_S)
-            except BaseException:
-                process.kill()
-                raise
-        if kind is None and process.returncode:
-            self._give_up()
-
-    def ask(self, line: str) -> Any:
-        """Have something done: `session`, `first`, `next`, `workers` or `drop`; see `_Query`."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(line, file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
-            self._give_up()
-        return json.loads(answer)
-
-    def _give_up(self) -> NoReturn:
-        told = self._errors.read_text(errors="replace")[-2000:]
-        raise SystemExit(f"{told}\nthe query's process has ended with {self._process.wait()}")
+        errors = directory / f"{way}.err"
+        super().__init__(__name__, str(directory), way, sink, errors=errors)
 
 
 class _Query:

@@ -26,7 +26,6 @@ ended.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import tempfile
 import time
@@ -41,7 +40,7 @@ import psutil
 import pyarrow as pa
 
 import kafkalog
-from bench import MORE, compare_figures, leave_out, report
+from bench import MORE, compare_figures, leave_out, program, report
 from bench.mounted import broker_of
 from bench.ready_batches import ReadyBatches, write_ready
 from bench.spark import connector_fault, driver_pid, session, watched
@@ -80,10 +79,7 @@ FETCHES: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.spark_read", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="fewer records and rounds")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
+    parser = program("spark_read", __doc__, quick="fewer records and rounds")
     parser.add_argument("--rounds", type=int, help="counted rounds")
     parser.add_argument("--records", type=int, help="records of each topic")
     options = parser.parse_args(arguments)

@@ -26,7 +26,6 @@ workers of others are ended.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -37,7 +36,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import kafkalog
-from bench import MORE, Claim, compare_figures, leave_out, report
+from bench import MORE, Claim, compare_figures, leave_out, program, report
 from bench.broker import full_size
 from bench.floor import FORMAT, Floor, counted_rows
 from bench.spark import connector_fault, session, watched
@@ -67,10 +66,7 @@ TASKS: Final = 4
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.spark_write", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="few rows")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
+    parser = program("spark_write", __doc__, quick="few rows")
     parser.add_argument("--rounds", type=int, help="rounds that count")
     options = parser.parse_args(arguments)
     rows = 50_000 if options.quick else 1_000_000

@@ -16,7 +16,6 @@ All run in one process, whose memory is told for each.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -30,7 +29,7 @@ from typing import Final
 import pyarrow as pa
 
 import kafkalog
-from bench import LESS, Side, compare_figures, in_turn, report
+from bench import LESS, Side, compare_figures, in_turn, program, report
 from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
@@ -50,10 +49,7 @@ WRITER: Final = "00000000-0000-0000-0000-000000000000"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.staging", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
+    parser = program("staging", __doc__, quick="fewer rounds")
     parser.add_argument("--rounds", type=int, help="rounds that count")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (3 if options.quick else 25)

@@ -44,7 +44,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import kafkalog
-from bench import Claim, compare_figures, in_turn, report
+from bench import Claim, compare_figures, in_turn, program, report
 from bench.memory import peak_mib, reset_peak
 from bench.query_process import everything, peaks
 from bench.spark import session
@@ -84,14 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.table_view", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="fewer keys and seconds")
+    parser = program("table_view", __doc__, quick="fewer keys and seconds")
     parser.add_argument("--keys", type=int, help="rows of the table")
     parser.add_argument("--seconds", type=float, help="how long updates come")
     parser.add_argument("--rate", type=int, default=5_000, help="updates per second")
     parser.add_argument("--postgres", help="what libpq connects with, for a view in PostgreSQL")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
     parser.add_argument("--rounds", type=int, help="rounds of making the table")
     parser.add_argument("--feed", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -32,7 +32,6 @@ has pyspark loaded.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import tempfile
 import time
@@ -45,7 +44,7 @@ import numpy as np
 import pyarrow as pa
 
 import kafkalog
-from bench import MORE, Claim, compare_figures, leave_out, report
+from bench import MORE, Claim, compare_figures, leave_out, program, report
 from bench.memory import peak_mib, reset_peak
 from bench.mounted import broker_of
 from bench.spark import connector_fault, session, watched
@@ -78,10 +77,7 @@ PEERS: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.view_latest", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line per claim")
-    parser.add_argument("--quick", action="store_true", help="fewer records and rounds")
-    parser.add_argument("--path", type=Path, help="a directory on the disk to use")
+    parser = program("view_latest", __doc__, quick="fewer records and rounds")
     parser.add_argument("--rounds", type=int, help="counted rounds")
     parser.add_argument("--records", type=int, help="records before the cleaning")
     options = parser.parse_args(arguments)

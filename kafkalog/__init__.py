@@ -42,6 +42,15 @@ __all__ = [
 __version__ = "0.1.0"
 
 _ROOMS = ("cleaner", "errors", "sink")
+_HOMES = {
+    "KTable": "kafkalog.datasource.ktable",
+    "KTableView": "kafkalog.sink.views.table_view",
+    "LagListener": "kafkalog.datasource.lag",
+    "in_order": "kafkalog.sink.order",
+    "offsets_behind_latest": "kafkalog.datasource.lag",
+    "value_columns": "kafkalog.datasource.values",
+}
+"""The modules of names that are imported when they are first used."""
 
 
 def open(
@@ -74,28 +83,13 @@ def __getattr__(name: str) -> Any:
         sheets = Path(__file__).parent.rglob("*.pxd")
         kernels = [sheet for sheet in sheets if "kernels" in (sheet.stem, sheet.parent.name)]
         return all(any(k.with_suffix(suffix).exists() for suffix in suffixes) for k in kernels)
-    if name == "in_order":
-        from kafkalog.sink.order import in_order
-
-        return in_order
-    if name in {"LagListener", "offsets_behind_latest"}:
-        if importlib.util.find_spec("pyspark") is None:
+    if name in _HOMES:
+        is_lag = _HOMES[name] == "kafkalog.datasource.lag"
+        if is_lag and importlib.util.find_spec("pyspark") is None:
             raise ModuleNotFoundError(
                 f"kafkalog.{name} needs the package pyspark: pip install 'kafkalog[spark]'"
             )
-        return getattr(importlib.import_module("kafkalog.datasource.lag"), name)
-    if name == "KTable":
-        from kafkalog.datasource.ktable import KTable
-
-        return KTable
-    if name == "KTableView":
-        from kafkalog.sink.views.table_view import KTableView
-
-        return KTableView
-    if name == "value_columns":
-        from kafkalog.datasource.values import value_columns
-
-        return value_columns
+        return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _ROOMS:
         return importlib.import_module(f"kafkalog.{name}")
     raise AttributeError(f"module 'kafkalog' has no attribute {name!r}")

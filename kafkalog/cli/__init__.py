@@ -163,8 +163,7 @@ def _application(arguments: Sequence[str]) -> typer.Typer:
     """Return an application that knows the verb that is called; all of them where none is."""
     import typer
 
-    from kafkalog.cli.app.examples import examples
-    from kafkalog.cli.app.verb_command import VerbCommand
+    from kafkalog.cli.app.verb_command import VerbCommand, examples
 
     application = typer.Typer(
         help="Kafka's compacted log as files: look into it, write to it, keep it in order.",

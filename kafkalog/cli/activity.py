@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["cleaner_row", "pin_rows", "staged_rows", "writer_row", "writer_rows"]
 
 
-def writer_rows(state: State, writer_id: str | None, topic: str | None) -> list[dict[str, Any]]:
-    """Return the writers, optionally only of one id or one topic."""
+def writer_rows(state: State, topic: str | None = None) -> list[dict[str, Any]]:
+    """Return the writers, optionally only of one topic."""
     from kafkalog.storage_engine.writing.writers import writers
 
-    return [writer_row(*one) for one in writers(state, writer_id, topic).items()]
+    return [writer_row(*one) for one in writers(state, None, topic).items()]
 
 
 def writer_row(writer: tuple[str, str], last: WriterState) -> dict[str, Any]:

@@ -13,7 +13,14 @@ from typing import Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import LogPath
-from kafkalog.cli.terminal.output import counted, note, partition_progress, print_json, print_line
+from kafkalog.cli.terminal.output import (
+    counted,
+    json_row,
+    note,
+    print_json,
+    print_line,
+    share_progress,
+)
 
 EXAMPLES: Final = (
     "kafkalog adopt /data/kafka-logs",
@@ -42,9 +49,13 @@ def command(
     from kafkalog.storage_engine.fs import clock
 
     given = _topic_configs(config or [])
-    with partition_progress("adopting") as show:
+    with share_progress("adopting") as show:
         report = ownership.adopt(
-            Path(path), config=given, metadata=metadata, now_ms=clock.now_ms(), progress=show
+            Path(path),
+            config=given,
+            metadata=metadata,
+            now_ms=clock.now_ms(),
+            progress=lambda _, done, of: show(done, of),
         )
     for line in (*report.damage, *report.notices):
         note(line)
@@ -52,12 +63,8 @@ def command(
         print_json(
             {
                 "path": str(report.root),
-                "adoptedAlready": report.adopted_already,
-                "topics": list(report.topics),
-                "partitions": report.partitions,
-                "wasClean": report.was_clean,
-                "damage": list(report.damage),
-                "notices": list(report.notices),
+                **json_row(report, "adopted_already", "topics", "partitions", "was_clean"),
+                **json_row(report, "damage", "notices"),
             }
         )
         return

@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import typer
 
 from kafkalog.cli.app.arguments import LogPath, Topic
-from kafkalog.cli.app.writable import open_writable
+from kafkalog.cli.app.opened import open_writable
 from kafkalog.cli.terminal.json_records import json_record
 from kafkalog.cli.terminal.output import (
     Encoding,
@@ -198,20 +198,12 @@ def _columns(portion: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
     """Yield the Arrow batch of some records; nothing for no records."""
     import pyarrow as pa
 
-    from kafkalog.schema import HEADERS
+    from kafkalog.storage_engine.records.record_batches import record_batches
 
     if not portion:
         return
-    types = {
-        "key": pa.binary(),
-        "value": pa.binary(),
-        "headers": HEADERS,
-        "timestamp": pa.int64(),
-        "partition": pa.int32(),
-    }
-    columns = {}
-    for name, kind in types.items():
-        values = [record[name] for record in portion]
-        if name == "value" or any(value is not None for value in values):
-            columns[name] = pa.array(values, kind)
-    yield pa.RecordBatch.from_pydict(columns)
+    partitions = [record.pop("partition") for record in portion]
+    for rows in record_batches(portion):
+        is_named = any(partition is not None for partition in partitions)
+        numbers = pa.array(partitions, pa.int32())
+        yield rows.append_column("partition", numbers) if is_named else rows

@@ -77,12 +77,6 @@ class Changelog:
                 found[number] = first.offset
         return found
 
-    def spans(self) -> dict[int, tuple[int, int]]:
-        """Return (log start, visible end) of each partition."""
-        state = self.log.state()
-        starts, ends = self.beginnings(state), self.ends(state)
-        return {number: (starts[number], ends[number]) for number in self.partitions}
-
     def latest(self, number: int, key: bytes) -> Iterator[pa.RecordBatch]:
         """Yield the latest record of a key in a partition; nothing for a tombstone or no record."""
         from kafkalog.cleaner.key_index.key_lookup import KeyLookup

@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from kafkalog.cli.app.arguments import AnyTopic, LogPath
-from kafkalog.cli.app.writable import open_writable
-from kafkalog.cli.terminal.output import note, print_json, print_table, progress
+from kafkalog.cli.app.opened import open_writable
+from kafkalog.cli.terminal.output import json_row, note, print_json, print_table, progress
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.reading.pins import LivePins
 
@@ -43,27 +43,9 @@ def command(
         passed_over += _pinned(log, topic, ends) if force else []
     if json:
         for stats in results:
-            print_json({_camel(name): value for name, value in asdict(stats).items()})
+            print_json(json_row(stats, *(field.name for field in fields(stats))))
     elif results:
-        columns = ["topic", "partition", "from", "to", "records", "kept", "bytes", "written", "ms"]
-        has_error = any(stats.error is not None for stats in results)
-        columns += ["error"] if has_error else []
-        rows = [
-            [
-                stats.topic,
-                stats.partition,
-                stats.start_offset,
-                stats.end_offset,
-                stats.records_read,
-                stats.records_kept,
-                stats.bytes_read,
-                stats.bytes_written,
-                round(stats.elapsed_ms),
-                *([stats.error] if has_error else []),
-            ]
-            for stats in results
-        ]
-        print_table(columns, rows)
+        _print(results)
     elif not passed_over:
         note("nothing to clean")
     for line in passed_over:
@@ -73,6 +55,17 @@ def command(
         word = "was" if len(failed) == 1 else "were"
         note(f"kafkalog: {', '.join(failed)} {word} not cleaned, for the reasons above")
     return 1 if failed or passed_over else 0
+
+
+def _print(results: list[CleanerStats]) -> None:
+    columns = ["topic", "partition", "from", "to", "records", "kept", "bytes", "written", "ms"]
+    names = ["topic", "partition", "start_offset", "end_offset", "records_read", "records_kept"]
+    names += ["bytes_read", "bytes_written"]
+    rows = [[*(getattr(s, name) for name in names), round(s.elapsed_ms)] for s in results]
+    if any(stats.error is not None for stats in results):
+        columns.append("error")
+        rows = [[*row, stats.error] for row, stats in zip(rows, results, strict=True)]
+    print_table(columns, rows)
 
 
 def _passed_over(log: Engine, topic: str | None, results: list[CleanerStats]) -> list[str]:
@@ -146,8 +139,3 @@ def _bytes_to_read(log: Engine, topic: str | None, force: bool) -> int:
             elif status.state == "dirty":
                 total += status.clean_bytes + 2 * status.dirty_bytes
     return total
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)

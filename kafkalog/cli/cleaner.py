@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import LogPath
+from kafkalog.cli.app.opened import open_writable
 from kafkalog.cli.app.stop_signals import stop_signals
-from kafkalog.cli.app.writable import open_writable
 from kafkalog.cli.terminal.output import configs, counted, note
 
 if TYPE_CHECKING:

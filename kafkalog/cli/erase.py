@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import LogPath, Topic
-from kafkalog.cli.app.readable import open_readable
-from kafkalog.cli.app.writable import open_writable
-from kafkalog.cli.terminal.colours import is_terminal
+from kafkalog.cli.app.opened import open_readable, open_writable
+from kafkalog.cli.report_file import reserved
 from kafkalog.cli.terminal.output import (
     Encoding,
     check_input,
@@ -38,13 +37,13 @@ from kafkalog.cli.terminal.output import (
     note,
     print_json,
     print_line,
+    share_progress,
 )
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-    from kafkalog.cli.report_file import ReportFile
     from kafkalog.erasure.erase import Erasure
     from kafkalog.erasure.occurrences import Occurrences
     from kafkalog.storage_engine.engine import Engine
@@ -109,9 +108,11 @@ def command(
     is_wanted = report is not None or not dry_run
     keys = ErasedKeys(_keys(key or [], keys_from, encoding))
     erasure: Erasure | None = None
-    with _opened(path, dry_run=dry_run) as log:
+    with open_readable(path) if dry_run else open_writable(path) as log:
         log.describe(topic)
-        with _report_file(report, topic, log.root, is_wanted) as file, _Bars() as bars:
+        stem = f"kafkalog-erase-{topic}"
+        reserving = reserved(report, stem, log.root) if is_wanted else contextlib.nullcontext()
+        with reserving as file, _Bars() as bars:
             if dry_run:
                 before = _look(log, topic, keys, strict, bars)
             else:
@@ -133,33 +134,19 @@ def command(
             bars.close()
             found = report_of(log.root, topic, keys, before, erasure, now=now, strict=strict)
             if file is not None:
-                file.write(text(found))
+                files.write_atomically(file, text(found).encode())
     if json:
-        print_json({**found, "file": None if file is None else str(file.path)})
+        print_json({**found, "file": None if file is None else str(file)})
     else:
         for line in lines(found):
             print_line(line)
         if file is not None:
-            print_line(f"report   {file.path}")
+            print_line(f"report   {file}")
         for line in last_lines(found, path):
             print_line(line)
     if not found["erased"] and not dry_run:
         note(f"kafkalog: {topic}: something of {counted(len(keys), 'key')} is left, see above")
     return 0 if found["erased"] else 1
-
-
-def _opened(path: str, *, dry_run: bool) -> Engine:
-    return open_readable(path) if dry_run else open_writable(path)
-
-
-def _report_file(
-    given: Path | None, topic: str, root: Path, is_wanted: bool
-) -> contextlib.AbstractContextManager[ReportFile | None]:
-    from kafkalog.cli.report_file import ReportFile
-
-    if not is_wanted:
-        return contextlib.nullcontext()
-    return ReportFile.reserved(given, f"kafkalog-erase-{topic}", root)
 
 
 def _look(log: Engine, topic: str, keys: ErasedKeys, strict: bool, bars: _Bars) -> Occurrences:
@@ -177,10 +164,7 @@ def _look(log: Engine, topic: str, keys: ErasedKeys, strict: bool, bars: _Bars) 
 
 def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[bytes]:
     """Return the keys; raises InvalidInputError for a text that is not a key, with its line."""
-    try:
-        found = [decoded(text, encoding) for text in given]
-    except ValueError as fault:
-        raise InvalidInputError(f"--key: {fault}") from None
+    found = [decoded(text, encoding, "--key") for text in given]
     if file is None:
         if not found:
             raise InvalidInputError("which key? give --key KEY, or --keys-from FILE")
@@ -194,19 +178,15 @@ def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[b
         with files.open_stream(file) as stream:
             data = stream.read()
     for number, line in enumerate(data.split(b"\n"), 1):
-        text = line.removesuffix(b"\r")
-        if text:
-            try:
-                found.append(text if encoding is Encoding.UTF8 else _decoded(text, encoding))
-            except ValueError as fault:
-                raise InvalidInputError(f"{name}: line {number}: {fault}") from None
+        key = line.removesuffix(b"\r")
+        if key and encoding is not Encoding.UTF8:
+            text = key.strip().decode("ascii", "replace")
+            key = decoded(text, encoding, f"{name}: line {number}")
+        if key:
+            found.append(key)
     if not found:
         raise InvalidInputError(f"{name}: it has no key")
     return found
-
-
-def _decoded(text: bytes, encoding: Encoding) -> bytes:
-    return decoded(text.strip().decode("ascii", "replace"), encoding)
 
 
 # --- progress ------------------------------------------------------------------------------------
@@ -233,15 +213,11 @@ class _Bars:
 
     def show(self, step: str, done: int, of: int) -> None:
         """Show how many bytes of a step are done."""
-        if not is_terminal(sys.stderr):
-            return
         if step != self._step:
-            from kafkalog.cli.terminal.bars import bar
-
             self.close()
             self._step = step
-            is_bytes = step != _WAITING
-            self._show = self._stack.enter_context(bar(step, of, is_bytes=is_bytes))
+            shown = share_progress(step, is_bytes=step != _WAITING)
+            self._show = self._stack.enter_context(shown)
         self._show(done, of)
 
     def wait(self, until_ms: int) -> None:

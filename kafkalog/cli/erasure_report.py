@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import kafkalog
 from kafkalog.cleaner.report.explain import utc_time
 from kafkalog.cleaner.rewrite.erased_keys import BYTES_MIN
-from kafkalog.cli.terminal.output import counted
+from kafkalog.cli.terminal.output import counted, json_row
 from kafkalog.erasure.residuals import ERASE
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.storage_engine.format import layout
@@ -63,7 +63,9 @@ def report(
     """Return the report; without an erasure it is that of a dry run."""
     last = before if erasure is None else erasure.after
     counts = before.by_key, last.by_key
-    found: dict[str, Any] = {
+    deletions = {} if erasure is None else erasure.deletions
+    cleanings = () if erasure is None else erasure.cleanings
+    return {
         "report": "kafkalog erase",
         "version": 1,
         "kafkalog": kafkalog.__version__,
@@ -84,31 +86,20 @@ def report(
             for number, key in enumerate(keys.keys)
         ],
         "before": _look(before, root, is_dry=erasure is None),
-        "deletionsWritten": [],
-        "cleaned": [],
-        "after": None,
-        "deletionsLeft": [],
+        "deletionsWritten": [
+            {"partition": number, "offset": first, "nextOffset": following}
+            for number, (first, following) in deletions.items()
+        ],
+        "cleaned": [
+            json_row(stats, "partition", "records_read", "records_kept", "error")
+            for stats in cleanings
+        ],
+        "after": None if erasure is None else _look(erasure.after, root, is_dry=False),
+        "deletionsLeft": [] if erasure is None else _deletions_left(erasure.after),
         "notes": [*_notes(keys, before, last, now=now, strict=strict)],
         "about": [_DIGESTS, _HASHES],
         "notLookedAt": list(_NOT_LOOKED_AT),
     }
-    if erasure is not None:
-        found["deletionsWritten"] = [
-            {"partition": number, "offset": first, "nextOffset": following}
-            for number, (first, following) in erasure.deletions.items()
-        ]
-        found["cleaned"] = [
-            {
-                "partition": stats.partition,
-                "recordsRead": stats.records_read,
-                "recordsKept": stats.records_kept,
-                "error": stats.error,
-            }
-            for stats in erasure.cleanings
-        ]
-        found["after"] = _look(erasure.after, root, is_dry=False)
-        found["deletionsLeft"] = _deletions_left(erasure.after)
-    return found
 
 
 def text(found: dict[str, Any]) -> str:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import ReadablePath, Topic
-from kafkalog.cli.app.readable import open_readable
-from kafkalog.cli.terminal.output import print_json, print_line
+from kafkalog.cli.app.opened import open_readable
+from kafkalog.cli.terminal.output import json_row, print_json, print_line
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.report.explain import Explanation
@@ -59,12 +59,7 @@ def row(explanation: Explanation) -> dict[str, object]:
         "due": explanation.is_due,
         "answer": explanation.answer,
         "findings": [
-            {
-                "code": finding.code,
-                "sentence": finding.sentence,
-                "remedy": finding.remedy,
-                "untilMs": finding.until_ms,
-            }
+            json_row(finding, "code", "sentence", "remedy", "until_ms")
             for finding in explanation.findings
         ],
     }

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import ReadablePath, Topic
-from kafkalog.cli.app.readable import open_readable
+from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.beginning import Beginning
 from kafkalog.cli.terminal.output import Encoding, decoded, flush, pause, progress, share_progress
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
@@ -106,7 +106,7 @@ def command(
         )
     if follow and end is not None:
         raise InvalidInputError("--follow does not end and --end does: give one of them")
-    wanted_key = None if key is None else _key(key, encoding)
+    wanted_key = None if key is None else decoded(key, encoding, "--key")
     with open_readable(path) as log:
         present = sorted(log.offsets(topic))
         if partition is not None and partition not in present:
@@ -123,13 +123,6 @@ def command(
             else:
                 batches = _range(changelog, beginning, end, bar)
             _print(batches, limit, encoding, bar, json=json)
-
-
-def _key(text: str, encoding: Encoding) -> bytes:
-    try:
-        return decoded(text, encoding)
-    except ValueError as fault:
-        raise InvalidInputError(f"--key: {fault}") from None
 
 
 def _range(
@@ -175,7 +168,9 @@ def _latest(changelog: Changelog, bar: contextlib.ExitStack) -> Iterator[pa.Reco
     from kafkalog.cleaner.key_index.latest_view import latest_of_topic
 
     show = bar.enter_context(share_progress("reading"))
-    sizes = {number: 2 * (end - start) for number, (start, end) in changelog.spans().items()}
+    state = changelog.log.state()
+    starts, ends = changelog.beginnings(state), changelog.ends(state)
+    sizes = {number: 2 * (ends[number] - starts[number]) for number in changelog.partitions}
 
     def tell(done: int, left: int, now: int, of: int) -> None:
         show(done + now, done + of + left)

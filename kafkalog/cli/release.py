@@ -17,10 +17,11 @@ from kafkalog.cli.app.arguments import LogPath
 from kafkalog.cli.terminal.output import (
     check_input,
     counted,
+    json_row,
     note,
-    partition_progress,
     print_json,
     print_line,
+    share_progress,
 )
 from kafkalog.storage_engine.fs import files
 
@@ -50,13 +51,13 @@ def command(
     from kafkalog.storage_engine.fs import clock
 
     ids = None if topic_ids is None else _read_ids(topic_ids)
-    with partition_progress("releasing") as show:
+    with share_progress("releasing") as show:
         report = ownership.release(
             Path(path),
             topic_ids=ids,
             meta_properties=meta_properties,
             now_ms=clock.now_ms(),
-            progress=show,
+            progress=lambda _, done, of: show(done, of),
         )
     for line in report.notices:
         note(line)
@@ -64,10 +65,7 @@ def command(
         print_json(
             {
                 "path": str(report.root),
-                "releasedAlready": report.released_already,
-                "partitions": report.partitions,
-                "hasBroker": report.has_broker,
-                "notices": list(report.notices),
+                **json_row(report, "released_already", "partitions", "has_broker", "notices"),
             }
         )
         return

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,43 +14,32 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files
 
-__all__ = ["ReportFile"]
+__all__ = ["reserved"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFile:
-    """A report's path, at which a file can be written."""
+@contextlib.contextmanager
+def reserved(given: Path | None, stem: str, root: Path) -> Iterator[Path]:
+    """Yield a path that can be written, so that a long run does not fail at its end.
 
-    path: Path
-
-    def write(self, text: str) -> None:
-        """Put the whole report in place."""
-        files.write_atomically(self.path, text.encode())
-
-    @classmethod
-    @contextlib.contextmanager
-    def reserved(cls, given: Path | None, stem: str, root: Path) -> Iterator[ReportFile]:
-        """Yield a file that can be written, so that a long run does not fail at its end.
-
-        The default path is `STEM-TIME.json` in the working directory. An empty file with a
-        temporary name reserves it; a killed run leaves that file. Raises InvalidInputError for a
-        path in the log, an existing file, or a path that cannot be written.
-        """
-        path = _free(stem) if given is None else given
-        check_outside(path, [root], "a report", "--report")
-        if path.exists() or path.is_symlink():
-            raise InvalidInputError(f"{path}: exists already; name another file with --report")
-        temporary = _temporary(path)
-        try:
-            files.create(temporary)
-        except OSError as fault:
-            raise InvalidInputError(
-                f"{path}: {fault.strerror}; name another file with --report"
-            ) from fault
-        try:
-            yield cls(path)
-        finally:
-            files.remove(temporary)
+    The default path is `STEM-TIME.json` in the working directory. An empty file with a temporary
+    name reserves it; a killed run leaves that file. Raises InvalidInputError for a path in the log,
+    an existing file, or a path that cannot be written.
+    """
+    path = _free(stem) if given is None else given
+    check_outside(path, [root], "a report", "--report")
+    if path.exists() or path.is_symlink():
+        raise InvalidInputError(f"{path}: exists already; name another file with --report")
+    temporary = _temporary(path)
+    try:
+        files.create(temporary)
+    except OSError as fault:
+        raise InvalidInputError(
+            f"{path}: {fault.strerror}; name another file with --report"
+        ) from fault
+    try:
+        yield path
+    finally:
+        files.remove(temporary)
 
 
 def _temporary(path: Path) -> Path:

@@ -18,16 +18,15 @@ partition, even while it runs.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
-from kafkalog.cli.app.readable import open_readable
+from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.query_lag import print_query_lag
-from kafkalog.cli.status_rows import status_rows
+from kafkalog.cli.status_rows import log_row, status_rows
 from kafkalog.cli.terminal.output import (
     check_outside,
     counted,
@@ -37,6 +36,7 @@ from kafkalog.cli.terminal.output import (
     print_table,
     progress,
 )
+from kafkalog.cli.terminal.time_text import utc_text
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def command(
             _write_picture(path, log, html, topic, counts_dead=count is not False)
             return
         if checkpoint is not None:
-            is_live = any(_is_live(root) for root in address.directories(path))
+            state = log.state()
+            is_live = any(log_row(root, state)["running"] for root in address.directories(path))
             print_query_lag(log, checkpoint, topic, is_live=is_live, json=json)
             return
         found = status_rows(path, log, topic)
@@ -228,20 +229,5 @@ def _print_partitions(partitions: list[dict[str, Any]]) -> None:
     print_table(columns, cells, _STYLES)
 
 
-def _is_live(root: Path) -> bool:
-    """Return whether a broker runs on a directory; False if the file system has no locks."""
-    from kafkalog.errors import StorageError
-    from kafkalog.storage_engine.format import layout
-    from kafkalog.storage_engine.fs import locks
-
-    try:
-        return not (root / layout.COMMIT).exists() and locks.RootLock(root).is_held_alone()
-    except StorageError:
-        return False
-
-
 def _time(time_ms: int | None) -> str | None:
-    if time_ms is None:
-        return None
-    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if time_ms is None else utc_text(time_ms)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cli.activity import cleaner_row, pin_rows, staged_rows, writer_rows
+from kafkalog.cli.terminal.output import json_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["cleaning_row", "status_rows"]
+__all__ = ["cleaning_row", "log_row", "status_rows"]
 
 
 def status_rows(
@@ -30,16 +31,17 @@ def status_rows(
 
     state = log.state()
     now_ms = clock.now_ms() if plans is None else plans.now_ms
-    found = [_root(root, state) for root in address.directories(path)]
+    found = [log_row(root, state) for root in address.directories(path)]
     if (log.root / layout.COMMIT).exists():  # of a broker's these things are its own
         found.append(cleaner_row(log))
-        found += writer_rows(state, None, None)
+        found += writer_rows(state)
         found += staged_rows(log.root, state, now_ms)
         found += pin_rows(log.root, now_ms)
     return [*found, *_partitions(status(log, now_ms, topic, plans), state)]
 
 
-def _root(root: Path, state: State) -> dict[str, Any]:
+def log_row(root: Path, state: State) -> dict[str, Any]:
+    """Return a directory with its owner (`running`: a broker that runs on it) and its locks."""
     from kafkalog.errors import StorageError
     from kafkalog.storage_engine.format import layout
     from kafkalog.storage_engine.fs import locks
@@ -80,37 +82,24 @@ def _partitions(found: Iterable[PartitionStatus], state: State) -> Iterator[dict
             "type": "partition",
             "topic": status.topic,
             "partition": status.partition,
-            "logStartOffset": status.log_start_offset,
-            "firstDirtyOffset": status.first_dirty_offset,
+            **json_row(status, "log_start_offset", "first_dirty_offset"),
             "firstUncleanableOffset": status.first_uncleanable_offset,
             "lastStableOffset": partition.last_stable_offset,
             "highWatermark": status.high_watermark,
             "leaderEpoch": partition.leader_epoch,
             "bytes": status.clean_bytes + status.dirty_bytes + status.uncleanable_bytes,
-            "cleanBytes": status.clean_bytes,
-            "dirtyBytes": status.dirty_bytes,
-            "uncleanableBytes": status.uncleanable_bytes,
+            **json_row(status, "clean_bytes", "dirty_bytes", "uncleanable_bytes"),
             "dirtyRatio": round(status.dirty_ratio, 6),
-            "tombstonesWaiting": status.tombstones_waiting,
-            "earliestDeleteHorizonMs": status.earliest_delete_horizon_ms,
+            **json_row(status, "tombstones_waiting", "earliest_delete_horizon_ms"),
             "lastCleaning": None if last is None else cleaning_row(last),
-            "state": status.state,
-            "reason": status.reason,
+            **json_row(status, "state", "reason"),
         }
 
 
 def cleaning_row(last: LastCleaning) -> dict[str, int]:
     """Return the JSON object of a cleaning."""
-    return {
-        "endedMs": last.ended_ms,
-        "elapsedMs": last.elapsed_ms,
-        "startOffset": last.start_offset,
-        "endOffset": last.end_offset,
-        "recordsRead": last.records_read,
-        "recordsKept": last.records_kept,
-        "bytesRead": last.bytes_read,
-        "bytesWritten": last.bytes_written,
-    }
+    names = ("ended_ms", "elapsed_ms", "start_offset", "end_offset", "records_read")
+    return json_row(last, *names, "records_kept", "bytes_read", "bytes_written")
 
 
 def _time_ms(time_ms: int) -> int | None:

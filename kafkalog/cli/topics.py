@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kafkalog.cli.app.arguments import TOPIC_HELP, LogPath
 from kafkalog.cli.app.completion import topic_names
-from kafkalog.cli.app.examples import examples
-from kafkalog.cli.app.readable import open_readable
-from kafkalog.cli.app.verb_command import VerbCommand
-from kafkalog.cli.app.writable import open_writable
+from kafkalog.cli.app.opened import open_readable, open_writable
+from kafkalog.cli.app.verb_command import VerbCommand, examples
 from kafkalog.cli.terminal.output import (
-    LOG_HELP,
-    TOPIC_HELP,
     configs,
+    json_row,
     print_json,
     print_line,
     print_table,
@@ -36,7 +34,6 @@ VERBS: Final = {
 """The verbs below `topics`, each with examples."""
 EXAMPLES: Final = (VERBS["list"][0], VERBS["create"][0])
 
-_Path = Annotated[str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)]
 _NewName = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help=TOPIC_HELP)]
 _Name = Annotated[
     str,
@@ -58,7 +55,7 @@ def application() -> typer.Typer:
     return topics
 
 
-def _list(path: _Path, json: _Json = False) -> None:
+def _list(path: LogPath, json: _Json = False) -> None:
     """List the topics with their partitions and configs."""
     with open_readable(path) as log:
         topics = [_described(log.describe(name)) for name in log.topics()]
@@ -71,7 +68,7 @@ def _list(path: _Path, json: _Json = False) -> None:
 
 
 def _create(
-    path: _Path,
+    path: LogPath,
     name: _NewName,
     partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Number of partitions.")] = 1,
     config: _Config = None,
@@ -86,13 +83,13 @@ def _create(
     _print(topic, json=json)
 
 
-def _describe(path: _Path, name: _Name, json: _Json = False) -> None:
+def _describe(path: LogPath, name: _Name, json: _Json = False) -> None:
     """Show a topic's id, configs and offsets."""
     with open_readable(path) as log:
         _print(_described(log.describe(name)), json=json)
 
 
-def _alter(path: _Path, name: _Name, config: _Config = None, json: _Json = False) -> None:
+def _alter(path: LogPath, name: _Name, config: _Config = None, json: _Json = False) -> None:
     """Set configs of a topic; other configs stay."""
     from kafkalog.errors import InvalidInputError
 
@@ -102,7 +99,7 @@ def _alter(path: _Path, name: _Name, config: _Config = None, json: _Json = False
         _print(_described(log.alter_topic(name, configs(config))), json=json)
 
 
-def _delete(path: _Path, name: _Name, json: _Json = False) -> None:
+def _delete(path: LogPath, name: _Name, json: _Json = False) -> None:
     """Delete a topic and its records; --json prints its last state."""
     with open_writable(path) as log:
         topic = _described(log.describe(name))
@@ -112,15 +109,9 @@ def _delete(path: _Path, name: _Name, json: _Json = False) -> None:
 
 
 def _described(topic: TopicState) -> dict[str, Any]:
+    names = ("log_start_offset", "high_watermark", "last_stable_offset", "leader_epoch")
     partitions = [
-        {
-            "partition": number,
-            "logStartOffset": state.log_start_offset,
-            "highWatermark": state.high_watermark,
-            "lastStableOffset": state.last_stable_offset,
-            "leaderEpoch": state.leader_epoch,
-        }
-        for number, state in topic.present()
+        {"partition": number, **json_row(state, *names)} for number, state in topic.present()
     ]
     return {
         "topic": topic.name,

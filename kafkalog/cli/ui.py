@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import ReadablePath
-from kafkalog.cli.app.readable import open_readable
+from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.app.stop_signals import stop_signals
 from kafkalog.cli.terminal.output import note, print_line
 

@@ -18,7 +18,7 @@ import typer
 
 from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
 from kafkalog.cli.terminal.colours import styled
-from kafkalog.cli.terminal.output import note, print_json, print_line, progress
+from kafkalog.cli.terminal.output import json_row, note, print_json, print_line, progress
 
 if TYPE_CHECKING:
     from kafkalog.inspection.finding import Finding
@@ -73,9 +73,7 @@ def _print(finding: Finding, *, json: bool) -> None:
             {
                 "kind": kind,
                 "path": str(finding.path),
-                "position": finding.position,
-                "expected": finding.expected,
-                "found": finding.found,
+                **json_row(finding, "position", "expected", "found"),
             }
         )
     else:

@@ -17,8 +17,7 @@ import typer
 from kafkalog.cli.activity import writer_row, writer_rows
 from kafkalog.cli.app.arguments import LogPath
 from kafkalog.cli.app.completion import topic_names
-from kafkalog.cli.app.readable import open_readable
-from kafkalog.cli.app.writable import open_writable
+from kafkalog.cli.app.opened import open_readable, open_writable
 from kafkalog.cli.status import print_writers
 from kafkalog.cli.terminal.output import counted, note, print_json, print_line
 
@@ -49,7 +48,7 @@ def command(
         _forget(path, forget, topic, json=json)
         return
     with open_readable(path) as log:
-        rows = writer_rows(log.state(), None, topic)
+        rows = writer_rows(log.state(), topic)
     if json:
         for row in rows:
             print_json(row)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-from kafkalog.datasource.offsets import TopicPartition
+from kafkalog.datasource.offsets import TopicPartition, listed
 from kafkalog.errors import DataLossError
 
 __all__ = ["check_available_now"]
@@ -24,28 +24,24 @@ def check_available_now(
     if end.keys() != target.keys():
         raise DataLossError(
             "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_END_OFFSET_AND_PREFETCHED] the batch ends in "
-            f"{_join(end)}, the query's target in {_join(target)}"
+            f"{listed(end)}, the query's target in {listed(target)}"
         )
     beyond = [p for p, offset in end.items() if offset > target[p]]
     if beyond:
         raise DataLossError(
             "[END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_PREFETCHED] the batch ends "
-            f"beyond the query's target in {_join(beyond)}"
+            f"beyond the query's target in {listed(beyond)}"
         )
     lost = [p for p in end if p not in latest]
     if lost:
         raise DataLossError(
             "[LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW] partitions are gone "
-            f"since the query began: {_join(lost)}; run it again"
+            f"since the query began: {listed(lost)}; run it again"
         )
     shrunk = [p for p, offset in end.items() if offset > latest[p]]
     if shrunk:
         raise DataLossError(
             "[END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_LATEST_WITH_TRIGGER_"
-            f"AVAILABLENOW] records are gone since the query began, in {_join(shrunk)}; "
+            f"AVAILABLENOW] records are gone since the query began, in {listed(shrunk)}; "
             "run it again"
         )
-
-
-def _join(partitions: Collection[TopicPartition]) -> str:
-    return ", ".join(str(partition) for partition in sorted(partitions)) or "no partition"

@@ -10,7 +10,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST, TopicPartition
-from kafkalog.datasource.opened_log import opened_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import driver_name
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
@@ -52,10 +51,12 @@ class KafkaLogBatchReader(DataSourceReader):
         a view of the latest records has one per partition. Raises UnknownTopicError, and
         InvalidInputError for offsets that do not fit the partitions.
         """
-        with opened_log(self.options.directories) as store:
+        from kafkalog.storage_engine.store import Store
+
+        with Store(self.options.directories, read_only=True, create=False) as store:
             state = store.state()
             assigned = self.options.subscription.partitions(state)
-            start = starting_offsets(store, self.options, assigned, default=EARLIEST)
+            start = starting_offsets(store, self.options, assigned)
             end = ending_offsets(store, self.options, assigned)
             ranges = [_range(p, start[p], end[p], state, self.options) for p in assigned]
             _check(ranges)

@@ -50,11 +50,11 @@ def check_columns(schema: StructType) -> None:
     A subset of the columns, in any order, is honoured, and the others are not decoded. Spark offers
     a Python source no other column pruning.
     """
-    ours = {field.name: field for field in spark_schema(include_headers=True)}
+    ours = {field.name: field.dataType for field in spark_schema(include_headers=True)}
     names = [field.name for field in schema]
-    wrong = [f.name for f in schema if not f.nullable or f.dataType != _type_of(ours.get(f.name))]
+    wrong = [f.name for f in schema if not f.nullable or f.dataType != ours.get(f.name)]
     if wrong or not names or len(set(names)) < len(names):
-        columns = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in ours.values())
+        columns = ", ".join(f"{name} {kind.simpleString()}" for name, kind in ours.items())
         raise InvalidInputError(
             "Kafka source has a fixed schema and cannot be set with a custom one, except for a "
             f"subset of its nullable columns: {columns}; got {schema.simpleString()}"
@@ -69,7 +69,3 @@ def arrow_schema(names: Iterable[str]) -> pa.Schema:
 
     columns = changelog_schema(include_headers=True)
     return pa.schema([columns.field(name) for name in names])
-
-
-def _type_of(field: StructField | None) -> object:
-    return None if field is None else field.dataType

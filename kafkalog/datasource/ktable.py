@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from kafkalog.datasource.values import value_columns
@@ -45,12 +44,7 @@ class KTable:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -75,7 +69,9 @@ class KTable:
         """
         reader = self._session().read.format(FORMAT).options(**(options or {}))
         frame = reader.options(path=self.path, subscribe=self.topic, view="latest").load()
-        return _with_columns(frame, json, avro)
+        if json is None and avro is None:
+            return frame
+        return value_columns(frame, json=json, avro=avro)
 
     def create_view(
         self,
@@ -150,7 +146,3 @@ class KTable:
                 "KTable(spark, path, topic)"
             )
         return self._spark
-
-
-def _with_columns(frame: DataFrame, json: StructType | str | None, avro: str | None) -> DataFrame:
-    return frame if json is None and avro is None else value_columns(frame, json=json, avro=avro)

@@ -22,9 +22,10 @@ __all__ = [
     "Offsets",
     "StartOrEnd",
     "TopicPartition",
+    "add_partitions",
     "from_json",
+    "listed",
     "parse_object",
-    "partition_number",
     "to_json",
 ]
 
@@ -64,14 +65,30 @@ def from_json(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
     """Return the offsets of a checkpoint's JSON; raises InvalidInputError for another form."""
     offsets: Offsets = {}
     for topic, partitions in nested.items():
-        if not isinstance(partitions, Mapping):
-            raise _bad_json(nested)
-        for partition, offset in partitions.items():
-            number = partition_number(partition)
-            if number is None or not _is_offset(offset):
-                raise _bad_json(nested)
-            offsets[TopicPartition(topic, number)] = offset
+        if not add_partitions(offsets, topic, partitions, option="offsets", least=EARLIEST):
+            raise InvalidInputError(f"Expected e.g. {_EXAMPLE}, got {nested}")
     return offsets
+
+
+def add_partitions(
+    found: Offsets, topic: str, partitions: object, *, option: str, least: int
+) -> bool:
+    """Add the numbers of a topic's partitions from JSON: `{"0": 23, "1": -1}`.
+
+    Return False for another form and for a number below `least`. Raises InvalidInputError, which
+    names the option, for a partition that is named twice (`0` and `00`).
+    """
+    if not isinstance(partitions, Mapping):
+        return False
+    for text, number in partitions.items():
+        is_partition = text.isascii() and text.isdigit() and len(text) <= 10
+        if not is_partition or type(number) is not int or not least <= number <= INT64_MAX:
+            return False
+        named = TopicPartition(topic, int(text))
+        if named in found:
+            raise InvalidInputError(f"{option}: {named} is named twice; name it once")
+        found[named] = number
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +103,7 @@ class StartOrEnd:
     topics: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, text: str, *, option: str | None = None) -> StartOrEnd:
+    def parse(cls, text: str, *, option: str) -> StartOrEnd:
         """Parse `earliest`, `latest` (any letter case) or JSON.
 
         In the JSON a topic's value is a map of partitions, or `"earliest"` or `"latest"` for all of
@@ -96,7 +113,7 @@ class StartOrEnd:
         if word in _NAMES:
             return cls(everywhere=_NAMES[word])
         document = parse_object(text)
-        fault = _bad_json(text, option)
+        fault = InvalidInputError(f"{option}: Expected e.g. {_EXAMPLE}, got {text}")
         if document is None:
             raise fault
         partitions: Offsets = {}
@@ -104,17 +121,7 @@ class StartOrEnd:
         for topic, value in document.items():
             if isinstance(value, str) and value.strip().lower() in _NAMES:
                 topics[topic] = _NAMES[value.strip().lower()]
-            elif isinstance(value, dict):
-                for partition, offset in value.items():
-                    number = partition_number(partition)
-                    if number is None or not _is_offset(offset):
-                        raise fault
-                    named = TopicPartition(topic, number)
-                    if named in partitions:
-                        where = "" if option is None else f"{option}: "
-                        raise InvalidInputError(f"{where}{named} is named twice; name it once")
-                    partitions[named] = offset
-            else:
+            elif not add_partitions(partitions, topic, value, option=option, least=EARLIEST):
                 raise fault
         return cls(partitions=partitions, topics=topics)
 
@@ -144,14 +151,15 @@ class StartOrEnd:
         if not topics.issuperset(self.topics):
             raise InvalidInputError(
                 f"[KAFKA_TOPIC_OFFSET_DOES_NOT_MATCH_ASSIGNED] {option}: no partition is assigned "
-                f"of {_join(set(self.topics) - topics)}; assigned topics: {_join(topics)}"
+                f"of {listed(self.topics.keys() - topics)}; assigned topics: {listed(topics)}"
             )
         if named.keys() != set(wanted):
             raise InvalidInputError(
                 "[KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED] Partitions specified for Kafka start "
                 f"offsets don't match what are assigned. If {option} contains specific "
                 "offsets, you must specify all TopicPartitions. Use -1 for latest, -2 for "
-                f"earliest, if you don't care. Specified: {_join(named)}. Assigned: {_join(wanted)}"
+                "earliest, if you don't care. "
+                f"Specified: {listed(named)}. Assigned: {listed(wanted)}"
             )
         return {partition: named[partition] for partition in wanted}
 
@@ -182,21 +190,6 @@ def parse_object(text: str) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def partition_number(text: str) -> int | None:
-    """Return a partition's number; None if `text` is not one."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 10):
-        return None
-    return int(text)
-
-
-def _is_offset(value: object) -> bool:
-    return type(value) is int and EARLIEST <= value <= INT64_MAX
-
-
-def _bad_json(found: object, option: str | None = None) -> InvalidInputError:
-    where = "" if option is None else f"{option}: "
-    return InvalidInputError(f"{where}Expected e.g. {_EXAMPLE}, got {found}")
-
-
-def _join(names: Iterable[object]) -> str:
-    return ", ".join(sorted(map(str, names))) or "none"
+def listed(names: Iterable[TopicPartition] | Iterable[str]) -> str:
+    """Return topics or partitions as text for an error, sorted."""
+    return ", ".join(map(str, sorted(names))) or "none"

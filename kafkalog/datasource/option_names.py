@@ -1,7 +1,4 @@
-"""The names of the source's options, and the treatment of names that it does not use.
-
-The names are those of Spark's Kafka source, in any letter case.
-"""
+"""The treatment of options that the source does not use; names match in any letter case."""
 
 from __future__ import annotations
 
@@ -10,33 +7,10 @@ from difflib import get_close_matches
 from typing import Final
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.spark_options import OF_A_READ, OF_A_WRITE
 
 __all__ = ["INERT_INTEGERS", "check_names"]
 
-SUPPORTED: Final = (
-    "path",
-    "subscribe",
-    "subscribePattern",
-    "assign",
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "startingOffsets",
-    "endingTimestamp",
-    "endingOffsetsByTimestamp",
-    "endingOffsets",
-    "minOffsetsPerTrigger",
-    "maxOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "failOnDataLoss",
-    "includeHeaders",
-    "kafka.isolation.level",
-    "view",
-    "keys",
-    "partitioner",
-)
 INERT_INTEGERS: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
@@ -58,16 +32,6 @@ FORBIDDEN: Final = {
     "kafka.interceptor.classes": "no Kafka client is involved",
 }
 """Options that Spark's Kafka source refuses, and what to do instead."""
-OF_A_WRITE: Final = (
-    "topic",
-    "numPartitions",
-    "txnAppId",
-    "txnVersion",
-    "resetWriter",
-    "batch.size",
-    "checkpointLocation",
-)
-"""Options that apply only to a write, besides all that begin with `topic.`."""
 CLIENT_PREFIX: Final = "kafka."
 _CREATE_TABLE: Final = "provider"
 """Spark adds this name, and the table's properties, to the options of CREATE TABLE."""
@@ -75,7 +39,7 @@ _CREATE_TABLE: Final = "provider"
 
 def check_names(options: Mapping[str, str]) -> list[str]:
     """Refuse unknown and forbidden lower-case names; return those without effect, sorted."""
-    supported = {name.lower() for name in SUPPORTED}
+    supported = {name.lower() for name in OF_A_READ}
     inert = {name.lower(): name for name in INERT}
     ignored: list[str] = []
     for name in sorted(options):
@@ -94,17 +58,17 @@ def check_names(options: Mapping[str, str]) -> list[str]:
 
 
 def _unknown(name: str) -> InvalidInputError:
-    of_a_write = {known.lower(): known for known in OF_A_WRITE}
+    of_a_write = {known.lower(): known for known in (*OF_A_WRITE, "checkpointLocation")}
     if name in of_a_write or name.startswith("topic."):
         # Spark has not said yet whether it is a read or a write.
         return InvalidInputError(
             f"option {of_a_write.get(name, name)} is an option of a write, while subscribe, "
             "subscribePattern and assign are options of a read: leave out what does not belong here"
         )
-    known = {known.lower(): known for known in (*SUPPORTED, *INERT)}
+    known = {known.lower(): known for known in (*OF_A_READ, *INERT)}
     near = [known[match] for match in get_close_matches(name, known, n=2)]
     hint = f", did you mean {' or '.join(near)}?" if near else ""
     return InvalidInputError(
-        f"unknown option {name!r}{hint}; known options: {', '.join(SUPPORTED)}, "
+        f"unknown option {name!r}{hint}; known options: {', '.join(OF_A_READ)}, "
         "and kafka.* (client options, without effect)"
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from kafkalog.datasource.keys import parse_keys
-from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, StartOrEnd, TopicPartition
+from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, StartOrEnd, listed
 from kafkalog.datasource.option_names import INERT_INTEGERS, check_names
 from kafkalog.datasource.start_or_end_time import StartOrEndTime
 from kafkalog.datasource.subscription import STRATEGIES, Subscription
@@ -126,8 +126,8 @@ class SourceOptions:
             ),
             min_partitions=_positive(given, "minPartitions", largest=INT32_MAX),
             max_records_per_partition=_positive(given, "maxRecordsPerPartition"),
-            fail_on_data_loss=_boolean(given, "failOnDataLoss", default=True),
-            include_headers=_boolean(given, "includeHeaders", default=False),
+            fail_on_data_loss=_choice(given, "failOnDataLoss", ("true", "false")) == "true",
+            include_headers=_choice(given, "includeHeaders", ("false", "true")) == "true",
             isolation_level=_choice(given, "kafka.isolation.level", _ISOLATION_LEVELS),
             latest_view=_choice(given, "view", (_CHANGELOG, _LATEST_VIEW)) == _LATEST_VIEW,
             keys=parse_keys(given["keys"]) if "keys" in given else None,
@@ -136,8 +136,8 @@ class SourceOptions:
             warn_of_batch=tuple(name for name in _OF_STREAMS if name.lower() in given),
             stream_fault=next(iter(refused), None),
         )
-        _check_offsets(parsed)
-        _check_times(parsed)
+        _check_order(parsed.starting_offsets, parsed.ending_offsets, "offset", "Offsets")
+        _check_order(parsed.starting_time, parsed.ending_time, "timestamp", "OffsetsByTimestamp")
         _check_limits(parsed)
         if parsed.latest_view:
             _check_latest_view(parsed)
@@ -196,13 +196,6 @@ def _check_inert(options: Mapping[str, str]) -> None:
             raise InvalidInputError(f"{name} must be an integer, got {text!r}")
 
 
-def _boolean(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = options.get(name.lower(), str(default)).strip().lower()
-    if text not in {"true", "false"}:
-        raise InvalidInputError(f"{name} must be true or false, got {text!r}")
-    return text == "true"
-
-
 def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
     """Return the option's value, the first choice when it is not given."""
     text = options.get(name.lower(), choices[0]).strip().lower()
@@ -219,48 +212,30 @@ def _refuse(offsets: StartOrEnd, refused: int, all_: str, one: str, name: str) -
             raise InvalidInputError(f"{one} for {place} can't be {name} for batch queries on Kafka")
 
 
-def _check_offsets(options: SourceOptions) -> None:
+def _check_order(
+    start: StartOrEnd | StartOrEndTime | None,
+    end: StartOrEnd | StartOrEndTime | None,
+    noun: str,
+    name: str,
+) -> None:
     """Check start against end where both name partitions (Spark: checkOffsetLimitValidity)."""
-    start, end = options.starting_offsets, options.ending_offsets
     if start is None or end is None or not start.is_specific or not end.is_specific:
         return
-    if not start.topics and not end.topics:
-        _check_same(start.partitions, end.partitions, "Offsets")
+    has_topics = any(isinstance(given, StartOrEnd) and given.topics for given in (start, end))
+    if not has_topics and start.partitions.keys() != end.partitions.keys():
+        raise InvalidInputError(
+            "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET] The specified start "
+            "offset and end offset should have the same topic-partitions. "
+            f"starting{name}: {listed(start.partitions)}; ending{name}: {listed(end.partitions)}"
+        )
     for partition, first in start.partitions.items():
         last = end.partitions.get(partition, LATEST)
         if first > last >= 0:
             raise InvalidInputError(
-                "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] The specified start offset "
-                f"{first} is greater than the end offset {last} for topic {partition.topic} "
-                f"partition {partition.partition}: startingOffsets, endingOffsets"
+                f"[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] The specified start {noun} "
+                f"{first} is greater than the end {noun} {last} for topic {partition.topic} "
+                f"partition {partition.partition}: starting{name}, ending{name}"
             )
-
-
-def _check_times(options: SourceOptions) -> None:
-    start, end = options.starting_time, options.ending_time
-    if start is None or end is None or not start.is_specific or not end.is_specific:
-        return
-    _check_same(start.partitions, end.partitions, "OffsetsByTimestamp")
-    for partition, first in start.partitions.items():
-        last = end.partitions[partition]
-        if first > last >= 0:
-            raise InvalidInputError(
-                "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] The specified start timestamp "
-                f"{first} is greater than the end timestamp {last} for topic {partition.topic} "
-                f"partition {partition.partition}: startingOffsetsByTimestamp, "
-                "endingOffsetsByTimestamp"
-            )
-
-
-def _check_same(
-    start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], name: str
-) -> None:
-    if start.keys() != end.keys():
-        raise InvalidInputError(
-            "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET] The specified start "
-            "offset and end offset should have the same topic-partitions. "
-            f"starting{name}: {_join(start)}; ending{name}: {_join(end)}"
-        )
 
 
 def _check_limits(options: SourceOptions) -> None:
@@ -270,10 +245,6 @@ def _check_limits(options: SourceOptions) -> None:
             f"The value of minOffsetPerTrigger({least}) is higher than the "
             f"maxOffsetsPerTrigger({most})."
         )
-
-
-def _join(partitions: Iterable[TopicPartition]) -> str:
-    return ", ".join(str(partition) for partition in sorted(partitions)) or "none"
 
 
 def _check_latest_view(options: SourceOptions) -> None:

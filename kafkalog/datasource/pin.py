@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kafkalog.datasource.micro_batch import held_partition
 from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kafkalog.errors import InvalidInputError, MomentPassedError, StorageError
 from kafkalog.storage_engine.format import layout
@@ -197,20 +198,17 @@ def _action(driver: str) -> Action | None:
 def are_passed(state: State, ends: Offsets) -> bool:
     """Return whether a cleaner has passed one of the ends, or announced that it will."""
     return any(
-        ends.get(TopicPartition(topic.name, number), held.cleaned_to) < held.cleaned_to
-        for topic in state.topics.values()
-        for number, held in enumerate(topic.partitions)
+        (held := held_partition(partition, state)) is not None and end < held.cleaned_to
+        for partition, end in ends.items()
     )
 
 
 def _not_passed(state: State, ends: Offsets) -> Offsets:
-    """Return the ends that no cleaner has passed."""
+    """Return the ends of present partitions that no cleaner has passed."""
     return {
-        partition: ends[partition]
-        for topic in state.topics.values()
-        for number, held in enumerate(topic.partitions)
-        if (partition := TopicPartition(topic.name, number)) in ends
-        and ends[partition] >= held.cleaned_to
+        partition: end
+        for partition, end in ends.items()
+        if (held := held_partition(partition, state)) is not None and end >= held.cleaned_to
     }
 
 

@@ -15,7 +15,6 @@ from kafkalog.datasource.columns import arrow_schema
 from kafkalog.datasource.data_loss import report_data_loss
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST
-from kafkalog.datasource.opened_log import opened_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import as_pinned, held_pin, refuse_passed, renewed
 from kafkalog.errors import InvalidInputError, MomentPassedError
@@ -80,9 +79,12 @@ class RangeReader:
         """
         if not isinstance(partition, OffsetRangePartition):
             return
+        from kafkalog.storage_engine.store import Store
+
         is_snapshot = isinstance(partition, SnapshotPartition)
         with contextlib.ExitStack() as opened:
-            store = opened.enter_context(opened_log(self.options.directories))
+            store = Store(self.options.directories, read_only=True, create=False)
+            opened.enter_context(store)
             pin = None
             if isinstance(partition, SnapshotPartition):
                 opened.enter_context(renewed(partition.pin))

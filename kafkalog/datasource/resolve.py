@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from kafkalog.datasource.offsets import LATEST, Offsets, StartOrEnd, TopicPartition
+from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, StartOrEnd, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.start_or_end_time import StartOrEndTime
 from kafkalog.errors import InvalidInputError
@@ -39,9 +39,9 @@ def offsets_for_times(
 
 
 def starting_offsets(
-    store: Store, options: SourceOptions, assigned: Iterable[TopicPartition], *, default: int
+    store: Store, options: SourceOptions, assigned: Iterable[TopicPartition]
 ) -> Offsets:
-    """Return the start of each assigned partition; `default` (-1 or -2) if no option gives it.
+    """Return the start of each assigned partition; -2 if no option gives it.
 
     A time after the last record gives -1 with startingOffsetsByTimestampStrategy=latest, and
     InvalidInputError otherwise. Raises InvalidInputError for options that do not name exactly the
@@ -49,16 +49,9 @@ def starting_offsets(
     """
     wanted = sorted(assigned)
     if options.starting_time is None:
-        named = options.starting_offsets or StartOrEnd(everywhere=default)
+        named = options.starting_offsets or StartOrEnd(everywhere=EARLIEST)
         return named.offsets(wanted, option="startingOffsets")
     times = options.starting_time.times(wanted, option=_by_time(options.starting_time, "starting"))
-    return _starts_since(store, options, times)
-
-
-def _starts_since(
-    store: Store, options: SourceOptions, times: Mapping[TopicPartition, int]
-) -> Offsets:
-    """Return the offset of the first record since each time; -1 or an error without one."""
     found = offsets_for_times(store, times, isolation_level=options.isolation_level)
     starts: Offsets = {}
     for partition, offset in found.items():

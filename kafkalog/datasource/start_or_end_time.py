@@ -12,7 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafkalog.datasource.offsets import TopicPartition, parse_object, partition_number
+from kafkalog.datasource.offsets import (
+    Offsets,
+    TopicPartition,
+    add_partitions,
+    listed,
+    parse_object,
+)
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format.layout import INT64_MAX
 
@@ -22,6 +28,7 @@ _EXAMPLE: Final = (
     '{"topicA": {"0": 123456789, "1": 123456789}, "topicB": {"0": 123456789, "1": 123456789}}'
 )
 _LONG: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_LEAST: Final = -INT64_MAX - 1
 _LARGEST_TIMESTAMP: Final = -3
 
 
@@ -39,7 +46,7 @@ class StartOrEndTime:
     def parse_everywhere(cls, text: str, *, option: str) -> StartOrEndTime:
         """Parse one number for all partitions; raises InvalidInputError, which names the option."""
         word = text.strip()
-        if not _LONG.fullmatch(word) or not -INT64_MAX - 1 <= int(word) <= INT64_MAX:
+        if not _LONG.fullmatch(word) or not _LEAST <= int(word) <= INT64_MAX:
             raise InvalidInputError(f"{option}: Expected a single long value, got {text!r}")
         return cls(everywhere=_checked(int(word), option))
 
@@ -50,19 +57,11 @@ class StartOrEndTime:
         document = parse_object(text)
         if document is None:
             raise fault
-        times: dict[TopicPartition, int] = {}
+        times: Offsets = {}
         for topic, partitions in document.items():
-            if not isinstance(partitions, dict):
+            if not add_partitions(times, topic, partitions, option=option, least=_LEAST):
                 raise fault
-            for number, time in partitions.items():
-                partition = partition_number(number)
-                if partition is None or type(time) is not int or time > INT64_MAX:
-                    raise fault
-                named = TopicPartition(topic, partition)
-                if named in times:
-                    raise _named_twice(named, option)
-                times[named] = _checked(time, option)
-        return cls(partitions=times)
+        return cls(partitions={named: _checked(time, option) for named, time in times.items()})
 
     @property
     def is_specific(self) -> bool:
@@ -102,13 +101,9 @@ class StartOrEndTime:
                 "[KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED] Partitions specified for Kafka "
                 f"timestamp based {position} offsets ({option}) don't match what are assigned: "
                 "partitions were created or deleted, or you didn't specify all of them. "
-                f"Specified: {_join(self.partitions)} Assigned: {_join(wanted)}"
+                f"Specified: {listed(self.partitions)} Assigned: {listed(wanted)}"
             )
         return {partition: self.partitions[partition] for partition in wanted}
-
-
-def _named_twice(partition: TopicPartition, option: str) -> InvalidInputError:
-    return InvalidInputError(f"{option}: {partition} is named twice; name it once")
 
 
 def _checked(time: int, option: str) -> int:
@@ -118,7 +113,3 @@ def _checked(time: int, option: str) -> int:
             f"{_LARGEST_TIMESTAMP} (the largest timestamp), got {time}"
         )
     return time
-
-
-def _join(partitions: Iterable[TopicPartition]) -> str:
-    return ", ".join(map(str, sorted(partitions))) or "none"

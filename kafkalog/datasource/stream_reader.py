@@ -17,12 +17,10 @@ from pyspark.sql.streaming.datasource import (
 
 from kafkalog.datasource.available_now import check_available_now
 from kafkalog.datasource.columns import check_columns
-from kafkalog.datasource.idle_poll import IdlePoll
 from kafkalog.datasource.initial_offsets import InitialOffsets
 from kafkalog.datasource.latest_ends import LatestEnds
 from kafkalog.datasource.micro_batch import held_partition, micro_batch_ranges
 from kafkalog.datasource.offsets import EARLIEST, LATEST, OffsetJson, Offsets, from_json, to_json
-from kafkalog.datasource.opened_log import opened_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
 from kafkalog.datasource.rate_limit import limit_offsets
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.store import Store
 
 __all__ = ["KafkaLogStreamReader"]
@@ -70,12 +69,13 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first_batch: tuple[OffsetJson, OffsetJson] | None = None
         self._is_begun = False
         self._ends: LatestEnds | None = None
-        self._idle: IdlePoll | None = None
+        self._idle: tuple[State, OffsetJson] | None = None
+        """The state at which all was read, up to these ends: the next poll finds the same."""
         self._reported: Offsets = {}
         self._delay: TriggerDelay | None = None
         self._available_now = False
         self._target: Offsets | None = None
-        self._views: HeldViews | None = None
+        self._views = HeldViews()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_store": None, "_ends": None, "_idle": None, "_views": None}
@@ -129,23 +129,17 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _hold_views(self, start: OffsetJson, end: OffsetJson) -> bool:
         """Pin the views of a micro-batch; return False if a cleaner has passed its end."""
-        views = self._held_views()
-        views.hold(self._opened(), from_json(start), from_json(end))
-        return not views.are_passed
-
-    def _held_views(self) -> HeldViews:
-        if self._views is None:
-            self._views = HeldViews()
-        return self._views
+        self._views.hold(self._opened(), from_json(start), from_json(end))
+        return not self._views.are_passed
 
     def _next_end(self, start: OffsetJson, limit: ReadLimit, *, is_new: bool) -> OffsetJson:
         state = self._opened().state()
-        if self._idle is not None and self._idle.holds(start, state):
-            return self._idle.ends
+        if self._idle is not None and self._idle[0] is state and self._idle[1] == start:
+            return self._idle[1]
         self._idle = None
         begin = from_json(start)
         known = self._looked_up(begin)
-        ends = self._latest_ends(known)
+        ends = self._latest().of(known)
         if is_new:
             initial = self._initial_ends()
             ends = {partition: end for partition, end in ends.items() if partition in initial}
@@ -159,8 +153,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = self._target
         self._reported = ends
         if self._delay is None and begin == ends and self._latest().are_of(ends, state):
-            self._idle = IdlePoll(state, to_json(ends))
-            return self._idle.ends
+            self._idle = state, to_json(ends)
+            return self._idle[1]
         is_whole = self._options().latest_view and has_snapshot(begin)
         if not ends or not (is_whole or isinstance(limit, ReadAllAvailable)):
             ends = self._limited(known, ends)
@@ -168,7 +162,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> OffsetJson | None:
         """Return the log's end at the last `latestOffset`, or the target of AvailableNow."""
-        return (to_json(self._reported) if self._idle is None else self._idle.ends) or None
+        return (to_json(self._reported) if self._idle is None else self._idle[1]) or None
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
         """Return the ranges of a micro-batch; raises DataLossError if records are gone.
@@ -192,7 +186,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._initial.report_lost(until, state, options)
             begin = from_json(self._initial.offsets)
         if self._target:
-            check_available_now(until, self._target, self._latest_ends(until))
+            check_available_now(until, self._target, self._latest().of(until))
         ranges = micro_batch_ranges(
             begin,
             until,
@@ -202,7 +196,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         views: Sequence[InputPartition] = []
         if options.latest_view:
-            views, ranges = split_off_snapshots(store, self._held_views(), begin, ranges)
+            views, ranges = split_off_snapshots(store, self._views, begin, ranges)
         pieces = task_ranges(store, options, ranges)
         return [*views, *(OffsetRangePartition(piece) for piece in pieces)]
 
@@ -217,8 +211,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close the log; no harm is done if Spark kills the process instead."""
-        if self._views is not None:
-            self._views.release()
+        self._views.release()
         if self._store is not None:
             self._store.close()
             self._store = self._ends = self._idle = None
@@ -237,7 +230,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self) -> Store:
         if self._store is None:
-            self._store = opened_log(self._options().directories)
+            from kafkalog.storage_engine.store import Store
+
+            self._store = Store(self._options().directories, read_only=True, create=False)
         return self._store
 
     def _check_initial(self) -> bool:
@@ -299,7 +294,3 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._ends is None:
             self._ends = LatestEnds(self._opened(), self._options())
         return self._ends
-
-    def _latest_ends(self, known: Offsets) -> Offsets:
-        """Return the end of each subscribed partition, all at one point of the journal."""
-        return self._latest().of(known)

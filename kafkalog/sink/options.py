@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.spark_options import OF_A_READ, OF_A_WRITE
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.address import log_directory
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -24,43 +25,8 @@ __all__ = ["SinkOptions"]
 
 _TOPIC_PREFIX = "topic."
 _CLIENT_PREFIX = "kafka."
-_KNOWN = (
-    "path",
-    "topic",
-    "numPartitions",
-    "topic.<kafka topic config>",
-    "txnAppId",
-    "txnVersion",
-    "batch.size",
-    "kafka.batch.size",
-    "kafka.compression.type",
-    "resetWriter",
-    "includeHeaders",
-)
-_BY_LOWER_CASE = {name.lower(): name for name in _KNOWN}
-OF_A_READ = (
-    "subscribe",
-    "subscribePattern",
-    "assign",
-    "keys",
-    "view",
-    "failOnDataLoss",
-    "partitioner",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "minOffsetsPerTrigger",
-    "maxOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "startingOffsets",
-    "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "startingTimestamp",
-    "endingOffsets",
-    "endingOffsetsByTimestamp",
-    "endingTimestamp",
-)
-"""Options that apply only to a read."""
-_OF_A_READ = {name.lower(): name for name in OF_A_READ}
+_BY_LOWER_CASE = {name.lower(): name for name in OF_A_WRITE}
+_READ_BY_LOWER_CASE = {name.lower(): name for name in OF_A_READ}
 _FORBIDDEN = ("kafka.key.serializer", "kafka.value.serializer")
 _SPARKS_OWN = frozenset(
     {
@@ -162,16 +128,16 @@ def _check_names(given: Mapping[str, str]) -> tuple[str, ...]:
         if name.startswith(_CLIENT_PREFIX):
             ignored.append(name)
             continue
-        if name in _OF_A_READ:
+        if name in _READ_BY_LOWER_CASE:
             raise InvalidInputError(
-                f"option {_OF_A_READ[name]} is an option of a read, and this is a write: leave it "
-                f"out; a write takes: {', '.join(_KNOWN)}"
+                f"option {_READ_BY_LOWER_CASE[name]} is an option of a read, and this is a write: "
+                f"leave it out; a write takes: {', '.join(OF_A_WRITE)}"
             )
         near = difflib.get_close_matches(name, [*_BY_LOWER_CASE, "checkpointlocation"], 2, 0.7)
         hint = " or ".join(_BY_LOWER_CASE.get(match, "checkpointLocation") for match in near)
         question = f"did you mean {hint}? " if near else ""
         raise InvalidInputError(
-            f"unknown option {name!r} of a write; {question}known: {', '.join(_KNOWN)}, "
+            f"unknown option {name!r} of a write; {question}known: {', '.join(OF_A_WRITE)}, "
             "and kafka.* options, which are ignored"
         )
     return tuple(sorted(ignored))

@@ -6,7 +6,7 @@ stream. Here the rows of a key go to one task, which sorts all its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
@@ -48,7 +48,7 @@ def in_order(
     gathered = (
         df.repartition(*quoted) if partitions is None else df.repartition(int(partitions), *quoted)
     )
-    return gathered.mapInArrow(_sorter(names), df.schema)
+    return gathered.mapInArrow(lambda batches: sorted_batches(batches, names), df.schema)
 
 
 def _check_columns(df: DataFrame, names: Sequence[str], keys: Sequence[str]) -> None:
@@ -74,15 +74,6 @@ def _check_columns(df: DataFrame, names: Sequence[str], keys: Sequence[str]) -> 
             raise InvalidInputError(
                 f"in_order: by={name!r}: a column of type {types[name]} has no order here"
             )
-
-
-def _sorter(
-    names: Sequence[str],
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def sort(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return sorted_batches(batches, names)
-
-    return sort
 
 
 def sorted_batches(

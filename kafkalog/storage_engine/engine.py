@@ -104,9 +104,7 @@ class Engine(Store):
     def delete_topic(self, name: str, *, now_ms: int | None = None) -> None:
         """Delete a topic; one of the same name can be created at once.
 
-        Its directories are removed `file.delete.delay.ms` later, by whoever opens the log for
-        writing then, or by the cleaner. Waits for a cleaning of it to let go. Raises
-        UnknownTopicError.
+        `KafkaLog.delete_topic` says when its directories go. Raises UnknownTopicError.
         """
         with self.transaction() as transaction:
             transaction.delete_topic(name, _now(now_ms))
@@ -130,16 +128,8 @@ class Engine(Store):
     ) -> CommitResult:
         """Append records in one atomic, synced commit: all of them, or none.
 
-        `records` are tuples or dicts, also mixed, or a pyarrow table or record batch:
-
-            [("k1", "v1"), ("k2", None), ("k3", b"v3", headers, timestamp)]
-            [{"key": "k1", "value": "v1", "headers": headers, "timestamp": timestamp}]
-            pyarrow.table({"key": ["k1"], "value": ["v1"]})
-
-        Keys and values are bytes or text (UTF-8); a value of None is a tombstone. Dicts and tables
-        need a value alone: no key is a null key, no timestamp is now. headers: (text, bytes) pairs,
-        or a mapping; timestamp: epoch ms. A table may have a column partition. Raises
-        InvalidInputError for any other form, and for a record that the topic does not take.
+        `KafkaLog.append` lists the forms of `records`. Raises InvalidInputError for any other form,
+        and for a record that the topic does not take.
         """
         writer = StagedWriter(
             None, self.state(), now_ms=lambda: _now(now_ms), batch_size=batch_size
@@ -153,11 +143,8 @@ class Engine(Store):
     ) -> CommitResult:
         """Append whole record batches as they are, in one atomic, synced commit.
 
-        `source` is a `.log` file, a binary stream or bytes: batches v2, whose offsets, producers,
-        transactions and leader epochs stay; offsets may have gaps. An empty one appends nothing.
-        Raises InvalidInputError for a batch below the log end and for messages v0 and v1.
-        Raises CorruptBatchError, which names the position, for bytes that are no batch. Then
-        nothing is appended.
+        `KafkaLog.append_raw` says what `source` is, and when nothing is appended. Raises
+        InvalidInputError and CorruptBatchError.
         """
         from kafkalog.storage_engine.writing import raw_append
 
@@ -246,9 +233,7 @@ class Engine(Store):
     ) -> int:
         """Let a partition begin at offset `before` (-1: at its end); returns where it begins.
 
-        It never begins earlier than it did. Segments that lie wholly below go at the next
-        retention. Raises InvalidInputError unless `cleanup.policy` has delete, and
-        OffsetOutOfRangeError, which names the valid range.
+        Raises InvalidInputError unless `cleanup.policy` has delete, and OffsetOutOfRangeError.
         """
         self.check_partition(topic, partition)
         return retention.delete_records(self, topic, partition, before, now_ms=_now(now_ms))
@@ -288,9 +273,7 @@ class Engine(Store):
     ) -> dict[int, TimeOffset | None]:
         """Return per partition the offset and timestamp of the first record since `ms`, or None.
 
-        `ms` is in epoch milliseconds, or -1 for the latest offset, -2 for the earliest one, -3 for
-        the record with the largest timestamp. A record that readers of the isolation level do not
-        see yet gives None. Kafka: ListOffsets.
+        `KafkaLog.offset_for_time` lists the meanings of a negative `ms`.
         """
         return {
             partition: time_offsets.offset_for_time(self, topic, partition, ms, isolation_level)

@@ -339,7 +339,7 @@ def test_every_program_is_run_and_says_what_it_measures() -> None:
 def test_a_program_that_measures_a_disk_says_so() -> None:
     for program in PROGRAMS:
         source = (BENCH / f"{program}.py").read_text()
-        assert has_path(program) == ('"--path"' in source)
+        assert has_path(program) == ("options.path" in source)
 
 
 # --- the page ------------------------------------------------------------------------------------

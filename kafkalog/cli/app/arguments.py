@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from kafkalog.cli.app.completion import topic_names
-from kafkalog.cli.terminal.output import LOG_HELP, PATH_HELP, TOPIC_HELP
 
-__all__ = ["AnyTopic", "LogPath", "ReadablePath", "Topic"]
+__all__ = ["TOPIC_HELP", "AnyTopic", "LogPath", "ReadablePath", "Topic"]
+
+TOPIC_HELP: Final = "A topic's name."
 
 LogPath: TypeAlias = Annotated[
-    str, typer.Argument(metavar="PATH", show_default=False, help=LOG_HELP)
+    str, typer.Argument(metavar="PATH", show_default=False, help="A log's directory.")
 ]
 """A log of kafkalog."""
 ReadablePath: TypeAlias = Annotated[
-    str, typer.Argument(metavar="PATH", show_default=False, help=PATH_HELP)
+    str,
+    typer.Argument(
+        metavar="PATH",
+        show_default=False,
+        help="A log's directory; those of one broker with commas between.",
+    ),
 ]
 """A log of kafkalog, or the directories of a broker."""
 Topic: TypeAlias = Annotated[

@@ -13,7 +13,7 @@ __all__ = ["topic_names"]
 
 def topic_names(context: typer.Context, incomplete: str) -> list[str]:
     """Return the topics that begin with `incomplete`; none if the log cannot be read."""
-    from kafkalog.cli.app.readable import open_readable
+    from kafkalog.cli.app.opened import open_readable
     from kafkalog.errors import KafkaLogError
 
     # While an option's value is typed, typer has not parsed the arguments yet.

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from typer.core import TyperCommand
 
-__all__ = ["VerbCommand"]
+__all__ = ["VerbCommand", "examples"]
+
+
+def examples(lines: Sequence[str]) -> str:
+    """Return the last part of a help: commands as they are typed."""
+    # typer wraps a paragraph's lines, but for one that begins with this character.
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 class VerbCommand(TyperCommand):

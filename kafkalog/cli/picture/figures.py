@@ -75,8 +75,7 @@ def _partition(log: Engine, found: Explanation, counts: Counts, plans: Plans) ->
             is_refused=any(one.code in ("paused", "uncleanable") for one in found.findings),
         )
         row["cleanings"] = [cleaning_row(one) for one in read_cleanings(directory)]
-        beside = leftovers(directory)
-        row["cleanedBytes"], row["retiredBytes"] = beside.cleaned_bytes, beside.retired_bytes
+        row["cleanedBytes"], row["retiredBytes"] = leftovers(directory)
     except (OSError, KafkaLogError):
         pass  # the explanation says why it cannot be read
     return row

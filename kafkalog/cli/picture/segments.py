@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.segment.segments import SegmentFiles
 
-__all__ = ["Leftovers", "leftovers", "segment_rows"]
+__all__ = ["leftovers", "segment_rows"]
 
 
 def segment_rows(
@@ -57,19 +56,12 @@ def _word(log: LogToClean, segment: SegmentFiles, end: int, is_refused: bool) ->
     return "uncleanable" if is_refused or segment.base_offset >= log.end else "cleanable"
 
 
-@dataclass(slots=True)
-class Leftovers:
-    """Files beside the live segments, in bytes."""
+def leftovers(directory: Path) -> tuple[int, int]:
+    """Return the bytes of files that a cleaning has written so far, and of those it replaced.
 
-    cleaned_bytes: int = 0
-    """`.cleaned` and `.swap`: files that a cleaning has written so far."""
-    retired_bytes: int = 0
-    """`.deleted`: files that a cleaning or retention has replaced and readers may still use."""
-
-
-def leftovers(directory: Path) -> Leftovers:
-    """Return the sizes of files that a cleaning writes and leaves."""
-    found = Leftovers()
+    The former are `.cleaned` and `.swap`. The latter are `.deleted`; readers may still use them.
+    """
+    cleaned = retired = 0
     with contextlib.suppress(OSError):
         for name in files.list_names(directory):
             parsed = layout.parse_segment_file(name)
@@ -79,7 +71,7 @@ def leftovers(directory: Path) -> Leftovers:
             with contextlib.suppress(OSError):
                 size = (directory / name).stat().st_size
             if parsed[2] == layout.DELETED:
-                found.retired_bytes += size
+                retired += size
             else:
-                found.cleaned_bytes += size
-    return found
+                cleaned += size
+    return cleaned, retired

@@ -23,9 +23,7 @@ class _Rate(bars.ProgressColumn):
 
 
 @contextlib.contextmanager
-def bar(
-    title: str, total: int | None, *, is_bytes: bool
-) -> Iterator[Callable[[int, int | None], None]]:
+def bar(title: str, *, is_bytes: bool) -> Iterator[Callable[[int, int | None], None]]:
     """Show a bar; yield a function of the amount done and the total (None: unknown)."""
     columns: list[bars.ProgressColumn] = [bars.TextColumn(title), bars.BarColumn()]
     if is_bytes:
@@ -41,5 +39,5 @@ def bar(
         redirect_stdout=False,
         redirect_stderr=False,
     ) as shown:
-        task = shown.add_task(title, total=total)
+        task = shown.add_task(title, total=None)
         yield lambda done, of: shown.update(task, completed=done, total=of)

@@ -44,20 +44,20 @@ def json_record(line: bytes, partition: int | None, encoding: Encoding) -> dict[
     return {
         "key": _bytes(found.get("key"), "key", encoding),
         "value": _bytes(found["value"], "value", encoding),
-        "headers": [_header(header, encoding) for header in headers] or None,
+        "headers": [_header(header, encoding) for header in headers],
         "timestamp": _integer(found.get("timestamp"), "timestamp", 64),
         "partition": _integer(found.get("partition"), "partition", 32),
     }
 
 
-def _header(header: Any, encoding: Encoding) -> dict[str, Any]:
+def _header(header: Any, encoding: Encoding) -> tuple[str, bytes | None]:
     if not isinstance(header, dict) or not header.keys() <= {"key", "value"}:
         raise ValueError("headers: expected objects with key and value")
     key = header.get("key")
     if not isinstance(key, str):
         raise ValueError("headers: a header's key is text")
-    decoded(key, Encoding.UTF8)
-    return {"key": key, "value": _bytes(header.get("value"), "value of a header", encoding)}
+    decoded(key, Encoding.UTF8, "headers")
+    return key, _bytes(header.get("value"), "value of a header", encoding)
 
 
 def _bytes(value: Any, name: str, encoding: Encoding) -> bytes | None:
@@ -65,10 +65,7 @@ def _bytes(value: Any, name: str, encoding: Encoding) -> bytes | None:
         return None
     if not isinstance(value, str):
         raise ValueError(f"{name}: expected text or null, found {str(value)[:40]!r}")
-    try:
-        return decoded(value, encoding)
-    except ValueError as fault:
-        raise ValueError(f"{name}: {fault}") from None
+    return decoded(value, encoding, name)
 
 
 def _integer(value: Any, name: str, bits: int) -> int | None:

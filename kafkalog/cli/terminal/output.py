@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import io
 import json
@@ -13,19 +12,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from kafkalog.cli.terminal.colours import Style, is_terminal, styled
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.fs import files
 
 __all__ = [
-    "LOG_HELP",
-    "PATH_HELP",
-    "TOPIC_HELP",
     "Encoding",
     "PipeClosed",
     "check_input",
@@ -35,8 +30,8 @@ __all__ = [
     "decoded",
     "encoder",
     "flush",
+    "json_row",
     "note",
-    "partition_progress",
     "pause",
     "print_json",
     "print_line",
@@ -44,11 +39,6 @@ __all__ = [
     "progress",
     "share_progress",
 ]
-
-
-PATH_HELP: Final = "A log's directory; those of one broker with commas between."
-LOG_HELP: Final = "A log's directory."
-TOPIC_HELP: Final = "A topic's name."
 
 
 class Encoding(StrEnum):
@@ -68,22 +58,18 @@ def encoder(encoding: Encoding) -> Callable[[bytes], str]:
     return lambda data: data.decode("utf-8", "replace")
 
 
-def decoded(text: str, encoding: Encoding) -> bytes:
-    """Return the bytes that a text encodes; raises ValueError."""
-    if encoding is Encoding.BASE64:
-        try:
-            return base64.b64decode(text, validate=True)
-        except binascii.Error as fault:
-            raise ValueError(f"{text[:40]!r} is not base64") from fault
-    if encoding is Encoding.HEX:
-        try:
-            return bytes.fromhex(text)
-        except ValueError:
-            raise ValueError(f"{text[:40]!r} is not hex") from None
+def decoded(text: str, encoding: Encoding, what: str) -> bytes:
+    """Return the bytes that a text encodes; raises InvalidInputError that begins with `what`."""
     try:
-        return text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        raise ValueError(f"{text[:40]!r} cannot be written in UTF-8") from None
+        if encoding is Encoding.BASE64:
+            return base64.b64decode(text, validate=True)
+        if encoding is Encoding.HEX:
+            return bytes.fromhex(text)
+        return text.encode()  # JSON can spell half of a surrogate pair
+    except ValueError:
+        is_text = encoding is Encoding.UTF8
+        problem = "cannot be written in UTF-8" if is_text else f"is not {encoding}"
+        raise InvalidInputError(f"{what}: {text[:40]!r} {problem}") from None
 
 
 class PipeClosed(Exception):
@@ -95,6 +81,16 @@ def print_json(row: dict[str, Any]) -> None:
     # Use JSON's escapes, since those of the stream would not be JSON.
     is_ascii = (getattr(sys.stdout, "encoding", None) or "utf-8").lower() not in ("utf-8", "utf8")
     print_line(json.dumps(row, ensure_ascii=is_ascii, separators=(",", ":")))
+
+
+def json_row(given: object, *names: str) -> dict[str, Any]:
+    """Return attributes of an object by JSON's names: `log_start_offset` as `logStartOffset`."""
+    return {_camel(name): getattr(given, name) for name in names}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
 
 
 def print_line(text: str) -> None:
@@ -144,33 +140,23 @@ def print_table(
 ) -> None:
     """Print rows below headings, numbers to the right; `styles` are by a cell's value."""
     texts = [[_cell(value) for value in row] for row in rows]
-    widths = [
-        max([len(column), *(len(row[place]) for row in texts)])
-        for place, column in enumerate(columns)
-    ]
-    is_number = [
+    widths = [max(map(len, cells)) for cells in zip(columns, *texts, strict=True)]
+    are_numbers = [
         bool(rows) and all(isinstance(row[place], int | float) for row in rows)
         for place in range(len(columns))
     ]
-
-    def print_row(cells: Sequence[str], shown: Callable[[int, str], str]) -> None:
+    bold: list[Style | None] = ["bold"] * len(columns)
+    kinds = [[styles.get(value) if isinstance(value, str) else None for value in r] for r in rows]
+    for cells, kinds_of_cells in zip([columns, *texts], [bold, *kinds], strict=True):
         padded = [
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(cells, widths, is_number, strict=True)
+            text.rjust(width) if is_number else text.ljust(width)
+            for text, width, is_number in zip(cells, widths, are_numbers, strict=True)
         ]
-        last = max((place for place, text in enumerate(cells) if text), default=-1)
-        padded[last] = padded[last].rstrip()
-        print_line("  ".join(shown(place, text) for place, text in enumerate(padded[: last + 1])))
-
-    print_row(columns, lambda _, text: styled(text, "bold", sys.stdout))
-    for row, cells in zip(rows, texts, strict=True):
-        print_row(cells, partial(_shown, row, styles))
-
-
-def _shown(row: Sequence[object], styles: Mapping[str, Style], place: int, text: str) -> str:
-    value = row[place]
-    style = styles.get(value) if isinstance(value, str) else None
-    return text if style is None else styled(text, style, sys.stdout)
+        shown = [
+            text if kind is None else styled(text, kind, sys.stdout)
+            for text, kind in zip(padded, kinds_of_cells, strict=True)
+        ]
+        print_line("  ".join(shown).rstrip())
 
 
 def _cell(value: object) -> str:
@@ -191,11 +177,9 @@ def progress(
     if not is_wanted or not is_terminal(sys.stderr):
         yield lambda _: None
         return
-    from kafkalog.cli.terminal.bars import bar
-
     known = total()
     done = 0
-    with bar(title, known, is_bytes=is_bytes) as show:
+    with share_progress(title, is_bytes=is_bytes) as show:
 
         def advance(count: int) -> None:
             nonlocal done
@@ -206,22 +190,17 @@ def progress(
 
 
 @contextlib.contextmanager
-def share_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+def share_progress(
+    title: str, *, is_bytes: bool = False
+) -> Iterator[Callable[[int, int | None], None]]:
     """Show a bar as `progress` does; yield a function of the amount done and the total."""
     if not is_terminal(sys.stderr):
         yield lambda _, __: None
         return
     from kafkalog.cli.terminal.bars import bar
 
-    with bar(title, None, is_bytes=False) as show:
+    with bar(title, is_bytes=is_bytes) as show:
         yield show
-
-
-@contextlib.contextmanager
-def partition_progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar as `share_progress` does; the yielded function also takes a name, unused."""
-    with share_progress(title) as show:
-        yield lambda _, done, of: show(done, of)
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.cli.terminal.output import Encoding, encoder, print_json, print_line
+from kafkalog.cli.terminal.time_text import utc_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,19 +40,9 @@ def _print_lines(batch: pa.RecordBatch, encoding: Encoding) -> None:
     names = ("partition", "offset", "timestamp", "key", "value")
     for number, offset, time_us, key, value in zip(*(columns[n] for n in names), strict=True):
         key_text, value_text = ("null" if item is None else encode(item) for item in (key, value))
-        print_line(f"{number}\t{offset}\t{_time(time_us)}\t{key_text}\t{value_text}")
-
-
-def _time(time_us: int) -> str:
-    """Return a time in UTC, or its milliseconds outside Python's calendar; `-` for none."""
-    time_ms = time_us // 1000
-    if time_ms == -1:
-        return "-"
-    try:
-        moment = datetime.fromtimestamp(time_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(time_ms)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        time_ms = time_us // 1000
+        time_text = "-" if time_ms == -1 else utc_text(time_ms)
+        print_line(f"{number}\t{offset}\t{time_text}\t{key_text}\t{value_text}")
 
 
 def _print_objects(batch: pa.RecordBatch, encoding: Encoding) -> None:

@@ -44,7 +44,4 @@ class TextLines:
     def _bytes(self, text: str | None, name: str, encoding: Encoding) -> bytes | None:
         if text is None or text == self.null_marker:
             return None
-        try:
-            return decoded(text, encoding)
-        except ValueError as fault:
-            raise ValueError(f"{name}: {fault}") from None
+        return decoded(text, encoding, name)

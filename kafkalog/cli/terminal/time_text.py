@@ -1,4 +1,7 @@
-"""A time as it is typed: a date, a time with its zone, epoch milliseconds, or an age."""
+"""A time as it is typed and shown.
+
+Typed, it is a date, a time with its zone, epoch milliseconds, or an age.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Final
 
 from kafkalog.errors import InvalidInputError
 
-__all__ = ["epoch_ms"]
+__all__ = ["epoch_ms", "utc_text"]
 
 _UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _AGO: Final = re.compile(r"-([0-9]{1,12})(ms|s|m|h|d)")
@@ -18,6 +21,15 @@ _FORMS: Final = (
     "2026-11-22 (midnight in UTC), 2026-11-22T10:00:00Z, epoch milliseconds, or how long ago: "
     "-90s, -15m, -1h, -7d"
 )
+
+
+def utc_text(time_ms: int) -> str:
+    """Return a time (epoch ms) in UTC, or its milliseconds outside Python's calendar."""
+    try:
+        moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def epoch_ms(text: str, *, now_ms: int, option: str) -> int:

@@ -39,19 +39,29 @@ def test_offsets_of_a_kafka_checkpoint_are_read() -> None:
 
 @pytest.mark.parametrize(("text", "offset"), [("earliest", -2), (" LATEST ", -1), ("Latest", -1)])
 def test_a_word_holds_for_all_partitions(text: str, offset: int) -> None:
-    assert StartOrEnd.parse(text).offsets([B0, A0], option="o") == {A0: offset, B0: offset}
+    assert StartOrEnd.parse(text, option="startingOffsets").offsets(
+        [B0, A0], option="startingOffsets"
+    ) == {A0: offset, B0: offset}
 
 
 def test_json_names_each_partition() -> None:
-    parsed = StartOrEnd.parse('{"a":{"0":23,"1":-1},"b":{"0":-2}}')
+    parsed = StartOrEnd.parse('{"a":{"0":23,"1":-1},"b":{"0":-2}}', option="startingOffsets")
 
-    assert parsed.offsets([A0, A1, B0], option="o") == {A0: 23, A1: LATEST, B0: EARLIEST}
+    assert parsed.offsets([A0, A1, B0], option="startingOffsets") == {
+        A0: 23,
+        A1: LATEST,
+        B0: EARLIEST,
+    }
 
 
 def test_json_names_a_topic_at_once() -> None:
-    parsed = StartOrEnd.parse('{"a":"earliest","b":{"0":23}}')
+    parsed = StartOrEnd.parse('{"a":"earliest","b":{"0":23}}', option="startingOffsets")
 
-    assert parsed.offsets([A0, A1, B0], option="o") == {A0: EARLIEST, A1: EARLIEST, B0: 23}
+    assert parsed.offsets([A0, A1, B0], option="startingOffsets") == {
+        A0: EARLIEST,
+        A1: EARLIEST,
+        B0: 23,
+    }
 
 
 @pytest.mark.parametrize(
@@ -76,12 +86,12 @@ def test_json_names_a_topic_at_once() -> None:
 )
 def test_bad_json_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidInputError, match=r"Expected e\.g\. .*\"topicA\":.*, got "):
-        StartOrEnd.parse(text)
+        StartOrEnd.parse(text, option="startingOffsets")
 
 
 @pytest.mark.parametrize("assigned", [[A0], [A0, A1, B0]])
 def test_json_must_name_exactly_the_assigned_partitions(assigned: list[TopicPartition]) -> None:
-    parsed = StartOrEnd.parse('{"a":{"0":1,"1":2}}')
+    parsed = StartOrEnd.parse('{"a":{"0":1,"1":2}}', option="startingOffsets")
 
     with pytest.raises(
         InvalidInputError, match=r"If startingOffsets contains.*Specified: a-0, a-1"
@@ -91,4 +101,6 @@ def test_json_must_name_exactly_the_assigned_partitions(assigned: list[TopicPart
 
 def test_a_topic_without_assigned_partitions_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"TOPIC_OFFSET_DOES_NOT_MATCH_ASSIGNED.* of b;"):
-        StartOrEnd.parse('{"a":"latest","b":"latest"}').offsets([A0], option="startingOffsets")
+        StartOrEnd.parse('{"a":"latest","b":"latest"}', option="startingOffsets").offsets(
+            [A0], option="startingOffsets"
+        )

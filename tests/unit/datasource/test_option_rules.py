@@ -252,7 +252,9 @@ def test_assigned_partitions_are_parsed() -> None:
 
 
 def test_offsets_by_partition_are_parsed() -> None:
-    parsed = StartOrEnd.parse('{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}')
+    parsed = StartOrEnd.parse(
+        '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}', option="startingOffsets"
+    )
 
     assert parsed.topics == {}
     assert {str(p): offset for p, offset in parsed.partitions.items()} == {
@@ -263,14 +265,16 @@ def test_offsets_by_partition_are_parsed() -> None:
 
 
 def test_offsets_by_topic_are_parsed() -> None:
-    parsed = StartOrEnd.parse('{"topicA":"earliest","topicB":"latest"}')
+    parsed = StartOrEnd.parse('{"topicA":"earliest","topicB":"latest"}', option="startingOffsets")
 
     assert parsed.partitions == {}
     assert parsed.topics == {"topicA": -2, "topicB": -1}
 
 
 def test_offsets_by_topic_and_by_partition_are_parsed_side_by_side() -> None:
-    parsed = StartOrEnd.parse('{"topicA":"earliest","topicB":{"0":23,"1":-1},"topicC":"LATEST"}')
+    parsed = StartOrEnd.parse(
+        '{"topicA":"earliest","topicB":{"0":23,"1":-1},"topicC":"LATEST"}', option="startingOffsets"
+    )
 
     assert {str(p): offset for p, offset in parsed.partitions.items()} == {
         "topicB-0": 23,
@@ -281,7 +285,7 @@ def test_offsets_by_topic_and_by_partition_are_parsed_side_by_side() -> None:
 
 def test_a_topic_in_both_forms_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="topicA has both a topic-level offset"):
-        StartOrEnd.parse('{"topicA":"earliest","topicA":{"0":23}}')
+        StartOrEnd.parse('{"topicA":"earliest","topicA":{"0":23}}', option="startingOffsets")
 
 
 @pytest.mark.parametrize(

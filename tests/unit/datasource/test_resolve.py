@@ -106,13 +106,13 @@ def test_a_start_that_no_record_matches_is_an_error_that_says_where(engine: Engi
             InvalidInputError,
             match=r"No offset matched from request of topic-partition t-2 and timestamp 2500\.",
         ):
-            starting_offsets(engine, options(**given), T, default=EARLIEST)
+            starting_offsets(engine, options(**given), T)
 
 
 def test_a_start_that_no_record_matches_is_the_latest_where_asked(engine: Engine) -> None:
     given = options(startingTimestamp="2500", startingOffsetsByTimestampStrategy="latest")
 
-    found = starting_offsets(engine, given, T, default=EARLIEST)
+    found = starting_offsets(engine, given, T)
 
     assert found == {T[0]: 3, T[1]: 1, T[2]: LATEST}
 
@@ -128,11 +128,10 @@ def test_an_end_that_no_record_matches_is_the_latest(engine: Engine) -> None:
     assert ending_offsets(engine, by_time, T) == {T[0]: 1, T[1]: LATEST, T[2]: LATEST}
 
 
-def test_without_an_option_a_start_is_the_default_and_an_end_is_the_latest(
+def test_without_an_option_a_start_is_the_earliest_and_an_end_is_the_latest(
     engine: Engine,
 ) -> None:
-    assert starting_offsets(engine, options(), T, default=EARLIEST) == dict.fromkeys(T, EARLIEST)
-    assert starting_offsets(engine, options(), T, default=LATEST) == dict.fromkeys(T, LATEST)
+    assert starting_offsets(engine, options(), T) == dict.fromkeys(T, EARLIEST)
     assert ending_offsets(engine, options(), T) == dict.fromkeys(T, LATEST)
 
 
@@ -141,7 +140,7 @@ def test_offsets_stay_as_they_were_given(engine: Engine) -> None:
         startingOffsets='{"t":{"0":-2,"1":1,"2":-1}}', endingOffsets='{"t":{"0":-1,"1":99,"2":-1}}'
     )
 
-    start = starting_offsets(engine, given, T, default=EARLIEST)
+    start = starting_offsets(engine, given, T)
 
     assert start == {T[0]: EARLIEST, T[1]: 1, T[2]: LATEST}
     assert ending_offsets(engine, given, T) == {T[0]: LATEST, T[1]: 99, T[2]: LATEST}

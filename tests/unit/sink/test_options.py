@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.datasource import option_names
 from kafkalog.errors import InvalidInputError
-from kafkalog.sink import options as sink_options
 from kafkalog.sink.options import SinkOptions
 
 
@@ -52,14 +50,6 @@ def test_what_was_given_for_new_topics_is_told_from_defaults() -> None:
 def test_an_option_of_a_read_is_named_as_one(name: str) -> None:
     with pytest.raises(InvalidInputError, match=f"option {name} is an option of a read"):
         parse(**{name.upper(): "x"})
-
-
-def test_reads_and_writes_know_each_others_options() -> None:
-    of_both = {"path", "includeHeaders"}
-    reads = {name for name in option_names.SUPPORTED if not name.startswith("kafka.")}
-    assert set(sink_options.OF_A_READ) == reads - of_both
-    writes = {name for name in sink_options._KNOWN if not name.startswith(("kafka.", "topic."))}
-    assert set(option_names.OF_A_WRITE) == writes - of_both | {"checkpointLocation"}
 
 
 def test_batch_size_wins_over_kafka_batch_size() -> None:

@@ -3,9 +3,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kafkalog.datasource.byte_splits import SPLIT_BYTES, split_by_bytes
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import TopicPartition
+from kafkalog.datasource.task_ranges import SPLIT_BYTES, split_by_bytes
 from kafkalog.storage_engine.engine import Engine
 
 PLACE = TopicPartition("t", 0)

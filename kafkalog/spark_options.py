@@ -1,0 +1,48 @@
+"""The names of the options of a read and of a write, as Spark's Kafka source and sink have them.
+
+Spark does not say which of both it wants, so each names the options of the other in its errors.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["OF_A_READ", "OF_A_WRITE"]
+
+OF_A_READ: Final = (
+    "path",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "startingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "endingOffsets",
+    "minOffsetsPerTrigger",
+    "maxOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "includeHeaders",
+    "kafka.isolation.level",
+    "view",
+    "keys",
+    "partitioner",
+)
+OF_A_WRITE: Final = (
+    "path",
+    "topic",
+    "numPartitions",
+    "topic.<kafka topic config>",
+    "txnAppId",
+    "txnVersion",
+    "batch.size",
+    "kafka.batch.size",
+    "kafka.compression.type",
+    "resetWriter",
+    "includeHeaders",
+)

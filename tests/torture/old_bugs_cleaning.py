@@ -73,7 +73,7 @@ def _redpanda_16952(patch: Patch) -> None:
 def _redpanda_24323(patch: Patch) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def finish(self: Any, horizon: int | None) -> None:
-            if self._end >= self._snapshot.state.active_base:
+            if self.end >= self.snapshot.state.active_base:
                 original(self, horizon)
 
         return finish

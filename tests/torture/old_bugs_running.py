@@ -61,7 +61,7 @@ def _kafka_8725(patch: Patch) -> None:
         return plan
 
     _mortal(patch)
-    replace(patch, scheduler, "plan", make)
+    replace(patch, scheduler.Plans, "of", make)
 
 
 def _linkedin_535(patch: Patch) -> None:

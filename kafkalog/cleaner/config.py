@@ -9,7 +9,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from kafkalog.errors import InvalidInputError
 
@@ -47,21 +47,17 @@ class CleanerConfig:
     is filtered in its place, as in Kafka."""
 
     def __post_init__(self) -> None:
-        for field, name in _NAMES_OF.items():
-            value = getattr(self, field)
-            kind = _KINDS[_PARSERS[name][1]]
-            if not kind.is_one(value):
+        for field in _NAMES_OF:
+            value, kind = getattr(self, field), _kind(field)
+            if not isinstance(value, kind.type) or isinstance(value, bool) != (kind.type is bool):
                 raise _refused(field, kind.word, repr(value))
         for field, least in _LEAST.items():
             if getattr(self, field) < least:
                 raise _refused(field, f"at least {least}", str(getattr(self, field)))
-        if not 0.0 < self.io_buffer_load_factor < 1.0:
-            raise _refused(
-                "io_buffer_load_factor",
-                "a number between 0 and 1",
-                str(self.io_buffer_load_factor),
-            )
-        slots = math.ceil(1 / self.io_buffer_load_factor)
+        load_factor = self.io_buffer_load_factor
+        if not 0.0 < load_factor < 1.0:
+            raise _refused("io_buffer_load_factor", "a number between 0 and 1", str(load_factor))
+        slots = math.ceil(1 / load_factor)
         least = _SLOT_SIZE * slots * max(1, self.threads)
         if self.dedupe_buffer_size < least:
             raise _refused(
@@ -79,18 +75,18 @@ class CleanerConfig:
         """Parse Kafka's names and values, like `log.cleaner.threads`; raises InvalidInputError."""
         values: dict[str, Any] = {}
         for name, text in config.items():
-            if name not in _PARSERS:
-                near = difflib.get_close_matches(name, _PARSERS, 3)
+            field = _FIELDS.get(name)
+            if field is None:
+                near = difflib.get_close_matches(name, NAMES, 3)
                 hint = (
                     f"did you mean {' or '.join(near)}?" if near else "known: " + ", ".join(NAMES)
                 )
                 raise InvalidInputError(f"unknown config of the cleaner {name!r}; {hint}")
-            field, parse = _PARSERS[name]
+            kind = _kind(field)
             try:
-                values[field] = parse(text)
+                values[field] = kind.parse(text)
             except ValueError:
-                kind = _KINDS[parse].word
-                raise InvalidInputError(f"{name}: expected {kind}, found {text!r}") from None
+                raise InvalidInputError(f"{name}: expected {kind.word}, found {text!r}") from None
         return cls(**values)
 
     def of_one_thread(self) -> Self:
@@ -116,43 +112,44 @@ def _bool(text: str) -> bool:
     return value == "true"
 
 
-_PARSERS: Mapping[str, tuple[str, Callable[[str], Any]]] = MappingProxyType(
-    {
-        "log.cleaner.enable": ("enable", _bool),
-        "log.cleaner.threads": ("threads", int),
-        "log.cleaner.dedupe.buffer.size": ("dedupe_buffer_size", int),
-        "log.cleaner.io.buffer.load.factor": ("io_buffer_load_factor", float),
-        "log.cleaner.io.buffer.size": ("io_buffer_size", int),
-        "log.cleaner.io.max.bytes.per.second": ("io_max_bytes_per_second", float),
-        "log.cleaner.backoff.ms": ("backoff_ms", int),
-        "log.retention.check.interval.ms": ("retention_check_interval_ms", int),
-        "kafkalog.cleaner.spill": ("spill", _bool),
-        "kafkalog.cleaner.merge.batches": ("merge_batches", _bool),
-    }
-)
-_NAMES_OF: Mapping[str, str] = MappingProxyType(
-    {field: name for name, (field, _) in _PARSERS.items()}
-)
-_LEAST: Mapping[str, int] = MappingProxyType(
-    {"threads": 0, "io_buffer_size": 1, "backoff_ms": 0, "retention_check_interval_ms": 1}
-)
-
-
 @dataclass(frozen=True, slots=True)
 class _Kind:
+    parse: Callable[[str], Any]
     word: str
     type: type
 
-    def is_one(self, value: object) -> bool:
-        return isinstance(value, self.type) and isinstance(value, bool) == (self.type is bool)
 
-
-_KINDS: Mapping[Callable[[str], Any], _Kind] = MappingProxyType(
+_KINDS: Final = MappingProxyType(
     {
-        int: _Kind("a whole number", numbers.Integral),
-        float: _Kind("a number", numbers.Real),
-        _bool: _Kind("true or false", bool),
+        int: _Kind(int, "a whole number", numbers.Integral),
+        float: _Kind(float, "a number", numbers.Real),
+        bool: _Kind(_bool, "true or false", bool),
     }
 )
-NAMES = tuple(_PARSERS)
+
+
+def _kind(field: str) -> _Kind:
+    """Return the kind of a setting: that of its default."""
+    return _KINDS[type(CleanerConfig.__dataclass_fields__[field].default)]
+
+
+_NAMES_OF: Final = MappingProxyType(
+    {
+        "enable": "log.cleaner.enable",
+        "threads": "log.cleaner.threads",
+        "dedupe_buffer_size": "log.cleaner.dedupe.buffer.size",
+        "io_buffer_load_factor": "log.cleaner.io.buffer.load.factor",
+        "io_buffer_size": "log.cleaner.io.buffer.size",
+        "io_max_bytes_per_second": "log.cleaner.io.max.bytes.per.second",
+        "backoff_ms": "log.cleaner.backoff.ms",
+        "retention_check_interval_ms": "log.retention.check.interval.ms",
+        "spill": "kafkalog.cleaner.spill",
+        "merge_batches": "kafkalog.cleaner.merge.batches",
+    }
+)
+_FIELDS: Final = MappingProxyType({name: field for field, name in _NAMES_OF.items()})
+_LEAST: Final = MappingProxyType(
+    {"threads": 0, "io_buffer_size": 1, "backoff_ms": 0, "retention_check_interval_ms": 1}
+)
+NAMES: Final = tuple(_FIELDS)
 """The names of all settings."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kafkalog.cleaner.report.status import status
 from kafkalog.errors import InvalidInputError
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CleanerMetrics", "served"]
 
-_CLEANER = "kafka_log_logcleaner_"
 _MANAGER = "kafka_log_logcleanermanager_"
+_Figures: TypeAlias = Iterator[tuple[str, float, str]]
+"""Name, value and text of metrics."""
 
 
 class CleanerMetrics:
@@ -62,85 +63,84 @@ class CleanerMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, computed now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         time_ms = self._clock()
         partitions = status(self._engine, time_ms)
-        yield from self._of_cleaner()
-        yield from self._of_manager(partitions, time_ms)
-        yield from self._counters()
+        for name, value, text in self._of_cleaner():
+            yield GaugeMetricFamily(f"kafka_log_logcleaner_{name}", text, value=value)
+        root = [str(self._engine.root)]
+        for name, value, text in _of_uncleanable(partitions):
+            gauge = GaugeMetricFamily(f"{_MANAGER}{name}", text, labels=["logDirectory"])
+            gauge.add_metric(root, value)
+            yield gauge
+        for name, value, text in self._of_manager(time_ms):
+            yield GaugeMetricFamily(f"{_MANAGER}{name}", text, value=value)
+        for name, value, text in self._counters():
+            yield CounterMetricFamily(f"kafkalog_cleaner_{name}", text, value=value)
         yield from _of_partitions(partitions)
 
-    def _of_cleaner(self) -> Iterator[Metric]:
+    def _of_cleaner(self) -> _Figures:
         last = self._cleaner.last_stats
         written = sum(stats.bytes_written for stats in last)
         read = sum(stats.bytes_read for stats in last)
-        figures = {
-            "max-buffer-utilization-percent": (
-                100 * max((stats.buffer_utilization for stats in last), default=0.0),
-                "Largest share of its offset map that a thread's last cleaning took.",
-            ),
-            "cleaner-recopy-percent": (
-                100 * written / max(read, 1),
-                "Share of what the threads' last cleanings read that they wrote again.",
-            ),
-            "max-clean-time-secs": (
-                max((stats.elapsed_ms for stats in last), default=0.0) / 1e3,
-                "Longest of the threads' last cleanings.",
-            ),
-            "max-compaction-delay-secs": (
-                self._cleaner.max_compaction_delay_ms / 1e3,
-                "How long max.compaction.lag.ms had demanded a cleaning at the last look for work.",
-            ),
-            "DeadThreadCount": (
-                self._cleaner.dead_threads,
-                "Threads of the cleaner that should run and do not.",
-            ),
-        }
-        for name, (value, text) in figures.items():
-            yield _gauge(_CLEANER + _written(name), text, value)
+        yield (
+            "max_buffer_utilization_percent",
+            100 * max((stats.buffer_utilization for stats in last), default=0.0),
+            "Largest share of its offset map that a thread's last cleaning took.",
+        )
+        yield (
+            "cleaner_recopy_percent",
+            100 * written / max(read, 1),
+            "Share of what the threads' last cleanings read that they wrote again.",
+        )
+        yield (
+            "max_clean_time_secs",
+            max((stats.elapsed_ms for stats in last), default=0.0) / 1e3,
+            "Longest of the threads' last cleanings.",
+        )
+        yield (
+            "max_compaction_delay_secs",
+            self._cleaner.max_compaction_delay_ms / 1e3,
+            "How long max.compaction.lag.ms had demanded a cleaning at the last look for work.",
+        )
+        yield (
+            "deadthreadcount",
+            self._cleaner.dead_threads,
+            "Threads of the cleaner that should run and do not.",
+        )
 
-    def _of_manager(self, partitions: list[PartitionStatus], time_ms: int) -> Iterator[Metric]:
-        from prometheus_client.core import GaugeMetricFamily
-
-        marked = [one for one in partitions if one.state == "uncleanable"]
-        root = str(self._engine.root)
-        for name, value, text in (
-            ("uncleanable-partitions-count", len(marked), "Partitions that cannot be cleaned."),
-            (
-                "uncleanable-bytes",
-                sum(one.dirty_bytes for one in marked),
-                "Bytes of them that a cleaning would treat as new.",
-            ),
-        ):
-            gauge = GaugeMetricFamily(_MANAGER + _written(name), text, labels=["logDirectory"])
-            gauge.add_metric([root], value)
-            yield gauge
-        yield _gauge(
-            _MANAGER + "max_dirty_percent",
-            "Largest dirty ratio of all partitions, at the last look for work.",
+    def _of_manager(self, time_ms: int) -> _Figures:
+        yield (
+            "max_dirty_percent",
             100 * self._cleaner.max_dirty_ratio,
+            "Largest dirty ratio of all partitions, at the last look for work.",
         )
-        yield _gauge(
-            _MANAGER + "time_since_last_run_ms",
-            "Time since a thread last looked for work.",
+        yield (
+            "time_since_last_run_ms",
             max(0, time_ms - (self._cleaner.last_look_ms or self._since_ms)),
+            "Time since a thread last looked for work.",
         )
 
-    def _counters(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily
-
+    def _counters(self) -> _Figures:
         cleaner = self._cleaner
-        for name, value, text in (
-            ("cleanings", cleaner.cleanings, "Rounds of cleaning that succeeded."),
-            ("aborts", cleaner.aborts, "Rounds that were broken off."),
-            ("failures", cleaner.failures, "Rounds, retentions and looks for work that failed."),
-            ("thread_deaths", cleaner.deaths, "Threads that died; each was replaced."),
-            ("records_removed", cleaner.records_removed, "Records that cleaning took away."),
-            ("bytes_removed", cleaner.bytes_removed, "Bytes that cleaning took away."),
-            ("segments_deleted", cleaner.segments_deleted, "Segments that went by retention."),
-        ):
-            counter = CounterMetricFamily(f"kafkalog_cleaner_{name}", text)
-            counter.add_metric([], value)
-            yield counter
+        yield "cleanings", cleaner.cleanings, "Rounds of cleaning that succeeded."
+        yield "aborts", cleaner.aborts, "Rounds that were broken off."
+        yield "failures", cleaner.failures, "Rounds, retentions and looks for work that failed."
+        yield "thread_deaths", cleaner.deaths, "Threads that died; each was replaced."
+        yield "records_removed", cleaner.records_removed, "Records that cleaning took away."
+        yield "bytes_removed", cleaner.bytes_removed, "Bytes that cleaning took away."
+        yield "segments_deleted", cleaner.segments_deleted, "Segments that went by retention."
+
+
+def _of_uncleanable(partitions: list[PartitionStatus]) -> _Figures:
+    marked = [one for one in partitions if one.state == "uncleanable"]
+    yield "uncleanable_partitions_count", len(marked), "Partitions that cannot be cleaned."
+    yield (
+        "uncleanable_bytes",
+        sum(one.dirty_bytes for one in marked),
+        "Bytes of them that a cleaning would treat as new.",
+    )
 
 
 def _of_partitions(partitions: list[PartitionStatus]) -> Iterator[Metric]:
@@ -160,16 +160,6 @@ def _of_partitions(partitions: list[PartitionStatus]) -> Iterator[Metric]:
             if value is not None:
                 gauge.add_metric([one.topic, str(one.partition)], value)
         yield gauge
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    return GaugeMetricFamily(name, text, value=value)
-
-
-def _written(name: str) -> str:
-    return name.replace("-", "_").lower()
 
 
 @contextlib.contextmanager
@@ -198,13 +188,9 @@ def served(
         reason = getattr(fault, "strerror", None) or fault
         raise InvalidInputError(f"metrics at {address}:{port}: {reason}; try another") from fault
     try:
-        yield _port_of(server)
+        yield server.server_port
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
         metrics.unregister(registry)
-
-
-def _port_of(server: Any) -> int:
-    return int(server.server_port)

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.schedule.manager import check_compacted, retain
 from kafkalog.cleaner.schedule.manager import clean as clean_here
-from kafkalog.cleaner.schedule.manager import retain
 from kafkalog.cleaner.schedule.scheduler import choose
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs.clock import now_ms
-from kafkalog.storage_engine.metadata.config import TopicConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,11 +67,7 @@ def _names(engine: Engine, topics: Sequence[str] | None) -> list[str | None]:
     if isinstance(topics, str):
         raise InvalidInputError(f"topics: expected a list of names, found the text {topics!r}")
     for name in topics:
-        if not TopicConfig.parse(engine.describe(name).config).is_compacted:
-            raise InvalidInputError(
-                f"{name}: cleanup.policy does not include compact, so there is nothing to clean; "
-                "alter the topic first"
-            )
+        check_compacted(engine, name)
     return list(dict.fromkeys(topics))
 
 

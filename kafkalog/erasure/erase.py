@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.report.status import partition_status
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
+from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.erasure.occurrences import Occurrences, find_occurrences
@@ -197,10 +197,10 @@ def _tell(progress: Progress, of: int, stats: CleanerStats) -> None:
 
 def _bytes_to_clean(engine: Engine, topic: str, partition: int, now_ms: int) -> int:
     try:
-        status = partition_status(engine, topic, partition, now_ms)
+        log, _ = Plans(engine, now_ms).of(topic, partition)
     except (OSError, KafkaLogError):
         return 0  # its cleaning reports the reason
-    return status.clean_bytes + 2 * (status.dirty_bytes + status.uncleanable_bytes)
+    return log.clean_bytes + 2 * (log.cleanable_bytes + log.uncleanable_bytes)
 
 
 def _is_retired(occurrences: FileOccurrences) -> bool:

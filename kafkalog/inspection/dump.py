@@ -20,12 +20,13 @@ from kafkalog.storage_engine.fs import files
 
 __all__ = ["dump_file"]
 
-_ROOT_CHECKPOINTS: Final = (
+ROOT_CHECKPOINTS: Final = (
     layout.RECOVERY_POINT_CHECKPOINT,
     layout.LOG_START_CHECKPOINT,
     layout.REPLICATION_CHECKPOINT,
     layout.CLEANER_CHECKPOINT,
 )
+"""The checkpoints of offsets in the root."""
 _PROPERTIES: Final = (layout.META_PROPERTIES, layout.META_ASIDE, layout.PARTITION_METADATA)
 _TEXT_SIZE_MAX: Final = 64 << 20
 """A checkpoint of a million partitions is smaller."""
@@ -74,7 +75,7 @@ def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
     elif path.name == layout.LEADER_EPOCH_CHECKPOINT:
         for epoch, start_offset in checkpoint_entries(path, 2):
             yield {"type": "leader epoch", "epoch": int(epoch), "startOffset": int(start_offset)}
-    elif path.name in _ROOT_CHECKPOINTS:
+    elif path.name in ROOT_CHECKPOINTS:
         for topic, partition, offset in checkpoint_entries(path, 3):
             yield {
                 "type": "checkpoint",

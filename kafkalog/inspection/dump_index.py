@@ -8,9 +8,11 @@ that cleaning has emptied; here the timestamp of the header is compared.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 from kafkalog.inspection.dump_entry import DumpOptions, Entry, finding
 from kafkalog.storage_engine.format import layout
@@ -21,7 +23,8 @@ from kafkalog.storage_engine.segment.segments import header_at, headers, locate
 
 __all__ = ["entries"]
 
-_READ_ENTRIES = 8192
+Found: TypeAlias = Iterable[tuple[int, int]]
+"""The two fields of each entry of an index."""
 
 
 def entries(path: Path, options: DumpOptions) -> Iterator[Entry]:
@@ -30,17 +33,20 @@ def entries(path: Path, options: DumpOptions) -> Iterator[Entry]:
     assert parsed is not None
     base_offset, suffix, stage = parsed
     is_time_index = suffix == layout.TIME_INDEX
-    layout_entry = layout.TIME_INDEX_ENTRY if is_time_index else layout.OFFSET_INDEX_ENTRY
-    size = path.stat().st_size
-    if size < layout_entry.size and not is_time_index:
+    entry = layout.TIME_INDEX_ENTRY if is_time_index else layout.OFFSET_INDEX_ENTRY
+    data = files.read_file(path)
+    whole = len(data) - len(data) % entry.size
+    if len(data) < entry.size and not is_time_index:
         yield {"type": "empty index", "path": str(path)}
-    elif options.index_sanity_check:
-        yield _sanity(path, base_offset, layout_entry.size, is_time_index=is_time_index)
+    elif options.index_sanity_check and whole == len(data):
+        yield _sanity(path, base_offset, data, is_time_index=is_time_index)
         return
-    if size % layout_entry.size:
-        whole = size - size % layout_entry.size
-        expected = f"a multiple of {layout_entry.size} bytes"
-        yield finding(path, "index size", whole, expected, f"{size} bytes")
+    if whole < len(data):
+        expected = f"a multiple of {entry.size} bytes"
+        yield finding(path, "index size", whole, expected, f"{len(data)} bytes")
+        if options.index_sanity_check and whole:
+            return
+    found = itertools.takewhile(any, entry.iter_unpack(data[:whole]))  # zeros are preallocated
     log = _log_beside(path, base_offset, stage)
     if log is None:
         name = layout.segment_file(base_offset, layout.LOG)
@@ -49,9 +55,10 @@ def entries(path: Path, options: DumpOptions) -> Iterator[Entry]:
     try:
         if is_time_index:
             index = path.with_name(layout.segment_file(base_offset, layout.INDEX, stage))
-            yield from _time_entries(path, base_offset, fd, OffsetIndex(index), options)
+            batches = None if fd is None else _Batches(fd, OffsetIndex(index))
+            yield from _time_entries(path, base_offset, found, batches, options)
         else:
-            yield from _offset_entries(path, base_offset, fd, options)
+            yield from _offset_entries(path, base_offset, found, fd, options)
     finally:
         if fd is not None:
             os.close(fd)
@@ -65,24 +72,12 @@ def _log_beside(path: Path, base_offset: int, stage: str) -> Path | None:
     return None
 
 
-def _unpacked(path: Path, *, is_time_index: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield (position, first field, second field) of each entry up to the first zero entry."""
-    entry = layout.TIME_INDEX_ENTRY if is_time_index else layout.OFFSET_INDEX_ENTRY
-    position = 0
-    with files.open_stream(path) as file:
-        while data := file.read(entry.size * _READ_ENTRIES):
-            for first, second in entry.iter_unpack(data[: len(data) - len(data) % entry.size]):
-                if first == 0 and second == 0:
-                    return
-                yield position, first, second
-                position += entry.size
-
-
 def _offset_entries(
-    path: Path, base_offset: int, fd: int | None, options: DumpOptions
+    path: Path, base_offset: int, found: Found, fd: int | None, options: DumpOptions
 ) -> Iterator[Entry]:
     limit = 0 if fd is None else os.fstat(fd).st_size
-    for place, relative_offset, position in _unpacked(path, is_time_index=False):
+    for number, (relative_offset, position) in enumerate(found):
+        place = number * layout.OFFSET_INDEX_ENTRY.size
         offset = base_offset + relative_offset
         if not options.verify_index_only:
             yield {"type": "index entry", "offset": offset, "position": position}
@@ -92,23 +87,26 @@ def _offset_entries(
         last_offset = -1 if header is None else header.last_offset
         if last_offset != offset:
             expected = f"the last offset of the batch at byte {position}, {last_offset}"
-            found = f"offset {offset}"
+            instead = f"offset {offset}"
             if header is None:
-                expected = "the position of a batch"
-                found = f"{position}"
+                expected, instead = "the position of a batch", f"{position}"
             yield {
-                **finding(path, "index mismatch", place, expected, found),
+                **finding(path, "index mismatch", place, expected, instead),
                 "indexOffset": offset,
                 "logOffset": last_offset,
             }
 
 
 def _time_entries(
-    path: Path, base_offset: int, fd: int | None, index: OffsetIndex, options: DumpOptions
+    path: Path,
+    base_offset: int,
+    found: Found,
+    batches: _Batches | None,
+    options: DumpOptions,
 ) -> Iterator[Entry]:
     before = layout.NO_TIMESTAMP
-    batches = None if fd is None else _Batches(fd, index)
-    for place, timestamp, relative_offset in _unpacked(path, is_time_index=True):
+    for number, (timestamp, relative_offset) in enumerate(found):
+        place = number * layout.TIME_INDEX_ENTRY.size
         offset = base_offset + relative_offset
         if not options.verify_index_only:
             yield {"type": "time index entry", "timestamp": timestamp, "offset": offset}
@@ -162,28 +160,23 @@ class _Batches:
         return self._last
 
 
-def _sanity(path: Path, base_offset: int, entry_size: int, *, is_time_index: bool) -> Entry:
-    size = path.stat().st_size
-    if size % entry_size:
-        expected = f"a multiple of {entry_size} bytes"
-        return finding(path, "index size", size - size % entry_size, expected, f"{size} bytes")
+def _sanity(path: Path, base_offset: int, data: bytes, *, is_time_index: bool) -> Entry:
+    """Look at the last entry of a file of whole entries."""
     passed: Entry = {"type": "sanity check", "path": str(path), "passed": True}
-    if not size:
+    if not data:
         return passed
-    with files.open_stream(path) as file:
-        first = file.read(entry_size)
-        file.seek(size - entry_size)
-        last = file.read(entry_size)
+    entry_size = (layout.TIME_INDEX_ENTRY if is_time_index else layout.OFFSET_INDEX_ENTRY).size
+    place = len(data) - entry_size
     if is_time_index:
-        timestamp, relative_offset = layout.TIME_INDEX_ENTRY.unpack(last)
-        first_timestamp, _ = layout.TIME_INDEX_ENTRY.unpack(first)
+        timestamp, relative_offset = layout.TIME_INDEX_ENTRY.unpack_from(data, place)
+        first_timestamp, _ = layout.TIME_INDEX_ENTRY.unpack_from(data)
         if timestamp < first_timestamp:
             expected = f"a last timestamp of at least the first, {first_timestamp}"
-            return finding(path, "time order", size - entry_size, expected, timestamp)
+            return finding(path, "time order", place, expected, timestamp)
     else:
-        relative_offset, _ = layout.OFFSET_INDEX_ENTRY.unpack(last)
+        relative_offset, _ = layout.OFFSET_INDEX_ENTRY.unpack_from(data, place)
     if relative_offset < 0:
         expected = f"an offset of at least {base_offset}"
         found = base_offset + relative_offset
-        return finding(path, "index offset", size - entry_size, expected, found)
+        return finding(path, "index offset", place, expected, found)
     return passed

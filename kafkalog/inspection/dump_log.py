@@ -13,7 +13,8 @@ from kafkalog.errors import CorruptBatchError
 from kafkalog.inspection.dump_entry import NUMBER_MAX, DumpOptions, Entry, finding
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.records.tables import RecordTable
+from kafkalog.storage_engine.records.kernels.decode import read_varint
+from kafkalog.storage_engine.records.tables import Bytes, RecordTable
 from kafkalog.storage_engine.segment.log_scanner import (
     INSPECT,
     FaultKind,
@@ -40,7 +41,6 @@ _FIELDS: Final = (
     "crcs",
     "magics",
 )
-_VARINT_SIZE_MAX: Final = 5
 
 
 def batches(path: Path, base_offset: int, options: DumpOptions) -> Iterator[Entry]:
@@ -140,20 +140,18 @@ def _records(
         return
     try:
         for table in chunk.records(np.array([batch])):
-            arena = table.arena.data
             for record in range(len(table)):
-                yield _record(table, arena, record, row, options)
+                yield _record(table, record, row, options)
     except CorruptBatchError as fault:
         yield finding(chunk.path, "records", fault.position, fault.expected, fault.found)
 
 
-def _record(
-    table: RecordTable, arena: memoryview, record: int, row: dict[str, int], options: DumpOptions
-) -> Entry:
+def _record(table: RecordTable, record: int, row: dict[str, int], options: DumpOptions) -> Entry:
+    arena = table.arena
     fields = table.fields[:, record].tolist()
     start, _, offset, timestamp, key_at, key_size, value_at, value_size, headers_at = fields
-    key = None if key_size < 0 else bytes(arena[key_at : key_at + key_size])
-    value = None if value_size < 0 else bytes(arena[value_at : value_at + value_size])
+    key = None if key_size < 0 else arena[key_at : key_at + key_size].tobytes()
+    value = None if value_size < 0 else arena[value_at : value_at + value_size].tobytes()
     entry: Entry = {
         "type": "record",
         "offset": offset,
@@ -170,7 +168,7 @@ def _record(
         entry["headerKeys"] = [name.decode("utf-8", "replace") for name, _ in headers]
     else:
         # A wrong inner message was reported with its set.
-        crc = int.from_bytes(arena[start + 12 : start + 16], "big")
+        crc = int.from_bytes(arena[start + 12 : start + 16].tobytes(), "big")
         entry |= {"isvalid": True, "crc": crc}
     if is_control:
         entry |= _control(key, value)
@@ -181,29 +179,18 @@ def _record(
     return entry
 
 
-def _headers(arena: memoryview, position: int) -> list[tuple[bytes, bytes | None]]:
+def _headers(arena: Bytes, position: int) -> list[tuple[bytes, bytes | None]]:
     """Return the headers of a record v2; the kernel has checked that they lie within it."""
-    count, position = _varint(arena, position)
+    count, position = read_varint(arena, position, len(arena))
     found = []
     for _ in range(count):
-        size, position = _varint(arena, position)
-        name = bytes(arena[position : position + size])
-        size, position = _varint(arena, position + size)
-        found.append((name, None if size < 0 else bytes(arena[position : position + size])))
+        size, position = read_varint(arena, position, len(arena))
+        name = arena[position : position + size].tobytes()
+        size, position = read_varint(arena, position + size, len(arena))
+        value = None if size < 0 else arena[position : position + size].tobytes()
+        found.append((name, value))
         position += max(size, 0)
     return found
-
-
-def _varint(arena: memoryview, position: int) -> tuple[int, int]:
-    """Return (value, next position) of the zigzag varint at `position`, in 32 bits as in Java."""
-    value = 0
-    for place in range(_VARINT_SIZE_MAX):
-        byte = arena[position + place]
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            value &= 0xFFFF_FFFF
-            return (value >> 1) ^ -(value & 1), position + place + 1
-    raise AssertionError("the kernel has read this varint")
 
 
 def _control(key: bytes | None, value: bytes | None) -> dict[str, Any]:

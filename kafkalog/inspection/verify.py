@@ -22,7 +22,7 @@ from kafkalog.errors import (
     StorageError,
     UnknownTopicError,
 )
-from kafkalog.inspection.dump import checkpoint_entries
+from kafkalog.inspection.dump import ROOT_CHECKPOINTS, checkpoint_entries
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_partition import PartitionFiles, verify_partition
 from kafkalog.storage_engine.format import layout
@@ -32,14 +32,8 @@ from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicS
 
 __all__ = ["Finding", "has_topic", "log_size", "verify"]
 
-_CHECKPOINTS: Final = (
-    layout.RECOVERY_POINT_CHECKPOINT,
-    layout.LOG_START_CHECKPOINT,
-    layout.REPLICATION_CHECKPOINT,
-    layout.CLEANER_CHECKPOINT,
-)
 _ROOT_NAMES: Final = (
-    *_CHECKPOINTS,
+    *ROOT_CHECKPOINTS,
     layout.COMMIT,
     layout.ROOT_LOCK,
     layout.META_PROPERTIES,
@@ -108,7 +102,7 @@ def _root(
         known = ", ".join(sorted({name for name, _ in present})[:20]) or "none"
         raise UnknownTopicError(f"topic {topic!r} does not exist; the topics here are: {known}")
     checkpoints: dict[str, dict[tuple[str, int], int]] = {}
-    for name in _CHECKPOINTS:
+    for name in ROOT_CHECKPOINTS:
         checkpoints[name] = {}
         yield from _read_checkpoint(root / name, checkpoints[name], faults)
     points = checkpoints[layout.RECOVERY_POINT_CHECKPOINT]

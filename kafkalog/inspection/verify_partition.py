@@ -25,6 +25,7 @@ from kafkalog.inspection.verify_segment import LogCheck, SegmentCheck
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.segment.log_scanner import INSPECT, LogScanner
 from kafkalog.storage_engine.segment.offset_chain import GapLists, OffsetChain
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
@@ -197,11 +198,11 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
     is_unsynced = point is not None and (following is None or following > point)
     # A power failure may bring back some of the deleted segments, with others missing in between.
     is_deleted = segment.base_offset < opened.first_wanted
+    base = segment.base_offset
     check = SegmentCheck(
-        opened.fd,
-        segment.log,
-        segment.base_offset,
-        limit=opened.limit,
+        scan=LogScanner(opened.fd, segment.log, INSPECT, limit=opened.limit, next_offset=base),
+        path=segment.log,
+        base_offset=base,
         end_offset=layout.INT64_MAX if following is None else following,
         following=_end_of(opened),
         chain=None if is_deleted else opened.chain,
@@ -211,16 +212,15 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
     log.transactions.forget_below(opened.first_wanted)
     transactions = log.transactions.begin(
         segment.transaction_index,
-        segment.base_offset,
+        base,
         is_ours=opened.is_active and opened.state is not None,
     )
-    index = OffsetIndexCheck(segment.index, segment.base_offset)
-    times = TimeIndexCheck(segment.time_index, segment.base_offset)
-    with contextlib.closing(index), contextlib.closing(times):
-        for finding in transactions:
-            yield _softened(finding, is_unsynced)
-        for finding in check.findings(index, times, log):
-            yield _softened(finding, is_unsynced and finding.path != segment.log)
+    index = OffsetIndexCheck(segment.index, base)
+    times = TimeIndexCheck(segment.time_index, base)
+    for finding in transactions:
+        yield _softened(finding, is_unsynced)
+    for finding in check.findings(index, times, log):
+        yield _softened(finding, is_unsynced and finding.path != segment.log)
 
 
 def _end_of(opened: _Opened) -> int:

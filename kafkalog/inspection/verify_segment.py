@@ -21,7 +21,7 @@ from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
 from kafkalog.inspection.verify_transactions import TransactionCheck
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.segment.log_scanner import INSPECT, LogScanner, ScannedBatches
+from kafkalog.storage_engine.segment.log_scanner import LogScanner, ScannedBatches
 from kafkalog.storage_engine.segment.offset_chain import OffsetChain
 
 __all__ = ["LogCheck", "SegmentCheck"]
@@ -45,38 +45,26 @@ class LogCheck:
     """Receives the bytes of `.log` files read since its last call."""
 
 
+@dataclass(slots=True, kw_only=True)
 class SegmentCheck:
-    """Check one segment whose `.log` is open as `fd`, up to byte `limit`.
+    """Check one segment."""
 
-    `end_offset` is the base of the next segment, and `following` is that or the log's end. `chain`
-    holds the listed gaps, None if there is no list. If `is_active`, index entries beyond the end
-    are ignored. If `may_be_torn`, bytes after the last batch are no damage: a broker runs or was
-    killed.
-    """
-
-    def __init__(
-        self,
-        fd: int,
-        path: Path,
-        base_offset: int,
-        *,
-        limit: int,
-        end_offset: int,
-        following: int,
-        chain: OffsetChain | None,
-        is_active: bool,
-        may_be_torn: bool,
-    ) -> None:
-        self.path = path
-        self.base_offset = base_offset
-        self._end_offset = end_offset
-        self._following = following
-        self._chain = chain
-        self._is_active = is_active
-        self._may_be_torn = may_be_torn
-        self._scan = LogScanner(fd, path, INSPECT, limit=limit, next_offset=base_offset)
-        self._is_ordered = True
-        self._is_epoch_wrong = False
+    scan: LogScanner
+    """Scans its `.log` with the policy INSPECT."""
+    path: Path
+    base_offset: int
+    end_offset: int
+    """The base of the next segment."""
+    following: int
+    """That, or the log's end."""
+    chain: OffsetChain | None
+    """The listed gaps; None if there is no list."""
+    is_active: bool
+    """Whether to ignore index entries beyond the end."""
+    may_be_torn: bool
+    """Whether bytes after the last batch are no damage: a broker runs or was killed."""
+    _is_ordered: bool = True
+    _is_epoch_wrong: bool = False
 
     def findings(
         self, index: OffsetIndexCheck, times: TimeIndexCheck, log: LogCheck
@@ -85,7 +73,9 @@ class SegmentCheck:
         previous = max(log.last_offset, self.base_offset - 1)
         done = 0
         has_times = False
-        for chunk in self._scan:
+        yield from index.in_order()
+        yield from times.in_order()
+        for chunk in self.scan:
             table = chunk.table
             yield from self._headers(chunk, previous)
             previous = max(previous, int(table.last_offsets.max()))
@@ -93,35 +83,35 @@ class SegmentCheck:
             if self._is_ordered:
                 yield from self._without_damaged_lists(self._breaks(chunk))
                 positions = table.positions + chunk.file_position
-                yield from index.compare(positions, table.last_offsets, self._scan.position)
+                yield from index.compare(positions, table.last_offsets, self.scan.position)
                 yield from times.compare(table.last_offsets, table.max_timestamps)
             has_times = has_times or bool((table.max_timestamps >= 0).any())
             yield from log.transactions.follow(chunk)
             yield from self._epochs(chunk, log)
             if log.deep:
                 yield from _records(chunk)
-            log.progress(self._scan.position - done)
-            done = self._scan.position
-        self._scan.look_at_tail()
-        log.last_offset = max(log.last_offset, previous if self._scan.position else log.last_offset)
-        log.end_position = self._scan.position
+            log.progress(self.scan.position - done)
+            done = self.scan.position
+        self.scan.look_at_tail()
+        log.last_offset = max(log.last_offset, previous if self.scan.position else log.last_offset)
+        log.end_position = self.scan.position
         yield from self._end()
-        log.progress(self._scan.limit - done)
-        if self._is_ordered and self._scan.fault is None:
+        log.progress(self.scan.limit - done)
+        if self._is_ordered and self.scan.fault is None:
             yield from self._without_damaged_lists(self._chain_end())
-            yield from index.finish(self._scan.position, is_active=self._is_active)
-            yield from times.finish(previous + 1, is_active=self._is_active)
+            yield from index.finish(self.scan.position, is_active=self.is_active)
+            yield from times.finish(previous + 1, is_active=self.is_active)
         yield from log.transactions.finish(previous + 1)
-        if index.is_missing and self._scan.position:
+        if index.is_missing and self.scan.position:
             yield Finding(index.path, 0, "the segment's offset index", "no file", is_damage=False)
         if times.is_missing and has_times:
             yield Finding(times.path, 0, "the segment's time index", "no file", is_damage=False)
 
     def _end(self) -> Iterator[Finding]:
-        scan = self._scan
+        scan = self.scan
         if scan.fault is None:
             return
-        is_expected = self._may_be_torn and scan.is_torn
+        is_expected = self.may_be_torn and scan.is_torn
         left = scan.limit - scan.position
         found = str(scan.fault.found)
         if not is_expected:
@@ -135,13 +125,13 @@ class SegmentCheck:
             yield Finding(self.path, chunk.position_of(batch), expected, "another one")
         bases, lasts = table.base_offsets, table.last_offsets
         before = np.maximum.accumulate(np.append(previous, lasts[:-1]))
-        wrong = (bases <= before) | (lasts < bases) | (lasts >= self._end_offset)
+        wrong = (bases <= before) | (lasts < bases) | (lasts >= self.end_offset)
         wrong |= lasts - self.base_offset > layout.INT32_MAX
         for batch in np.flatnonzero(wrong).tolist():
             self._is_ordered = False
             expected = f"offsets above {before[batch]}"
-            if self._end_offset < layout.INT64_MAX:
-                expected += f" and below {self._end_offset}"
+            if self.end_offset < layout.INT64_MAX:
+                expected += f" and below {self.end_offset}"
             found = f"a batch of the offsets {bases[batch]} to {lasts[batch]}"
             yield Finding(self.path, chunk.position_of(batch), expected, found)
         is_batch = valid & (table.magics == layout.MAGIC)
@@ -160,11 +150,11 @@ class SegmentCheck:
         try:
             yield from findings
         except CorruptLogError:
-            self._chain = None
+            self.chain = None
 
     def _breaks(self, chunk: ScannedBatches) -> Iterator[Finding]:
         """Report gaps that are not listed, and listed gaps that do not exist."""
-        table, chain, start = chunk.table, self._chain, 0
+        table, chain, start = chunk.table, self.chain, 0
         while chain is not None and start < len(table):
             bases, lasts = table.base_offsets[start:], table.last_offsets[start:]
             found = chain.first_break(bases, lasts)
@@ -187,16 +177,16 @@ class SegmentCheck:
                 chain.next_offset = int(lasts[-1]) + 1
 
     def _chain_end(self) -> Iterator[Finding]:
-        chain = self._chain
-        if chain is None or chain.next_offset is None or chain.ends_at(self._following):
+        chain = self.chain
+        if chain is None or chain.next_offset is None or chain.ends_at(self.following):
             return
         wanted = chain.expected_after(chain.next_offset)
-        found = f"the segment's end, and what follows begins at offset {self._following}"
+        found = f"the segment's end, and what follows begins at offset {self.following}"
         if chain.sizes:
             sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
             found = f"the end of a file that had {sizes} bytes, as {layout.GAPS} says"
         expected = f"a batch from offset {wanted} on, or a gap that is listed"
-        yield Finding(self.path, self._scan.position, expected, found)
+        yield Finding(self.path, self.scan.position, expected, found)
 
     def _epochs(self, chunk: ScannedBatches, log: LogCheck) -> Iterator[Finding]:
         """Compare the leader epochs with the checkpoint's, up to the first difference.

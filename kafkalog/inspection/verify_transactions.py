@@ -17,6 +17,8 @@ import numpy as np
 from kafkalog.errors import CorruptBatchError
 from kafkalog.inspection.finding import Finding
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.format.control_record import read_control_record
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 
@@ -105,7 +107,6 @@ class TransactionCheck:
         if not len(rows):
             return
         is_control = (table.attributes[rows] & layout.CONTROL_BIT) != 0
-        types = _types(chunk, rows[is_control & (table.counts[rows] > 0)])
         columns = (table.producer_ids, table.base_offsets, table.last_offsets)
         fields = zip(
             rows.tolist(), is_control.tolist(), *(c[rows].tolist() for c in columns), strict=True
@@ -115,10 +116,10 @@ class TransactionCheck:
                 self.open.setdefault(producer_id, base_offset)
                 continue
             entry = self._entries.pop(last_offset, None)
-            if row not in types:
+            if table.counts[row] <= 0:
                 continue  # an empty control batch ends no transaction
             first = self.open.pop(producer_id, None)
-            yield from self._end(types[row], producer_id, first, last_offset, entry)
+            yield from self._end(_type(chunk, row), producer_id, first, last_offset, entry)
 
     def _end(
         self, kind: int, producer_id: int, first: int | None, last: int, entry: _Entry | None
@@ -149,23 +150,11 @@ class TransactionCheck:
         yield from (found for found in self._dead or () if found.position <= self._confirmed)
 
 
-def _types(
-    chunk: ScannedBatches, selection: np.ndarray[tuple[int], np.dtype[np.intp]]
-) -> dict[int, int]:
-    types = dict.fromkeys(selection.tolist(), _UNKNOWN)
-    size = layout.CONTROL_KEY.size
+def _type(chunk: ScannedBatches, batch: int) -> int:
+    """Return the type of a control batch's record; `_UNKNOWN` for a malformed one."""
+    position = int(chunk.table.positions[batch])
     try:
-        for records in chunk.records(selection):
-            keys = zip(
-                records.batch_index.tolist(),
-                records.key_positions.tolist(),
-                records.key_sizes.tolist(),
-                strict=True,
-            )
-            arena = records.arena.data
-            for row, position, key_size in keys:
-                if key_size >= size:
-                    _, types[row] = layout.CONTROL_KEY.unpack_from(arena, position)
+        record = read_control_record(chunk.buffer, position, parse_header(chunk.buffer, position))
     except CorruptBatchError:
-        pass  # the check that decodes records reports it
-    return types
+        return _UNKNOWN  # the check that decodes records reports it
+    return _UNKNOWN if record is None else record.type

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kafkalog.cleaner.dedup.latest_records import build_offset_map
-from kafkalog.cleaner.dedup.offset_map import WHOLE, Int64s, OffsetMap
+from kafkalog.cleaner.dedup.offset_map import Int64s, OffsetMap, Part, parts_that_fit
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.storage_engine.format import layout
 
@@ -50,21 +50,20 @@ def census(
     start, end = snapshot.state.log_start_offset, snapshot.state.last_stable_offset
     bases = np.array([segment.base_offset for segment in snapshot.segments], dtype=np.int64)
     offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
-    found, parts = _Sums(bases), [WHOLE]
-    while parts:
-        tombstones = np.zeros(len(bases), dtype=np.int64)
-        on_records = _counting(tombstones, bases, start, end)
-        reached = build_offset_map(
-            snapshot, start, end, offset_map, is_mapped=mapped_batches(snapshot), part=parts[0],
-            check_abort=check_abort, on_records=on_records,
-        )  # fmt: skip
-        if reached < end:
-            # Parts are of equal weight, so the others would not fit either: split them all.
-            parts = [half for whole in parts for half in whole.halves()]
-        else:
-            parts.pop(0)
-            found.add_latest(snapshot, start, end, offset_map.take_offsets())
+    found = _Sums(bases)
+    tombstones = np.zeros(len(bases), dtype=np.int64)
+
+    def put(part: Part, left: int) -> bool:
+        tombstones[:] = 0
         offset_map.clear()
+        known_to = build_offset_map(
+            snapshot, start, end, offset_map, is_mapped=mapped_batches(snapshot), part=part,
+            check_abort=check_abort, on_records=_counting(tombstones, bases, start, end),
+        )  # fmt: skip
+        return known_to == end
+
+    for _ in parts_that_fit(put):
+        found.add_latest(snapshot, start, end, offset_map.take_offsets())
     return found.told(tombstones)
 
 

@@ -4,17 +4,13 @@ cimport cython
 from kafkalog.cleaner.dedup cimport codes
 from kafkalog.storage_engine.format cimport ops
 from kafkalog.storage_engine.format.ops cimport (
-    flags_in, flags_out, four, four_words, i32s, i64, i64s, i64s_out, pair, rows_in, rows_out,
-    triple, u8s, u8s_out, u64, u64s,
+    flags_in, flags_out, four, four_words, i32s, i64, i64s, i64s_out, rows_in, rows_out, triple,
+    u8s, u8s_out, u64, u64s,
 )
 
 cdef inline four_words _round(u64 v0, u64 v1, u64 v2, u64 v3) noexcept nogil
 @cython.locals(k0=u64, k1=u64, v0=u64, v1=u64, v2=u64, v3=u64, word=u64, byte=u64, size=i64, position=i64)
 cpdef i64 hash_keys(u8s arena, i64s positions, i64s sizes, u64s secret, rows_out hashes) noexcept nogil
-@cython.locals(i=i64, is_alike=cython.bint)
-cpdef i64 find_key(
-    u8s arena, i64s positions, i64s sizes, i64s offsets, u8s key, i64 start, i64 end
-) noexcept nogil
 cdef inline u64 _home(rows_out slots, u64 high) noexcept nogil
 @cython.locals(slot=u64, count=u64)
 cdef inline i64 _find(rows_out slots, u64 high, u64 low) noexcept nogil
@@ -40,14 +36,3 @@ cpdef i64 keep_records(
     flags_in is_control, flags_in is_expired, i64 latest_offset, flags_out keep, i64s_out kept,
     i64s_out tombstones,
 ) noexcept nogil
-cpdef i64 compact_slots(rows_out slots) noexcept nogil
-@cython.locals(home=i64)
-cpdef void group_rows(rows_out rows, i64s_out starts, i64s_out heads) noexcept nogil
-@cython.locals(high=u64, loser=u64, slot=i64)
-cpdef pair put_rows(
-    rows_out slots, rows_in rows, i64 first, i64 size, i64 capacity, u8s_out bits, i64 bits_start
-) noexcept nogil
-@cython.locals(slot=i64)
-cpdef i64 probe_rows(rows_out slots, rows_in rows, i64s_out out) noexcept nogil
-cpdef pair drain_offsets(rows_out slots, i64 first, i64s_out out) noexcept nogil
-cpdef i64 mark_present(i64s offsets, i64s window, i64 first, flags_out flags) noexcept nogil

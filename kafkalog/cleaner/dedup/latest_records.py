@@ -13,9 +13,9 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.obsolete_offsets import ObsoleteOffsets
 from kafkalog.cleaner.dedup.offset_map import WHOLE, Int64s, OffsetMap, Part
 from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
-from kafkalog.cleaner.dedup.spill.spilled import Spill
+from kafkalog.cleaner.dedup.spill.spilled import Spill, Spilled
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.records.records import RecordTable
-    from kafkalog.storage_engine.records.tables import BatchTable
 
 __all__ = ["IsMapped", "LatestRecords", "build_offset_map", "find_latest_records"]
 
@@ -49,24 +48,8 @@ _ROW_BYTES = 24 + 8
 """Bytes of a spilled key: its row, and its offset in a list."""
 
 
-class LatestRecords(Protocol):
-    """The result of the first pass."""
-
-    latest_offset: int
-    """The latest record of every key is known up to here; nothing is known beyond."""
-
-    @property
-    def utilization(self) -> float:
-        """Share of the offset map's slots that were taken (rule C8)."""
-
-    def obsolete(self, run: Chunk, records: RecordTable) -> npt.NDArray[np.bool_]:
-        """Return which records (n) with a key have a later record, up to `latest_offset`."""
-
-    def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:
-        """Return which batches (b) are known to be wholly obsolete, without reading keys."""
-
-    def close(self) -> None:
-        """Release memory and temporary files."""
+LatestRecords: TypeAlias = OffsetMap | Spilled
+"""The result of the first pass; `close` it."""
 
 
 def find_latest_records(
@@ -85,7 +68,6 @@ def find_latest_records(
     returns an `IsMapped` for chunks from `start` on. All dirty records whose keys count go to
     `on_records`. The caller holds the partition's cleaner lock and closes the result. Raises
     CorruptBatchError, and StorageError if the disk has no room for the keys.
-
     """
     sweep_spill_files(log.directory)
     deaths = _read_deaths(log.directory)
@@ -98,9 +80,10 @@ def find_latest_records(
         log.first_dirty_offset, log.end, config.dedupe_buffer_size
     )
     if deaths >= _DEATHS_MAX:
-        offset_map.on_close = lambda: _clear_deaths(log.directory)
+        offset_map.on_close = lambda: _set_deaths(log.directory, 0)
     can_spill = config.spill and deaths < _DEATHS_MAX
-    with _Overflow(log, offset_map, deaths, stats, check_abort) as overflow:
+    overflow = _Overflow(log, offset_map, deaths, stats, check_abort)
+    try:
         end = build_offset_map(
             snapshot,
             log.first_dirty_offset,
@@ -111,9 +94,6 @@ def find_latest_records(
             stats=stats,
             check_abort=check_abort,
             on_full=overflow.take_map if can_spill else None,
-            on_uncounted=overflow.take_uncounted
-            if can_spill and offset_map.obsolete_offsets is None
-            else None,
             on_records=on_records,
         )
         spill = overflow.spill
@@ -134,68 +114,45 @@ def find_latest_records(
         latest = spill.resolve(
             log.first_dirty_offset,
             offset_map.capacity / len(offset_map.slots),
-            lambda: _clear_deaths(log.directory),
+            lambda: _set_deaths(log.directory, 0),
         )
         return latest, end
+    except StorageError:
+        raise  # it counts as a death
+    except Exception:
+        _set_deaths(log.directory, deaths)
+        raise
+    finally:
+        if overflow.spill is not None:
+            overflow.spill.close()
 
 
+@dataclass(slots=True)
 class _Overflow:
-    """Creates the spill when the map is full; counts a death until the round ends normally."""
+    """Creates the spill when the map is full, and counts a death until the round has ended."""
 
-    def __init__(
-        self,
-        log: LogToClean,
-        offset_map: OffsetMap,
-        deaths: int,
-        stats: CleanerStats,
-        check_abort: Callable[[], None],
-    ) -> None:
-        self.spill: Spill | None = None
-        self._log = log
-        self._map = offset_map
-        self._deaths = deaths
-        self._stats = stats
-        self._check_abort = check_abort
-        self._read_before = stats.map_bytes_read
-        self._uncounted: list[Int64s] = []
+    log: LogToClean
+    offset_map: OffsetMap
+    deaths: int
+    stats: CleanerStats
+    check_abort: Callable[[], None]
+    spill: Spill | None = None
+    read_before: int = field(init=False)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.spill is not None:
-            self.spill.close()
-        if isinstance(fault, Exception) and not isinstance(fault, StorageError):
-            if self._deaths:
-                _write_deaths(self._log.directory, self._deaths)
-            else:
-                _clear_deaths(self._log.directory)
+    def __post_init__(self) -> None:
+        self.read_before = self.stats.map_bytes_read
 
     def take_map(self, taken: int) -> None:
         """Spill the keys in the map, which include `taken` bytes of the current run."""
         if self.spill is None:
-            _write_deaths(self._log.directory, self._deaths + 1)
-            read = self._stats.map_bytes_read - self._read_before + taken
-            _check_space(self._log, self._map.size, read)
-            self.spill = Spill(self._log.directory, self._map, self._check_abort, self._count)
-            for last_offsets in self._uncounted:
-                self.spill.take_uncounted(last_offsets)
-            self._uncounted.clear()
+            _set_deaths(self.log.directory, self.deaths + 1)
+            read = self.stats.map_bytes_read - self.read_before + taken
+            _check_space(self.log, self.offset_map.size, read)
+            self.spill = Spill(self.log.directory, self.offset_map, self.check_abort, self._count)
         self.spill.take_map()
 
-    def take_uncounted(self, last_offsets: Int64s) -> None:
-        if self.spill is None:
-            self._uncounted.append(last_offsets)
-        else:
-            self.spill.take_uncounted(last_offsets)
-
     def _count(self, size: int) -> None:
-        self._stats.spill_bytes_moved += size
+        self.stats.spill_bytes_moved += size
 
 
 def build_offset_map(
@@ -211,21 +168,18 @@ def build_offset_map(
     stats: CleanerStats | None = None,
     check_abort: Callable[[], None] | None = None,
     on_full: Callable[[int], None] | None = None,
-    on_uncounted: Callable[[Int64s], None] | None = None,
     on_records: Callable[[RecordTable], None] | None = None,
 ) -> int:
     """Put the latest offset of every key in [start, end) into the map, until it is full.
 
     Returns the end of the known range: `end`, or the offset after the last record that was put (C9
     to C21). If the map is full, `on_full` makes room; it receives how many bytes of the current run
-    are done. Only keys in `keys`, if given, are put. The callback `on_uncounted` receives the last
-    offsets of data batches that `is_mapped` leaves out, and `on_records` the records of the others.
-    Between runs `check_abort` may raise. Raises CorruptBatchError.
+    are done. Only keys in `keys`, if given, are put. The callback `on_records` receives the records
+    of the batches that `is_mapped` chooses. Between runs `check_abort` may raise. Raises
+    CorruptBatchError.
     """
     for chunk in snapshot.chunks(start, end, chunk_size=chunk_size):
         wanted = is_mapped(chunk)
-        if on_uncounted is not None and not wanted.all():
-            on_uncounted(chunk.table.last_offsets[~wanted & _has_data(chunk)])
         if stats is not None:
             stats.map_records_read += int(chunk.table.counts[~wanted].sum())
         for run, records in chunk.runs(wanted):
@@ -240,15 +194,15 @@ def build_offset_map(
             size, count = int(table.sizes.sum()), len(records.offsets)
             if on_records is not None:
                 on_records(records)
-            stop, _ = offset_map.put(
-                hashes, key_sizes, records.offsets, start=start, end=end, part=part
-            )
-            while stop < count and on_full is not None:
-                on_full(size * stop // count)
-                stop, _ = offset_map.put(
+            stop = 0
+            while True:
+                stop = offset_map.put(
                     hashes, key_sizes, records.offsets,
                     first=stop, start=start, end=end, part=part,
-                )  # fmt: skip
+                )[0]  # fmt: skip
+                if stop == count or on_full is None:
+                    break
+                on_full(size * stop // count)
             if stats is not None:
                 stats.map_bytes_read += size
                 stats.map_records_read += stop
@@ -268,14 +222,6 @@ def _sizes_of(keys: ChosenKeys, records: RecordTable) -> Int64s:
     rows = keys.rows(records)
     sizes[rows] = records.key_sizes[rows]
     return sizes
-
-
-def _has_data(chunk: Chunk) -> npt.NDArray[np.bool_]:
-    table = chunk.table
-    found: npt.NDArray[np.bool_] = (table.counts != 0) & (
-        (table.attributes & layout.CONTROL_BIT) == 0
-    )
-    return found
 
 
 def _take_clean_section(
@@ -329,7 +275,10 @@ def _read_deaths(directory: Path) -> int:
     return deaths if isinstance(deaths, int) else 0
 
 
-def _write_deaths(directory: Path, deaths: int) -> None:
+def _set_deaths(directory: Path, deaths: int) -> None:
+    if not deaths:
+        files.remove(directory / layout.SPILLING)
+        return
     content = json.dumps({"version": _VERSION, "deaths": deaths}).encode() + b"\n"
     try:
         files.write_atomically(
@@ -341,7 +290,3 @@ def _write_deaths(directory: Path, deaths: int) -> None:
             f"{directory / layout.SPILLING}: cannot be written: {fault.strerror}; the log is "
             "unchanged: free space, or raise log.cleaner.dedupe.buffer.size"
         ) from fault
-
-
-def _clear_deaths(directory: Path) -> None:
-    files.remove(directory / layout.SPILLING)

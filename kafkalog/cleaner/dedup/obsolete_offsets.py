@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 
 SHARE: Final = 16
 """The bits may take 1/16 of the budget: of 128 MiB, 8 MiB for 67 million offsets."""
-SIZE_MIN: Final = 1 << 16
+SIZE_MIN: Final = 1 << 20
 """Bytes they may take whatever the budget is."""
 
 

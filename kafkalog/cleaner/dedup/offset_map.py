@@ -21,7 +21,7 @@ from kafkalog.cleaner.dedup import kernels
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from kafkalog.cleaner.dedup.obsolete_offsets import ObsoleteOffsets
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.records import RecordTable
     from kafkalog.storage_engine.records.tables import BatchTable
 
-__all__ = ["SLOT_SIZE", "OffsetMap", "Part"]
+__all__ = ["SLOT_SIZE", "OffsetMap", "Part", "parts_that_fit"]
 
 Int64s = npt.NDArray[np.int64]
 Uint64s = npt.NDArray[np.uint64]
@@ -58,6 +58,19 @@ class Part:
 
 
 WHOLE = Part()
+
+
+def parts_that_fit(put: Callable[[Part, int], bool]) -> Iterator[Part]:
+    """Yield parts that cover the hash space, each after `put` has put all of its keys into a map.
+
+    `put` receives a part, and how many are left; it returns False if they have no room.
+    """
+    parts = [WHOLE]
+    while parts:
+        if put(parts[0], len(parts)):
+            yield parts.pop(0)
+        else:  # parts are of equal weight, so the others would not fit either: split them all
+            parts = [half for whole in parts for half in whole.halves()]
 
 
 class OffsetMap:
@@ -101,12 +114,11 @@ class OffsetMap:
         """Share of the slots that are taken (rule C8)."""
         return self.size / len(self._slots)
 
-    def clear(self) -> None:
+    def clear(self, latest_offset: int = -1) -> None:
         """Forget all keys; the secret stays, so a `Part` keeps its keys."""
-        # Fresh zeros from the operating system: cheaper than touching every page of a sparse table.
-        self._slots = np.zeros(self._slots.shape, dtype=np.uint64)
+        self._slots.fill(0)
         self.size = 0
-        self.latest_offset = -1
+        self.latest_offset = latest_offset
 
     def take_offsets(self) -> Int64s:
         """Return all latest offsets, ascending, in the map's own memory: int64 (size).
@@ -125,11 +137,6 @@ class OffsetMap:
         offsets.sort()
         self.size = 0
         return offsets
-
-    def forget(self) -> None:
-        """Forget all keys, but keep the memory, the secret and `latest_offset`."""
-        self._slots.fill(0)
-        self.size = 0
 
     def close(self) -> None:
         """Release the memory."""
@@ -176,15 +183,15 @@ class OffsetMap:
         """
         stop, self.size, last = kernels.put_offsets(
             self._slots, hashes, key_sizes, offsets, first, start, end,
-            self.capacity, self.size, part.mask, part.prefix, *self.noted,
+            self.capacity, self.size, part.mask, part.prefix, *self._noted,
         )  # fmt: skip
         if last >= 0:
             self.latest_offset = max(self.latest_offset, int(offsets[last]))
         return int(stop), int(last)
 
     @property
-    def noted(self) -> tuple[npt.NDArray[np.uint8], int]:
-        """The bits of `obsolete_offsets`, and the offset of the first bit, for kernels."""
+    def _noted(self) -> tuple[npt.NDArray[np.uint8], int]:
+        """The bits of `obsolete_offsets`, and the offset of the first bit."""
         if self.obsolete_offsets is None:
             return np.empty(0, dtype=np.uint8), 0
         return self.obsolete_offsets.bits, self.obsolete_offsets.start
@@ -204,10 +211,14 @@ class OffsetMap:
         if known is not None and run.table.base_offsets[0] >= known.start:
             return known.contains(records.offsets)
         hashes = self.hash(records, path=run.path, file_position=run.file_position)
-        flags: npt.NDArray[np.bool_] = np.empty(len(records.offsets), dtype=np.bool_)
-        kernels.mark_obsolete(
-            self._slots, hashes, records.key_sizes, records.offsets, self.latest_offset, flags
-        )
+        return self.has_later(hashes, records.key_sizes, records.offsets)
+
+    def has_later(
+        self, hashes: Uint64s, key_sizes: Int64s, offsets: Int64s
+    ) -> npt.NDArray[np.bool_]:
+        """Return for which records (n) with a key the map has a higher offset."""
+        flags: npt.NDArray[np.bool_] = np.empty(len(offsets), dtype=np.bool_)
+        kernels.mark_obsolete(self._slots, hashes, key_sizes, offsets, self.latest_offset, flags)
         return flags
 
     def obsolete_batches(self, table: BatchTable) -> npt.NDArray[np.bool_]:

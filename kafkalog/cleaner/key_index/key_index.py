@@ -39,7 +39,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.segments import header_at
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.records.tables import Integers, RecordTable
+    from kafkalog.storage_engine.records.tables import Bytes, Integers, RecordTable
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
 
 __all__ = ["KeyIndex", "KeyIndexWriter", "key_hashes"]
@@ -57,27 +57,18 @@ _GUESSES: Final = 8
 
 def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
     """Return the top 33 bits of the hashes of valid keys, the other bits zero: uint64 (r)."""
-    hashes: Uint64s = np.empty((len(rows), 2), dtype=np.uint64)
-    kernels.hash_keys(
-        records.arena,
-        records.key_positions[rows],
-        records.key_sizes[rows],
-        np.frombuffer(secret, dtype=np.uint64),
-        hashes,
-    )
+    return _hashes(records.arena, records.key_positions[rows], records.key_sizes[rows], secret)
+
+
+def _hashes(arena: Bytes, positions: Int64s, sizes: Int64s, secret: bytes) -> Uint64s:
+    hashes: Uint64s = np.empty((len(sizes), 2), dtype=np.uint64)
+    kernels.hash_keys(arena, positions, sizes, np.frombuffer(secret, dtype=np.uint64), hashes)
     return hashes[:, 0] & ~np.uint64(_POSITION_MASK)
 
 
 def _key_hash(key: bytes, secret: bytes) -> int:
-    hashes: Uint64s = np.zeros((1, 2), dtype=np.uint64)
-    kernels.hash_keys(
-        np.frombuffer(key, dtype=np.uint8),
-        np.zeros(1, dtype=np.int64),
-        np.full(1, len(key), dtype=np.int64),
-        np.frombuffer(secret, dtype=np.uint64),
-        hashes,
-    )
-    return int(hashes[0, 0]) & ~_POSITION_MASK
+    place, size = np.zeros(1, dtype=np.int64), np.full(1, len(key), dtype=np.int64)
+    return int(_hashes(np.frombuffer(key, dtype=np.uint8), place, size, secret)[0])
 
 
 class KeyIndexWriter:
@@ -280,10 +271,10 @@ class KeyIndex:
     def positions(self, key: bytes) -> list[int] | None:
         """Return the ascending positions of batches that may hold a key; None if damaged."""
         low = _key_hash(key, self.secret)
-        place = self._first_block(low)
+        block = self._first_block(low)
         found: list[int] = []
-        while place is not None and place < self._block_count:
-            entries = self._block(place)
+        while block is not None and block < self._block_count:
+            entries = self._blocks(block, 1)
             if entries is None:
                 return None
             first, stop = np.searchsorted(
@@ -292,8 +283,8 @@ class KeyIndex:
             found += (entries[first:stop] & np.uint64(_POSITION_MASK)).astype(int).tolist()
             if stop < len(entries):
                 break
-            place += 1
-        return None if place is None else sorted(set(found))
+            block += 1
+        return None if block is None else sorted(set(found))
 
     def positions_of(self, hashes: Uint64s) -> Int64s | None:
         """Return the ascending positions of batches that may hold one of many keys.
@@ -303,7 +294,7 @@ class KeyIndex:
         """
         found: list[Uint64s] = [np.empty(0, dtype=np.uint64)]
         for first in range(0, self._block_count, _BLOCKS_AT_ONCE):
-            entries = self._blocks_from(first)
+            entries = self._blocks(first, _BLOCKS_AT_ONCE)
             if entries is None:
                 return None
             low = entries & ~np.uint64(_POSITION_MASK)
@@ -317,9 +308,9 @@ class KeyIndex:
         positions = np.concatenate(found) & np.uint64(_POSITION_MASK)
         return np.unique(positions.astype(np.int64))
 
-    def _blocks_from(self, first: int) -> Uint64s | None:
-        """Return the entries of the next blocks, uint64 ascending; None if one is damaged."""
-        count = min(_BLOCKS_AT_ONCE, self._block_count - first)
+    def _blocks(self, first: int, count: int) -> Uint64s | None:
+        """Return the entries of some blocks, uint64 ascending; None if one is damaged."""
+        count = min(count, self._block_count - first)
         try:
             data = files.read_at(
                 self._fd, count * layout.KEYS_BLOCK, (first + 1) * layout.KEYS_BLOCK
@@ -341,7 +332,7 @@ class KeyIndex:
         guesses = 0
         while first < last:
             place = min(max(guess, first), last - 1)
-            entries = self._block(place)
+            entries = self._blocks(place, 1)
             if entries is None:
                 return None
             if int(entries[-1]) < low:
@@ -356,18 +347,6 @@ class KeyIndex:
             if guesses > _GUESSES:
                 guess = (first + last) // 2
         return first
-
-    def _block(self, place: int) -> Uint64s | None:
-        """Return the entries of a block, uint64 ascending; None if it is damaged."""
-        try:
-            data = files.read_at(self._fd, layout.KEYS_BLOCK, (place + 1) * layout.KEYS_BLOCK)
-        except OSError:
-            return None
-        if not _is_sound(data):
-            return None
-        first = place * layout.KEYS_BLOCK_ENTRIES
-        count = min(layout.KEYS_BLOCK_ENTRIES, self.count - first)
-        return np.frombuffer(data, dtype=_ENTRY, count=count).astype(np.uint64)
 
 
 def _is_sound(data: files.Buffer) -> bool:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
-from kafkalog.cleaner.dedup import kernels
 from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import SegmentsLock
 from kafkalog.storage_engine.reading.partition_snapshot import CHUNK_SIZE
+from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 from kafkalog.storage_engine.records.murmur2 import partition_of
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _partition_number(partition: int) -> int:
 
 
 class PartitionLookup:
-    """Look up keys in a snapshot, opened whole, that stays open; a context manager."""
+    """Look up keys in a snapshot, opened whole, that stays open; `close` it."""
 
     def __init__(self, snapshot: PartitionSnapshot) -> None:
         self.snapshot = snapshot
@@ -178,7 +178,6 @@ class PartitionLookup:
         try:
             if snapshot.state.listed_from == layout.INT64_MAX:
                 return  # a broker's log: it has no index, and the broker ignores our locks
-
             with SegmentsLock(snapshot.directory).shared():
                 for segment in snapshot.whole_segments():
                     index = KeyIndex.open(snapshot.directory, segment)
@@ -187,17 +186,6 @@ class PartitionLookup:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the key indexes."""
@@ -275,19 +263,12 @@ class PartitionLookup:
         is_wanted: npt.NDArray[np.bool_] = (chunk.table.attributes & layout.CONTROL_BIT) == 0
         is_wanted &= ~outcomes.is_aborted(chunk)
         found: Record | None = None
-        needle = np.frombuffer(key, dtype=np.uint8)
+        chosen = ChosenKeys([key])
         for run, records in chunk.runs(is_wanted):
-            row = kernels.find_key(
-                records.arena,
-                records.key_positions,
-                records.key_sizes,
-                records.offsets,
-                needle,
-                start,
-                end,
-            )
-            if row >= 0:
-                found = self._record(run, records, int(row))
+            is_within = (records.offsets >= start) & (records.offsets < end)
+            rows = chosen.rows(records, np.flatnonzero(is_within))
+            if len(rows):
+                found = self._record(run, records, int(rows[-1]))
         return found
 
     def _record(self, run: Chunk, records: RecordTable, row: int) -> Record:

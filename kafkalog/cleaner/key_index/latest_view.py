@@ -7,13 +7,14 @@ count. The records in memory are bounded, however well they were compressed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kafkalog.cleaner.dedup.latest_records import build_offset_map
-from kafkalog.cleaner.dedup.offset_map import WHOLE, Int64s, OffsetMap
+from kafkalog.cleaner.dedup.offset_map import Int64s, OffsetMap, Part, parts_that_fit
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.cleaner.key_index.key_lookup import PartitionLookup
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
@@ -66,7 +67,7 @@ def latest(
     passes = _Passes(span, progress)
     if keys is None:
         return _latest(snapshot, span, budget_bytes, schema, None, passes=passes)
-    with PartitionLookup(snapshot) as lookup:
+    with contextlib.closing(PartitionLookup(snapshot)) as lookup:
         if lookup.is_less_work(len(keys)):
             found = [lookup.latest(key, span[1]) for key in set(keys)]
             offsets = sorted(record.offset for record in found if record is not None)
@@ -111,29 +112,26 @@ def _latest(
 ) -> Iterator[pa.RecordBatch]:
     start, end = span
     offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
-    parts = [WHOLE]
-    while parts:
-        passes.left = 2 * len(parts)
+
+    def put(part: Part, left: int) -> bool:
+        passes.left = 2 * left
+        offset_map.clear()
         known_to = build_offset_map(
             snapshot,
             start,
             end,
             offset_map,
             is_mapped=mapped_batches(snapshot),
-            part=parts[0],
+            part=part,
             keys=keys,
             on_records=passes.tell,
         )
-        if known_to < end:
-            # Parts are of equal weight, so the others would not fit either: split them all.
-            parts = [half for whole in parts for half in whole.halves()]
-        else:
-            parts.pop(0)
-            passes.end_one()
-            yield from _at(snapshot, offset_map.take_offsets(), schema, passes)
-            passes.end_one()
-        if parts:
-            offset_map.clear()
+        return known_to == end
+
+    for _ in parts_that_fit(put):
+        passes.end_one()
+        yield from _at(snapshot, offset_map.take_offsets(), schema, passes)
+        passes.end_one()
 
 
 class _Passes:

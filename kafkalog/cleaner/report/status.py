@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
-__all__ = ["PartitionStatus", "partition_status", "status"]
+__all__ = ["PartitionStatus", "status"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def status(
         known = state.topics[name]
         for partition, _ in known.present():
             try:
-                found.append(partition_status(engine, name, partition, now_ms, plans))
+                found.append(_readable(plans, name, partition))
             except (OSError, KafkaLogError) as fault:
                 if not engine.has_topic(name, known.topic_id):
                     break  # deleted meanwhile
@@ -76,15 +76,10 @@ def status(
     return found
 
 
-def partition_status(
-    engine: Engine, topic: str, partition: int, now_ms: int, plans: Plans | None = None
-) -> PartitionStatus:
-    """Return the status of one partition; raises OSError and KafkaLogError if it cannot be read."""
-    directory = engine.partition_directory(topic, partition)
-    plans = Plans(engine, now_ms) if plans is None else plans
+def _readable(plans: Plans, topic: str, partition: int) -> PartitionStatus:
     log, state = plans.of(topic, partition)
-    mark = read_uncleanable(directory)
-    last = read_last_cleaning(directory)
+    mark = read_uncleanable(log.directory)
+    last = read_last_cleaning(log.directory)
     return PartitionStatus(
         topic=topic,
         partition=partition,
@@ -96,7 +91,7 @@ def partition_status(
         dirty_bytes=log.cleanable_bytes,
         uncleanable_bytes=log.uncleanable_bytes,
         dirty_ratio=log.dirty_ratio,
-        state=_word(log, is_marked=mark is not None, is_paused=is_paused(directory)),
+        state=_word(log, is_marked=mark is not None, is_paused=is_paused(log.directory)),
         reason=None if mark is None else mark.reason,
         last_stable_offset=state.last_stable_offset,
         tombstones_waiting=_tombstones(last, log.first_dirty_offset),

@@ -74,9 +74,7 @@ class BatchWriter:
         self._key_secret = secrets.token_bytes(16) if key_secret is None else key_secret
         self._is_unchanged = self._merges
         self._keys = _Keys()
-        self._outputs = [
-            CleanedSegment(directory, base_offset, config, key_secret=self._key_secret)
-        ]
+        self._outputs = [self._begin(base_offset)]
 
     def add(self, run: Chunk, records: RecordTable, retained: Retained) -> None:
         """Write what stays of a run, except batches that may still be merged.

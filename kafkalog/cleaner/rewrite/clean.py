@@ -21,7 +21,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kafkalog.cleaner.config import CleanerConfig
@@ -34,6 +34,7 @@ from kafkalog.cleaner.rewrite.batch_writer import BatchWriter
 from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
 from kafkalog.cleaner.rewrite.retention_rules import RetentionRules
 from kafkalog.cleaner.rewrite.swap import (
+    LiveFiles,
     RewrittenGroup,
     adjacent_groups,
     drop_replaced_gaps,
@@ -144,10 +145,10 @@ def clean_round(
             stats.buffer_utilization = latest.utilization
             stats.tombstones_kept = 0
             publisher = _Publisher(
-                engine,
-                load_state,
-                load_pins,
-                snapshot,
+                engine=engine,
+                load_state=load_state,
+                load_pins=load_pins,
+                snapshot=snapshot,
                 topic_id=topic_id,
                 end=end,
                 now_ms=now_ms,
@@ -313,42 +314,36 @@ def _transactions(segment: SegmentFiles) -> bytes:
         return b""
 
 
+@dataclass(slots=True, kw_only=True)
 class _Publisher:
     """Swaps a round's segments in, and records the round in the journal before and after."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        load_state: Callable[[], PartitionState],
-        load_pins: Callable[[], LivePins],
-        snapshot: PartitionSnapshot,
-        *,
-        topic_id: str,
-        end: int,
-        now_ms: int,
-        stats: CleanerStats,
-    ) -> None:
-        self._engine = engine
-        self._load_state = load_state
-        self._load_pins = load_pins
-        self._snapshot = snapshot
-        self._topic_id = topic_id
-        self._end = end
-        self._now_ms = now_ms
-        self._stats = stats
-        self._active = ActiveProducers()
-        self._active_at = -1
-        self._live = {(segment.base_offset, segment.size) for segment in snapshot.segments}
-        self._finished: list[RewrittenGroup] = []
-        self._waiting_size = self._waiting_gaps = self._swapped_size = 0
+    engine: Engine
+    load_state: Callable[[], PartitionState]
+    load_pins: Callable[[], LivePins]
+    snapshot: PartitionSnapshot
+    topic_id: str
+    end: int
+    now_ms: int
+    stats: CleanerStats
+    _active: ActiveProducers = field(default_factory=ActiveProducers)
+    _active_at: int = -1
+    _live: LiveFiles = field(init=False)
+    _finished: list[RewrittenGroup] = field(default_factory=list)
+    _waiting_size: int = 0
+    _waiting_gaps: int = 0
+    _swapped_size: int = 0
+
+    def __post_init__(self) -> None:
+        self._live = {(segment.base_offset, segment.size) for segment in self.snapshot.segments}
 
     def active_producers(self) -> ActiveProducers:
         """Return the active producers by the journal's current producer snapshot (C50)."""
-        producer_snapshot = self._load_state().producer_snapshot
+        producer_snapshot = self.load_state().producer_snapshot
         if producer_snapshot != self._active_at:  # the same snapshot says the same
-            with self._engine.transaction():  # else an append may replace it meanwhile
-                state = self._load_state()
-                self._active = active_producers(self._snapshot.directory, state, self._now_ms)
+            with self.engine.transaction():  # else an append may replace it meanwhile
+                state = self.load_state()
+                self._active = active_producers(self.snapshot.directory, state, self.now_ms)
                 self._active_at = state.producer_snapshot
         return self._active
 
@@ -368,7 +363,7 @@ class _Publisher:
         """
         if not self._finished:
             return
-        directory, groups, self._finished = self._snapshot.directory, self._finished, []
+        directory, groups, self._finished = self.snapshot.directory, self._finished, []
         swaps = list(adjacent_groups(groups))
         try:
             files.all_at_once(
@@ -397,31 +392,31 @@ class _Publisher:
             group.discard()
 
     def _swap(self, groups: Sequence[RewrittenGroup]) -> None:
-        snapshot = self._snapshot
+        snapshot = self.snapshot
         with self._changing() as transaction:
             # Under the lock: who pins this record finds the segments as they are after the swap.
             transaction.change_partition(
                 snapshot.topic, snapshot.partition, swapped_at=transaction.state.number + 1
             )
-            transaction.publish(self._now_ms)
-            producer_snapshot = self._load_state().producer_snapshot
+            transaction.publish(self.now_ms)
+            producer_snapshot = self.load_state().producer_snapshot
             replace_segments(snapshot.directory, groups, producer_snapshot=producer_snapshot)
         for group in groups:
             self._live.difference_update(section.key for section in group.source_sections)
             self._live.update(section.key for section in group.sections)
-            self._stats.records_removed += group.records_removed
-            self._stats.bytes_removed += group.bytes_removed
+            self.stats.records_removed += group.records_removed
+            self.stats.bytes_removed += group.bytes_removed
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Transaction]:
         """Hold the locks for replacing files of the partition."""
-        with self._engine.transaction() as transaction:
+        with self.engine.transaction() as transaction:
             if transaction.state.unsynced:
                 # After a power cut the journal must not name an active segment that is swapped.
                 transaction.sync_on_publish()
-                transaction.publish(self._now_ms)
+                transaction.publish(self.now_ms)
             transaction.check_lock()  # which nothing else does where nothing is published
-            with locks.SegmentsLock(self._snapshot.directory).exclusive():
+            with locks.SegmentsLock(self.snapshot.directory).exclusive():
                 yield transaction
 
     def _announce(self) -> None:
@@ -429,46 +424,46 @@ class _Publisher:
 
         A reader pins, then reads the journal, so that one of the two notices the other.
         """
-        snapshot = self._snapshot
-        with self._engine.transaction() as transaction:
-            before = self._load_state()
-            if before.cleaned_to >= self._end:
+        snapshot = self.snapshot
+        with self.engine.transaction() as transaction:
+            before = self.load_state()
+            if before.cleaned_to >= self.end:
                 return
             self._check_pins()
             transaction.change_partition(
-                snapshot.topic, snapshot.partition, cleaning_offset=self._end
+                snapshot.topic, snapshot.partition, cleaning_offset=self.end
             )
-            transaction.publish(self._now_ms)
+            transaction.publish(self.now_ms)
             try:
                 self._check_pins()
             except CleaningAborted:
                 transaction.change_partition(
                     snapshot.topic, snapshot.partition, cleaning_offset=before.cleaning_offset
                 )
-                transaction.publish(self._now_ms)
+                transaction.publish(self.now_ms)
                 raise
 
     def _check_pins(self) -> None:
-        snapshot = self._snapshot
-        pinned = self._load_pins().limit(snapshot.topic, self._topic_id, snapshot.partition)
-        if pinned < self._end:
+        snapshot = self.snapshot
+        pinned = self.load_pins().limit(snapshot.topic, self.topic_id, snapshot.partition)
+        if pinned < self.end:
             raise CleaningAborted(
                 f"{snapshot.topic}-{snapshot.partition}: a reader needs the log as of offset "
-                f"{pinned}, this round would have gone to {self._end}"
+                f"{pinned}, this round would have gone to {self.end}"
             )
 
     def finish(self, earliest_delete_horizon_ms: int | None) -> None:
         """Record in the journal that everything below the round's end is clean."""
-        snapshot = self._snapshot
-        with self._engine.transaction() as transaction:
-            state = self._load_state()
+        snapshot = self.snapshot
+        with self.engine.transaction() as transaction:
+            state = self.load_state()
             # Records that were deleted while the round went on may lie beyond its end.
-            clean_to = max(self._end, state.log_start_offset)
+            clean_to = max(self.end, state.log_start_offset)
             # Before the offset it belongs to: a crash between the two repeats the round.
             write_delete_horizon(snapshot.directory, clean_to, earliest_delete_horizon_ms)
             if state.first_dirty_offset != clean_to:
                 transaction.change_partition(
                     snapshot.topic, snapshot.partition, first_dirty_offset=clean_to
                 )
-                transaction.publish(self._now_ms)
-            write_cleaner_checkpoint(self._engine.root, self._engine.state())
+                transaction.publish(self.now_ms)
+            write_cleaner_checkpoint(self.engine.root, self.engine.state())

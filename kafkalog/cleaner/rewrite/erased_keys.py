@@ -33,7 +33,6 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 BYTES_MIN: Final = 8
 _DISTINCT_MIN: Final = 6
-_ONE_BY_ONE: Final = 16
 _HEAD: Final = np.dtype("<u8")
 _MENTION_MIN: Final = 4
 """Shorter keys occur in any value."""
@@ -151,31 +150,20 @@ class ErasedKeys:
         In our text files (`is_text`), keys of digits alone are ignored, because numbers are digits
         too.
         """
-        is_few = len(self.searched) <= _ONE_BY_ONE
-        for number, position in self._one_by_one(data) if is_few else self._all_at_once(data):
-            if not (is_text and self.keys[number].isdigit()):
-                yield number, position
-
-    def _one_by_one(self, data: bytes) -> Iterator[tuple[int, int]]:
-        for number in self.searched:
-            position = data.find(self.keys[number])
-            if position >= 0:
-                yield number, position
-
-    def _all_at_once(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Find the first bytes of any key, then compare whole keys there."""
         array = np.frombuffer(data, dtype=np.uint8)
         places = self._places_of_heads(array)
         for size in self._lengths[self._lengths >= BYTES_MIN].tolist():
             places = places[places <= len(array) - size]
             numbers = self._at(array, places, np.full(len(places), size, dtype=np.int64))
             for number, first in zip(*np.unique(numbers, return_index=True), strict=True):
-                if number >= 0 and _is_searched(self.keys[number]):
+                key = self.keys[number]
+                if number >= 0 and _is_searched(key) and not (is_text and key.isdigit()):
                     yield int(number), int(places[first])
 
     def _places_of_heads(self, array: Bytes) -> Integers:
+        """Return where the first bytes of a searched key are: int64 (m)."""
         count = len(array) - BYTES_MIN + 1
-        if count < 1:
+        if count < 1 or not self.searched:
             return np.empty(0, dtype=np.int64)
         pairs = (array[:count].astype(np.uint16) << 8) | array[1 : count + 1]
         places = np.flatnonzero(self._begins[pairs])

@@ -56,8 +56,6 @@ class Retained:
     """(b) the batch keeps its header even without records (Kafka: RETAIN_EMPTY)."""
     gets_horizon: Flags
     """(b) the batch gets its first delete horizon."""
-    keyless: int
-    """Records removed because they have no key."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,7 +141,7 @@ class RetentionRules:
         stats.records_kept += int(np.count_nonzero(keep))
         stats.tombstones_kept += int(tombstones.sum())
         stats.keyless_records += int(keyless)
-        return Retained(keep, kept, tombstones, stays_empty, gets_horizon, int(keyless))
+        return Retained(keep, kept, tombstones, stays_empty, gets_horizon)
 
     def _note_horizons(self, known: Int64s, gets_horizon: Flags) -> None:
         """Remember the earliest horizon that lies ahead; a past one would only repeat the round."""

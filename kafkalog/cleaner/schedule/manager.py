@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.presence import may_clean
-from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
+from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner, never, unwatched
 from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.schedule.scheduler import Schedule, choose
 from kafkalog.cleaner.schedule.throttle import Throttler
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CleanerConfig",
     "check_cleanable",
+    "check_compacted",
     "clean",
     "clean_and_retain",
     "clean_filthiest",
@@ -39,14 +40,6 @@ __all__ = [
 ]
 
 _DEFAULT = CleanerConfig()
-
-
-def _never() -> None:
-    pass
-
-
-def _unwatched(_: object) -> None:
-    pass
 
 
 def clean(
@@ -58,8 +51,8 @@ def clean(
     now_ms: int,
     clock: Callable[[], int] | None = None,
     config: CleanerConfig = _DEFAULT,
-    check_abort: Callable[[], None] = _never,
-    progress: Callable[[CleanerStats], None] = _unwatched,
+    check_abort: Callable[[], None] = never,
+    progress: Callable[[CleanerStats], None] = unwatched,
 ) -> list[CleanerStats]:
     """Clean what is due, the filthiest partition first, until nothing is left.
 
@@ -73,11 +66,8 @@ def clean(
     marked uncleanable. Raises InvalidInputError for a topic that is not compacted,
     LockedByBrokerError.
     """
-    if topic is not None and not TopicConfig.parse(engine.describe(topic).config).is_compacted:
-        raise InvalidInputError(
-            f"{topic}: cleanup.policy does not include compact, so there is nothing to clean; "
-            "alter the topic first"
-        )
+    if topic is not None:
+        check_compacted(engine, topic)
     cleaner = PartitionCleaner(
         engine=engine,
         now_ms=now_ms,
@@ -103,7 +93,7 @@ def clean_and_retain(
     force: bool = False,
     now_ms: int | None = None,
     config: CleanerConfig = _DEFAULT,
-    progress: Callable[[CleanerStats], None] = _unwatched,
+    progress: Callable[[CleanerStats], None] = unwatched,
 ) -> list[CleanerStats]:
     """Clean as `clean` does, then apply the retention of the topics cleaned.
 
@@ -135,15 +125,24 @@ def check_cleanable(engine: Engine) -> None:
         )
 
 
+def check_compacted(engine: Engine, topic: str) -> None:
+    """Raise InvalidInputError for a topic that is not compacted."""
+    if not TopicConfig.parse(engine.describe(topic).config).is_compacted:
+        raise InvalidInputError(
+            f"{topic}: cleanup.policy does not include compact, so there is nothing to clean; "
+            "alter the topic first"
+        )
+
+
 def clean_filthiest(
     engine: Engine,
     *,
     now_ms: int,
     config: CleanerConfig = _DEFAULT,
-    check_abort: Callable[[], None] = _never,
+    check_abort: Callable[[], None] = never,
     throttler: Throttler | None = None,
-    watch: Callable[[Schedule], None] = _unwatched,
-    on_aborted: Callable[[CleanerStats], None] = _unwatched,
+    watch: Callable[[Schedule], None] = unwatched,
+    on_aborted: Callable[[CleanerStats], None] = unwatched,
 ) -> CleanerStats | None:
     """Clean one round of the filthiest partition that is due; return None if nothing is due.
 

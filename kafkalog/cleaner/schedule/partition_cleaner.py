@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["PartitionCleaner", "fault_reason"]
+__all__ = ["PartitionCleaner", "fault_reason", "never", "unwatched"]
 
 _log = logging.getLogger(__name__)
 
 
-def _never() -> None:
-    pass
+def never() -> None:
+    """Abort no cleaning."""
 
 
-def _unwatched(_: CleanerStats) -> None:
-    pass
+def unwatched(_: object) -> None:
+    """Ignore what is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +57,13 @@ class PartitionCleaner:
     clock: Callable[[], int] | None = None
     """Returns the time at which a round begins; None for `now_ms`."""
     config: CleanerConfig = field(default_factory=CleanerConfig)
-    check_abort: Callable[[], None] = _never
+    check_abort: Callable[[], None] = never
     """Called with every chunk; an exception ends the cleaning, CleaningAborted without an error."""
-    progress: Callable[[CleanerStats], None] = _unwatched
+    progress: Callable[[CleanerStats], None] = unwatched
     """Receives the figures with every chunk."""
     throttler: Throttler | None = None
     """None for no limit."""
-    on_aborted: Callable[[CleanerStats], None] = _unwatched
+    on_aborted: Callable[[CleanerStats], None] = unwatched
     """Receives the figures of an aborted cleaning."""
     erased: ErasedKeys | None = None
     """Keys whose tombstones wait for no delete horizon."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
-__all__ = ["Plans", "Schedule", "choose", "may_be_cleaned", "plan"]
+__all__ = ["Plans", "Schedule", "choose", "may_be_cleaned"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,12 +60,12 @@ def choose(
         return Schedule([(name, number) for name, _, number in candidates])
     schedule = Schedule()
     ratios: list[tuple[float, str, int]] = []
-    pins = LivePins(engine.root, now_ms)
+    plans = Plans(engine, now_ms)
     for name, known, number in candidates:
         if not may_be_cleaned(engine, name, known, number, now_ms):
             continue
         try:
-            log, _ = plan(engine, name, number, now_ms=now_ms, pins=pins)
+            log, _ = plans.of(name, number)
         except Exception as fault:  # without a plan the cleaning would fail too (C38)
             if engine.has_topic(name, known.topic_id):
                 _log.debug("%s-%d cannot be planned: %s", name, number, fault)
@@ -97,41 +97,6 @@ def may_be_cleaned(engine: Engine, name: str, known: TopicState, number: int, no
     return (mark is None or mark.is_due(known.config, now_ms)) and not is_paused(directory)
 
 
-def plan(
-    engine: Engine, topic: str, partition: int, *, now_ms: int, pins: LivePins | None = None
-) -> tuple[LogToClean, PartitionState]:
-    """Plan from a listing and a state that fit each other; return plan and state.
-
-    Raises StorageError if the active segment has committed bytes and is missing, except in a
-    broker's.
-    """
-    directory = engine.partition_directory(topic, partition)
-    with engine.listing_lock(directory):
-        described = engine.describe(topic)
-        segments = list_segments(directory)
-    config = TopicConfig.parse(described.config)
-    state = described.partitions[partition]
-    is_there = any(one.base_offset == state.active_base for one in segments)
-    if state.active_size and not is_there and not engine.is_brokers:
-        raise StorageError(
-            f"{directory}: the segment of offset {state.active_base} is missing; committed records "
-            "are lost"
-        )
-    pins = LivePins(engine.root, now_ms) if pins is None else pins
-    log = log_to_clean(
-        topic,
-        partition,
-        directory=directory,
-        config=config,
-        state=state,
-        segments=segments,
-        now_ms=now_ms,
-        pinned_offset=pins.limit(topic, described.topic_id, partition),
-        is_awaited=pins.has_changelog,
-    )
-    return log, state
-
-
 class Plans:
     """The plans and pins of a log at one time; each plan is made on first use."""
 
@@ -146,6 +111,36 @@ class Plans:
         """Return plan and state; raises OSError, KafkaLogError if the partition cannot be read."""
         made = self._made.get((topic, partition))
         if made is None:
-            made = plan(self._engine, topic, partition, now_ms=self.now_ms, pins=self.pins)
-            self._made[topic, partition] = made
+            made = self._made[topic, partition] = self._plan(topic, partition)
         return made
+
+    def _plan(self, topic: str, partition: int) -> tuple[LogToClean, PartitionState]:
+        """Plan from a listing and a state that fit each other.
+
+        Raises StorageError if the active segment has committed bytes and is missing, except in a
+        broker's.
+        """
+        engine = self._engine
+        directory = engine.partition_directory(topic, partition)
+        with engine.listing_lock(directory):
+            described = engine.describe(topic)
+            segments = list_segments(directory)
+        state = described.partitions[partition]
+        is_there = any(one.base_offset == state.active_base for one in segments)
+        if state.active_size and not is_there and not engine.is_brokers:
+            raise StorageError(
+                f"{directory}: the segment of offset {state.active_base} is missing; committed "
+                "records are lost"
+            )
+        log = log_to_clean(
+            topic,
+            partition,
+            directory=directory,
+            config=TopicConfig.parse(described.config),
+            state=state,
+            segments=segments,
+            now_ms=self.now_ms,
+            pinned_offset=self.pins.limit(topic, described.topic_id, partition),
+            is_awaited=self.pins.has_changelog,
+        )
+        return log, state

@@ -30,8 +30,6 @@ class Throttler:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self.waited_s = 0.0
-        """Seconds that the threads had to wait in total."""
         self._rate = bytes_per_second
         self._clock = clock
         self._sleep = sleep
@@ -67,7 +65,6 @@ class Throttler:
             if elapsed <= _CHECK_INTERVAL_S or self._observed == 0:
                 return
             nap = max(0.0, self._observed / self._rate - elapsed)
-            self.waited_s += nap
             # A period ends with its wait; bytes counted until then belong to the next period.
             self._resume_at = self._period_start = now + nap
             self._observed = 0.0

@@ -35,7 +35,6 @@ def rewritten(data: bytes, keep: Sequence[bool], horizon: int | None = None) -> 
         tombstones=np.zeros(len(table), dtype=np.int64),
         stays_empty=none,
         gets_horizon=~has_horizon & (kept > 0) & (horizon is not None),
-        keyless=0,
     )
     with tempfile.TemporaryDirectory() as directory:
         writer = BatchWriter(

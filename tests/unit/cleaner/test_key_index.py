@@ -123,10 +123,10 @@ def test_uneven_hashes_are_found_too(tmp_path: Path) -> None:
     for place in (0, 1, 2500, 4998, 4999):
         first = index._first_block(int(hashes[place]))
         assert first is not None
-        block = index._block(first)
+        block = index._blocks(first, 1)
         assert block is not None
         assert int(block[-1]) >= int(hashes[place])
-        before = index._block(first - 1) if first else None
+        before = index._blocks(first - 1, 1) if first else None
         assert before is None or int(before[-1]) < int(hashes[place])
     index.close()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Collection
 from pathlib import Path
@@ -165,13 +166,13 @@ def test_few_keys_are_looked_up_and_many_are_not(tmp_path: Path) -> None:
         log.append("t", [(f"k{n}", bytes(1000)) for n in range(3000)])
         with (
             engine_of(log).snapshot("t", 0, whole=True) as snapshot,
-            PartitionLookup(snapshot) as lookup,
+            contextlib.closing(PartitionLookup(snapshot)) as lookup,
         ):
             assert not lookup.is_less_work(1)
         log.clean("t", force=True)
         with (
             engine_of(log).snapshot("t", 0, whole=True) as snapshot,
-            PartitionLookup(snapshot) as lookup,
+            contextlib.closing(PartitionLookup(snapshot)) as lookup,
         ):
             assert lookup.is_less_work(5)
             assert not lookup.is_less_work(50)

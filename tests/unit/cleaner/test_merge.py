@@ -69,7 +69,6 @@ def decided(
         ).astype(np.int64),
         stays_empty=np.array([fate.stays_empty for fate in fates]),
         gets_horizon=np.array([fate.gets_horizon for fate in fates]),
-        keyless=0,
     )
 
 

@@ -74,7 +74,7 @@ def test_the_rows_of_a_bucket_come_run_by_run(tmp_path: Path) -> None:
     for rows in added:
         runs.add(rows.copy())
     everything = np.concatenate(added)
-    buckets = everything[:, 0] >> np.uint64(56)
+    buckets = everything[:, 1] >> np.uint64(56)
     assert runs.counts.tolist() == np.bincount(buckets.astype(int), minlength=BUCKETS).tolist()
     assert runs.size == everything.nbytes
     for first, last in ((0, 1), (3, 200), (255, 256), (0, 256), (9, 9)):
@@ -129,16 +129,16 @@ def test_windows_of_an_offset_list_are_small_and_it_is_right_all_the_same(tmp_pa
 
 
 def random_hashes(rng: np.random.Generator, count: int, crowded_bits: int) -> Uint64s:
-    """Hashes that agree in so many top bits: as bad as a budget too small for its keys."""
+    """Hashes that agree in so many bits of their bucket: far more keys than the map holds."""
     hashes = rng.integers(0, 2**64, (count, 2), dtype=np.uint64)
     if crowded_bits:
-        hashes[:, 0] >>= np.uint64(crowded_bits)
+        hashes[:, 1] >>= np.uint64(crowded_bits)
     return hashes
 
 
-@pytest.mark.parametrize("crowded_bits", [0, 8, 20, 63])
+@pytest.mark.parametrize("crowded_bits", [0, 8, 20, 40])
 @pytest.mark.parametrize("slots", [3, 40, 5_000])
-def test_dirty_and_clean_keys_are_resolved_at_every_depth(
+def test_dirty_and_clean_keys_are_resolved_however_many_share_a_bucket(
     tmp_path: Path, crowded_bits: int, slots: int
 ) -> None:
     rng = np.random.default_rng(slots + crowded_bits)
@@ -158,11 +158,11 @@ def test_dirty_and_clean_keys_are_resolved_at_every_depth(
     assert spill.key_bytes > 0
     spilled = spill.resolve(300, 0.9, lambda: None)
     spill.close()
-    assert names(tmp_path) == ["kl-spill-kept", "kl-spill-obsolete", "kl-spill-uncounted"]
+    assert names(tmp_path) == ["kl-spill-kept", "kl-spill-obsolete"]
     latest = {int(key): int(offset) for key, offset in zip(dirty, offsets, strict=True)}
     kept = set(latest.values())
-    assert spilled._kept.contains(offsets).tolist() == [o in kept for o in offsets.tolist()]
-    assert spilled._obsolete.contains(np.arange(300)).tolist() == [
+    assert spilled.kept.contains(offsets).tolist() == [o in kept for o in offsets.tolist()]
+    assert spilled.obsolete_clean.contains(np.arange(300)).tolist() == [
         key in latest for key in clean.tolist()
     ]
     spilled.close()
@@ -178,6 +178,6 @@ def test_a_spill_that_is_given_up_leaves_no_file(tmp_path: Path) -> None:
         np.arange(10, dtype=np.int64),
     )
     spill.take_map()
-    assert len(names(tmp_path)) == 5
+    assert len(names(tmp_path)) == 4
     spill.close()
     assert names(tmp_path) == []

@@ -218,7 +218,7 @@ def test_a_hash_in_common_is_no_key_in_common(
         everywhere = KeyIndex.positions_of
 
         def all_of_them(self: KeyIndex, hashes: object) -> object:
-            first = self._blocks_from(0)
+            first = self._blocks(0, 256)
             assert first is not None
             return everywhere(self, np.unique(first & ~np.uint64((1 << 31) - 1)))
 

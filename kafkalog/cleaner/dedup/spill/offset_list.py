@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.cleaner.dedup import kernels
 from kafkalog.cleaner.dedup.offset_map import Int64s
 from kafkalog.cleaner.dedup.spill.spill_file import SpillFile
 
@@ -82,13 +81,17 @@ class OffsetList:
                 run.next, run.window, run.place = run.first, _NONE, 0
         self._asked = int(offsets[-1])
         for run in self._runs:
-            self._mark(run, np.ascontiguousarray(offsets), flags)
+            self._mark(run, offsets, flags)
         return flags
 
     def _mark(self, run: _Run, offsets: Int64s, flags: npt.NDArray[np.bool_]) -> None:
-        mark_present = kernels.mark_present
+        """Set the flags of the ascending offsets that are in a run, from its place on."""
         while True:
-            run.place = int(mark_present(offsets, run.window, run.place, flags))
+            stop = int(run.window.searchsorted(offsets[-1], side="right"))
+            wanted = run.window[run.place : stop]
+            places = offsets.searchsorted(wanted)
+            flags[places[offsets[places] == wanted]] = True
+            run.place = max(run.place, stop)
             if run.place < len(run.window) or run.next == run.last:
                 return
             count = min(self._window, run.last - run.next)

@@ -28,7 +28,7 @@ class Record:
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: Headers = field(default_factory=list)
+    headers: Headers = field(default_factory=list, hash=False)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWr
 from tests.acceptance.log_contents import damage, latest_records, records
 from tests.acceptance.mounts import disk
 from tests.acceptance.users import as_nobody, umask
-from tests.unit.storage_engine.log_builder import Batch, Record
+from tests.builders.batch_builder import at_times
 
 SOURCES = Path(kafkalog.__file__).parent
 CONFIG = {"segment.bytes": "2000", "cleanup.policy": "compact,delete"}
@@ -96,8 +96,7 @@ def test_files_are_the_owners_to_write_and_the_umask_is_kept(
         check_modes(root, mask)
         engine_of(log).commit([message])
         end = log.offsets("t")[0][1]
-        record = Record(end, b"k", b"v", clock.now_ms())
-        log.append_raw("t", 0, Batch(end, end, [record], producer_id=7).data())
+        log.append_raw("t", 0, at_times(end, [clock.now_ms()], 7).data)
         action = pins.Action("application", "action")
         assert pins.pin(root, action, engine_of(log).state, clock.now_ms()) is not None
         log.clean("t", force=True)

@@ -41,7 +41,7 @@ def append(path: Path, seconds: float, seed: int) -> dict[str, Any]:
 
 def take(log: KafkaLog, step: Commit | Raw) -> None:
     if isinstance(step, Raw):
-        log.append_raw(TOPIC, step.partition, step.batch.data())
+        log.append_raw(TOPIC, step.partition, step.batch.data)
     else:
         log.append(TOPIC, step.records)
 

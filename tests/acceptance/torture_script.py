@@ -8,20 +8,17 @@ whoever knows the seed knows what every offset must hold, and who must never see
 from __future__ import annotations
 
 import random
-import struct
 from dataclasses import dataclass, field
 
 from aiokafka.partitioner import murmur2
 
-from tests.unit.cleaner.naive import Batch
-from tests.unit.cleaner.naive import Record as BatchRecord
+from tests.builders.batch_builder import ABORT, COMMIT, BatchBuilder, BuiltBatch, marker
 
 TOPIC = "torture"
 PARTITIONS = 3
 KEYS = 300
 TOMBSTONES = 0.15
 PRODUCERS = 3
-TRANSACTIONAL, CONTROL = 0x10, 0x20
 WRONG = b"WRONG"
 
 Record = tuple[bytes, bytes | None]
@@ -39,7 +36,7 @@ class Raw:
     """A batch for `append_raw`."""
 
     partition: int
-    batch: Batch
+    batch: BuiltBatch
 
 
 @dataclass
@@ -126,20 +123,21 @@ class Script:
         partition.sequences[producer] = sequence + len(records)
         partition.visible += [None if is_aborted else record for record in records]
         partition.settle()
-        rows = tuple(BatchRecord(base + i, *record, 1_000) for i, record in enumerate(records))
-        last = base + len(records) - 1
-        batch = Batch(
-            base, last, rows, producer=producer, sequence=sequence, attributes=TRANSACTIONAL
+        batch = BatchBuilder(
+            base_offset=base,
+            transactional=True,
+            producer=(producer, 0, sequence),
+            leader_epoch=0,
         )
-        return Raw(number, batch)
+        for record in records:
+            batch.add(*record, timestamp=1_000)
+        return Raw(number, batch.build())
 
     def _end(self, number: int, producer: int) -> Raw:
         partition = self.partitions[number]
         _, is_aborted = partition.open.pop(producer)
         offset = partition.end
-        key, value = struct.pack(">hh", 0, 0 if is_aborted else 1), struct.pack(">hi", 0, 0)
         partition.visible.append(None)
         partition.settle()
-        rows = (BatchRecord(offset, key, value, 1_000),)
-        attributes = TRANSACTIONAL | CONTROL
-        return Raw(number, Batch(offset, offset, rows, producer=producer, attributes=attributes))
+        kind = ABORT if is_aborted else COMMIT
+        return Raw(number, marker(offset, kind, producer, timestamp=1_000))

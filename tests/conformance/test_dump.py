@@ -5,25 +5,24 @@ from __future__ import annotations
 import contextlib
 import io
 import random
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 
 import kafkalog
 from kafkalog.cli import run
 from kafkalog.storage_engine.engine import engine_of
+from tests.builders.batch_builder import ABORT, COMMIT, GZIP, SNAPPY, BatchBuilder, Record, marker
+from tests.builders.message_builder import message, wrapper
+from tests.builders.segment_files import aborted_entry, name, producer_snapshot, write_segment
 from tests.conformance.kafka import dump_log_segments
 from tests.conformance.our_log import CODECS, NOW_MS, rows
-from tests.unit.storage_engine import naive, naive_messages
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
 _SMALL = {"segment.bytes": "6000", "index.interval.bytes": "300"}
 HISTORY = "history"
-_MARKERS = {"ABORT": 0, "COMMIT": 1}
 
 
 def our_lines(paths: Sequence[Path], *options: str) -> list[str]:
@@ -68,44 +67,42 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_transactions(directory: Path) -> None:
     """Data of two producers, their markers, the aborted one's entry, and a producer snapshot."""
-    log = b""
+    batches = []
     for base, producer, sequence in ((0, 7, 0), (2, 8, 2**31 - 1)):
-        records = [
-            naive.Record(base, NOW_MS, b"key", b"value", [(b"h", b"x"), (b"g", None)]),
-            naive.Record(base + 1, NOW_MS + 5, None, None),
-        ]
-        log += naive.batch(
-            records,
-            base_offset=base,
-            attributes=0x10,
-            producer=(producer, 3, sequence),
-            leader_epoch=4,
+        data = BatchBuilder(
+            base_offset=base, transactional=True, producer=(producer, 3, sequence), leader_epoch=4
         )
-    for offset, producer, kind in ((4, 7, "ABORT"), (5, 8, "COMMIT")):
-        key, value = struct.pack(">hh", 0, _MARKERS[kind]), struct.pack(">hi", 0, 9)
-        log += naive.batch(
-            [naive.Record(offset, NOW_MS + 9, key, value)],
-            base_offset=offset,
-            attributes=0x30,
-            producer=(producer, 3, -1),
-            leader_epoch=4,
+        data.add(b"key", b"value", timestamp=NOW_MS, headers=[(b"h", b"x"), (b"g", None)])
+        batches.append(data.add(None, None, timestamp=NOW_MS + 5).build())
+    for offset, producer, kind in ((4, 7, ABORT), (5, 8, COMMIT)):
+        batches.append(
+            marker(
+                offset,
+                kind,
+                producer,
+                timestamp=NOW_MS + 9,
+                epoch=3,
+                coordinator_epoch=9,
+                leader_epoch=4,
+            )
         )
-    (directory / f"{0:020d}.log").write_bytes(log)
-    (directory / f"{0:020d}.txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 0, 4, 2))
-    entries = struct.pack(">qhiqiqiq", 7, 3, 1, 1, 1, NOW_MS, 9, -1)
-    entries += struct.pack(">qhiqiqiq", 8, 3, 0, 3, 1, NOW_MS, -1, 2)
-    entries += struct.pack(">qhiqiqiq", 9, 0, -1, -1, 0, NOW_MS, -1, -1)
-    checked = struct.pack(">i", 3) + entries
-    (directory / f"{6:020d}.snapshot").write_bytes(struct.pack(">hI", 1, crc32c(checked)) + checked)
+    write_segment(directory, 0, batches, indexes=False)
+    (directory / name(0, ".txnindex")).write_bytes(aborted_entry(7, 0, 4, 2))
+    entries = [
+        (7, 3, 1, 1, 1, NOW_MS, 9, -1),
+        (8, 3, 0, 3, 1, NOW_MS, -1, 2),
+        (9, 0, -1, -1, 0, NOW_MS, -1, -1),
+    ]
+    (directory / name(6, ".snapshot")).write_bytes(producer_snapshot(entries))
 
 
 def messages(magic: int) -> bytes:
-    data = naive_messages.message(magic, 0, b"k", b"v", timestamp=NOW_MS)
-    data += naive_messages.message(magic, 1, None, None, timestamp=NOW_MS + 1)
-    inner = [naive_messages.Message(n, NOW_MS + n, b"k", b"%d" % n) for n in range(2, 5)]
-    data += naive_messages.wrapper(magic, naive_messages.GZIP, inner)
-    inner = [naive_messages.Message(n, NOW_MS + n, None, b"%d" % n) for n in range(5, 7)]
-    return data + naive_messages.wrapper(magic, naive_messages.SNAPPY, inner)
+    data = message(magic, 0, b"k", b"v", timestamp=NOW_MS)
+    data += message(magic, 1, None, None, timestamp=NOW_MS + 1)
+    inner = [Record(n, NOW_MS + n, b"k", b"%d" % n) for n in range(2, 5)]
+    data += wrapper(magic, GZIP, inner)
+    inner = [Record(n, NOW_MS + n, None, b"%d" % n) for n in range(5, 7)]
+    return data + wrapper(magic, SNAPPY, inner)
 
 
 def files_of(root: Path) -> list[Path]:

@@ -11,13 +11,9 @@ import random
 import struct
 from dataclasses import dataclass, field
 
-import crc32c
+from tests.builders.batch_builder import NO_PRODUCER, NONE, Record, batch_data, marker
 
-from kafkalog.storage_engine.format.compression import compress
-from tests.unit.storage_engine import naive
-
-CREATE_TIME, LOG_APPEND_TIME = 0x00, 0x08
-TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x10, 0x20, 0x40
+TRANSACTIONAL, DELETE_HORIZON = 0x10, 0x40
 ABORT, COMMIT, LEADER_CHANGE = 0, 1, 2
 
 
@@ -154,7 +150,7 @@ class Writers:
 
     def _sealed(
         self,
-        records: list[naive.Record],
+        records: list[Record],
         attributes: int,
         codec: int,
         room: int,
@@ -162,28 +158,22 @@ class Writers:
         base_timestamp: int | None,
         now_ms: int,
     ) -> bytes:
-        first = records[0].timestamp if records and base_timestamp is None else -1
-        section = naive.section(
-            records, self.end, first if base_timestamp is None else base_timestamp
-        )
-        if not records:
-            codec = 0
-        of_producer = (-1, -1, -1)
+        of_producer = NO_PRODUCER
         if producer is not None:
             of_producer = (producer.number, producer.epoch, producer.sequence)
-        return _batch(
-            compress(codec, section) if codec else section,
-            (self.end, self.end + room - 1, len(records)),
-            attributes=attributes | codec,
-            times=(
-                first if base_timestamp is None else base_timestamp,
-                max((record.timestamp for record in records), default=now_ms),
-            ),
+        return batch_data(
+            records,
+            base_offset=self.end,
+            last_offset=self.end + room - 1,
+            codec=codec if records else NONE,
+            attributes=attributes,
+            base_timestamp=base_timestamp,
+            max_timestamp=None if records else now_ms,
             leader_epoch=self.leader_epoch,
             producer=of_producer,
         )
 
-    def _record(self, offset: int, now_ms: int) -> naive.Record:
+    def _record(self, offset: int, now_ms: int) -> Record:
         draw, taste = self.draw, self.taste
         number = draw.randrange(taste.keys)
         if taste.is_skewed:
@@ -199,7 +189,7 @@ class Writers:
             value = draw.choice((b"v", b"\0\xff")) * draw.randrange(taste.value_size_max)
         names = draw.choices((b"a", b"h\xc3\xa9"), k=draw.choice((0, 0, 0, 2)))
         headers = [(name, draw.choice((None, b"", b"header"))) for name in names]
-        return naive.Record(offset, now_ms + draw.randrange(-500, 500), key, value, headers)
+        return Record(offset, now_ms + draw.randrange(-500, 500), key, value, headers)
 
     def _marker(self, producer: _Producer, now_ms: int) -> bytes:
         if self.taste.bumps_epochs:
@@ -207,39 +197,19 @@ class Writers:
             producer.sequence = 0
         kind = ABORT if self.draw.random() < self.taste.aborts else COMMIT
         producer.is_open = False
-        key, value = struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 3)
-        return self._control(key, value, now_ms, (producer.number, producer.epoch, -1))
-
-    def _leader_change(self, now_ms: int) -> bytes:
-        key, value = struct.pack(">hh", 0, LEADER_CHANGE), struct.pack(">hibbb", 0, 1, 1, 1, 0)
-        return self._control(key, value, now_ms, None)
-
-    def _control(
-        self, key: bytes, value: bytes, now_ms: int, producer: tuple[int, int, int] | None
-    ) -> bytes:
-        data = _batch(
-            naive.record(0, 0, key, value, []),
-            (self.end, self.end, 1),
-            attributes=CONTROL | (TRANSACTIONAL if producer else 0),
-            times=(now_ms, now_ms),
-            leader_epoch=self.leader_epoch,
-            producer=producer or (-1, -1, -1),
-        )
+        data = marker(
+            self.end, kind, producer.number, timestamp=now_ms, epoch=producer.epoch,
+            coordinator_epoch=3, leader_epoch=self.leader_epoch,
+        ).data  # fmt: skip
         self.end += 1
         return data
 
-
-def _batch(
-    section: bytes,
-    place: tuple[int, int, int],
-    *,
-    attributes: int,
-    times: tuple[int, int],
-    leader_epoch: int,
-    producer: tuple[int, int, int],
-) -> bytes:
-    """Return a batch; `place` is base offset, last offset and count, `times` base and largest."""
-    base, last, count = place
-    covered = struct.pack(">hiqqqhii", attributes, last - base, *times, *producer, count) + section
-    checksum = crc32c.crc32c(covered)
-    return struct.pack(">qiibI", base, len(covered) + 9, leader_epoch, 2, checksum) + covered
+    def _leader_change(self, now_ms: int) -> bytes:
+        record = Record(
+            self.end,
+            now_ms,
+            struct.pack(">hh", 0, LEADER_CHANGE),
+            struct.pack(">hibbb", 0, 1, 1, 1, 0),
+        )
+        self.end += 1
+        return batch_data([record], control=True, leader_epoch=self.leader_epoch)

@@ -22,10 +22,11 @@ from tests import ROOT
 pytest_plugins = ["pytester"]
 
 from tests.acceptance.cluster import PATIENCE_S, SMALL_JVM, kill_session  # noqa: E402
+from tests.builders.batch_builder import BatchBuilder, batch  # noqa: E402
+from tests.builders.segment_files import write_segment  # noqa: E402
 from tests.spark_home import make_spark_home  # noqa: E402
 from tests.unit.cli.conftest import kafkalog  # noqa: E402, F401 - a fixture
 from tests.unit.storage_engine.broker_root import BrokerRoot  # noqa: E402
-from tests.unit.storage_engine.log_builder import Batch, Record, batch, write_segment  # noqa: E402
 
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.M | re.S)
@@ -39,12 +40,12 @@ def dead_broker(root: Path) -> None:
     internal = made.partition("__consumer_offsets-0", (0,), 0, topic_id="B" * 21 + "Q")
     group, position = b"\0\2\0\7billing", struct.pack(">hqihq", 3, 42, -1, 0, 1_700_000_000_000)
     partition = b"\0\1\0\7billing\0\6orders\0\0\0\0"
-    records = [Record(0, group, b"\0\3", 1), Record(1, partition, position, 1)]
-    write_segment(internal, 0, [Batch(0, 1, records)])
+    records = BatchBuilder().add(group, b"\0\3", timestamp=1).add(partition, position, timestamp=1)
+    write_segment(internal, 0, [records.build()])
     made.shut_down()
     (segment,) = BrokerRoot(root / "killed").partition("orders-0").glob("*050.log")
     with segment.open("ab") as tail:
-        tail.write(batch(100, 10).data()[:100])
+        tail.write(batch(100, 10).data[:100])
 
 
 PREPARED: dict[str, Callable[[Path], None]] = {"dead-broker": dead_broker}

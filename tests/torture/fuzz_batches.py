@@ -16,6 +16,7 @@ from kafkalog.storage_engine.reading.chunk_reader import ChunkReader
 from kafkalog.storage_engine.segment.log_scanner import INSPECT, RECOVER, REPLAY, LogScanner
 from kafkalog.storage_engine.segment.open_segment import OpenSegment
 from kafkalog.storage_engine.segment.segments import SegmentFiles
+from tests.builders.batch_builder import compressed
 from tests.torture import fuzz_checksums
 from tests.torture.fuzz_target import Case, Target, exhaust, file_target, refusing
 from tests.unit.storage_engine import sample_root, test_metadata_log
@@ -155,7 +156,7 @@ def _of_codec(name: str, codec: int) -> Target:
 
     def begin(_: Path) -> Case:
         made = [compression.compress(codec, content) for content in _contents()]
-        made += [sample_root.compressed(codec, content) for content in _contents()]
+        made += [compressed(codec, content) for content in _contents()]
         return Case(decode, [*made, *(one + other for one, other in pairwise(made))])
 
     # The limit is a MiB here, and little is needed above it; but a frame of zstd may ask for a

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Final
 
 import pytest
@@ -13,6 +12,7 @@ from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.errors import CommitConflictError
 from kafkalog.storage_engine.writing.writer import Writer
+from tests.builders.batch_builder import ABORT, COMMIT, BatchBuilder, Record, marker
 from tests.torture.model_draws import (
     BUDGET,
     BY,
@@ -30,8 +30,6 @@ from tests.torture.model_draws import (
 from tests.torture.model_hands import Wanted
 from tests.torture.model_log import Part, Row, Topic
 from tests.torture.model_state import LogAndModel, key_of
-from tests.unit.cleaner.naive import Batch, Record
-from tests.unit.cleaner.transactional_log import CONTROL, TRANSACTIONAL
 
 __all__ = ["LogMachine"]
 
@@ -176,16 +174,14 @@ class LogMachine(LogAndModel):
             for i, key in enumerate(keys)
         ]
         sequence = part.sequences.get(producer, 0)
-        records = tuple(Record(row.offset, row.key, row.value, row.timestamp) for row in rows)
-        batch = Batch(
-            rows[0].offset,
-            rows[-1].offset,
-            records,
-            producer=producer,
-            sequence=sequence,
-            attributes=TRANSACTIONAL,
+        batch = BatchBuilder(
+            base_offset=part.end,
+            transactional=True,
+            producer=(producer, 0, sequence),
+            leader_epoch=0,
+            records=[Record(row.offset, row.timestamp, row.key, row.value) for row in rows],
         )
-        if self._append_raw(by, death, name, number, batch):
+        if self._append_raw(by, death, name, number, batch.build()):
             part.append(rows, producer)
             part.sequences[producer] = sequence + len(rows)
         self._look(name)
@@ -202,11 +198,7 @@ class LogMachine(LogAndModel):
         ]
         name, number, producer = running[place % len(running)]
         part = self.topics[name].parts[number]
-        key, value = struct.pack(">hh", 0, int(commits)), struct.pack(">hi", 0, 0)
-        marker = Record(part.end, key, value, self.now_ms)
-        batch = Batch(
-            part.end, part.end, (marker,), producer=producer, attributes=TRANSACTIONAL | CONTROL
-        )
+        batch = marker(part.end, COMMIT if commits else ABORT, producer, timestamp=self.now_ms)
         if self._append_raw(by, death, name, number, batch):
             part.mark(producer, commits=commits)
         self._look(name)

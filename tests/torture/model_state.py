@@ -19,11 +19,11 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.inspection.verify import verify
+from tests.builders.batch_builder import BuiltBatch
 from tests.torture.model_draws import MATRIX, Death, Rows
 from tests.torture.model_hands import Hands, OtherProcess, Wanted
 from tests.torture.model_log import Row, Topic
 from tests.torture.scratch import memory_disk
-from tests.unit.cleaner.naive import Batch
 from tests.unit.storage_engine.faults import Died, each_act
 
 __all__ = ["LogAndModel", "key_of"]
@@ -131,13 +131,13 @@ class LogAndModel(RuleBasedStateMachine):
         self._look(name)
         return is_there
 
-    def _append_raw(self, by: int, death: Death, name: str, number: int, batch: Batch) -> bool:
+    def _append_raw(self, by: int, death: Death, name: str, number: int, batch: BuiltBatch) -> bool:
         """Append a batch; returns whether it is there."""
-        data, end = batch.data(), self.topics[name].parts[number].end
+        data, end = batch.data, self.topics[name].parts[number].end
         self._do(by, death, lambda hands: hands.append_raw(name, number, data, self.now_ms))
         found = self._looking().states(name)[number].high_watermark
-        assert found == batch.last + 1 or (found == end and death is not None), found
-        return bool(found == batch.last + 1)
+        assert found == batch.last_offset + 1 or (found == end and death is not None), found
+        return bool(found == batch.last_offset + 1)
 
     def _cleaning_begins(self) -> None:
         for topic in self.topics.values():

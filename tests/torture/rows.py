@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 import pyarrow as pa
 
-from tests.unit.storage_engine import naive
+from tests.builders.batch_builder import ABORT, COMMIT, BatchBuilder, joined, marker
 
 __all__ = ["KEYS", "Rows", "abort", "batch", "commit", "rows", "transactions"]
 
 KEYS: Final = 12
 Rows = list[tuple[bytes, bytes | None]]
-_TRANSACTIONAL, _CONTROL = 0x10, 0x20
-_ABORT, _COMMIT = 0, 1
 _GAP: Final = 2
 """Offsets that an import leaves out."""
 
@@ -65,27 +62,21 @@ def commit(
     leader_epoch: int = 0,
 ) -> bytes:
     """Return the batches of a transaction that commits, from an offset on."""
-    return _transaction(_COMMIT, base, producer, now_ms, records, leader_epoch)
+    return _transaction(COMMIT, base, producer, now_ms, records, leader_epoch)
 
 
 def abort(base: int, producer: int, now_ms: int, *, leader_epoch: int = 0) -> bytes:
     """Return the batches of a transaction of one record that aborts, from an offset on."""
-    return _transaction(_ABORT, base, producer, now_ms, [(b"k0", b"aborted")], leader_epoch)
+    return _transaction(ABORT, base, producer, now_ms, [(b"k0", b"aborted")], leader_epoch)
 
 
 def _transaction(
     kind: int, base: int, producer: int, now_ms: int, records: Rows, leader_epoch: int
 ) -> bytes:
-    marker = struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0)
-    place = base
-    data = b""
-    for attributes, sequence, written in ((0, 0, records), (_CONTROL, -1, [marker])):
-        data += naive.batch(
-            [naive.Record(place + n, now_ms, *record) for n, record in enumerate(written)],
-            base_offset=place,
-            attributes=_TRANSACTIONAL | attributes,
-            leader_epoch=leader_epoch,
-            producer=(producer, 0, sequence),
-        )
-        place += len(written)
-    return data
+    data = BatchBuilder(
+        base_offset=base, transactional=True, leader_epoch=leader_epoch, producer=(producer, 0, 0)
+    )
+    for record in records:
+        data.add(*record, timestamp=now_ms)
+    end = marker(base + len(records), kind, producer, timestamp=now_ms, leader_epoch=leader_epoch)
+    return joined([data.build(), end])

@@ -23,10 +23,10 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import new_log
 from kafkalog.storage_engine.segment import partition_directory
+from tests.builders.batch_builder import Record, batch_data
 from tests.torture.chain import Chain
 from tests.torture.recording import booted
 from tests.torture.rows import abort, commit
-from tests.unit.storage_engine import naive
 from tests.unit.storage_engine.broker_root import RECOVERY_POINT, BrokerRoot
 
 NOW_MS = 1_700_000_000_000
@@ -67,8 +67,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, planted: bool) -> None:
 
 
 def plain(base: int, epoch: int = 0) -> bytes:
-    records = [naive.Record(base, NOW_MS, b"raw", b"v")]
-    return naive.batch(records, base_offset=base, leader_epoch=epoch)
+    return batch_data([Record(base, NOW_MS, b"raw", b"v")], leader_epoch=epoch)
 
 
 def importing(data: bytes) -> Work:

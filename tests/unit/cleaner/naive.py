@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from crc32c import crc32c
 
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from kafkalog.storage_engine.records.records import index_records
-from tests.unit.storage_engine.log_builder import sized, varint
+from tests.builders.batch_builder import Record, batch_data
+from tests.builders.segment_files import producer_snapshot
 
 MASK = 2**64 - 1
 
@@ -65,14 +65,6 @@ def siphash_128(key: bytes, data: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Record:
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    timestamp: int
-
-
-@dataclass(frozen=True)
 class Batch:
     base: int
     last: int
@@ -82,34 +74,20 @@ class Batch:
     sequence: int = -1
     attributes: int = 0
     max_timestamp: int = -1
-    base_timestamp: int = -1
 
+    @property
     def data(self) -> bytes:
         """The bytes of the batch, uncompressed."""
-        base_timestamp = self.horizon
-        if base_timestamp is None:
-            base_timestamp = self.records[0].timestamp if self.records else -1
-        section = b""
-        for record in self.records:
-            body = b"\0" + varint(record.timestamp - base_timestamp)
-            body += varint(record.offset - self.base) + sized(record.key) + sized(record.value)
-            body += varint(0)
-            section += varint(len(body)) + body
-        top = max((r.timestamp for r in self.records), default=self.max_timestamp)
-        checked = struct.pack(
-            ">hiqqqhii",
-            self.attributes | (0x40 if self.horizon is not None else 0),
-            self.last - self.base,
-            base_timestamp,
-            top,
-            self.producer,
-            0 if self.producer >= 0 else -1,
-            self.sequence,
-            len(self.records),
+        return batch_data(
+            self.records,
+            base_offset=self.base,
+            last_offset=self.last,
+            attributes=self.attributes,
+            horizon=self.horizon,
+            producer=(self.producer, 0 if self.producer >= 0 else -1, self.sequence),
+            leader_epoch=0,
+            max_timestamp=None if self.records else self.max_timestamp,
         )
-        checked += section
-        head = struct.pack(">qiibI", self.base, len(checked) + 9, 0, 2, crc32c(checked))
-        return head + checked
 
 
 def batch(base: int, pairs: Sequence[tuple[str, str | None]], **fields: int | None) -> Batch:
@@ -117,13 +95,18 @@ def batch(base: int, pairs: Sequence[tuple[str, str | None]], **fields: int | No
     records = tuple(
         Record(
             base + i,
+            1000 * (base + i),
             None if key == "" else key.encode(),
             None if value is None else value.encode(),
-            1000 * (base + i),
         )
         for i, (key, value) in enumerate(pairs)
     )
     return Batch(base, base + len(pairs) - 1, records, **fields)
+
+
+def singles(first: int, *keys: str) -> list[Batch]:
+    """One batch per record, as a producer without batching writes."""
+    return [batch(first + i, [(key, f"v{first + i}")]) for i, key in enumerate(keys)]
 
 
 def naive_clean(
@@ -195,7 +178,7 @@ def dump_snapshot(
                     base=int(table.base_offsets[b]),
                     last=int(table.last_offsets[b]),
                     records=tuple(
-                        Record(offset, key, value, timestamp)
+                        Record(offset, timestamp, key, value)
                         for batch_index, offset, timestamp, key, value in rows
                         if batch_index == b
                     ),
@@ -243,15 +226,13 @@ def write_producers(directory: Path, logs: Iterable[Iterable[Batch]], end: int) 
             if not item.attributes & 0x20:
                 last, delta = item.last, item.last - item.base
             lasts[item.producer] = last, delta, time
-    rows = [
-        struct.pack(">qhiqiqiq", producer, 0, 0, last, delta, time, -1, -1)
+    entries = [
+        (producer, 0, 0, last, delta, time, -1, -1)
         for producer, (last, delta, time) in lasts.items()
     ]
-    body = struct.pack(">i", len(rows)) + b"".join(rows)
-    if rows:
-        producer_snapshot = directory / f"{end:020d}.snapshot"
-        producer_snapshot.write_bytes(struct.pack(">hI", 1, crc32c(body)) + body)
-    return end if rows else -1
+    if entries:
+        (directory / f"{end:020d}.snapshot").write_bytes(producer_snapshot(entries))
+    return end if entries else -1
 
 
 def foreign_log(
@@ -268,7 +249,7 @@ def foreign_log(
     directory = engine.partition_directory("t", 0)
     end = 0
     for base, batches in segments.items():
-        data = b"".join(item.data() for item in batches)
+        data = b"".join(item.data for item in batches)
         (directory / f"{base:020d}.log").write_bytes(data)
         end = max([end, base] + [item.last + 1 for item in batches])
     high_watermark = end if high_watermark is None else high_watermark

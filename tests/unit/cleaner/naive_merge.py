@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kafkalog.storage_engine.format import compression
+from tests.builders.batch_builder import Record, batch_data, sized, varint
 from tests.unit.storage_engine import naive
 
 CODEC, APPEND_TIME, TRANSACTIONAL, CONTROL, HORIZON = 7, 8, 16, 32, 64
@@ -21,26 +22,22 @@ class Batch:
 
     base: int
     last: int
-    records: tuple[naive.Record, ...]
+    records: tuple[Record, ...]
     attributes: int = 0
     epoch: int = 0
     horizon: int | None = None
     max_timestamp: int = -1
     producer: tuple[int, int, int] = (-1, -1, -1)
 
+    @property
     def data(self) -> bytes:
-        records = list(self.records)
-        base_timestamp = self.horizon
-        if base_timestamp is None:
-            base_timestamp = records[0].timestamp if records else -1
-        section = naive.section(records, self.base, base_timestamp)
-        return naive.batch(
-            records,
-            payload=compression.compress(self.attributes & CODEC, section),
+        return batch_data(
+            self.records,
             base_offset=self.base,
-            last_offset_delta=self.last - self.base,
-            attributes=self.attributes | (0 if self.horizon is None else HORIZON),
-            base_timestamp=base_timestamp,
+            last_offset=self.last,
+            codec=self.attributes & CODEC,
+            attributes=self.attributes,
+            horizon=self.horizon,
             max_timestamp=self.max_timestamp,
             leader_epoch=self.epoch,
             producer=self.producer,
@@ -57,10 +54,10 @@ class Fate:
     gets_horizon: bool = False
 
 
-def measured(record: naive.Record) -> int:
-    size = len(record.key or b"") + len(naive.sized(record.value))
-    size += len(naive.varint(len(record.headers)))
-    size += sum(len(naive.sized(name) + naive.sized(text)) for name, text in record.headers)
+def measured(record: Record) -> int:
+    size = len(record.key or b"") + len(sized(record.value))
+    size += len(varint(len(record.headers)))
+    size += sum(len(sized(name) + sized(text)) for name, text in record.headers)
     return size + OVERHEAD
 
 

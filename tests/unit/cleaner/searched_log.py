@@ -13,10 +13,9 @@ from kafkalog.erasure.occurrences import Occurrences
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
-from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import writer_slug
-from tests.unit.storage_engine import naive
+from tests.builders.batch_builder import Record, batch_data
 
 KEY = b"user-4711"
 NOW = 1_700_000_000_000
@@ -47,13 +46,7 @@ def kinds(occurrences: Occurrences) -> set[FileKind]:
 
 
 def batch(*keys: bytes, value: bytes | None = b"v", codec: int = 0) -> bytes:
-    records = [naive.Record(i, NOW, key, value) for i, key in enumerate(keys)]
-    if codec == layout.CODEC_GZIP:
-        import gzip
-
-        payload = gzip.compress(naive.section(records, 0, NOW), mtime=0)
-        return naive.batch(records, payload=payload, attributes=codec)
-    return naive.batch(records)
+    return batch_data((Record(i, NOW, key, value) for i, key in enumerate(keys)), codec=codec)
 
 
 def stage(

@@ -32,7 +32,7 @@ def writer(directory: Path, base_offset: int = 0, *, merges: bool = False) -> Ba
 
 
 def add(target: BatchWriter, *batches: Batch) -> None:
-    data = b"".join(batch.data() for batch in batches)
+    data = b"".join(batch.data for batch in batches)
     table, _, _ = records.scan_batches(data)
     found = records.index_records(data, table, path="x", file_position=0)
     fates = [fate for _, fate in staying(*batches)]
@@ -55,7 +55,7 @@ def test_another_output_begins_where_the_bytes_would_pass_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [small_batch(2 * i) for i in range(5)]
-    size = len(batches[0].data())
+    size = len(batches[0].data)
     monkeypatch.setattr(layout, "INT32_MAX", 2 * size)
     target = writer(tmp_path)
     add(target, *batches)
@@ -81,7 +81,7 @@ def test_outputs_have_the_entries_of_the_transactions_whose_markers_they_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [small_batch(2 * i) for i in range(5)]
-    monkeypatch.setattr(layout, "INT32_MAX", 2 * len(batches[0].data()))
+    monkeypatch.setattr(layout, "INT32_MAX", 2 * len(batches[0].data))
     target = writer(tmp_path)
     add(target, *batches)
     target.add_transactions(entry(0, 3) + entry(0, 4))
@@ -103,7 +103,7 @@ def test_a_merged_batch_gets_one_index_entry_at_its_last_offset(tmp_path: Path) 
     assert [b.last for b in contents([output])[0][1]] == [7, 9]
     index = OffsetIndex(output.path(layout.INDEX), 0)
     size = output.path(layout.LOG).stat().st_size
-    merged = size - len(small_batch(8, epoch=1).data())
+    merged = size - len(small_batch(8, epoch=1).data)
     assert index.lookup(9) == merged
 
 
@@ -117,7 +117,7 @@ def test_what_is_discarded_leaves_no_file(tmp_path: Path, held: bool) -> None:
 
 def test_batches_that_go_change_the_segment(tmp_path: Path) -> None:
     target = writer(tmp_path)
-    data = small_batch(0).data()
+    data = small_batch(0).data
     table, _, _ = records.scan_batches(data)
     found = records.index_records(data, table, path="x", file_position=0)
     chunk = Chunk(data, table, Path("x"), 0, 0, 0, 1 << 62)

@@ -14,9 +14,9 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
+from tests.builders.batch_builder import Record
 from tests.unit.cleaner.naive import (
     Batch,
-    Record,
     batch,
     dump,
     foreign_log,
@@ -24,6 +24,7 @@ from tests.unit.cleaner.naive import (
     naive_clean,
     offsets,
     records_of,
+    singles,
 )
 from tests.unit.cleaner.transactional_log import Log
 
@@ -100,14 +101,10 @@ def test_reading_a_cleaned_log_gives_the_same_latest_values_in_any_budget(tmp_pa
 # --- Kafka's rules and their numbers -------------------------------------------------------------
 
 
-def singles(*names: str) -> list[Batch]:
-    return [batch(i, [(name, f"v{i}")]) for i, name in enumerate(names)]
-
-
 def test_a_segment_larger_than_the_map_is_cleaned_in_rounds(tmp_path: Path) -> None:
     # Kafka: testPartialSegmentClean. One key fits; cleaned from offset 2, then 3, then 4.
     engine = foreign_log(
-        tmp_path, {0: singles("0", "1", "0", "1", "0"), 5: []}, first_dirty=2,
+        tmp_path, {0: singles(0, "0", "1", "0", "1", "0"), 5: []}, first_dirty=2,
         config={"min.cleanable.dirty.ratio": "0"},
     )  # fmt: skip
     config = kafkas(2)
@@ -122,7 +119,7 @@ def test_a_segment_larger_than_the_map_is_cleaned_in_rounds(tmp_path: Path) -> N
 
 
 def test_the_statistics_of_a_cleaning_count_records_and_bytes(tmp_path: Path) -> None:
-    engine = foreign_log(tmp_path, {0: singles("0", "1", "0", "1", "0"), 5: []}, first_dirty=2)
+    engine = foreign_log(tmp_path, {0: singles(0, "0", "1", "0", "1", "0"), 5: []}, first_dirty=2)
     log = tmp_path / "t-0" / f"{0:020d}.log"
     size = log.stat().st_size
     stats = cleaned(engine)
@@ -147,7 +144,7 @@ def test_a_batch_in_which_all_records_stay_is_copied_byte_for_byte(tmp_path: Pat
     engine = foreign_log(tmp_path, segments)
     cleaned(engine)
     data = (tmp_path / "t-0" / f"{0:020d}.log").read_bytes()
-    assert data == first.data() + segments[3][0].data()
+    assert data == first.data + segments[3][0].data
 
 
 def test_offsets_timestamps_and_the_last_offset_of_a_filtered_batch_stay(tmp_path: Path) -> None:
@@ -209,7 +206,7 @@ def test_with_no_retention_a_tombstone_still_takes_two_cleanings(tmp_path: Path)
 
 
 def test_the_horizon_is_the_cleaners_time_and_not_the_records(tmp_path: Path) -> None:
-    future = Record(0, b"a", None, 10**14)
+    future = Record(0, 10**14, b"a", None)
     engine = foreign_log(tmp_path, {0: [Batch(0, 0, (future,)), batch(1, [("b", "1")])], 2: []})
     cleaned(engine, now_ms=1_000)
     (first, _) = dump(engine)
@@ -255,7 +252,7 @@ def test_a_batch_beyond_the_buffer_and_max_message_bytes_is_cleaned(
 
 @pytest.mark.parametrize("length", [0, 13, 48, 200, 10**6, 2**31 - 1])
 def test_a_batch_whose_size_is_wrong_is_not_cleaned_away(tmp_path: Path, length: int) -> None:
-    engine = foreign_log(tmp_path, {0: singles("a", "a", "a"), 3: []})
+    engine = foreign_log(tmp_path, {0: singles(0, "a", "a", "a"), 3: []})
     log = tmp_path / "t-0" / f"{0:020d}.log"
     data = bytearray(log.read_bytes())
     place = len(data) // 3
@@ -464,7 +461,7 @@ def test_kafkas_checkpoint_says_how_far_the_log_is_clean(tmp_path: Path) -> None
 
 
 def test_a_clean_log_is_not_written_again(tmp_path: Path) -> None:
-    engine = foreign_log(tmp_path, {0: singles("a", "b", "c"), 3: []})
+    engine = foreign_log(tmp_path, {0: singles(0, "a", "b", "c"), 3: []})
     log = tmp_path / "t-0" / f"{0:020d}.log"
     inode = log.stat().st_ino
     cleaned(engine)

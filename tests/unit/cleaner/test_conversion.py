@@ -18,20 +18,11 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.records import records
 from kafkalog.storage_engine.segment.open_segment import Chunk
+from tests.builders.batch_builder import GZIP, LZ4, NONE, SNAPPY, Record
+from tests.builders.message_builder import messages, wrapper
 from tests.unit.cleaner import naive_merge
 from tests.unit.cleaner.naive_merge import APPEND_TIME, Batch, Fate
 from tests.unit.cleaner.test_merge import decided
-from tests.unit.storage_engine import naive_messages
-from tests.unit.storage_engine.naive import Record
-from tests.unit.storage_engine.naive_messages import (
-    GZIP,
-    LZ4,
-    NONE,
-    SNAPPY,
-    Message,
-    message,
-    wrapper,
-)
 
 HORIZON = 9_000
 
@@ -64,53 +55,43 @@ def converted(
     return naive_merge.read_log(output.path(layout.LOG).read_bytes())
 
 
-def plain(magic: int, *messages: Message) -> bytes:
-    return b"".join(
-        message(magic, m.offset, m.key, m.value, timestamp=m.timestamp) for m in messages
-    )
+def all_of(*records: Record) -> Fate:
+    return Fate(frozenset(m.offset for m in records))
 
 
-def all_of(*messages: Message) -> Fate:
-    return Fate(frozenset(m.offset for m in messages))
-
-
-def record(message: Message) -> Record:
-    return Record(message.offset, message.timestamp, message.key, message.value)
-
-
-def of(*messages: Message, attributes: int = 0, horizon: int | None = None) -> Batch:
+def of(*records: Record, attributes: int = 0, horizon: int | None = None) -> Batch:
     """The batch v2 that Kafka makes of them."""
     return Batch(
-        messages[0].offset,
-        messages[-1].offset,
-        tuple(record(m) for m in messages),
+        records[0].offset,
+        records[-1].offset,
+        records,
         attributes,
         -1,
         horizon,
-        max(m.timestamp for m in messages),
+        max(m.timestamp for m in records),
     )
 
 
-OLD = [Message(3, -1, b"a", b"1"), Message(5, -1, b"b", b""), Message(6, -1, None, b"3")]
-NEWER = [Message(m.offset, 1000 - m.offset, m.key, m.value) for m in OLD]
+OLD = [Record(3, -1, b"a", b"1"), Record(5, -1, b"b", b""), Record(6, -1, None, b"3")]
+NEWER = [Record(m.offset, 1000 - m.offset, m.key, m.value) for m in OLD]
 
 
-@pytest.mark.parametrize(("magic", "messages"), [(0, OLD), (1, NEWER)])
+@pytest.mark.parametrize(("magic", "records"), [(0, OLD), (1, NEWER)])
 def test_every_message_becomes_a_batch_of_its_one_record(
-    tmp_path: Path, magic: int, messages: list[Message]
+    tmp_path: Path, magic: int, records: list[Record]
 ) -> None:
-    found = converted(tmp_path, plain(magic, *messages), [all_of(m) for m in messages])
-    assert found == [of(m) for m in messages]
+    found = converted(tmp_path, messages(magic, records), [all_of(m) for m in records])
+    assert found == [of(m) for m in records]
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-@pytest.mark.parametrize(("magic", "messages"), [(0, OLD), (1, NEWER)])
+@pytest.mark.parametrize(("magic", "records"), [(0, OLD), (1, NEWER)])
 def test_a_wrapper_becomes_one_batch_of_its_codec_from_the_first_to_the_last_record_kept(
-    tmp_path: Path, magic: int, messages: list[Message], codec: int
+    tmp_path: Path, magic: int, records: list[Record], codec: int
 ) -> None:
-    data = wrapper(magic, codec, messages)
-    assert converted(tmp_path, data, [all_of(*messages)]) == [of(*messages, attributes=codec)]
-    kept = messages[1:2]
+    data = wrapper(magic, codec, records)
+    assert converted(tmp_path, data, [all_of(*records)]) == [of(*records, attributes=codec)]
+    kept = records[1:2]
     assert converted(tmp_path, data, [all_of(*kept)]) == [of(*kept, attributes=codec)]
 
 
@@ -130,9 +111,9 @@ def test_a_wrapper_of_append_time_stays_one(tmp_path: Path) -> None:
 
 
 def test_a_tombstone_among_messages_gets_a_horizon_at_once(tmp_path: Path) -> None:
-    gone = Message(9, 50, b"k", None)
+    gone = Record(9, 50, b"k", None)
     fate = Fate(frozenset({9}), gets_horizon=True)
-    (found,) = converted(tmp_path, plain(1, gone), [fate])
+    (found,) = converted(tmp_path, messages(1, [gone]), [fate])
     assert found == of(gone, horizon=HORIZON)
 
 
@@ -140,13 +121,13 @@ def test_messages_that_keep_nothing_leave_nothing_even_at_the_high_watermark(
     tmp_path: Path,
 ) -> None:
     # Kafka raises here, and the partition is uncleanable from then on.
-    data = plain(1, *NEWER[:1]) + wrapper(1, GZIP, NEWER[1:])
+    data = messages(1, NEWER[:1]) + wrapper(1, GZIP, NEWER[1:])
     found = converted(tmp_path, data, [all_of(NEWER[0]), Fate(frozenset(), stays_empty=True)])
     assert found == [of(NEWER[0])]
 
 
 def test_converted_batches_are_merged_like_others(tmp_path: Path) -> None:
-    data = plain(1, *NEWER[:2]) + wrapper(1, GZIP, NEWER[2:])
+    data = messages(1, NEWER[:2]) + wrapper(1, GZIP, NEWER[2:])
     fates = [all_of(m) for m in NEWER]
     found = converted(tmp_path, data, fates, merges=True)
     assert found == [of(*NEWER[:2]), of(NEWER[2], attributes=GZIP)]
@@ -184,14 +165,14 @@ def test_records_offsets_and_times_of_any_messages_are_what_they_were(
         kept = []
         for step, key, value, stays in rows:
             offset += step
-            items.append(Message(offset, 7 * offset if magic else -1, key, value))
+            items.append(Record(offset, 7 * offset if magic else -1, key, value))
             kept += items[-1:] if stays else []
         if codec == NONE:
-            data += plain(magic, *items)
+            data += messages(magic, items)
             fates += [all_of(*[m for m in kept if m is item]) for item in items]
             expected += [of(m) for m in kept]
         else:
-            data += naive_messages.wrapper(magic, codec, items)
+            data += wrapper(magic, codec, items)
             fates.append(all_of(*kept))
             expected += [of(*kept, attributes=codec)] if kept else []
     assert converted(tmp_path, data, fates) == expected

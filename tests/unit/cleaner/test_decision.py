@@ -12,12 +12,13 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.records.records import scan_batches
 from kafkalog.storage_engine.records.tables import BatchTable
 from kafkalog.storage_engine.transactions.producers import ProducerEntry
-from tests.unit.cleaner.naive import Batch, Record, batch, dump
-from tests.unit.cleaner.transactional_log import CONTROL, DAY, TRANSACTIONAL, Log, kafkas
+from tests.builders.batch_builder import CONTROL, TRANSACTIONAL, Record
+from tests.unit.cleaner.naive import Batch, batch, dump
+from tests.unit.cleaner.transactional_log import DAY, Log, kafkas
 
 
 def table(*batches: Batch) -> BatchTable:
-    return scan_batches(b"".join(item.data() for item in batches))[0]
+    return scan_batches(b"".join(item.data for item in batches))[0]
 
 
 # --- active producers ----------------------------------------------------------------------------
@@ -165,7 +166,7 @@ def test_a_tombstone_in_a_transaction_goes_in_two_stages(tmp_path: Path) -> None
     log = Log.create(tmp_path)
     log.data(1, 2)
     log._append(
-        Batch(2, 2, (Record(2, b"1", None, 0),), producer=1, sequence=0, attributes=TRANSACTIONAL)
+        Batch(2, 2, (Record(2, 0, b"1", None),), producer=1, sequence=0, attributes=TRANSACTIONAL)
     )
     log.commit(1)
     log.roll()

@@ -26,8 +26,8 @@ from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.reading.pins import Action
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from tests.builders.batch_builder import Record, batch_data
 from tests.unit.cleaner.transactional_log import Log
-from tests.unit.storage_engine import naive
 
 KEY = "user-4711"
 LONGER = f"{KEY}-2"
@@ -417,9 +417,9 @@ def test_an_aborted_deletion_is_none(tmp_path: Path) -> None:
 def test_what_a_dead_cleaning_left_goes(log: KafkaLog) -> None:
     fill(log)
     log.erase("t", [KEY], now=True, now_ms=NOW)
-    record = naive.Record(777, NOW, KEY.encode(), b"v")
+    record = Record(777, NOW, KEY.encode(), b"v")
     path = engine_of(log).partition_directory("t", 1) / f"{777:020d}.log.cleaned"
-    path.write_bytes(naive.batch([record], base_offset=777))
+    path.write_bytes(batch_data([record], base_offset=777))
     assert log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
     assert is_nowhere(log)
 

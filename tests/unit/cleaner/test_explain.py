@@ -16,9 +16,9 @@ from kafkalog.errors import UnknownTopicError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
+from tests.builders.batch_builder import ABORT, at_times, joined, marker
+from tests.builders.segment_files import write_segment
 from tests.unit.storage_engine.broker_root import HIGH_WATERMARK, BrokerRoot, batches
-from tests.unit.storage_engine.log_builder import write_segment
-from tests.unit.storage_engine.raw_log import ABORT, RawBatch, joined, marker
 
 HOUR = 3_600_000
 NOW = 1_700_000_000_000
@@ -176,7 +176,7 @@ def test_the_longest_lag_makes_it_due(tmp_path: Path) -> None:
 
 def test_an_open_transaction_is_told_with_its_producer_and_its_age(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    batches = [RawBatch(0), RawBatch(1, (4, 5), 7, transactional=True), RawBatch(3), RawBatch(4)]
+    batches = [at_times(0), at_times(1, (4, 5), 7, transactional=True), at_times(3), at_times(4)]
     for batch in batches:
         engine.append_raw("t", 0, joined([batch]), now_ms=NOW)
     found = finding(engine, "transaction")
@@ -189,7 +189,7 @@ def test_an_open_transaction_is_told_with_its_producer_and_its_age(tmp_path: Pat
 
 def test_the_lowest_barrier_is_told_first(tmp_path: Path) -> None:
     engine = log(tmp_path, min_compaction_lag_ms=str(HOUR))
-    engine.append_raw("t", 0, joined([RawBatch(0, (1,), 7, transactional=True)]), now_ms=NOW)
+    engine.append_raw("t", 0, joined([at_times(0, (1,), 7, transactional=True)]), now_ms=NOW)
     append(engine, 3)
     assert codes(engine) == ["transaction", "lag", "active segment", "no cleaner"]
     assert "--force" not in str(finding(engine, "no cleaner").remedy)  # it would not help

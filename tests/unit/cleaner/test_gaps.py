@@ -15,9 +15,9 @@ from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import list_segments
+from tests.builders.segment_files import gaps_of
 from tests.unit.cleaner.naive import Batch, batch, dump, foreign_log, latest_values, records_of
 from tests.unit.storage_engine.faults import Died, each_act
-from tests.unit.storage_engine.log_builder import gaps_of
 from tests.unit.storage_engine.test_gaps import Pairs, parsed
 
 SMALL = {"segment.bytes": "700", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "500"}
@@ -230,8 +230,8 @@ def test_what_a_broker_wrote_is_listed_once_it_is_cleaned(tmp_path: Path) -> Non
     clean(engine, "t", now_ms=1)
     assert check_lists(engine) == {
         (0, list_segments(directory(engine))[0].size): [[(0, 3), (4, 7), (8, 12), (13, 20)]],
-        (0, sum(len(item.data()) for item in segments[0])): [[(0, 3), (4, 7), (8, 10)]],
-        (10, len(segments[10][0].data())): [[(10, 12), (13, 20)]],
+        (0, sum(len(item.data) for item in segments[0])): [[(0, 3), (4, 7), (8, 10)]],
+        (10, len(segments[10][0].data)): [[(10, 12), (13, 20)]],
     }
     check_moved(engine)
 

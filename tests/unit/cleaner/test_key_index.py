@@ -16,15 +16,14 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.records.records import index_records, scan_batches
 from kafkalog.storage_engine.segment.open_segment import OpenSegment
 from kafkalog.storage_engine.segment.segments import SegmentFiles
-from tests.unit.storage_engine.log_builder import Batch, Record
+from tests.builders.batch_builder import Record, batch_data
 
 SECRET = bytes(range(16))
 Array = npt.NDArray[Any]
 
 
 def build_batch(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    records = [Record(offset, *pair, 1_000) for offset, pair in enumerate(pairs)]
-    return Batch(0, len(pairs) - 1, records).data()
+    return batch_data(Record(offset, 1_000, *pair) for offset, pair in enumerate(pairs))
 
 
 def segment(directory: Path, data: bytes) -> OpenSegment:

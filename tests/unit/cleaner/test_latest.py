@@ -26,7 +26,8 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
-from tests.unit.cleaner.naive import Batch, Record, batch, foreign_log
+from tests.builders.batch_builder import Record
+from tests.unit.cleaner.naive import Batch, batch, foreign_log
 from tests.unit.storage_engine.faults import Died
 
 CONTROL = 0x20

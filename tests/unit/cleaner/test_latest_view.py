@@ -17,13 +17,16 @@ from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine, engine_of
-from tests.unit.cleaner.naive import Batch, batch, dump, foreign_log, latest_values, records_of
-from tests.unit.cleaner.transactional_log import CONTROL, Log, is_aborted
-
-
-def singles(first: int, *names: str) -> list[Batch]:
-    """One batch per record, as a producer without batching writes."""
-    return [batch(first + i, [(name, f"v{first + i}")]) for i, name in enumerate(names)]
+from tests.builders.batch_builder import CONTROL
+from tests.unit.cleaner.naive import (
+    batch,
+    dump,
+    foreign_log,
+    latest_values,
+    records_of,
+    singles,
+)
+from tests.unit.cleaner.transactional_log import Log, is_aborted
 
 
 def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[int, CleanerStats]:

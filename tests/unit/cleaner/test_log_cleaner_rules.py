@@ -17,7 +17,8 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.transactions.producer_replay import recorded_producers
-from tests.unit.cleaner.naive import Batch, Record, batch, dump, foreign_log, offsets, records_of
+from tests.builders.batch_builder import Record
+from tests.unit.cleaner.naive import Batch, batch, dump, foreign_log, offsets, records_of
 from tests.unit.cleaner.transactional_log import DAY, Log, kafkas
 
 MAX = 2**31 - 1
@@ -399,7 +400,7 @@ def test_a_log_that_ends_within_a_batch_is_not_cleaned_away(tmp_path: Path, size
 
 def test_records_whose_bytes_are_wrong_get_no_new_checksum(tmp_path: Path) -> None:
     """C100, where Kafka does not look"""
-    damaged = bytearray(batch(0, [("a", "1"), ("b", "1")]).data())
+    damaged = bytearray(batch(0, [("a", "1"), ("b", "1")]).data)
     damaged[-2] ^= 1  # the last record's value: it decodes
     log = opened(foreign_log(tmp_path, {0: [batch(0, [("a", "1"), ("b", "1")])], 2: []}))
     segments(log)[0].log.write_bytes(damaged)
@@ -408,7 +409,7 @@ def test_records_whose_bytes_are_wrong_get_no_new_checksum(tmp_path: Path) -> No
 
 def test_a_zero_length_value_is_data(tmp_path: Path) -> None:
     """C63"""
-    empty = Batch(0, 0, (Record(0, b"a", b"", 0),))
+    empty = Batch(0, 0, (Record(0, 0, b"a", b""),))
     log = opened(foreign_log(tmp_path, {0: [empty], 1: []}))
     for now in (NOW, NOW + 2 * DAY):
         log.clean(now, from_offset=0)

@@ -8,6 +8,7 @@ from kafkalog.cleaner.dedup.log_to_clean import LogToClean, group_segments_by_si
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.segments import SegmentFiles
+from tests.builders.batch_builder import at_times
 from tests.unit.cleaner.naive import batch
 
 SPAN = 2**31 - 1
@@ -29,9 +30,7 @@ def dated(directory: Path, base: int, timestamp_ms: int) -> SegmentFiles:
     """A segment of one record at offset `base` with that timestamp."""
     import struct
 
-    from tests.unit.cleaner.naive import Batch, Record
-
-    data = Batch(base, base, (Record(base, b"k", b"v", timestamp_ms),)).data()
+    data = at_times(base, [timestamp_ms]).data
     found = segment(directory, base, len(data), 0)
     found.log.write_bytes(data)
     found.time_index.write_bytes(struct.pack(">qi", timestamp_ms, 0))
@@ -193,4 +192,4 @@ def test_an_empty_segment_joins_whatever_the_span(tmp_path: Path) -> None:
 
 
 def test_the_batches_of_these_tests_are_readable(tmp_path: Path) -> None:
-    assert dated(tmp_path, 0, 5).size == len(batch(0, [("k", "v")]).data())
+    assert dated(tmp_path, 0, 5).size == len(batch(0, [("k", "v")]).data)

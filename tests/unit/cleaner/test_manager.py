@@ -223,7 +223,7 @@ def test_an_error_while_writing_leaves_the_log_as_it_was(
 def test_files_of_a_dead_cleaner_are_removed_first(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t")
     left = tmp_path / "t-0" / layout.segment_file(4, layout.LOG, layout.CLEANED)
-    left.write_bytes(batch(4, [("a", "half")]).data()[:70])
+    left.write_bytes(batch(4, [("a", "half")]).data[:70])
     assert clean(engine, now_ms=1)[0].error is None
     assert not left.exists()
 

@@ -19,9 +19,9 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.writing.retention import retain_partition
+from tests.builders.batch_builder import ABORT, at_times, joined, marker
 from tests.unit.cleaner.naive import dump, offsets
 from tests.unit.cleaner.test_manager import eventually
-from tests.unit.storage_engine.raw_log import ABORT, RawBatch, joined, marker
 
 HOUR = 3_600_000
 
@@ -323,15 +323,15 @@ def test_undecided_transactions_wait_past_every_lag(tmp_path: Path) -> None:
     """testUndecidedTransactionalDataNotCleanable"""
     engine = engine_with(tmp_path, min_compaction_lag_ms=str(HOUR), segment_bytes="1024")
     batches = [
-        RawBatch(0, (1000, 1000), producer=15, transactional=True),
-        RawBatch(2, (1000,), producer=15, sequence=2, transactional=True),
+        at_times(0, (1000, 1000), producer_id=15, transactional=True),
+        at_times(2, (1000,), producer_id=15, sequence=2, transactional=True),
     ]
     engine.append_raw("t", 0, joined(batches), now_ms=1000)
     write(engine, 0)
     later = 1000 + HOUR + 1
     assert cleanable(engine, later) == (0, 0)
-    ending = marker(3, ABORT, 15, time=later)
-    engine.append_raw("t", 0, ending.data(), now_ms=later)
+    ending = marker(3, ABORT, 15, timestamp=later)
+    engine.append_raw("t", 0, ending.data, now_ms=later)
     write(engine, 0, now_ms=later)
     assert cleanable(engine, later) == (0, 3)
     assert cleanable(engine, later + HOUR + 1) == (0, 4)

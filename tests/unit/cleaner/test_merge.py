@@ -31,6 +31,7 @@ from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.records import records
 from kafkalog.storage_engine.segment.open_segment import Chunk
+from tests.builders.batch_builder import Record
 from tests.unit.cleaner import naive_merge
 from tests.unit.cleaner.naive import dump
 from tests.unit.cleaner.naive_merge import (
@@ -41,7 +42,6 @@ from tests.unit.cleaner.naive_merge import (
     Fate,
     rewritten,
 )
-from tests.unit.storage_engine.naive import Record
 
 NEW_HORIZON = 9_000
 LZ4, ZSTD = layout.CODEC_LZ4, layout.CODEC_ZSTD
@@ -100,7 +100,7 @@ def write(
         stats=stats,
     )
     for first, end in zip([0, *cuts], [*cuts, len(batches)], strict=True):
-        data = b"".join(batch.data() for batch, _ in batches[first:end])
+        data = b"".join(batch.data for batch, _ in batches[first:end])
         table, _, _ = records.scan_batches(data)
         chunk = Chunk(data, table, Path("x.log"), 0, 0, 0, 1 << 62)
         found = records.index_records(data, table, path="x.log", file_position=0)
@@ -334,7 +334,7 @@ def test_a_batch_that_is_half_full_is_copied_byte_for_byte(
     monkeypatch.setattr(merge_plan, "MERGE_SIZE", 2 * naive_merge.measured(large.records[0]))
     case = staying(small_batch(0), large, small_batch(4))
     found = write(tmp_path, case)
-    assert found.data == b"".join(batch.data() for batch, _ in case)
+    assert found.data == b"".join(batch.data for batch, _ in case)
     monkeypatch.setattr(merge_plan, "MERGE_SIZE", merge_plan.MERGE_SIZE + 1)
     assert len(write(tmp_path, case).batches) < 3
 
@@ -451,7 +451,7 @@ def test_an_empty_header_parts_its_neighbours_and_stays_the_same_bytes(tmp_path:
     case = [*staying(small_batch(0)), (empty, Fate(frozenset(), stays_empty=True))]
     case += staying(small_batch(4))
     found = write(tmp_path, case)
-    assert found.data == b"".join(batch.data() for batch, _ in case)
+    assert found.data == b"".join(batch.data for batch, _ in case)
     assert not found.is_changed
 
 

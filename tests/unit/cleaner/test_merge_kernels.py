@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from kafkalog.cleaner.rewrite.merge import codes
 from kafkalog.cleaner.rewrite.merge import kernels as k
 from kafkalog.storage_engine.records.records import index_records, scan_batches
+from tests.builders.batch_builder import Record, sized, varint
+from tests.builders.message_builder import messages
 from tests.unit.cleaner.naive_merge import Batch, measured
-from tests.unit.storage_engine import naive, naive_messages
-from tests.unit.storage_engine.naive import Record
-from tests.unit.storage_engine.naive_messages import Message
 
 pytestmark = pytest.mark.usefixtures("compared_kernels")
 
@@ -51,15 +50,15 @@ def test_a_copied_record_is_its_key_value_and_headers(
     picks: list[int],
 ) -> None:
     items = [Record(i, 100 + i, *row) for i, row in enumerate(contents)]
-    data = Batch(0, len(items) - 1, tuple(items), max_timestamp=100).data()
+    data = Batch(0, len(items) - 1, tuple(items), max_timestamp=100).data
     picks = [pick % len(items) for pick in picks]
     target, copies = gathered(*table_of(data)[:2], picks)
     expected = b""
     for place, pick in enumerate(picks):
         item = items[pick]
         start = len(expected)
-        expected += (item.key or b"") + naive.sized(item.value) + naive.varint(len(item.headers))
-        expected += b"".join(naive.sized(name) + naive.sized(text) for name, text in item.headers)
+        expected += (item.key or b"") + sized(item.value) + varint(len(item.headers))
+        expected += b"".join(sized(name) + sized(text) for name, text in item.headers)
         assert copies[[0, 1, 2, 3, 4], place].tolist() == [
             start,
             len(expected),
@@ -86,15 +85,10 @@ def test_a_copied_record_is_its_key_value_and_headers(
 def test_a_copied_message_has_the_sizes_and_the_header_count_of_v2(
     contents: list[tuple[bytes | None, bytes | None]], magic: int
 ) -> None:
-    items = [Message(i, 7 if magic else -1, *row) for i, row in enumerate(contents)]
-    data = b"".join(
-        naive_messages.message(magic, m.offset, m.key, m.value, timestamp=m.timestamp)
-        for m in items
-    )
+    items = [Record(i, 7 if magic else -1, *row) for i, row in enumerate(contents)]
+    data = messages(magic, items)
     target, copies = gathered(*table_of(data)[:2], list(range(len(items))))
-    assert target.tobytes() == b"".join(
-        (m.key or b"") + naive.sized(m.value) + b"\0" for m in items
-    )
+    assert target.tobytes() == b"".join((m.key or b"") + sized(m.value) + b"\0" for m in items)
     assert copies[2].tolist() == [m.offset for m in items]
     assert (target[copies[8]] == 0).all()
 
@@ -114,7 +108,7 @@ def test_a_copied_message_has_the_sizes_and_the_header_count_of_v2(
 )
 @pytest.mark.parametrize("is_message", [False, True])
 def test_a_record_outside_its_arena_is_never_read(row: int, value: int, is_message: bool) -> None:
-    data = Batch(0, 0, (Record(0, 5, b"key", b"value"),), max_timestamp=5).data()
+    data = Batch(0, 0, (Record(0, 5, b"key", b"value"),), max_timestamp=5).data
     arena, fields, _, _ = table_of(data)
     if is_message:
         fields[8] = -1
@@ -126,7 +120,7 @@ def test_a_record_outside_its_arena_is_never_read(row: int, value: int, is_messa
 
 
 def test_rows_that_are_none_and_targets_too_small_are_a_status() -> None:
-    data = Batch(0, 0, (Record(0, 5, b"key", b"value"),), max_timestamp=5).data()
+    data = Batch(0, 0, (Record(0, 5, b"key", b"value"),), max_timestamp=5).data
     arena, fields, _, _ = table_of(data)
     copies = np.zeros((FIELDS, 1), dtype=np.int64)
     target = np.zeros(99, dtype=np.uint8)
@@ -153,7 +147,7 @@ def test_what_batches_keep_is_measured(
     data = b""
     for contents in sizes:
         items = [Record(offset + i, 5, *row) for i, row in enumerate(contents)]
-        data += Batch(offset, items[-1].offset, tuple(items), max_timestamp=5).data()
+        data += Batch(offset, items[-1].offset, tuple(items), max_timestamp=5).data
         offset = items[-1].offset + 1
         batches.append(items)
     _, fields, batch_index, count = table_of(data)
@@ -170,7 +164,7 @@ def test_what_batches_keep_is_measured(
 
 
 def test_records_of_no_batch_are_not_measured() -> None:
-    data = Batch(0, 0, (Record(0, 5, b"key", b"value"),), max_timestamp=5).data()
+    data = Batch(0, 0, (Record(0, 5, b"key", b"value"),), max_timestamp=5).data
     _, fields, _, _ = table_of(data)
     kept = np.empty((3, 1), dtype=np.int64)
     keep = np.array([True])

@@ -21,6 +21,8 @@ from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.reading.pins import Action
 from kafkalog.storage_engine.writing.writer import Writer
 from tests.acceptance.users import as_nobody
+from tests.builders.batch_builder import Record, batch_data
+from tests.builders.message_builder import message
 from tests.unit.cleaner.searched_log import (
     BASE,
     KEY,
@@ -31,7 +33,6 @@ from tests.unit.cleaner.searched_log import (
     searched_log,
     stage,
 )
-from tests.unit.storage_engine import naive, naive_messages
 
 
 @pytest.fixture
@@ -176,11 +177,11 @@ def test_bytes_that_are_no_batch_are_seen_and_named(log: KafkaLog) -> None:
 
 def test_a_batch_that_does_not_decode_is_named_and_the_others_are_looked_at(log: KafkaLog) -> None:
     """Damaged bytes, a payload that is no gzip under a right checksum, then a sound batch."""
-    record = naive.Record(0, NOW, b"another", b"v")
+    record = Record(0, NOW, b"another", b"v")
     parts = [
         batch(KEY),
         batch(b"another")[:-1] + b"\xff",
-        naive.batch([record], payload=b"no gzip", attributes=layout.CODEC_GZIP),
+        batch_data([record], payload=b"no gzip", attributes=layout.CODEC_GZIP),
         batch(b"another", codec=layout.CODEC_GZIP),
         batch(b"another", KEY),
     ]
@@ -194,9 +195,7 @@ def test_a_batch_that_does_not_decode_is_named_and_the_others_are_looked_at(log:
 
 def test_messages_of_old_formats_are_looked_at(log: KafkaLog) -> None:
     path = directory(log) / f"{BASE}.log.deleted"
-    path.write_bytes(
-        naive_messages.message(0, 0, b"another", b"v") + naive_messages.message(1, 1, KEY, b"v")
-    )
+    path.write_bytes(message(0, 0, b"another", b"v") + message(1, 1, KEY, b"v"))
     (file,) = [one for one in log.occurrences("t", [KEY], now_ms=NOW).files if not one.is_clear]
     assert (file.found, file.faults, file.first_offset) == ({0: 1}, [], 1)
 
@@ -333,14 +332,14 @@ def test_what_other_records_mention_is_told_and_is_a_trace_only_where_that_is_wa
 ) -> None:
     text = b"about " + KEY
     headers = {"header": [(b"h", text)], "header name": [(text, None)]}.get(where, [])
-    record = naive.Record(
+    record = Record(
         0,
         NOW,
         text if where == "key" else b"another",
         text if where == "value" else None,
         headers,
     )
-    (directory(log) / f"{BASE}.log").write_bytes(naive.batch([record]))
+    (directory(log) / f"{BASE}.log").write_bytes(batch_data([record]))
     found = log.occurrences("t", [KEY], now_ms=NOW)
     assert (found.mentions, found.residuals) == (1, ())
     (left,) = log.occurrences("t", [KEY], strict=True, now_ms=NOW).residuals

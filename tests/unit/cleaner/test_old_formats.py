@@ -11,18 +11,15 @@ from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.batch_builder import GZIP, Record
+from tests.builders.message_builder import messages, wrapper
 from tests.unit.cleaner.naive import Batch, dump, latest_values, offsets, records_of
-from tests.unit.storage_engine.naive_messages import GZIP, Message, message, wrapper
 
 ALONE = CleanerConfig(merge_batches=False)
 
 
-def messages(magic: int, *offsets: int) -> list[Message]:
-    return [Message(i, 5 if magic else -1, b"ab"[i % 2 : i % 2 + 1], b"old") for i in offsets]
-
-
-def plain(magic: int, *items: Message) -> bytes:
-    return b"".join(message(magic, m.offset, m.key, m.value, timestamp=m.timestamp) for m in items)
+def old(magic: int, *offsets: int) -> list[Record]:
+    return [Record(i, 5 if magic else -1, b"ab"[i % 2 : i % 2 + 1], b"old") for i in offsets]
 
 
 def upgraded(root: Path, place: int, data: bytes) -> Engine:
@@ -49,9 +46,9 @@ def magics(engine: Engine) -> set[int]:
 def test_what_stays_of_old_messages_becomes_batches_v2(
     tmp_path: Path, place: int, magic: int, compressed: bool, config: CleanerConfig
 ) -> None:
-    items = messages(magic, 2 * place, 2 * place + 1)
-    items[1] = Message(items[1].offset, items[1].timestamp, b"c", b"only")
-    data = wrapper(magic, GZIP, items) if compressed else plain(magic, *items)
+    items = old(magic, 2 * place, 2 * place + 1)
+    items[1] = Record(items[1].offset, items[1].timestamp, b"c", b"only")
+    data = wrapper(magic, GZIP, items) if compressed else messages(magic, items)
     engine = upgraded(tmp_path, place, data)
     before = latest_values(records_of(dump(engine)))
     (stats,) = clean(engine, now_ms=1, config=config)
@@ -67,8 +64,8 @@ def test_what_stays_of_old_messages_becomes_batches_v2(
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_an_old_tombstone_goes_in_two_stages_like_any_other(tmp_path: Path, magic: int) -> None:
-    gone = Message(0, 5 if magic else -1, b"gone", None)
-    engine = upgraded(tmp_path, 0, plain(magic, gone, *messages(magic, 1)))
+    gone = Record(0, 5 if magic else -1, b"gone", None)
+    engine = upgraded(tmp_path, 0, messages(magic, [gone, *old(magic, 1)]))
     for now, stays in ((100, True), (109, True), (110, False)):
         assert [s.error for s in clean(engine, now_ms=now)] in ([None], [])
         found = [(b.horizon, b.base) for b in dump(engine) if b.base == 0]
@@ -84,7 +81,7 @@ def test_old_messages_behind_a_batch_of_the_same_segment_are_converted(tmp_path:
     data, end = first.read_bytes(), int(second.name[:20])
     assert end > 1
     size = 12 + int.from_bytes(data[8:12], "big")
-    first.write_bytes(data[:size] + plain(1, *messages(1, *range(1, end))))
+    first.write_bytes(data[:size] + messages(1, old(1, *range(1, end))))
     (stats,) = clean(engine, now_ms=1)
     assert stats.error is None
     assert magics(engine) == {2}
@@ -96,7 +93,7 @@ def test_a_wrapper_of_the_other_format_is_converted_with_all_its_records(
     tmp_path: Path, magic: int
 ) -> None:
     """KAFKA-4298: a wrapper of one format around messages of the other one."""
-    items = [Message(i, -1 if magic else 5, b"key%d" % i, b"value%d" % i) for i in range(2)]
+    items = [Record(i, -1 if magic else 5, b"key%d" % i, b"value%d" % i) for i in range(2)]
     engine = upgraded(tmp_path, 0, wrapper(magic, GZIP, items, inner_magic=1 - magic))
     (stats,) = clean(engine, now_ms=1, config=ALONE)
     assert stats.error is None
@@ -106,7 +103,7 @@ def test_a_wrapper_of_the_other_format_is_converted_with_all_its_records(
 
 
 def test_a_log_that_was_converted_is_not_written_again(tmp_path: Path) -> None:
-    engine = upgraded(tmp_path, 0, wrapper(1, GZIP, messages(1, 0, 1)))
+    engine = upgraded(tmp_path, 0, wrapper(1, GZIP, old(1, 0, 1)))
     clean(engine, now_ms=1, force=True)
     before: list[Batch] = dump(engine)
     for stats in clean(engine, now_ms=2, force=True):
@@ -115,7 +112,7 @@ def test_a_log_that_was_converted_is_not_written_again(tmp_path: Path) -> None:
 
 
 def test_the_latest_records_are_found_across_formats(tmp_path: Path) -> None:
-    engine = upgraded(tmp_path, 4, wrapper(0, GZIP, messages(0, 8, 9)))
+    engine = upgraded(tmp_path, 4, wrapper(0, GZIP, old(0, 8, 9)))
     with engine.snapshot("t", 0) as snapshot:
         found = list(latest(snapshot, 8, budget_bytes=1 << 20, schema=changelog_schema()))
     assert [v for b in found for v in b.column("value").to_pylist()] == [b"3", b"3"]

@@ -24,9 +24,9 @@ from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import list_segments
+from tests.builders.batch_builder import CONTROL, GZIP, TRANSACTIONAL, Record, batch_data, empty
 from tests.unit.cleaner.naive import batch, dump, foreign_log, latest_values, offsets, records_of
-from tests.unit.cleaner.transactional_log import CONTROL, DAY, TRANSACTIONAL, Log, kafkas
-from tests.unit.storage_engine import log_builder
+from tests.unit.cleaner.transactional_log import DAY, Log, kafkas
 
 MAX = 2**31 - 1
 NOW = 10 * DAY
@@ -203,15 +203,14 @@ def test_a_batch_that_grows_by_being_compressed_anew_is_written(
     words = [b"%d" % n for n in range(300)]
     rng = random.Random(2)
     records = [
-        log_builder.Record(i, b"key-%d" % i, b" ".join(rng.choices(words, k=400)), 1000)
-        for i in range(40)
+        Record(i, 1000, b"key-%d" % i, b" ".join(rng.choices(words, k=400))) for i in range(40)
     ]
-    data = log_builder.Batch(0, 39, records, attributes=log_builder.GZIP).data()
+    data = batch_data(records, codec=GZIP, leader_epoch=0)
     log.engine.alter_topic("t", {"max.message.bytes": str(len(data))})
     log.engine.append_raw("t", 0, data, now_ms=0)
     log.engine.append("t", [("key-39", None)], now_ms=0)
     forced(log.engine, config=config)
-    first = sizes(log.engine)[0] - len(log_builder.Batch(40, 40, [], 0).data())
+    first = sizes(log.engine)[0] - len(empty(40, 40).data)
     assert first > len(data)
     assert log.offsets() == [*range(39), 40]
     assert [r.value for r in records_of(log.batches())][:39] == [r.value for r in records[:39]]

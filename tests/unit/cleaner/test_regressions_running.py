@@ -26,9 +26,10 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.segment.segments import list_segments
+from tests.builders.batch_builder import CONTROL, TRANSACTIONAL
 from tests.unit.cleaner.naive import batch, dump, foreign_log, latest_values, offsets, records_of
 from tests.unit.cleaner.test_manager import corrupt, eventually, filled
-from tests.unit.cleaner.transactional_log import CONTROL, DAY, TRANSACTIONAL, Log
+from tests.unit.cleaner.transactional_log import DAY, Log
 
 MINUTE = 60_000
 

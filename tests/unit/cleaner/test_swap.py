@@ -128,8 +128,8 @@ def test_several_outputs_cut_short_at_any_rename_are_old_or_new_as_a_whole(tmp_p
             item = batch(base, pairs)
             import numpy as np
 
-            figures = [np.array([v]) for v in (len(item.data()), base, item.last, 1000)]
-            output.append([item.data()], *figures)
+            figures = [np.array([v]) for v in (len(item.data), base, item.last, 1000)]
+            output.append([item.data], *figures)
             output.finish(10**18)
             outputs.append(output)
             gaps.append(output.section(item.last + 1))

@@ -5,26 +5,19 @@ from __future__ import annotations
 import random
 import shutil
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import CorruptLogError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
-from tests.unit.cleaner.naive import Batch, Record, crc32c, records_of
-from tests.unit.cleaner.transactional_log import (
-    CONTROL,
-    DAY,
-    TRANSACTIONAL,
-    Log,
-    active,
-    kafkas,
-    naive_round,
-)
+from tests.builders.batch_builder import CONTROL, TRANSACTIONAL, Record, end_marker
+from tests.unit.cleaner.naive import Batch, records_of
+from tests.unit.cleaner.transactional_log import DAY, Log, active, kafkas, naive_round
 from tests.unit.storage_engine.faults import Died, each_act
 
 # --- whose data goes -----------------------------------------------------------------------------
@@ -170,8 +163,8 @@ def test_batches_that_go_whole_are_not_looked_into(tmp_path: Path) -> None:
 def test_batches_that_go_whole_are_not_decoded(tmp_path: Path) -> None:
     """What does not decode, but has the right checksum, tells whether anybody has tried."""
     log = Log.create(tmp_path)
-    batch = Batch(0, 2, (Record(0, b"1", b"0", 0),), producer=1, attributes=TRANSACTIONAL)
-    header = bytearray(batch.data())
+    batch = Batch(0, 2, (Record(0, 0, b"1", b"0"),), producer=1, attributes=TRANSACTIONAL)
+    header = bytearray(batch.data)
     struct.pack_into(">i", header, 57, 3)  # three records, of which there is one
     struct.pack_into(">I", header, 17, crc32c(bytes(header[21:])))
     log.engine.append_raw("t", 0, bytes(header), now_ms=0)
@@ -301,16 +294,12 @@ def test_markers_of_the_quorum_and_of_a_later_kafka_stay(tmp_path: Path) -> None
     log.data(1)
     for kind in (2, 3, 77):
         leader_change = Batch(
-            log.end, log.end, (replace(_marker(kind), offset=log.end),), attributes=CONTROL
+            log.end, log.end, (Record(log.end, 0, *end_marker(kind)),), attributes=CONTROL
         )
         log._append(leader_change)
     log.roll()
     log.clean_twice(from_offset=0)
     assert [(b.base, b.horizon) for b in log.batches()] == [(i, None) for i in range(4)]
-
-
-def _marker(kind: int) -> Record:
-    return Record(0, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0), 0)
 
 
 # --- the last batches of producers ---------------------------------------------------------------

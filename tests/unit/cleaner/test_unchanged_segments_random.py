@@ -29,7 +29,8 @@ from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
-from tests.unit.cleaner.transactional_log import CONTROL, Log
+from tests.builders.batch_builder import CONTROL
+from tests.unit.cleaner.transactional_log import Log
 from tests.unit.storage_engine.faults import Died, each_act
 
 NEVER = 1 << 60

@@ -17,11 +17,10 @@ from kafkalog.cleaner.rewrite.clean import clean_round
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import locks
-from tests.unit.cleaner.naive import Batch, Record, dump, offsets
+from tests.builders.batch_builder import ABORT, COMMIT, CONTROL, TRANSACTIONAL, Record, end_marker
+from tests.unit.cleaner.naive import Batch, dump, offsets
 
 DAY = 86_400_000
-TRANSACTIONAL, CONTROL = 0x10, 0x20
-ABORT, COMMIT = 0, 1
 Entry = tuple[int, int, int]
 """Producer, first offset, offset of the marker."""
 
@@ -72,9 +71,9 @@ class Log:
         records = tuple(
             Record(
                 self.end + i,
+                time,
                 None if key is None else b"%d" % key,
                 None if tombstones else b"%d" % (self.end + i),
-                time,
             )
             for i, key in enumerate(keys)
         )
@@ -102,7 +101,6 @@ class Log:
 
     def mark(self, producer: int, kind: int, *, time: int = 0) -> None:
         """Append a marker."""
-        key, value = struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0)
         first = self.running.pop(producer, None)
         if first is not None and kind == ABORT:
             self.aborted.append((producer, first, self.end))
@@ -111,7 +109,7 @@ class Log:
             Batch(
                 self.end,
                 self.end,
-                (Record(self.end, key, value, time),),
+                (Record(self.end, time, *end_marker(kind)),),
                 producer=producer,
                 attributes=TRANSACTIONAL | CONTROL,
             )
@@ -124,7 +122,7 @@ class Log:
         self.mark(producer, ABORT, time=time)
 
     def _append(self, batch: Batch) -> None:
-        self.engine.append_raw("t", 0, batch.data(), now_ms=0)
+        self.engine.append_raw("t", 0, batch.data, now_ms=0)
         self.end = batch.last + 1
 
     def roll(self) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.batch_builder import batch
+from tests.builders.segment_files import write_segment
 from tests.unit.cli.conftest import Command
-from tests.unit.storage_engine.log_builder import batch, write_segment
 
 TOPIC_ID = "A" * 21 + "Q"
 OTHER_ID = "B" * 21 + "Q"

@@ -10,11 +10,11 @@ from kafkalog.datasource.checkpoint import read_checkpoint
 from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.batch_builder import at_times, joined
 from tests.unit.cli.conftest import Command
 from tests.unit.datasource.logs import append_to
 from tests.unit.storage_engine import broker_root
 from tests.unit.storage_engine.broker_root import BrokerRoot
-from tests.unit.storage_engine.raw_log import RawBatch, joined
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1502872590006,"conf":{"a":"b"}}'
 
@@ -108,7 +108,7 @@ def test_an_open_transaction_is_no_lag_of_a_committed_reader(
     checkpoint = tmp_path / "checkpoint"
     batch(checkpoint, 0, '{"u":{"0":3}}')
     with Engine(log) as engine:
-        engine.append_raw("u", 0, joined([RawBatch(3, (1, 2), 5, transactional=True)]))
+        engine.append_raw("u", 0, joined([at_times(3, (1, 2), 5, transactional=True)]))
 
     (row,) = kafkalog("status", log, "--checkpoint", checkpoint, "--json").json[1:]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.batch_builder import ABORT, at_times, joined, marker
 from tests.unit.cli.conftest import Command
 
 
@@ -185,20 +186,9 @@ def test_raw_needs_a_partition_and_takes_no_other_file(kafkalog: Command, root: 
 
 
 def test_transactions_count_as_the_isolation_level_says(kafkalog: Command, root: Path) -> None:
-    import struct
-
-    from tests.unit.storage_engine import naive
-
-    data = naive.batch([naive.Record(0, 1, b"k", b"v")], attributes=0x10, producer=(7, 0, 0))
-    key = struct.pack(">hh", 0, 0)
-    data += naive.batch(
-        [naive.Record(1, 2, key, bytes(6))],
-        base_offset=1,
-        attributes=0x30,
-        producer=(7, 0, -1),
-    )
+    batches = [at_times(0, [1], 7, transactional=True), marker(1, ABORT, 7, timestamp=2)]
     path = root.parent / "aborted.log"
-    path.write_bytes(data)
+    path.write_bytes(joined(batches))
     assert kafkalog("append", root, "t", "--raw", path, "--partition", 0).status == 0
     assert kafkalog("read", root, "t").lines == []
     level = ("--isolation-level", "read_uncommitted")

@@ -21,8 +21,9 @@ from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer
 from tests import ROOT
+from tests.builders.batch_builder import batch
+from tests.builders.segment_files import write_segment
 from tests.unit.cli.conftest import Command, Result
-from tests.unit.storage_engine.log_builder import batch, write_segment
 
 NOW_MS = 1_700_000_000_000
 PRINTS_NO_DATA = {"cleaner", "ui"}

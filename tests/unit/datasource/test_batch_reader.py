@@ -14,8 +14,8 @@ from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.datasource.range_reader import OffsetRangePartition
 from kafkalog.errors import DataLossError, InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.batch_builder import at_times, joined
 from tests.unit.datasource.logs import append, append_to, numbered, rows, source
-from tests.unit.storage_engine.raw_log import RawBatch, joined
 
 
 def read(root: Path, schema: StructType | None = None, **options: str) -> list[dict[str, Any]]:
@@ -244,7 +244,7 @@ def test_readers_and_their_ranges_are_sent_as_plain_data(tmp_path: Path) -> None
 def test_a_committed_read_never_reaches_into_an_open_transaction(tmp_path: Path) -> None:
     append(tmp_path, "t", numbered(1))
     with Engine(tmp_path) as engine:
-        engine.append_raw("t", 0, joined([RawBatch(1, (1, 2), 5, transactional=True), RawBatch(3)]))
+        engine.append_raw("t", 0, joined([at_times(1, (1, 2), 5, transactional=True), at_times(3)]))
     options = {"subscribe": "t", "endingOffsets": '{"t": {"0": 4}}'}
 
     with pytest.raises(InvalidInputError, match="open from offset 1 on"):

@@ -14,10 +14,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from kafkalog.datasource import latest_ends
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import DataLossError, InvalidInputError
+from tests.builders.batch_builder import COMMIT, at_times, joined, marker
 from tests.unit.datasource.logs import broker_directory, rows, source
-from tests.unit.storage_engine import broker_root, raw_log
+from tests.unit.storage_engine import broker_root
 from tests.unit.storage_engine.broker_root import BrokerRoot
-from tests.unit.storage_engine.raw_log import RawBatch
 
 ALL = ReadAllAvailable()
 
@@ -82,11 +82,11 @@ def transactions(path: Path) -> BrokerRoot:
     root = BrokerRoot(path)
     partition = root.partition("t-0", (0,), 0)
     batches = [
-        RawBatch(0, (0,) * 10, producer=1, transactional=True),
-        RawBatch(10, (0,) * 2, producer=2, transactional=True),
-        raw_log.marker(12, raw_log.COMMIT, 1),
+        at_times(0, (0,) * 10, producer_id=1, transactional=True),
+        at_times(10, (0,) * 2, producer_id=2, transactional=True),
+        marker(12, COMMIT, 1),
     ]
-    (partition / f"{0:020}.log").write_bytes(raw_log.joined(batches))
+    (partition / f"{0:020}.log").write_bytes(joined(batches))
     root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 13})
     return root
 
@@ -157,13 +157,13 @@ def isolation(request: pytest.FixtureRequest) -> dict[str, str]:
 def times(path: Path) -> BrokerRoot:
     """Offset n has the timestamp 1000 + n; the last record is of a transaction."""
     root = BrokerRoot(path)
-    batches = [RawBatch(offset, (1000 + offset,)) for offset in range(11)]
+    batches = [at_times(offset, (1000 + offset,)) for offset in range(11)]
     batches += [
-        RawBatch(11, (1011,), producer=1, transactional=True),
-        raw_log.marker(12, raw_log.COMMIT, 1, time=1012),
+        at_times(11, (1011,), producer_id=1, transactional=True),
+        marker(12, COMMIT, 1, timestamp=1012),
     ]
     log = root.partition("t-0", (0,), 0) / f"{0:020}.log"
-    log.write_bytes(raw_log.joined(batches))
+    log.write_bytes(joined(batches))
     return root
 
 

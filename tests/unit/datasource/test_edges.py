@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from kafkalog.datasource.columns import spark_schema
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.batch_builder import ABORT, COMMIT, at_times, joined, marker
 from tests.unit.datasource.logs import (
     MANY,
     append,
@@ -28,7 +29,6 @@ from tests.unit.datasource.logs import (
     source,
 )
 from tests.unit.datasource.streaming_query import Row, StreamingQuery
-from tests.unit.storage_engine.raw_log import ABORT, COMMIT, RawBatch, joined, marker
 
 EARLIEST = {"startingOffsets": "earliest"}
 LEVELS = ("read_committed", "read_uncommitted")
@@ -101,7 +101,7 @@ def test_a_topic_without_records_reads_as_nothing_until_one_comes(
 def test_data_of_aborted_transactions_alone_is_nothing_to_a_committed_read(tmp_path: Path) -> None:
     with Engine(tmp_path) as engine:
         engine.create_topic("t", 1)
-        aborted = RawBatch(0, (1, 2, 3), 7, transactional=True)
+        aborted = at_times(0, (1, 2, 3), 7, transactional=True)
         engine.append_raw("t", 0, joined([aborted, marker(3, ABORT, 7)]), now_ms=0)
     query = StreamingQuery(tmp_path, {**EARLIEST, "maxOffsetsPerTrigger": "2"})
 
@@ -114,8 +114,8 @@ def test_data_of_aborted_transactions_alone_is_nothing_to_a_committed_read(tmp_p
 def test_an_open_transaction_is_waited_for(tmp_path: Path) -> None:
     with Engine(tmp_path) as engine:
         engine.create_topic("t", 1)
-        opened = RawBatch(0, (1, 2), 7, transactional=True)
-        engine.append_raw("t", 0, joined([opened, RawBatch(2, (3,))]), now_ms=0)
+        opened = at_times(0, (1, 2), 7, transactional=True)
+        engine.append_raw("t", 0, joined([opened, at_times(2, (3,))]), now_ms=0)
         query = StreamingQuery(tmp_path, EARLIEST)
 
         assert read_batch(tmp_path) == read_batch(tmp_path, view="latest") == query.drain() == []
@@ -250,7 +250,7 @@ def test_offsets_may_be_as_large_as_they_are(tmp_path: Path) -> None:
     first = (1 << 62) + 1
     with Engine(tmp_path) as engine:
         engine.create_topic("t", 1)
-        engine.append_raw("t", 0, joined([RawBatch(first, (1, 2, 3))]), now_ms=0)
+        engine.append_raw("t", 0, joined([at_times(first, (1, 2, 3))]), now_ms=0)
     query = StreamingQuery(tmp_path, {**EARLIEST, "minPartitions": "2"})
 
     assert [row["offset"] for row in query.drain()] == [first, first + 1, first + 2]

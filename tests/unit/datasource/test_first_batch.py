@@ -14,9 +14,9 @@ import pytest
 
 from kafkalog.errors import DataLossError, InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.batch_builder import COMMIT, at_times, joined, marker
 from tests.unit.datasource.logs import append, append_to, numbered
 from tests.unit.datasource.streaming_query import Row, StreamingQuery
-from tests.unit.storage_engine.raw_log import COMMIT, RawBatch, joined, marker
 
 TIME = 1_700_000_000_000
 """When `append` and `append_to` append."""
@@ -48,17 +48,17 @@ def begin(streaming: StreamingQuery, between: Callable[[], None]) -> None:
 def test_a_checkpoint_that_is_within_an_open_transaction_is_gone_on_from(
     tmp_path: Path, fail: str
 ) -> None:
-    opened = RawBatch(3, (1, 2), 7, transactional=True)
+    opened = at_times(3, (1, 2), 7, transactional=True)
     with Engine(tmp_path) as engine:
         engine.create_topic("t", 1)
-        engine.append_raw("t", 0, joined([RawBatch(0, (1, 2, 3)), opened, RawBatch(5, (3,))]))
+        engine.append_raw("t", 0, joined([at_times(0, (1, 2, 3)), opened, at_times(5, (3,))]))
     streaming = StreamingQuery(tmp_path, {"failOnDataLoss": fail})
     # Spark's own source has read uncommitted records, up to the high watermark.
     streaming.planned, streaming.committed = ['{"t":{"0":6}}'], 1
 
     assert streaming.drain() == []
     with Engine(tmp_path) as engine:
-        engine.append_raw("t", 0, joined([marker(6, COMMIT, 7), RawBatch(7, (4,))]))
+        engine.append_raw("t", 0, joined([marker(6, COMMIT, 7), at_times(7, (4,))]))
 
     assert [row["offset"] for row in streaming.drain()] == [7]
 

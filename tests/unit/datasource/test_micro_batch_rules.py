@@ -9,9 +9,9 @@ import pytest
 
 from kafkalog.errors import DataLossError, InvalidInputError
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.batch_builder import ABORT, COMMIT, at_times, joined, marker
 from tests.unit.datasource.logs import append, append_to, numbered, source
 from tests.unit.datasource.streaming_query import Row, StreamingQuery
-from tests.unit.storage_engine.raw_log import ABORT, COMMIT, RawBatch, joined, marker
 
 
 def query(root: Path, **options: str) -> StreamingQuery:
@@ -312,11 +312,11 @@ def transactions(root: Path) -> None:
     """Two plain records, three aborted with their marker, two committed with theirs, one open."""
     append(root, "t", numbered(2))
     batches = [
-        RawBatch(2, (1, 2, 3), 7, transactional=True),
+        at_times(2, (1, 2, 3), 7, transactional=True),
         marker(5, ABORT, 7),
-        RawBatch(6, (4, 5), 8, transactional=True),
+        at_times(6, (4, 5), 8, transactional=True),
         marker(8, COMMIT, 8),
-        RawBatch(9, (6,), 9, transactional=True),
+        at_times(9, (6,), 9, transactional=True),
     ]
     with Engine(root) as engine:
         engine.append_raw("t", 0, joined(batches))

@@ -26,10 +26,10 @@ from kafkalog.storage_engine.fs import clock, file_system, files
 from kafkalog.storage_engine.fs.file_system import FileSystem, Place
 from kafkalog.storage_engine.reading import partition_snapshot
 from kafkalog.storage_engine.reading.pins import LivePins
+from tests.builders.batch_builder import at_times, joined
 from tests.unit.datasource.logs import append, numbered, rows, source
 from tests.unit.datasource.spark_task import task
 from tests.unit.storage_engine.broker_root import BrokerRoot
-from tests.unit.storage_engine.raw_log import RawBatch, joined
 
 LATEST = {"view": "latest"}
 
@@ -144,7 +144,7 @@ def test_outside_of_a_task_and_with_a_fixed_end_nothing_is_pinned(tmp_path: Path
 def test_the_isolation_level_chooses_the_end_of_the_moment(tmp_path: Path) -> None:
     append(tmp_path, "t", numbered(1))
     with Engine(tmp_path) as engine:
-        engine.append_raw("t", 0, joined([RawBatch(1, (1, 2), 5, transactional=True)]))
+        engine.append_raw("t", 0, joined([at_times(1, (1, 2), 5, transactional=True)]))
     committed = planned(tmp_path)
     dirty = planned(tmp_path, **{"kafka.isolation.level": "read_uncommitted"})
     with task("1"):

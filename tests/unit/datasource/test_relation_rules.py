@@ -15,8 +15,8 @@ from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.errors import InvalidInputError
 from kafkalog.schema import HEADERS
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, at_times, joined, marker
 from tests.unit.datasource.logs import rows, source
-from tests.unit.storage_engine.raw_log import ABORT, COMMIT, RawBatch, joined, marker
 
 FIRST_MS = 1_700_000_000_000
 TIMES = [FIRST_MS + 1000 * n for n in range(4)]
@@ -221,14 +221,14 @@ def test_an_open_start_is_bound_at_every_read(three: Path, options: dict[str, st
     assert values(found, planned) == list(range(30, 40))
 
 
-def transactions(root: Path, batches: list[RawBatch]) -> None:
+def transactions(root: Path, batches: list[BuiltBatch]) -> None:
     with Engine(root) as engine:
         engine.create_topic("t", 1, {"cleanup.policy": "delete"}, exist_ok=True)
         engine.append_raw("t", 0, joined(batches))
 
 
-def data(base: int) -> RawBatch:
-    return RawBatch(base, (FIRST_MS,) * 5, producer=7, sequence=base, transactional=True)
+def data(base: int) -> BuiltBatch:
+    return at_times(base, (FIRST_MS,) * 5, producer_id=7, sequence=base, transactional=True)
 
 
 @pytest.mark.parametrize(

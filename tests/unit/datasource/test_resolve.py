@@ -10,7 +10,7 @@ from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.resolve import ending_offsets, offsets_for_times, starting_offsets
 from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.engine import Engine
-from tests.unit.storage_engine.raw_log import RawBatch, joined, marker
+from tests.builders.batch_builder import at_times, joined, marker
 
 T = [TopicPartition("t", number) for number in range(3)]
 
@@ -75,9 +75,9 @@ def test_a_record_of_an_open_transaction_is_found_by_who_sees_it_alone(tmp_path:
     engine = Engine(tmp_path)
     engine.create_topic("t", 1, {"cleanup.policy": "delete"})
     batches = [
-        RawBatch(0, (1_000, 1_000)),
-        RawBatch(2, (2_000,), producer=7, transactional=True),
-        RawBatch(3, (3_000,)),
+        at_times(0, (1_000, 1_000)),
+        at_times(2, (2_000,), producer_id=7, transactional=True),
+        at_times(3, (3_000,)),
     ]
     engine.append_raw("t", 0, joined(batches), now_ms=5_000)
 
@@ -86,7 +86,7 @@ def test_a_record_of_an_open_transaction_is_found_by_who_sees_it_alone(tmp_path:
 
     assert (found(1_000, "read_committed"), found(1_000, "read_uncommitted")) == (0, 0)
     assert (found(2_000, "read_committed"), found(2_000, "read_uncommitted")) == (None, 2)
-    engine.append_raw("t", 0, joined([marker(4, 1, 7, time=3_000)]), now_ms=5_000)
+    engine.append_raw("t", 0, joined([marker(4, 1, 7, timestamp=3_000)]), now_ms=5_000)
     assert found(2_000, "read_committed") == 2
 
 

@@ -14,10 +14,10 @@ import pytest
 import kafkalog
 from examples import mirror_kafka
 from kafkalog.errors import InvalidInputError
+from tests.builders.batch_builder import COMMIT, at_times, batch, joined, marker
+from tests.builders.segment_files import write_segment
 from tests.conformance.record import Record, of_kafkalog
 from tests.unit.storage_engine.broker_root import HIGH_WATERMARK, LOG_START, BrokerRoot, batches
-from tests.unit.storage_engine.log_builder import batch, write_segment
-from tests.unit.storage_engine.raw_log import COMMIT, RawBatch, joined, marker
 
 END = {"t-0": 100, "t-1": 70}
 
@@ -69,7 +69,7 @@ def test_what_was_deleted_there_before_is_not_copied(broker: BrokerRoot, tmp_pat
 
 
 def test_gaps_and_transactions_keep_their_offsets(tmp_path: Path) -> None:
-    written = [RawBatch(3), RawBatch(10, (1, 2), 9, transactional=True), marker(12, COMMIT, 9)]
+    written = [at_times(3), at_times(10, (1, 2), 9, transactional=True), marker(12, COMMIT, 9)]
     with kafkalog.open(tmp_path / "source") as source:
         source.create_topic("t", config={"cleanup.policy": "delete"})
         source.append_raw("t", 0, joined(written))

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.unit.storage_engine.log_builder import Batch, batch, write_segment
+from tests.builders.batch_builder import BuiltBatch, batch
+from tests.builders.segment_files import write_segment
 
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 RECOVERY_POINT = "recovery-point-offset-checkpoint"
@@ -27,7 +28,7 @@ with open(sys.argv[1], "a") as lock:
 """
 
 
-def batches(first: int, end: int) -> list[Batch]:
+def batches(first: int, end: int) -> list[BuiltBatch]:
     """Batches of ten records each."""
     return [batch(offset, min(10, end - offset)) for offset in range(first, end, 10)]
 

@@ -1,4 +1,4 @@
-"""The record format a second time, slow and plain: what the kernels are compared with.
+"""Read the record format a second time, slow and plain: what the kernels are compared with.
 
 Imports nothing of kafkalog. A fault is a ValueError.
 """
@@ -6,34 +6,16 @@ Imports nothing of kafkalog. A fault is a ValueError.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+
+from tests.builders.batch_builder import Headers, Record, section
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 INT64 = 1 << 64
 
 
-@dataclass
-class Record:
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[bytes, bytes | None]] = field(default_factory=list)
-
-
 def signed(number: int, bits: int) -> int:
     number &= (1 << bits) - 1
     return number - (1 << bits) if number >> (bits - 1) else number
-
-
-def varint(number: int) -> bytes:
-    rest = 2 * number if number >= 0 else -2 * number - 1
-    out = []
-    while True:
-        rest, low = divmod(rest, 128)
-        if rest == 0:
-            return bytes([*out, low])
-        out.append(low + 128)
 
 
 def read_varint(data: bytes, position: int, end: int, bits: int) -> tuple[int, int]:
@@ -47,31 +29,6 @@ def read_varint(data: bytes, position: int, end: int, bits: int) -> tuple[int, i
     raise ValueError("varint")
 
 
-def sized(data: bytes | None) -> bytes:
-    return varint(-1) if data is None else varint(len(data)) + data
-
-
-def record(
-    offset_delta: int,
-    timestamp_delta: int,
-    key: bytes | None,
-    value: bytes | None,
-    headers: list[tuple[bytes, bytes | None]],
-) -> bytes:
-    body = b"\0" + varint(timestamp_delta) + varint(offset_delta) + sized(key) + sized(value)
-    body += varint(len(headers))
-    for name, content in headers:
-        body += sized(name) + sized(content)
-    return varint(len(body)) + body
-
-
-def section(records: list[Record], base_offset: int, base_timestamp: int) -> bytes:
-    return b"".join(
-        record(r.offset - base_offset, r.timestamp - base_timestamp, r.key, r.value, r.headers)
-        for r in records
-    )
-
-
 def crc32c(data: bytes) -> int:
     crc = 0xFFFF_FFFF
     for byte in data:
@@ -79,41 +36,6 @@ def crc32c(data: bytes) -> int:
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F6_3B78 if crc & 1 else 0)
     return crc ^ 0xFFFF_FFFF
-
-
-def batch(
-    records: list[Record],
-    *,
-    payload: bytes | None = None,
-    base_offset: int = 0,
-    last_offset_delta: int | None = None,
-    count: int | None = None,
-    attributes: int = 0,
-    base_timestamp: int | None = None,
-    max_timestamp: int | None = None,
-    leader_epoch: int = -1,
-    producer: tuple[int, int, int] = (-1, -1, -1),
-) -> bytes:
-    """Return a batch; `payload` stands for a section that is compressed, or wrong."""
-    times = [r.timestamp for r in records] or [-1]
-    if base_timestamp is None:
-        base_timestamp = times[0]
-    if payload is None:
-        payload = section(records, base_offset, base_timestamp)
-    if last_offset_delta is None:
-        last_offset_delta = records[-1].offset - base_offset if records else 0
-    covered = struct.pack(
-        ">hiqqqhii",
-        attributes,
-        last_offset_delta,
-        base_timestamp,
-        max(times) if max_timestamp is None else max_timestamp,
-        *producer,
-        len(records) if count is None else count,
-    )
-    covered += payload
-    prefix = struct.pack(">qiibI", base_offset, len(covered) + 9, leader_epoch, 2, crc32c(covered))
-    return prefix + covered
 
 
 def read_section(
@@ -148,7 +70,7 @@ def read_section(
         header_count, position = read_varint(data, position, end, 32)
         if not 0 <= header_count <= end - position:
             raise ValueError("header count")
-        headers: list[tuple[bytes, bytes | None]] = []
+        headers: Headers = []
         for _ in range(header_count):
             name, position = read_sized(data, position, end)
             content, position = read_sized(data, position, end)

@@ -1,107 +1,18 @@
-"""Messages v0 and v1 a second time, slow and plain: an encoder, and what a reader makes of them.
+"""Read messages v0 and v1 a second time, slow and plain, and draw sets of them.
 
 Imports nothing of kafkalog. A fault is a ValueError.
 """
 
 from __future__ import annotations
 
-import gzip
 import struct
 import zlib
-from dataclasses import dataclass
 from typing import Any
 
-import lz4.frame
-import snappy
 from hypothesis import strategies as st
 
-NONE, GZIP, SNAPPY, LZ4 = range(4)
-LOG_APPEND_TIME = 8
-
-
-@dataclass(frozen=True)
-class Message:
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-
-
-def field(data: bytes | None) -> bytes:
-    return struct.pack(">i", -1) if data is None else struct.pack(">i", len(data)) + data
-
-
-def entry(offset: int, checked: bytes, crc: int | None = None) -> bytes:
-    crc = zlib.crc32(checked) if crc is None else crc
-    return struct.pack(">qiI", offset, len(checked) + 4, crc) + checked
-
-
-def message(
-    magic: int,
-    offset: int,
-    key: bytes | None,
-    value: bytes | None,
-    *,
-    timestamp: int = -1,
-    attributes: int = 0,
-    crc: int | None = None,
-) -> bytes:
-    checked = struct.pack(">bb", magic, attributes)
-    if magic > 0:
-        checked += struct.pack(">q", timestamp)
-    return entry(offset, checked + field(key) + field(value), crc)
-
-
-def compress(codec: int, data: bytes, *, magic: int, raw: bool = False) -> bytes:
-    if codec == GZIP:
-        return gzip.compress(data, mtime=0)
-    if codec == SNAPPY and raw:
-        return bytes(snappy.compress(data))
-    if codec == SNAPPY:
-        blocks = [bytes(snappy.compress(data[i : i + 50])) for i in range(0, len(data), 50)]
-        head = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
-        return head + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
-    frame = lz4.frame.compress(data, block_linked=False, store_size=False)
-    assert frame[4:6] == b"\x60\x40"
-    assert frame[6] == 0x82
-    # Kafka took the magic of the frame into the checksum then.
-    return bytes(frame[:6] + b"\x1a" + frame[7:]) if magic == 0 else bytes(frame)
-
-
-def wrapper(
-    magic: int,
-    codec: int,
-    messages: list[Message],
-    *,
-    offset: int | None = None,
-    inner_magic: int | None = None,
-    append_time: int | None = None,
-    start: int = 0,
-    payload: bytes | None = None,
-    raw: bool = False,
-) -> bytes:
-    """A compressed set; inner offsets are relative, from `start`, if the wrapper is v1."""
-    shift = messages[0].offset - start if magic == 1 and messages else 0
-    if payload is None:
-        payload = b"".join(
-            message(
-                magic if inner_magic is None else inner_magic,
-                m.offset - shift,
-                m.key,
-                m.value,
-                timestamp=m.timestamp,
-            )
-            for m in messages
-        )
-    times = [m.timestamp for m in messages]
-    return message(
-        magic,
-        messages[-1].offset if offset is None else offset,
-        None,
-        compress(codec, payload, magic=magic, raw=raw),
-        timestamp=max(times, default=-1) if append_time is None else append_time,
-        attributes=codec | (0 if append_time is None else LOG_APPEND_TIME),
-    )
+from tests.builders.batch_builder import Record
+from tests.builders.message_builder import message
 
 
 def read_field(data: bytes, position: int) -> tuple[bytes | None, int]:
@@ -116,7 +27,7 @@ def read_field(data: bytes, position: int) -> tuple[bytes | None, int]:
     return data[position : position + size], position + size
 
 
-def read_set(data: bytes, *, lowest: int, highest: int, base: int) -> list[Message]:
+def read_set(data: bytes, *, lowest: int, highest: int, base: int) -> list[Record]:
     """Return the messages of a decompressed set, or raise ValueError."""
     found = []
     last = -1
@@ -143,7 +54,7 @@ def read_set(data: bytes, *, lowest: int, highest: int, base: int) -> list[Messa
         if offset <= last or not lowest <= base + offset <= highest:
             raise ValueError("offset")
         last = offset
-        messages.append(Message(base + offset, timestamp, key, value))
+        messages.append(Record(base + offset, timestamp, key, value))
     return messages
 
 

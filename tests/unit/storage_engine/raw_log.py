@@ -1,4 +1,4 @@
-"""Batches of many producers, and a slow plain model of what a partition that has them must say."""
+"""A slow plain model of what a partition must say that has batches of many producers."""
 
 from __future__ import annotations
 
@@ -6,88 +6,34 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.unit.storage_engine import naive
-
-TRANSACTIONAL, CONTROL = 0x10, 0x20
-ABORT, COMMIT = 0, 1
+from tests.builders.batch_builder import ABORT, BuiltBatch
 
 
-@dataclass(frozen=True)
-class RawBatch:
-    """A batch as a broker would have it; `marker` is ABORT or COMMIT for a control batch."""
-
-    base: int
-    values: tuple[int, ...] = (0,)
-    """Timestamps of its records; the offset deltas are 0, 1, ..."""
-    producer: int = -1
-    epoch: int = 0
-    sequence: int = 0
-    transactional: bool = False
-    marker: int | None = None
-    leader_epoch: int = 0
-    coordinator_epoch: int = 7
-    value_size: int = 1
-    keyless: bool = False
-
-    @property
-    def last(self) -> int:
-        return self.base + len(self.values) - 1
-
-    def data(self) -> bytes:
-        attributes = (TRANSACTIONAL * self.transactional) | (CONTROL * (self.marker is not None))
-        if self.marker is None:
-            records = [
-                naive.Record(
-                    self.base + i,
-                    time,
-                    None if self.keyless else b"%d" % (i % 3),
-                    b"v" * self.value_size,
-                )
-                for i, time in enumerate(self.values)
-            ]
-        else:
-            value = struct.pack(">hi", 0, self.coordinator_epoch)
-            key = struct.pack(">hh", 0, self.marker)
-            records = [naive.Record(self.base, self.values[0], key, value)]
-        has_producer = self.producer >= 0
-        sequence = self.sequence if has_producer and self.marker is None else -1
-        return naive.batch(
-            records,
-            base_offset=self.base,
-            attributes=attributes,
-            leader_epoch=self.leader_epoch,
-            producer=(self.producer, self.epoch if has_producer else -1, sequence),
-        )
-
-
-def marker(base: int, kind: int, producer: int, *, time: int = 0, epoch: int = 0) -> RawBatch:
-    return RawBatch(base, (time,), producer=producer, epoch=epoch, transactional=True, marker=kind)
-
-
-def joined(batches: Iterable[RawBatch]) -> bytes:
-    return b"".join(batch.data() for batch in batches)
+def kind_of(marker: BuiltBatch) -> int:
+    """Return ABORT or COMMIT."""
+    return int(struct.unpack(">hh", marker.records[0].key or b"")[1])
 
 
 @dataclass
 class Model:
     """Every batch of a partition, our own ones as batches without producer."""
 
-    batches: list[RawBatch] = field(default_factory=list)
+    batches: list[BuiltBatch] = field(default_factory=list)
     end: int = 0
 
-    def add(self, batches: Iterable[RawBatch]) -> None:
+    def add(self, batches: Iterable[BuiltBatch]) -> None:
         for batch in batches:
-            assert batch.base >= self.end
+            assert batch.base_offset >= self.end
             self.batches.append(batch)
-            self.end = batch.last + 1
+            self.end = batch.last_offset + 1
 
     def open_transactions(self) -> dict[int, int]:
         found: dict[int, int] = {}
         for batch in self.batches:
-            if batch.marker is not None:
-                found.pop(batch.producer, None)
-            elif batch.transactional:
-                found.setdefault(batch.producer, batch.base)
+            if batch.is_control:
+                found.pop(batch.producer[0], None)
+            elif batch.is_transactional:
+                found.setdefault(batch.producer[0], batch.base_offset)
         return found
 
     @property
@@ -99,29 +45,30 @@ class Model:
         found: list[tuple[int, int, int, int]] = []
         running: dict[int, int] = {}
         for batch in self.batches:
-            if batch.marker is None:
-                if batch.transactional:
-                    running.setdefault(batch.producer, batch.base)
+            producer = batch.producer[0]
+            if not batch.is_control:
+                if batch.is_transactional:
+                    running.setdefault(producer, batch.base_offset)
                 continue
-            first = running.pop(batch.producer, None)
-            if batch.marker == ABORT and first is not None:
-                stable = min(running.values(), default=batch.base + 1)
-                found.append((batch.producer, first, batch.base, stable))
+            first = running.pop(producer, None)
+            if kind_of(batch) == ABORT and first is not None:
+                stable = min(running.values(), default=batch.base_offset + 1)
+                found.append((producer, first, batch.base_offset, stable))
         return found
 
     def offsets(self, *, committed: bool) -> list[int]:
         """Offsets of the records that a reader of an isolation level gets."""
         found: list[int] = []
         for batch in self.batches:
-            if batch.marker is not None:
+            if batch.is_control:
                 continue
-            is_gone = batch.transactional and any(
-                producer == batch.producer and first <= batch.base < last
+            is_gone = batch.is_transactional and any(
+                producer == batch.producer[0] and first <= batch.base_offset < last
                 for producer, first, last, _ in self.aborted()
             )
-            if committed and (is_gone or batch.base >= self.last_stable_offset):
+            if committed and (is_gone or batch.base_offset >= self.last_stable_offset):
                 continue
-            found.extend(range(batch.base, batch.last + 1))
+            found.extend(range(batch.base_offset, batch.last_offset + 1))
         return found
 
     def epochs(self) -> list[tuple[int, int]]:
@@ -130,31 +77,32 @@ class Model:
             if batch.leader_epoch < 0 or (found and found[-1][0] == batch.leader_epoch):
                 continue
             found = [entry for entry in found if entry[0] < batch.leader_epoch]
-            found.append((batch.leader_epoch, batch.base))
+            found.append((batch.leader_epoch, batch.base_offset))
         return found
 
     def producers(self) -> dict[int, tuple[int, ...]]:
         """producer -> (epoch, last sequence, last offset, delta, time, coordinator, first)."""
         found: dict[int, list[int]] = {}
         for batch in self.batches:
-            if batch.producer < 0:
+            producer, epoch, sequence = batch.producer
+            if producer < 0:
                 continue
-            entry = found.setdefault(batch.producer, [-1, -1, -1, 0, -1, -1, -1])
-            if entry[0] != batch.epoch:
-                entry[:4] = [batch.epoch, -1, -1, 0]
-            entry[4] = max(batch.values)
-            if batch.marker is not None:
-                entry[5] = batch.coordinator_epoch
+            entry = found.setdefault(producer, [-1, -1, -1, 0, -1, -1, -1])
+            if entry[0] != epoch:
+                entry[:4] = [epoch, -1, -1, 0]
+            entry[4] = batch.max_timestamp
+            if batch.is_control:
+                entry[5] = struct.unpack(">hi", batch.records[0].value or b"")[1]
                 entry[6] = -1
                 continue
-            delta = len(batch.values) - 1
-            entry[1:4] = [batch.sequence + delta, batch.last, delta]
-            if batch.transactional and entry[6] < 0:
-                entry[6] = batch.base
+            delta = len(batch.records) - 1
+            entry[1:4] = [sequence + delta, batch.last_offset, delta]
+            if batch.is_transactional and entry[6] < 0:
+                entry[6] = batch.base_offset
         return {producer: tuple(entry) for producer, entry in found.items()}
 
     def times(self) -> list[tuple[int, int]]:
         """(offset, timestamp) of every record, markers too."""
         return [
-            (batch.base + i, time) for batch in self.batches for i, time in enumerate(batch.values)
+            (record.offset, record.timestamp) for batch in self.batches for record in batch.records
         ]

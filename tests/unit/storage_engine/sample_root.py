@@ -1,12 +1,11 @@
 """A small root with every kind of file a log can have, and the rows that may be read of it.
 
-Its batches, indexes and snapshots are built by the independent encoders beside this file; only the
-journal is the engine's own.
+Its batches, indexes and snapshots come from `tests/builders`, which knows none of kafkalog's code.
+The journal alone is the engine's own.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 import struct
@@ -16,20 +15,26 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-import lz4.frame
-import pyarrow as pa
-import snappy
-from crc32c import crc32c
-
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
-from tests.unit.storage_engine import naive, naive_messages
-from tests.unit.storage_engine.log_builder import gap_list, gaps_of
+from tests.builders import message_builder
+from tests.builders.batch_builder import (
+    ABORT,
+    COMMIT,
+    CONTROL,
+    GZIP,
+    LZ4,
+    NONE,
+    SNAPPY,
+    TRANSACTIONAL,
+    ZSTD,
+    BatchBuilder,
+    Record,
+    end_marker,
+)
+from tests.builders.segment_files import aborted_entry, gap_list, gaps_of, producer_snapshot
 
-NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
-TRANSACTIONAL, CONTROL, HORIZON = 0x10, 0x20, 0x40
-ABORT, COMMIT = 0, 1
 NOW_MS = 10_000_000
 SCHEMA = changelog_schema(include_headers=True)
 
@@ -134,11 +139,10 @@ class Log:
                 entries[item.producer_id] = (sequence, item.last, delta, item.max_timestamp)
                 if item.is_transactional:
                     opened.setdefault(item.producer_id, item.base)
-        body = struct.pack(">i", len(entries))
-        for producer_id, (sequence, last, delta, time) in entries.items():
-            first = opened.get(producer_id, -1)
-            body += struct.pack(">qhiqiqiq", producer_id, 1, sequence, last, delta, time, 4, first)
-        return struct.pack(">hI", 1, crc32c(body)) + body
+        return producer_snapshot(
+            (producer_id, 1, *entry, 4, opened.get(producer_id, -1))
+            for producer_id, entry in entries.items()
+        )
 
     def stable_below(self, offset: int) -> int:
         """Where the first transaction begins that is open at `offset`; that offset if none is."""
@@ -189,47 +193,27 @@ def stored(
 ) -> Stored:
     base = rows[0].offset if base is None else base
     last = rows[-1].offset if last is None else last
-    records = [
-        naive.Record(r.offset, r.timestamp, r.key, r.value, [(k.encode(), v) for k, v in r.headers])
-        for r in rows
-    ]
-    first = horizon if horizon is not None else (rows[0].timestamp if rows else -1)
-    if horizon is not None:
-        attributes |= HORIZON
-    latest = max((r.timestamp for r in rows), default=-1)
-    data = naive.batch(
-        records,
-        payload=compressed(codec, naive.section(records, base, first)),
+    builder = BatchBuilder(
         base_offset=base,
-        last_offset_delta=last - base,
-        attributes=attributes | codec,
-        base_timestamp=first,
-        max_timestamp=latest,
+        last_offset=last,
+        codec=codec,
+        attributes=attributes,
+        horizon=horizon,
         leader_epoch=epoch,
         producer=producer,
     )
+    for row in rows:
+        headers = [(name.encode(), content) for name, content in row.headers]
+        builder.add(*row[2:4], timestamp=row.timestamp, offset=row.offset, headers=headers)
+    built = builder.build()
     is_control = bool(attributes & CONTROL)
     is_transactional = bool(attributes & TRANSACTIONAL)
     kind = (is_control, is_transactional, committed, producer[2])
-    return Stored(base, last, data, list(rows), latest, producer[0], *kind)
-
-
-def compressed(codec: int, data: bytes) -> bytes:
-    if codec == GZIP:
-        return gzip.compress(data, mtime=0)
-    if codec == SNAPPY:
-        block = bytes(snappy.compress(data))
-        head = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
-        return head + struct.pack(">i", len(block)) + block
-    if codec == LZ4:
-        return bytes(lz4.frame.compress(data, block_linked=False, store_size=False))
-    if codec == ZSTD:
-        return bytes(pa.Codec("zstd").compress(data, asbytes=True))
-    return data
+    return Stored(base, last, built.data, list(rows), built.max_timestamp, producer[0], *kind)
 
 
 def marker(offset: int, kind: int, producer_id: int) -> Stored:
-    row = Row(offset, 1000 + offset, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 4))
+    row = Row(offset, 1000 + offset, *end_marker(kind, 4))
     bits = TRANSACTIONAL | CONTROL
     return stored([row], attributes=bits, producer=(producer_id, 1, -1))
 
@@ -292,7 +276,7 @@ def legacy() -> Log:
     def message(offset: int, magic: int) -> Stored:
         time = 1000 + offset if magic else -1
         row = Row(offset, time, b"k%d" % (offset % 3), b"%d" % offset)
-        data = naive_messages.message(magic, offset, row.key, row.value, timestamp=time)
+        data = message_builder.message(magic, offset, row.key, row.value, timestamp=time)
         return Stored(offset, offset, data, [row], time)
 
     def wrapper(first: int, count: int, magic: int, codec: int) -> Stored:
@@ -300,8 +284,8 @@ def legacy() -> Log:
             Row(n, 1000 + n if magic else -1, b"k%d" % (n % 3), b"%d" % n)
             for n in range(first, first + count)
         ]
-        inner = [naive_messages.Message(*row[:4]) for row in rows]
-        data = naive_messages.wrapper(magic, codec, inner)
+        inner = [Record(*row[:4]) for row in rows]
+        data = message_builder.wrapper(magic, codec, inner)
         return Stored(first, first + count - 1, data, rows, rows[-1].timestamp)
 
     first = [message(0, 0), message(1, 0), wrapper(2, 3, 0, GZIP), wrapper(5, 2, 0, LZ4)]
@@ -477,5 +461,5 @@ def indexes(segment: Segment) -> dict[str, bytes]:
         position += len(item.data)
     found = {".index": offsets, ".timeindex": times}
     if segment.aborted:
-        found[".txnindex"] = b"".join(struct.pack(">hqqqq", 0, *one) for one in segment.aborted)
+        found[".txnindex"] = b"".join(aborted_entry(*one) for one in segment.aborted)
     return found

@@ -18,8 +18,9 @@ from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer
+from tests.builders.batch_builder import batch
+from tests.builders.segment_files import write_segment
 from tests.unit.storage_engine.faults import Died, each_act
-from tests.unit.storage_engine.log_builder import batch, write_segment
 from tests.unit.storage_engine.test_metadata_log import batch as metadata_batch
 from tests.unit.storage_engine.test_metadata_log import config, partition, text
 from tests.unit.storage_engine.test_metadata_log import frame as metadata_frame
@@ -136,7 +137,7 @@ def test_an_append_goes_on_in_the_brokers_last_epoch(tmp_path: Path) -> None:
     take(root, config=COMPACT)
     append(root)
     log = (root / "t-0" / f"{40:020d}.log").read_bytes()
-    before = sum(len(batch(first, 10).data()) for first in range(40, 80, 10))
+    before = sum(len(batch(first, 10).data) for first in range(40, 80, 10))
     assert len(log) > before
     assert int.from_bytes(log[before : before + 8], "big") == 80
     assert int.from_bytes(log[before + 12 : before + 16], "big") == 5
@@ -267,7 +268,7 @@ def test_a_second_adopt_says_which_configs_it_did_not_set(tmp_path: Path) -> Non
 
 def test_after_a_crash_the_tail_is_checked_and_the_damage_told(tmp_path: Path) -> None:
     root = broker_root(tmp_path, is_clean=False)
-    torn = batch(80, 10).data()
+    torn = batch(80, 10).data
     with (root / "t-0" / f"{40:020d}.log").open("ab") as file:
         file.write(torn + torn[:-1])
     report = take(root)
@@ -449,9 +450,9 @@ def test_a_broker_that_was_started_on_our_log_all_the_same_has_it(tmp_path: Path
     append(root)
     (root / "t-0" / "kl-canary.deleted").unlink()
     with (root / "t-0" / f"{40:020d}.log").open("ab") as file:
-        file.write(batch(81, 10).data())
+        file.write(batch(81, 10).data)
     with (root / "t-2" / f"{40:020d}.log").open("ab") as file:
-        file.write(batch(80, 10).data())  # what we had not committed, and no broker has seen
+        file.write(batch(80, 10).data)  # what we had not committed, and no broker has seen
     with pytest.raises(LockedByBrokerError, match="adopt"):
         append(root)
     assert not take(root).adopted_already
@@ -482,7 +483,7 @@ def test_a_broker_that_was_killed_on_our_log_did_not_leave_it_in_good_order(tmp_
     root = broker_root(tmp_path)
     assert take(root, config=COMPACT).was_clean
     force_broker(root)
-    damaged = bytearray(batch(80, 10).data())
+    damaged = bytearray(batch(80, 10).data)
     damaged[-1] ^= 1
     with (root / "t-0" / f"{40:020d}.log").open("ab") as file:
         file.write(damaged)
@@ -522,7 +523,7 @@ def test_who_has_a_brokers_directory_open_reads_no_commit_that_is_not_made(tmp_p
     assert sum(rows.num_rows for rows in reader.read("t", 0)) == 80
     take(root, config=COMPACT)
     with (root / "t-0" / f"{40:020d}.log").open("ab") as file:
-        file.write(batch(80, 10).data())
+        file.write(batch(80, 10).data)
     with pytest.raises(LockedByBrokerError, match="open it again"):
         list(reader.read("t", 0))
 
@@ -562,7 +563,7 @@ def test_who_wrote_exactly_once_still_does_after_a_broker_had_it(tmp_path: Path)
     assert commit(root, 3, target="*")
     give_back(root)
     with (root / "t-0" / f"{40:020d}.log").open("ab") as file:
-        file.write(batch(82, 8).data())  # the broker's turn
+        file.write(batch(82, 8).data)  # the broker's turn
     (root / ".kafka_cleanshutdown").unlink()
     take(root)
     assert not commit(root, 7)

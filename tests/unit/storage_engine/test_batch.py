@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import batch as b
 from kafkalog.storage_engine.format import layout
+from tests.builders import batch_builder
+from tests.builders.batch_builder import Record, batch_data
 from tests.unit.storage_engine import naive
 
-RECORDS = [naive.Record(40, 5000, b"k", b"v"), naive.Record(42, 5003, None, b"")]
-BATCH = naive.batch(RECORDS, base_offset=40, last_offset_delta=9, leader_epoch=3)
+RECORDS = [Record(40, 5000, b"k", b"v"), Record(42, 5003, None, b"")]
+BATCH = batch_data(RECORDS, last_offset=49, leader_epoch=3)
 
 
 def signed(bits: int) -> st.SearchStrategy[int]:
@@ -43,14 +45,14 @@ def test_a_header_knows_its_range_and_its_bits() -> None:
     assert (header.codec, header.timestamp_type, header.delete_horizon_ms) == (0, 0, None)
     assert not header.is_transactional
     assert not header.is_control
-    header = b.parse_header(naive.batch([], attributes=0x7C, base_timestamp=77))
+    header = b.parse_header(batch_data([], attributes=0x7C, base_timestamp=77))
     assert (header.codec, header.timestamp_type, header.delete_horizon_ms) == (4, 1, 77)
     assert header.is_transactional
     assert header.is_control
 
 
 def test_a_sealed_batch_is_what_the_twin_writes() -> None:
-    target = bytearray(b"before" + bytes(61) + naive.section(RECORDS, 40, 5000) + b"after")
+    target = bytearray(b"before" + bytes(61) + batch_builder.section(RECORDS, 40, 5000) + b"after")
     b.seal_batch(
         target,
         6,
@@ -68,17 +70,20 @@ def test_a_sealed_batch_is_what_the_twin_writes() -> None:
 def test_a_stamp_changes_offset_and_epoch_and_no_checksum() -> None:
     target = bytearray(b"..." + BATCH)
     layout.STAMP.pack_into(target, 3, 1 << 40, len(BATCH) - layout.LOG_OVERHEAD, 8)
-    assert bytes(target[3:]) == naive.batch(
-        [naive.Record(r.offset - 40 + (1 << 40), r.timestamp, r.key, r.value) for r in RECORDS],
+    assert bytes(target[3:]) == batch_data(
+        [Record(r.offset - 40 + (1 << 40), r.timestamp, r.key, r.value) for r in RECORDS],
         base_offset=1 << 40,
-        last_offset_delta=9,
+        last_offset=(1 << 40) + 9,
         leader_epoch=8,
     )
     assert b.check_batch(target, 3, path="x", file_position=0).base_offset == 1 << 40
 
 
 def test_new_batches_are_sealed_as_each_alone() -> None:
-    sections = [naive.section(RECORDS, 40, 5000), naive.section(RECORDS[:1], 40, 5000)]
+    sections = [
+        batch_builder.section(RECORDS, 40, 5000),
+        batch_builder.section(RECORDS[:1], 40, 5000),
+    ]
     target = bytearray(b"before" + b"".join(bytes(61) + section for section in sections))
     sizes = [61 + len(section) for section in sections]
     one_by_one = bytearray(target)

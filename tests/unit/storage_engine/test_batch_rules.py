@@ -1,17 +1,15 @@
 """What Kafka's MemoryRecords guarantees, of batches that are encoded, read, filtered and emptied.
 
-Batches are built by `naive.py` and `naive_messages.py`; codecs by the libraries' own encoders.
+Batches are built by `batch_builder.py`; codecs by the libraries' own encoders.
 """
 
 from __future__ import annotations
 
-import gzip
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import lz4.frame
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -23,38 +21,28 @@ from kafkalog.storage_engine.format.control_record import read_control_record
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 from kafkalog.storage_engine.records import records
+from tests.builders.batch_builder import (
+    GZIP,
+    LOG_APPEND_TIME,
+    LZ4,
+    NO_PRODUCER,
+    NONE,
+    TRANSACTIONAL,
+    ZSTD,
+    Record,
+    batch,
+    batch_data,
+    compressed,
+    empty,
+    marker,
+    record,
+)
+from tests.builders.message_builder import message, messages, wrapper
+from tests.builders.segment_files import name, write_segment
 from tests.unit.cleaner.rewritten import rewritten
-from tests.unit.storage_engine import naive, naive_messages
-from tests.unit.storage_engine.log_builder import Batch, batch, name, write_segment
-from tests.unit.storage_engine.naive_messages import Message, message, wrapper
 from tests.unit.storage_engine.times import offset_since
 
-NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
-LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x08, 0x10, 0x20
-NO_PRODUCER = (-1, -1, -1)
 PLACE: dict[str, Any] = {"path": "0.log", "file_position": 0}
-
-
-def compressed(codec: int, data: bytes) -> bytes:
-    if codec == GZIP:
-        return gzip.compress(data, mtime=0)
-    if codec == SNAPPY:
-        return naive_messages.compress(SNAPPY, data, magic=2)
-    if codec == LZ4:
-        return bytes(lz4.frame.compress(data, block_linked=False, store_size=False))
-    if codec == ZSTD:
-        return bytes(pa.Codec("zstd").compress(data, asbytes=True))
-    return data
-
-
-def packed(items: Sequence[naive.Record], codec: int = NONE, **fields: Any) -> bytes:
-    """A batch v2; what is not given is what Kafka's builder writes."""
-    base = fields.setdefault("base_offset", items[0].offset)
-    section = naive.section(list(items), base, items[0].timestamp)
-    attributes = fields.pop("attributes", 0) | codec
-    return naive.batch(
-        list(items), attributes=attributes, payload=compressed(codec, section), **fields
-    )
 
 
 def found_in(data: bytes) -> list[tuple[Any, ...]]:
@@ -104,12 +92,12 @@ def test_records_of_every_format_and_codec_are_read_in_order(
 ) -> None:
     rows = [(first + i, time, key, value) for i, (time, key, value) in enumerate(SIX)]
     if magic == 2:
-        items = [naive.Record(*row) for row in rows]
-        data = packed(items, codec, leader_epoch=998, producer=(25, 3, 7))
+        items = [Record(*row) for row in rows]
+        data = batch_data(items, codec=codec, leader_epoch=998, producer=(25, 3, 7))
     elif codec:
-        data = wrapper(magic, codec, [Message(*row) for row in rows])
+        data = wrapper(magic, codec, [Record(*row) for row in rows])
     else:
-        data = b"".join(message(magic, o, k, v, timestamp=t) for o, t, k, v in rows)
+        data = messages(magic, [Record(*row) for row in rows])
     (tmp_path / name(first, ".log")).write_bytes(data)
     state = PartitionState(first + 6, first, len(data), log_start_offset=first)
     with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
@@ -125,8 +113,8 @@ def test_records_of_every_format_and_codec_are_read_in_order(
 
 @pytest.mark.parametrize("codec", range(5))
 def test_a_headers_fields_are_those_the_batch_was_built_with(codec: int) -> None:
-    items = [naive.Record(57 + i, time, key, value) for i, (time, key, value) in enumerate(SIX)]
-    (header,) = headers_of(packed(items, codec, leader_epoch=998, producer=(25, 3, 7)))
+    items = [Record(57 + i, time, key, value) for i, (time, key, value) in enumerate(SIX)]
+    (header,) = headers_of(batch_data(items, codec=codec, leader_epoch=998, producer=(25, 3, 7)))
     assert (header.base_offset, header.last_offset, header.records_count) == (57, 62, 6)
     assert (header.codec, header.timestamp_type, header.max_timestamp) == (codec, 0, 6)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (25, 3, 7)
@@ -152,9 +140,9 @@ def encoded(headers: Sequence[int], batch_size: int, codec: int = NONE) -> list[
 
 
 def test_a_batch_takes_records_as_long_as_it_has_room() -> None:
-    record = len(naive.record(1, 0, b"key", b"value", []))
-    assert encoded([0, 0, 0], 61 + 2 * record) == [2, 1]
-    assert encoded([0, 0, 0], 61 + 2 * record - 1) == [1, 1, 1]
+    size = len(record(1, 0, b"key", b"value", []))
+    assert encoded([0, 0, 0], 61 + 2 * size) == [2, 1]
+    assert encoded([0, 0, 0], 61 + 2 * size - 1) == [1, 1, 1]
 
 
 def test_the_room_a_record_needs_counts_its_headers() -> None:
@@ -192,16 +180,16 @@ def test_checksums_are_kafkas_golden_numbers(magic: int, codec: int) -> None:
             ).data
         )
     elif codec:
-        data = wrapper(magic, codec, [Message(*row) for row in rows])
+        data = wrapper(magic, codec, [Record(*row) for row in rows])
     else:
-        data = b"".join(message(magic, o, k, v, timestamp=t) for o, t, k, v in rows)
+        data = messages(magic, [Record(*row) for row in rows])
     assert headers_of(data)[0].crc == GOLDEN[magic, codec]
     table, _, _ = records.scan_batches(data)
     records.check_crcs(data, table, **PLACE)
 
 
 def test_the_size_of_the_next_batch_is_told_by_its_first_17_bytes() -> None:
-    data = packed([naive.Record(0, 10, None, b"abc")])
+    data = batch_data([Record(0, 10, None, b"abc")])
     size = len(data)
     for known in (1, 12, 16, 17, 60, 61, size - 1):
         table, position, reason = records.scan_batches(data[:known])
@@ -229,20 +217,11 @@ def test_zstd_is_no_codec_before_v2(tmp_path: Path, magic: int) -> None:
 # --- control batches -----------------------------------------------------------------------------
 
 
-def control(key: bytes, value: bytes, attributes: int, **fields: Any) -> bytes:
-    item = naive.Record(983, 5000, key, value)
-    return naive.batch([item], base_offset=983, attributes=attributes | CONTROL, **fields)
-
-
 @pytest.mark.parametrize("kind", [0, 1])
 def test_a_transactions_marker_is_78_bytes_and_says_how_it_ended(kind: int) -> None:
-    data = control(
-        struct.pack(">hh", 0, kind),
-        struct.pack(">hi", 0, 347),
-        TRANSACTIONAL,
-        leader_epoch=29,
-        producer=(73, 13, -1),
-    )
+    data = marker(
+        983, kind, 73, timestamp=5000, epoch=13, coordinator_epoch=347, leader_epoch=29
+    ).data
     header = batches.check_batch(data, 0, **PLACE)
     assert (len(data), header.base_offset, header.records_count) == (78, 983, 1)
     assert header.is_control and header.is_transactional
@@ -254,7 +233,8 @@ def test_a_transactions_marker_is_78_bytes_and_says_how_it_ended(kind: int) -> N
 
 @pytest.mark.parametrize("kind", [2, 3, 4, 5, 6, 77])
 def test_a_leader_change_is_a_control_batch_that_no_reader_sees(tmp_path: Path, kind: int) -> None:
-    data = control(struct.pack(">hh", 0, kind), b"of a quorum", 0, leader_epoch=20)
+    change = Record(983, 5000, struct.pack(">hh", 0, kind), b"of a quorum")
+    data = batch_data([change], control=True, leader_epoch=20)
     header = batches.check_batch(data, 0, **PLACE)
     found = read_control_record(data, 0, header)
     assert found is not None
@@ -273,11 +253,11 @@ def test_a_leader_change_is_a_control_batch_that_no_reader_sees(tmp_path: Path, 
 def three(base: int, offsets: tuple[int, int, int], **fields: Any) -> bytes:
     first, second, third = offsets
     items = [
-        naive.Record(first, 10 + base, None, b"a"),
-        naive.Record(second, 11 + base, b"1", b"b"),
-        naive.Record(third, 12 + base, None, b"c"),
+        Record(first, 10 + base, None, b"a"),
+        Record(second, 11 + base, b"1", b"b"),
+        Record(third, 12 + base, None, b"c"),
     ]
-    return packed(items, fields.pop("codec", NONE), base_offset=base, **fields)
+    return batch_data(items, base_offset=base, **fields)
 
 
 @pytest.mark.parametrize("codec", range(5))
@@ -321,7 +301,7 @@ def four_batches(codec: int) -> list[bytes]:
         [(3, 13, None, b"d"), (4, 20, b"4", b"e"), (5, 15, b"5", b"f")],
         [(6, 16, b"6", b"g")],
     ]
-    return [packed([naive.Record(*row) for row in group], codec) for group in rows]
+    return [batch_data([Record(*row) for row in group], codec=codec) for group in rows]
 
 
 @pytest.mark.parametrize("codec", range(5))
@@ -350,7 +330,7 @@ def test_discarded_batches_leave_their_neighbours_byte_for_byte(codec: int) -> N
 @pytest.mark.parametrize("codec", range(5))
 def test_log_append_time_stays_in_every_batch_that_stays(codec: int) -> None:
     fields: dict[str, Any] = {"attributes": LOG_APPEND_TIME, "max_timestamp": 88_000}
-    data = packed([naive.Record(0, 10, None, b"a")], codec, **fields)
+    data = batch_data([Record(0, 10, None, b"a")], codec=codec, **fields)
     data += three(1, (1, 2, 3), codec=codec, producer=(25, 3, 7), **fields)
     data += three(4, (4, 5, 6), codec=codec, **fields)
     kept = filtered(data, lambda offset: offset in (2, 5))
@@ -363,12 +343,12 @@ def test_log_append_time_stays_in_every_batch_that_stays(codec: int) -> None:
 @pytest.mark.parametrize("codec", range(5))
 def test_a_delete_horizon_takes_the_base_timestamps_place_and_no_time_changes(codec: int) -> None:
     items = [
-        naive.Record(0, 5, b"0", b"0"),
-        naive.Record(1, 10, b"1", None),
-        naive.Record(2, 15, b"2", b"2"),
+        Record(0, 5, b"0", b"0"),
+        Record(1, 10, b"1", None),
+        Record(2, 15, b"2", b"2"),
     ]
     horizon = (2**31 - 1) // 2
-    kept = filtered(packed(items, codec), lambda offset: True, horizon)
+    kept = filtered(batch_data(items, codec=codec), lambda offset: True, horizon)
     (header,) = headers_of(kept)
     assert (header.delete_horizon_ms, header.base_timestamp) == (horizon, horizon)
     assert [row[3] for row in found_in(kept)] == [5, 10, 15]
@@ -382,8 +362,10 @@ def test_a_delete_horizon_takes_the_base_timestamps_place_and_no_time_changes(co
 def test_a_batch_kept_for_its_range_alone_is_a_header_of_61_bytes(
     codec: int, transactional: int
 ) -> None:
-    items = [naive.Record(3, 11, b"2", b"b"), naive.Record(4, 12, b"3", b"c")]
-    data = packed(items, codec, producer=(23, 5, 10), leader_epoch=293, attributes=transactional)
+    items = [Record(3, 11, b"2", b"b"), Record(4, 12, b"3", b"c")]
+    data = batch_data(
+        items, codec=codec, producer=(23, 5, 10), leader_epoch=293, attributes=transactional
+    )
     table, _, _ = records.scan_batches(data)
     emptied = records.empty_batch(data, table, 0)
     header = batches.check_batch(emptied, 0, **PLACE)
@@ -393,32 +375,23 @@ def test_a_batch_kept_for_its_range_alone_is_a_header_of_61_bytes(
     assert header.is_transactional == bool(transactional)
 
 
-def empty_header(**fields: Any) -> bytes:
-    return naive.batch(
-        [],
-        base_offset=3,
-        base_timestamp=-1,
-        max_timestamp=77,
-        producer=(23, 5, 10),
-        leader_epoch=293,
-        **fields,
-    )
+EMPTY = empty(3, 3, max_timestamp=77, producer=(23, 5, 10), leader_epoch=293).data
 
 
 def test_an_empty_batch_that_is_kept_again_is_the_same_61_bytes() -> None:
-    data = empty_header()
+    data = EMPTY
     table, _, _ = records.scan_batches(data)
     assert len(data) == 61
     assert records.empty_batch(data, table, 0) == data
 
 
 def test_an_empty_batch_that_is_not_kept_leaves_no_byte() -> None:
-    assert filtered(empty_header(), lambda offset: True) == b""
+    assert filtered(EMPTY, lambda offset: True) == b""
 
 
 def test_a_horizon_goes_with_the_last_record() -> None:
-    data = naive.batch(
-        [naive.Record(3, 11, b"k", None)], base_offset=3, attributes=0x40, base_timestamp=99
+    data = batch_data(
+        [Record(3, 11, b"k", None)], base_offset=3, attributes=0x40, base_timestamp=99
     )
     table, _, _ = records.scan_batches(data)
     header = batches.parse_header(records.empty_batch(data, table, 0))
@@ -426,7 +399,7 @@ def test_a_horizon_goes_with_the_last_record() -> None:
 
 
 def test_a_segment_of_empty_batches_has_a_time_and_no_records(tmp_path: Path) -> None:
-    items = [Batch(0, 4, max_timestamp=900), Batch(5, 9, max_timestamp=800), batch(10, 1)]
+    items = [empty(0, 4, max_timestamp=900), empty(5, 9, max_timestamp=800), batch(10, 1)]
     write_segment(tmp_path, 0, items)
     state = PartitionState(11, 0, (tmp_path / name(0, ".log")).stat().st_size)
     with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
@@ -436,8 +409,8 @@ def test_a_segment_of_empty_batches_has_a_time_and_no_records(tmp_path: Path) ->
 
 @pytest.mark.parametrize("bits", [0x0100, 0x7F00, -0x8000, 0x0080])
 def test_bits_above_the_low_byte_of_the_attributes_mean_nothing(bits: int) -> None:
-    items = [naive.Record(0, 5, b"0", b"0"), naive.Record(1, 10, b"1", None)]
-    plain, odd = packed(items, GZIP), packed(items, GZIP, attributes=bits)
+    items = [Record(0, 5, b"0", b"0"), Record(1, 10, b"1", None)]
+    plain, odd = batch_data(items, codec=GZIP), batch_data(items, codec=GZIP, attributes=bits)
     (header,) = headers_of(odd)
     assert (header.codec, header.timestamp_type, header.delete_horizon_ms) == (GZIP, 0, None)
     assert not header.is_control and not header.is_transactional

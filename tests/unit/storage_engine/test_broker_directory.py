@@ -14,9 +14,9 @@ from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 from kafkalog.storage_engine.engine import Engine, engine_of
+from tests.builders.segment_files import name
 from tests.unit.storage_engine import broker_root
 from tests.unit.storage_engine.broker_root import TOPIC_ID, BrokerRoot
-from tests.unit.storage_engine.log_builder import name
 
 
 def offsets(log: Engine, topic: str = "t", partition: int = 0) -> list[int]:

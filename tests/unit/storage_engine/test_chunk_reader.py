@@ -19,7 +19,8 @@ from kafkalog.storage_engine.reading import chunk_reader
 from kafkalog.storage_engine.records import records
 from kafkalog.storage_engine.records.arrow_batches import ARROW_SIZE
 from kafkalog.storage_engine.segment import open_segment
-from tests.unit.storage_engine import naive
+from tests.builders import batch_builder
+from tests.builders.batch_builder import Record, batch_data, section
 
 NOW_MS = 1_700_000_000_000
 WITH_HEADERS = changelog_schema(include_headers=True)
@@ -107,10 +108,10 @@ def strange_batch(dice: random.Random, base: int) -> tuple[bytes, int]:
         headers = [(b"h", dice.choice((None, b"", b"x")))] * dice.choice((0, 0, 0, 1, 3))
         key, value = (dice.choice((None, b"", b"12345678", dice.randbytes(30))) for _ in range(2))
         time = dice.choice((0, NOW_MS, 2**62, -(2**62), -1))
-        records.append(naive.Record(offset, time, key, value, headers))
+        records.append(Record(offset, time, key, value, headers))
         offset += dice.choice((1, 1, 1, 7))
     time = dice.choice((records[0].timestamp if records else -1, 0, 2**63 - 1))
-    payload = naive.section(records, base, signed_base(time, records))
+    payload = section(records, base, signed_base(time, records))
     count = len(records)
     if dice.random() < 0.2:
         count = dice.choice((count + 1, max(count - 1, 0), -1, 2**31 - 1))
@@ -123,11 +124,11 @@ def strange_batch(dice: random.Random, base: int) -> tuple[bytes, int]:
         payload = compression.compress(LZ4, payload)
         attributes |= LZ4
     last = max(offset - 1, base) + dice.choice((0, 0, 3))
-    data = naive.batch(
+    data = batch_data(
         records,
         payload=payload,
         base_offset=base,
-        last_offset_delta=last - base,
+        last_offset=last,
         count=count,
         attributes=attributes,
         base_timestamp=signed_base(time, records),
@@ -136,7 +137,7 @@ def strange_batch(dice: random.Random, base: int) -> tuple[bytes, int]:
     return data, last + 1
 
 
-def signed_base(time: int, records: list[naive.Record]) -> int:
+def signed_base(time: int, records: list[Record]) -> int:
     """A base whose deltas a varlong can tell."""
     return 0 if any(abs(record.timestamp - time) >= 2**63 for record in records) else time
 
@@ -184,10 +185,8 @@ def test_a_batch_that_was_handed_out_stays_as_it_is(log: Any) -> None:
 def test_a_long_name_of_a_topic_takes_no_more_than_a_batch_may() -> None:
     """The smallest records there are, so many that their names would be 40 MiB."""
     name, count = "t" * 249, 160_000
-    payload = b"".join(naive.record(number, 0, None, None, []) for number in range(count))
-    data = naive.batch(
-        [], payload=payload, last_offset_delta=count - 1, count=count, base_timestamp=0
-    )
+    payload = b"".join(batch_builder.record(number, 0, None, None, []) for number in range(count))
+    data = batch_data([], payload=payload, last_offset=count - 1, count=count, base_timestamp=0)
     table, _, _ = records.scan_batches(data)
     chunk = open_segment.Chunk(data, table, Path("a.log"), 0, 0, 0, count)
     before = pa.total_allocated_bytes()

@@ -27,8 +27,8 @@ from kafkalog.storage_engine.writing import commit, staging
 from kafkalog.storage_engine.writing.active_segment import ActiveSegment
 from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer, writer_slug
+from tests.builders.batch_builder import at_times
 from tests.unit.storage_engine.faults import Died, each_act
-from tests.unit.storage_engine.raw_log import RawBatch
 
 NOW_MS = 1_700_000_000_000
 
@@ -236,8 +236,8 @@ def test_batches_that_hold_other_rows_than_announced_are_refused(engine: Engine)
 def test_a_batch_that_leaves_offsets_out_or_takes_them_twice_is_refused(
     engine: Engine, base_offset: int
 ) -> None:
-    first, second = RawBatch(0, (1, 2)), RawBatch(base_offset, (3,))
-    data = first.data() + second.data()
+    first, second = at_times(0, (1, 2)), at_times(base_offset, (3,))
+    data = first.data + second.data
     run = Run("t", 0, -1, 0, len(data), max(1, base_offset + 1))
     ids = {"t": engine.describe("t").topic_id}
     staged = StagedMessage(topic_ids=ids, runs=(run,), rows=run.rows, data=data)
@@ -250,9 +250,9 @@ def test_a_batch_that_leaves_offsets_out_or_takes_them_twice_is_refused(
 def test_where_offsets_end_the_commit_is_refused_and_the_log_goes_on_as_it_was(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
-    last = RawBatch(layout.INT64_MAX - 2, (5,))
+    last = at_times(layout.INT64_MAX - 2, (5,))
     for partition in range(3):
-        engine.append_raw("t", partition, last.data(), now_ms=NOW_MS)
+        engine.append_raw("t", partition, last.data, now_ms=NOW_MS)
     before = read_all(engine)
     if large:
         monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 1)

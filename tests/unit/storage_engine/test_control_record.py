@@ -7,30 +7,17 @@ import random
 import struct
 
 import pytest
-from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.format.control_record import ControlRecord, read_control_record
+from tests.builders.batch_builder import batch_data, sized, varint
 
 CONTROL = 0x30
 LOG_APPEND_TIME = 0x08
 GZIP = 0x01
 COMMIT_KEY = b"\0\0\0\1"
 EPOCH_9 = b"\0\0\0\0\0\x09"
-
-
-def varint(number: int) -> bytes:
-    rest = (number << 1) ^ (number >> 63)
-    out = bytearray()
-    while rest >= 0x80:
-        out.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    return bytes([*out, rest])
-
-
-def sized(data: bytes | None) -> bytes:
-    return varint(-1) if data is None else varint(len(data)) + data
 
 
 def record(
@@ -44,19 +31,11 @@ def record(
     return varint(len(body)) + body
 
 
-def batch(
-    section: bytes,
-    *,
-    count: int = 1,
-    attributes: int = CONTROL,
-    base_timestamp: int = 1000,
-    max_timestamp: int = 1000,
-) -> bytes:
-    checked = struct.pack(
-        ">hiqqqhii", attributes, 0, base_timestamp, max_timestamp, 77, 3, -1, count
+def batch(payload: bytes, *, attributes: int = CONTROL, **fields: int) -> bytes:
+    fields = {"base_timestamp": 1000, "max_timestamp": 1000, "count": 1} | fields
+    return batch_data(
+        [], base_offset=42, payload=payload, attributes=attributes, producer=(77, 3, -1), **fields
     )
-    checked += section
-    return struct.pack(">qiibI", 42, len(checked) + 9, 0, 2, crc32c(checked)) + checked
 
 
 def read(data: bytes, position: int = 0) -> ControlRecord | None:

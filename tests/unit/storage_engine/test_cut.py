@@ -18,12 +18,12 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.journal import Journal
+from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, at_times, joined, marker
 from tests.torture.acts import Write
 from tests.torture.disk import Disk
 from tests.torture.recorder import Recorder
 from tests.torture.recording import booted
 from tests.unit.storage_engine.faults import Died
-from tests.unit.storage_engine.raw_log import ABORT, COMMIT, RawBatch, joined, marker
 
 NOW_MS = 1_700_000_000_000
 PRODUCER = 5
@@ -32,21 +32,21 @@ Work: TypeAlias = Callable[[Engine], None]
 
 def one(ms: int, size: int = 20, count: int = 1) -> Work:
     """Append so many batches of one record each in one commit, at a time."""
-    batches = [RawBatch(3 + n, (NOW_MS + ms,), value_size=size) for n in range(count)]
+    batches = [at_times(3 + n, (NOW_MS + ms,), value_size=size) for n in range(count)]
     return lambda engine: raw(engine, *batches)
 
 
 def transaction(kind: int) -> Work:
     """Append a transaction that ends so."""
-    data = RawBatch(3, (NOW_MS,), producer=PRODUCER, transactional=True)
-    return lambda engine: raw(engine, data, marker(4, kind, PRODUCER, time=NOW_MS))
+    data = at_times(3, (NOW_MS,), producer_id=PRODUCER, transactional=True)
+    return lambda engine: raw(engine, data, marker(4, kind, PRODUCER, timestamp=NOW_MS))
 
 
 def own(engine: Engine) -> None:
     engine.append("t", [("k", "v")] * 2, now_ms=NOW_MS)
 
 
-def raw(engine: Engine, *batches: RawBatch) -> None:
+def raw(engine: Engine, *batches: BuiltBatch) -> None:
     engine.append_raw("t", 0, joined(batches), now_ms=NOW_MS)
 
 
@@ -54,14 +54,14 @@ def begun(root: Path) -> None:
     with Engine(root) as engine:
         config = {"index.interval.bytes": "0", "segment.bytes": "1000"}
         engine.create_topic("t", 1, config, now_ms=NOW_MS)
-        raw(engine, *(RawBatch(n, (NOW_MS + n,), value_size=20) for n in range(3)))
+        raw(engine, *(at_times(n, (NOW_MS + n,), value_size=20) for n in range(3)))
 
 
 def aborted_before(root: Path) -> None:
     with Engine(root) as engine:
         engine.create_topic("t", 1, now_ms=NOW_MS)
-        data = RawBatch(0, (NOW_MS, NOW_MS), producer=PRODUCER, transactional=True)
-        raw(engine, data, marker(2, ABORT, PRODUCER, time=NOW_MS))
+        data = at_times(0, (NOW_MS, NOW_MS), producer_id=PRODUCER, transactional=True)
+        raw(engine, data, marker(2, ABORT, PRODUCER, timestamp=NOW_MS))
 
 
 def dies(engine: Engine, work: Work) -> None:
@@ -122,13 +122,13 @@ def begun_far(root: Path) -> None:
     """Leave a transaction open whose marker comes at offset 260, an entry of other halves."""
     with Engine(root) as engine:
         engine.create_topic("t", 1, now_ms=NOW_MS)
-        data = RawBatch(250, (NOW_MS,), producer=PRODUCER, transactional=True)
-        raw(engine, RawBatch(0, (NOW_MS,) * 250), data, RawBatch(251, (NOW_MS,) * 9))
+        data = at_times(250, (NOW_MS,), producer_id=PRODUCER, transactional=True)
+        raw(engine, at_times(0, (NOW_MS,) * 250), data, at_times(251, (NOW_MS,) * 9))
 
 
 def ends(kind: int) -> Work:
     """End the transaction that `begun_far` has left open."""
-    return lambda engine: raw(engine, marker(260, kind, PRODUCER, time=NOW_MS))
+    return lambda engine: raw(engine, marker(260, kind, PRODUCER, timestamp=NOW_MS))
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import pytest
 
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.metadata import checkpoints
-from tests.unit.storage_engine.log_builder import batch, write_segment
+from tests.builders.batch_builder import batch
+from tests.builders.segment_files import write_segment
 
 
 def broker_directory(root: Path, *names: str) -> Engine:

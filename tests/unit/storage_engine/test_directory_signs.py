@@ -9,7 +9,8 @@ import pytest
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
-from tests.unit.storage_engine.log_builder import batch, write_segment
+from tests.builders.batch_builder import batch
+from tests.builders.segment_files import write_segment
 from tests.unit.storage_engine.test_adopt import (
     append,
     broker_partition,

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crc32c import crc32c
 
 import kafkalog
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.inspection.dump import dump_file
 from kafkalog.inspection.dump_entry import DumpOptions, is_damage
 from kafkalog.inspection.dump_text import line
-from tests.unit.storage_engine import naive, naive_messages
-from tests.unit.storage_engine.log_builder import batch, marker, name, write_segment
+from tests.builders.batch_builder import GZIP, Record, batch, batch_data, marker
+from tests.builders.message_builder import message, wrapper
+from tests.builders.segment_files import aborted_entry, name, producer_snapshot, write_segment
 
 DEEP = DumpOptions(deep_iteration=True)
 DATA = DumpOptions(print_data_log=True)
@@ -44,10 +44,9 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_a_batch_has_the_fields_of_its_header(tmp_path: Path) -> None:
-    data = naive.batch(
-        [naive.Record(5, 1000, b"k", b"v")],
-        base_offset=5,
-        last_offset_delta=3,
+    data = batch_data(
+        [Record(5, 1000, b"k", b"v")],
+        last_offset=8,
         attributes=0x50,
         base_timestamp=900,
         leader_epoch=2,
@@ -94,9 +93,9 @@ def test_deep_iteration_adds_records_and_printing_adds_their_data(log: Path) -> 
 
 def test_headers_are_those_of_the_record(tmp_path: Path) -> None:
     headers = [(b"a", b"1"), (b"", None), (b"\xff", b""), (b"long" * 50, b"x" * 300)]
-    records = [naive.Record(0, 1, None, None, headers), naive.Record(1, 2, b"", b"")]
+    records = [Record(0, 1, None, None, headers), Record(1, 2, b"", b"")]
     path = tmp_path / name(0, ".log")
-    path.write_bytes(naive.batch(records))
+    path.write_bytes(batch_data(records))
     first, second = of_type(dumped(path, DATA), "record")
     assert first["headers"] == headers
     assert first["headerKeys"] == ["a", "", "\ufffd", "long" * 50]
@@ -116,9 +115,9 @@ def test_a_marker_says_what_it_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_messages_within_a_wrapper_are_iterated(tmp_path: Path, magic: int) -> None:
-    inner = [naive_messages.Message(n, 1000 + n, b"k", b"v%d" % n) for n in range(1, 4)]
-    data = naive_messages.message(magic, 0, b"a", None, timestamp=7)
-    data += naive_messages.wrapper(magic, naive_messages.GZIP, inner)
+    inner = [Record(n, 1000 + n, b"k", b"v%d" % n) for n in range(1, 4)]
+    data = message(magic, 0, b"a", None, timestamp=7)
+    data += wrapper(magic, GZIP, inner)
     path = tmp_path / name(0, ".log")
     path.write_bytes(data)
     entries = dumped(path, DATA)
@@ -133,7 +132,7 @@ def test_messages_within_a_wrapper_are_iterated(tmp_path: Path, magic: int) -> N
 
 
 def test_only_whole_batches_below_max_bytes_are_looked_at(log: Path) -> None:
-    two = len(BATCHES[0].data() + BATCHES[1].data())
+    two = len(BATCHES[0].data + BATCHES[1].data)
     entries = dumped(log, DumpOptions(max_bytes=two + 5))
     assert [entry["baseOffset"] for entry in of_type(entries, "batch")] == [0, 4]
     assert of_type(entries, "finding") == []
@@ -155,7 +154,7 @@ def test_a_batch_with_a_wrong_checksum_is_shown_and_the_next_ones_too(log: Path)
 
 def test_records_that_do_not_decode_are_a_finding(tmp_path: Path) -> None:
     path = tmp_path / name(0, ".log")
-    path.write_bytes(naive.batch([naive.Record(0, 1, b"k", b"v")], payload=b"\x08\x00\x00\x00\x7f"))
+    path.write_bytes(batch_data([Record(0, 1, b"k", b"v")], payload=b"\x08\x00\x00\x00\x7f"))
     assert findings(path) == []
     assert findings(path, DEEP) == ["records"]
 
@@ -182,7 +181,7 @@ def test_what_follows_the_last_batch_is_counted(log: Path, tail: bytes, kind: st
 
 def test_a_log_cut_at_any_byte_is_dumped_up_to_there(log: Path) -> None:
     data = log.read_bytes()
-    ends = [len(b"".join(item.data() for item in BATCHES[:count])) for count in range(6)]
+    ends = [len(b"".join(item.data for item in BATCHES[:count])) for count in range(6)]
     for size in range(len(data)):
         log.write_bytes(data[:size])
         entries = dumped(log, DEEP)
@@ -201,7 +200,7 @@ def test_index_entries_are_compared_with_the_log(log: Path) -> None:
     index = log.with_suffix(".index")
     entries = dumped(index)
     assert [(entry["offset"], entry["position"]) for entry in entries] == [
-        (item.last_offset, len(b"".join(b.data() for b in BATCHES[:place])))
+        (item.last_offset, len(b"".join(b.data for b in BATCHES[:place])))
         for place, item in enumerate(BATCHES)
         if place
     ]
@@ -272,7 +271,7 @@ def test_files_of_a_cleaning_are_dumped_like_live_ones(log: Path, stage: str) ->
 
 def test_aborted_transactions_are_shown_with_half_an_entry_told(tmp_path: Path) -> None:
     path = tmp_path / name(0, ".txnindex")
-    path.write_bytes(struct.pack(">hqqqq", 0, 7, 1, 5, 6) + b"half")
+    path.write_bytes(aborted_entry(7, 1, 5) + b"half")
     entry, found = dumped(path)
     assert line(entry, bytes.decode) == (
         "version: 0 producerId: 7 firstOffset: 1 lastOffset: 5 lastStableOffset: 6"
@@ -280,14 +279,9 @@ def test_aborted_transactions_are_shown_with_half_an_entry_told(tmp_path: Path) 
     assert is_damage(found)
 
 
-def snapshot(*entries: bytes) -> bytes:
-    checked = struct.pack(">i", len(entries)) + b"".join(entries)
-    return struct.pack(">hI", 1, crc32c(checked)) + checked
-
-
 def test_producers_are_shown_and_a_damaged_snapshot_is_a_finding(tmp_path: Path) -> None:
     path = tmp_path / name(9, ".snapshot")
-    data = snapshot(struct.pack(">qhiqiqiq", 7, 1, 3, 8, 4, 1000, 2, 5))
+    data = producer_snapshot([(7, 1, 3, 8, 4, 1000, 2, 5)])
     path.write_bytes(data)
     (entry,) = dumped(path)
     assert line(entry, bytes.decode) == (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,11 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     aborted_transactions,
 )
-from tests.unit.storage_engine import naive
-from tests.unit.storage_engine.log_builder import name
+from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, batch, joined, marker
+from tests.builders.segment_files import name
 
 INT32_MAX = 2**31 - 1
 NOW_MS = 1_700_000_000_000
-TRANSACTIONAL, CONTROL = 0x10, 0x20
 
 
 def topic(root: Path, **config: str) -> Engine:
@@ -29,35 +27,8 @@ def topic(root: Path, **config: str) -> Engine:
     return engine
 
 
-def batch(
-    offset: int,
-    *,
-    size: int = 10,
-    epoch: int = 0,
-    producer: tuple[int, int, int] = (-1, -1, -1),
-    attributes: int = 0,
-    key: bytes = b"k",
-    value: bytes | None = None,
-) -> bytes:
-    content = b"v" * size if value is None else value
-    item = naive.Record(offset, NOW_MS + offset % 1000, key, content)
-    return naive.batch(
-        [item], base_offset=offset, leader_epoch=epoch, producer=producer, attributes=attributes
-    )
-
-
-def marker(offset: int, producer_id: int, *, abort: bool) -> bytes:
-    return batch(
-        offset,
-        producer=(producer_id, 0, -1),
-        attributes=TRANSACTIONAL | CONTROL,
-        key=struct.pack(">hh", 0, 0 if abort else 1),
-        value=struct.pack(">hi", 0, 0),
-    )
-
-
-def append(engine: Engine, *batches: bytes) -> None:
-    engine.append_raw("t", 0, b"".join(batches), now_ms=NOW_MS)
+def append(engine: Engine, *batches: BuiltBatch) -> None:
+    engine.append_raw("t", 0, joined(batches), now_ms=NOW_MS)
 
 
 def read(engine: Engine, isolation_level: str = "read_committed") -> list[int]:
@@ -78,7 +49,7 @@ def bases(engine: Engine) -> list[int]:
 
 def test_an_empty_segment_far_below_takes_no_offset_that_it_cannot_tell(tmp_path: Path) -> None:
     engine = topic(tmp_path, index_interval_bytes="1")
-    append(engine, *(batch(2**40 + i) for i in range(3)))
+    append(engine, *(batch(2**40 + i, 1) for i in range(3)))
     assert 2**40 in bases(engine)
     assert read(engine) == [2**40, 2**40 + 1, 2**40 + 2]
 
@@ -86,20 +57,20 @@ def test_an_empty_segment_far_below_takes_no_offset_that_it_cannot_tell(tmp_path
 def test_a_file_is_appended_whole_across_the_limits_of_segments(tmp_path: Path) -> None:
     offsets = [0, 500, INT32_MAX + 5, INT32_MAX + 6]
     sizes = [1024, 50_000, 1024, 10]
-    batches = [batch(o, size=size) for o, size in zip(offsets, sizes, strict=True)]
+    batches = [batch(o, 1, size=size) for o, size in zip(offsets, sizes, strict=True)]
     source = tmp_path / "source.log"
-    source.write_bytes(b"".join(batches))
+    source.write_bytes(joined(batches))
     engine = topic(tmp_path / "log")
     engine.append_raw("t", 0, source, now_ms=NOW_MS)
     assert bases(engine) == [0, INT32_MAX + 5]
     assert read(engine) == offsets
     stored = [segment.log.read_bytes() for segment in list_segments(directory(engine))]
-    assert stored == [b"".join(batches[:2]), b"".join(batches[2:])]
+    assert stored == [joined(batches[:2]), joined(batches[2:])]
 
 
 def test_a_batch_above_max_message_bytes_is_taken_as_the_leader_took_it(tmp_path: Path) -> None:
     engine = topic(tmp_path, max_message_bytes="100")
-    append(engine, batch(0, size=5000))
+    append(engine, batch(0, 1, size=5000))
     assert read(engine) == [0]
 
 
@@ -112,8 +83,8 @@ def test_the_first_abort_makes_the_transaction_index_and_later_ones_follow(
     engine = topic(tmp_path)
     path = directory(engine) / name(0, ".txnindex")
     for offset, producer_id in ((0, 7), (1, 8)):
-        append(engine, batch(offset, producer=(producer_id, 0, 0), attributes=TRANSACTIONAL))
-    append(engine, marker(2, 8, abort=False))
+        append(engine, batch(offset, 1, of=producer_id))
+    append(engine, marker(2, COMMIT, 8))
     assert not path.exists()
     synced: list[str] = []
     sync = files.sync_file
@@ -123,13 +94,13 @@ def test_the_first_abort_makes_the_transaction_index_and_later_ones_follow(
         sync(fd)
 
     monkeypatch.setattr(files, "sync_file", note)
-    append(engine, marker(3, 7, abort=True))
+    append(engine, marker(3, ABORT, 7))
     first = AbortedTransaction(7, 0, 3, 4)
     assert aborted_transactions([path]) == [first]
     assert str(path) in synced
     engine.close()
     engine = Engine(tmp_path)
-    append(engine, batch(4, producer=(8, 0, 1), attributes=TRANSACTIONAL), marker(5, 8, abort=True))
+    append(engine, batch(4, 1, of=8), marker(5, ABORT, 8))
     assert aborted_transactions([path]) == [first, AbortedTransaction(8, 4, 5, 6)]
     assert read(engine) == [1]
 
@@ -139,28 +110,28 @@ def test_the_first_abort_makes_the_transaction_index_and_later_ones_follow(
 
 def test_a_preallocated_segment_is_read_up_to_what_is_committed(tmp_path: Path) -> None:
     engine = topic(tmp_path, preallocate="true", segment_bytes="100000")
-    append(engine, batch(50), batch(51))
-    append(engine, batch(60), batch(61))
+    append(engine, batch(50, 1), batch(51, 1))
+    append(engine, batch(60, 1), batch(61, 1))
     (segment,) = list_segments(directory(engine))
     assert segment.size == 100_000
     assert read(engine) == [50, 51, 60, 61]
     with engine.snapshot("t", 0) as snapshot:
         found = snapshot.position_of(55)
         assert found is not None
-        assert found[1] == len(batch(50)) * 2
+        assert found[1] == len(batch(50, 1).data) * 2
 
 
 def test_a_preallocated_segment_is_trimmed_when_it_is_closed(tmp_path: Path) -> None:
     engine = topic(tmp_path, preallocate="true", segment_bytes="300")
-    batches = [batch(i) for i in range(9)]
+    batches = [batch(i, 1) for i in range(9)]
     append(engine, *batches)
     assert len(bases(engine)) > 2
     sizes = [segment.size for segment in list_segments(directory(engine))]
     ends = [*bases(engine)[1:], 9]
-    whole = [sum(map(len, batches[b:e])) for b, e in zip(bases(engine), ends, strict=True)]
+    whole = [len(joined(batches[b:e])) for b, e in zip(bases(engine), ends, strict=True)]
     assert sizes[:-1] == whole[:-1]
     assert sizes[-1] == 300
     engine.close()
     engine = Engine(tmp_path)
-    append(engine, batch(9))
+    append(engine, batch(9, 1))
     assert read(engine) == list(range(10))

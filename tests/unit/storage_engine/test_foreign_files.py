@@ -13,12 +13,12 @@ import lz4.frame
 import pyarrow as pa
 import pytest
 import snappy
-from crc32c import crc32c
 
 import kafkalog
 from kafkalog.errors import CorruptBatchError, InvalidInputError, OffsetOutOfRangeError
 from kafkalog.storage_engine.engine import engine_of
-from tests.unit.storage_engine import naive
+from tests.builders import batch_builder
+from tests.builders.batch_builder import Record, batch_data, varint
 from tests.unit.storage_engine.damage import Judge, read
 from tests.unit.storage_engine.sample_root import (
     GZIP,
@@ -140,12 +140,12 @@ def test_stale_index_entries_above_a_cut_change_nothing(judge: Judge, base: int,
 
 def lying(base: int) -> dict[str, bytes]:
     """Batches of two offsets whose checksums are right, and whose contents are not."""
-    rows = [naive.Record(base, 1, b"k", b"v"), naive.Record(base + 1, 2, b"l", b"w")]
+    rows = [Record(base, 1, b"k", b"v"), Record(base + 1, 2, b"l", b"w")]
 
     def batch(**fields: object) -> bytes:
-        return naive.batch(rows, base_offset=base, last_offset_delta=1, **fields)
+        return batch_data(rows, last_offset=base + 1, **fields)
 
-    section = naive.section(rows, base, 1)
+    section = batch_builder.section(rows, base, 1)
     sound = batch()
     return {
         "magic 3": sound[:16] + b"\3" + sound[17:],
@@ -156,10 +156,10 @@ def lying(base: int) -> dict[str, bytes]:
         "count 1": batch(count=1),
         "count 3": batch(count=3),
         "count 2^31-1": batch(count=2**31 - 1),
-        "a record longer than the batch": batch(payload=naive.varint(1000) + section[1:]),
-        "a record of negative length": batch(payload=naive.varint(-5) + section[1:]),
+        "a record longer than the batch": batch(payload=varint(1000) + section[1:]),
+        "a record of negative length": batch(payload=varint(-5) + section[1:]),
         "bytes after the records": batch(payload=section + b"\0"),
-        "a key longer than the record": batch(payload=section[:4] + naive.varint(99) + section[5:]),
+        "a key longer than the record": batch(payload=section[:4] + varint(99) + section[5:]),
         "no gzip": batch(payload=section, attributes=GZIP),
         "no snappy": batch(payload=section, attributes=SNAPPY),
         "no lz4": batch(payload=section, attributes=LZ4),
@@ -168,7 +168,7 @@ def lying(base: int) -> dict[str, bytes]:
         "length 0": sound[:8] + struct.pack(">i", 0) + sound[12:],
         "length -1": sound[:8] + struct.pack(">i", -1) + sound[12:],
         "length 2^31-1": sound[:8] + struct.pack(">i", 2**31 - 1) + sound[12:],
-        "last offset delta -1": naive.batch(rows, base_offset=base, last_offset_delta=-1),
+        "last offset delta -1": batch_data(rows, last_offset=base - 1),
         "offset -1": struct.pack(">q", -1) + sound[8:],
         "offset 2^63-1": struct.pack(">q", 2**63 - 1) + sound[8:],
     }
@@ -293,8 +293,8 @@ def claim(codec: int) -> bytes:
 def test_a_bomb_is_refused_in_bounded_memory(
     tmp_path: Path, codec: int, made: Callable[[int], bytes]
 ) -> None:
-    rows = [naive.Record(10, 1, b"k", b"v"), naive.Record(11, 2, b"l", b"w")]
-    data = sealed(rows, made(codec), codec)
+    rows = [Record(10, 1, b"k", b"v"), Record(11, 2, b"l", b"w")]
+    data = batch_data(rows, payload=made(codec), attributes=codec)
     root = _OneLog(tmp_path / "root", data, is_active=False)
     done = subprocess.run(
         [sys.executable, "-c", READER, str(root.path)], capture_output=True, text=True, check=True
@@ -305,12 +305,3 @@ def test_a_bomb_is_refused_in_bounded_memory(
     assert int(lines["peak"]) < PEAK_MIB, done.stdout
     assert done.stdout.count("\n") == 3
     print(codec, made.__name__, lines["peak"], "MiB", lines["refused"][-90:])
-
-
-def sealed(rows: list[naive.Record], payload: bytes, codec: int) -> bytes:
-    """A batch of any payload, its checksum by the library: naive's takes minutes over megabytes."""
-    head = naive.batch(rows, payload=b"", base_offset=10, last_offset_delta=1, attributes=codec)
-    data = bytearray(head + payload)
-    data[8:12] = struct.pack(">i", len(data) - 12)
-    data[17:21] = struct.pack(">I", crc32c(bytes(data[21:])))
-    return bytes(data)

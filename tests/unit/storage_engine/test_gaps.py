@@ -1,6 +1,6 @@
 """Offsets run without a gap that is not listed: the lists, and what readers make of them.
 
-The bytes of the lists come from `log_builder.gap_list`, which knows none of kafkalog's code.
+The bytes of the lists come from `segment_files.gap_list`, which knows none of kafkalog's code.
 """
 
 from __future__ import annotations
@@ -25,19 +25,10 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 from kafkalog.storage_engine.segment import gaps
 from kafkalog.storage_engine.segment.gaps import GapCollector, GapFile, Section
+from tests.builders.batch_builder import BuiltBatch, at_times, batch, data_records, empty, joined
+from tests.builders.segment_files import gap_list, gaps_of, name, write_segment
 from tests.unit.storage_engine.broker_root import BrokerRoot
 from tests.unit.storage_engine.faults import Died, each_act
-from tests.unit.storage_engine.log_builder import (
-    Batch,
-    batch,
-    data_records,
-    empty,
-    gap_list,
-    gaps_of,
-    name,
-    write_segment,
-)
-from tests.unit.storage_engine.raw_log import RawBatch, joined
 from tests.unit.storage_engine.times import offset_since
 
 NOW_MS = 1_700_000_000_000
@@ -175,7 +166,7 @@ def test_raw_gaps_are_added_cut_and_dropped_with_their_segments(
 
 # --- readers -------------------------------------------------------------------------------------
 
-Segments = dict[int, list[Batch]]
+Segments = dict[int, list[BuiltBatch]]
 
 
 def cleaned() -> Segments:
@@ -198,14 +189,14 @@ class Log:
         bases = sorted(segments)
         for base, end in pairwise(bases):
             ranges = [(b.base_offset, b.last_offset) for b in segments[base]]
-            size = sum(len(b.data()) for b in segments[base])
+            size = sum(len(b.data) for b in segments[base])
             self.sections.append((base, size, gaps_of(base, ranges, end)))
         for base in bases:
             write_segment(directory, base, segments[base], interval=interval)
         self.list()
         active = segments[bases[-1]]
         end = active[-1].last_offset + 1
-        size = sum(len(b.data()) for b in active)
+        size = sum(len(b.data) for b in active)
         self.state = PartitionState(end, bases[-1], size, last_stable_offset=end)
 
     def list(self, *more: tuple[int, int, Pairs]) -> None:
@@ -264,7 +255,7 @@ def test_a_batch_whose_base_offset_is_changed_is_never_read(tmp_path: Path, inte
                     with pytest.raises(CorruptBatchError):
                         log.read(start)
                 assert log.read(0, below) == log.expected(0, below)
-            position += len(item.data())
+            position += len(item.data)
         log.path(base).write_bytes(before)
 
 
@@ -305,7 +296,7 @@ def test_a_time_is_never_looked_up_in_a_batch_whose_base_offset_is_changed(
                     if f[1] not in (f[2], "refused")
                 ]
                 assert not wrong, (item, bit)
-            position += len(item.data())
+            position += len(item.data)
         log.path(base).write_bytes(before)
     assert refused
 
@@ -339,7 +330,7 @@ def test_a_closed_segment_that_was_cut_between_two_batches_is_an_error(
                 log.read()
             below = log.end_below(item.base_offset)
             assert log.read(0, below) == log.expected(0, below)
-            position += len(item.data())
+            position += len(item.data)
         log.path(base).write_bytes(before)
     assert log.read() == log.expected()
 
@@ -412,7 +403,7 @@ def raw_log(root: Path) -> Engine:
     return engine
 
 
-def raw(engine: Engine, *batches: RawBatch) -> None:
+def raw(engine: Engine, *batches: BuiltBatch) -> None:
     engine.append_raw("t", 0, joined(batches), now_ms=NOW_MS)
 
 
@@ -427,10 +418,10 @@ def raw_gaps(root: Path) -> Pairs:
 
 def test_a_raw_append_lists_what_it_leaves_out(tmp_path: Path) -> None:
     engine = raw_log(tmp_path)
-    raw(engine, RawBatch(5), RawBatch(6))
+    raw(engine, at_times(5), at_times(6))
     assert raw_gaps(tmp_path) == [(0, 5)]
     engine.append("t", [("k", "own")], now_ms=NOW_MS)
-    raw(engine, *(RawBatch(10 * n, (0, 0)) for n in range(1, 9)))
+    raw(engine, *(at_times(10 * n, (0, 0)) for n in range(1, 9)))
     engine.append("t", [("k", "own")], now_ms=NOW_MS)
     pairs = [(0, 5), (8, 10), *((10 * n + 2, 10 * n + 10) for n in range(1, 8))]
     assert raw_gaps(tmp_path) == pairs
@@ -442,7 +433,7 @@ def test_a_raw_append_lists_what_it_leaves_out(tmp_path: Path) -> None:
 
 def test_a_partition_without_gaps_has_no_list(tmp_path: Path) -> None:
     engine = raw_log(tmp_path)
-    raw(engine, RawBatch(0), RawBatch(1, (0, 0)))
+    raw(engine, at_times(0), at_times(1, (0, 0)))
     engine.append("t", [("k", "own")], now_ms=NOW_MS)
     assert not list((tmp_path / "t-0").glob("kl-*gaps*"))
 
@@ -454,7 +445,7 @@ def test_a_raw_append_that_died_anywhere_leaves_no_gap(
 ) -> None:
     first = tmp_path / "template"
     engine = raw_log(first)
-    raw(engine, RawBatch(3), RawBatch(8))
+    raw(engine, at_times(3), at_times(8))
     engine.close()
     n, fired = 0, True
     while fired:
@@ -462,7 +453,7 @@ def test_a_raw_append_that_died_anywhere_leaves_no_gap(
         root = tmp_path / str(n)
         shutil.copytree(first, root)
         engine = Engine(root)
-        many = [RawBatch(10 * k) for k in range(2, 9)]
+        many = [at_times(10 * k) for k in range(2, 9)]
         fired = each_act(lambda e=engine, b=many: raw(e, *b), n, make())
         engine = Engine(root)
         before = offsets(engine)
@@ -481,20 +472,20 @@ def test_a_raw_append_that_died_anywhere_leaves_no_gap(
 
 def test_gaps_of_segments_that_are_deleted_are_forgotten(tmp_path: Path) -> None:
     engine = raw_log(tmp_path)
-    raw(engine, *(RawBatch(10 * n) for n in range(1, 20)))
+    raw(engine, *(at_times(10 * n) for n in range(1, 20)))
     engine.delete_records("t", 0, 150)
     engine.apply_retention(now_ms=NOW_MS)
     first = min(int(path.stem) for path in (tmp_path / "t-0").glob("*.log"))
     assert first > 100
     assert offsets(engine) == [150, 160, 170, 180, 190]
-    raw(engine, RawBatch(300))
+    raw(engine, at_times(300))
     assert raw_gaps(tmp_path)[0][1] > first
     assert offsets(engine) == [150, 160, 170, 180, 190, 300]
 
 
 def test_a_damaged_list_of_raw_gaps_is_refused_by_reads_and_appends(tmp_path: Path) -> None:
     engine = raw_log(tmp_path)
-    raw(engine, RawBatch(3))
+    raw(engine, at_times(3))
     path = tmp_path / "t-0" / "kl-raw-gaps"
     data = path.read_bytes()
     path.write_bytes(data[:-1])
@@ -519,7 +510,7 @@ def test_an_adopted_log_is_listed_from_its_end_on_and_a_released_one_nowhere(
     engine = Engine(root.path)
     state = engine.describe("t").partitions[0]
     assert state.listed_from == state.high_watermark == 100
-    raw(engine, RawBatch(110))
+    raw(engine, at_times(110))
     whole = [*range(5), *range(20, 25), *range(40, 45), *range(50, 100), 110]
     assert offsets(engine) == whole
     engine.close()
@@ -543,7 +534,7 @@ def damage(root: Path) -> list[str]:
 
 def test_verify_names_unlisted_gaps_missing_ones_and_damaged_lists(tmp_path: Path) -> None:
     engine = raw_log(tmp_path)
-    raw(engine, RawBatch(5, (0, 0)), RawBatch(9), RawBatch(10), RawBatch(20), RawBatch(30))
+    raw(engine, at_times(5, (0, 0)), at_times(9), at_times(10), at_times(20), at_times(30))
     directory = tmp_path / "t-0"
     assert damage(tmp_path) == []
     path = directory / "kl-raw-gaps"

@@ -15,7 +15,8 @@ import pytest
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex, offset_entry, time_entry
 from kafkalog.storage_engine.segment.segments import list_segments
-from tests.unit.storage_engine.log_builder import batch, name
+from tests.builders.batch_builder import batch
+from tests.builders.segment_files import name
 from tests.unit.storage_engine.test_index import cut
 
 BASE = 45
@@ -161,7 +162,7 @@ def append(engine: Engine, *timestamps: int, size: int = 10) -> None:
     """Append a batch of one record for each timestamp, in one append."""
     with engine.transaction() as transaction:
         items = [batch(i, 1, timestamp=at, size=size) for i, at in enumerate(timestamps)]
-        data = bytearray(b"".join(item.data() for item in items))
+        data = bytearray(b"".join(item.data for item in items))
         transaction.appender("t", 0, 1).append([(len(items), [data])])
         transaction.publish(1)
 
@@ -180,14 +181,14 @@ def test_the_first_batch_gets_no_entry_and_each_batch_of_an_append_is_decided_al
 ) -> None:
     engine = topic(tmp_path, index_interval_bytes="1")
     append(engine, 10, 20, 15, 30)
-    size = len(batch(0, 1).data())
+    size = len(batch(0, 1).data)
     assert stored(engine, ".index", ">ii") == [(1, size), (2, 2 * size), (3, 3 * size)]
     # The third batch is older than the second: the largest time so far has its entry already.
     assert stored(engine, ".timeindex", ">qi") == [(20, 1), (30, 3)]
 
 
 def test_an_entry_needs_more_than_the_interval_behind_it(tmp_path: Path) -> None:
-    size = len(batch(0, 1).data())
+    size = len(batch(0, 1).data)
     engine = topic(tmp_path / "on", index_interval_bytes=str(size))
     append(engine, *[5] * 5)
     assert [at for _, at in stored(engine, ".index", ">ii")] == [2 * size, 4 * size]

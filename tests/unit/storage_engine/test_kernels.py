@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 from kafkalog.storage_engine.format import ops
 from kafkalog.storage_engine.records import codes
 from kafkalog.storage_engine.records.kernels import decode, encode, gather, legacy, murmur2, scan
+from tests.builders import batch_builder
+from tests.builders.batch_builder import Record, batch_data, record, sized, varint
+from tests.builders.message_builder import message
 from tests.unit.storage_engine import naive, naive_messages
 
 pytestmark = pytest.mark.usefixtures("compared_kernels")
@@ -80,7 +83,7 @@ def naive_varint(data: bytes, bits: int) -> tuple[int, int]:
 @pytest.mark.parametrize(("value", "encoded"), VARLONGS)
 def test_varlong_boundaries(value: int, encoded: str) -> None:
     data = bytes.fromhex(encoded)
-    assert naive.varint(value) == data
+    assert varint(value) == data
     assert encode.varint_size(np.int64(value)) == len(data)
     target = np.zeros(len(data), dtype=np.uint8)
     assert encode.write_varint(target, 0, np.int64(value)) == len(data)
@@ -148,11 +151,11 @@ def test_scanned_headers_are_those_of_the_bytes(
     fields: list[tuple[int, int, int, int]], tail: int
 ) -> None:
     batches = [
-        naive.batch(
+        batch_data(
             [],
             payload=b"x" * (i * 3),
             base_offset=base_offset,
-            last_offset_delta=delta,
+            last_offset=base_offset + delta,
             attributes=attributes,
             base_timestamp=time,
             max_timestamp=-time - 1,
@@ -162,7 +165,7 @@ def test_scanned_headers_are_those_of_the_bytes(
         )
         for i, (base_offset, delta, time, attributes) in enumerate(fields)
     ]
-    data = b"".join(batches) + naive.batch([], payload=b"y" * 20)[:tail]
+    data = b"".join(batches) + batch_data([], payload=b"y" * 20)[:tail]
     table, position, ending = scanned(data)
     assert (position, ending) == (len(b"".join(batches)), codes.SCAN_END)
     start = 0
@@ -190,7 +193,7 @@ def test_scanned_headers_are_those_of_the_bytes(
     ],
 )
 def test_scan_ends_before_what_is_no_batch(position: int, patch: bytes, ending: int) -> None:
-    good = naive.batch([naive.Record(0, 5, b"k", b"v")])
+    good = batch_data([Record(0, 5, b"k", b"v")])
     bad = bytearray(good)
     bad[position : position + len(patch)] = patch
     assert scan.count_batches(array(good + bytes(bad) + good)) == (1, len(good), ending)
@@ -205,10 +208,10 @@ def test_scan_of_any_bytes_stays_inside(data: bytes) -> None:
 
 # --- records -------------------------------------------------------------------------------------
 @st.composite
-def some_records(draw: Any, max_size: int = 8) -> list[naive.Record]:
+def some_records(draw: Any, max_size: int = 8) -> list[Record]:
     deltas = sorted(draw(st.sets(st.integers(0, 300), min_size=1, max_size=max_size)))
     return [
-        naive.Record(
+        Record(
             1000 + delta,
             1_700_000_000_000 + draw(st.integers(-(2**40), 2**40)),
             draw(BYTES),
@@ -233,7 +236,7 @@ def indexed(data: bytes, count: int, last_delta: int, append_time: int = NONE) -
     return (status, found, records)
 
 
-def as_records(data: bytes, table: Any) -> list[naive.Record]:
+def as_records(data: bytes, table: Any) -> list[Record]:
     result = []
     for start, end, offset, time, kp, ks, vp, vs, hp in table.T.tolist():
         assert 0 <= start < end <= len(data)
@@ -242,7 +245,7 @@ def as_records(data: bytes, table: Any) -> list[naive.Record]:
         headers = naive_headers(data, hp, end)
         key = None if ks < 0 else data[kp : kp + ks]
         value = None if vs < 0 else data[vp : vp + vs]
-        result.append(naive.Record(offset, time, key, value, headers))
+        result.append(Record(offset, time, key, value, headers))
     return result
 
 
@@ -259,12 +262,12 @@ def naive_headers(data: bytes, position: int, end: int) -> list[tuple[bytes, byt
 
 @few
 @given(some_records(), st.sampled_from([NONE, 4321]))
-def test_indexed_records_are_those_written(records: list[naive.Record], append_time: int) -> None:
-    data = naive.section(records, 1000, 1_700_000_000_000)
+def test_indexed_records_are_those_written(records: list[Record], append_time: int) -> None:
+    data = batch_builder.section(records, 1000, 1_700_000_000_000)
     status, found, table = indexed(data, len(records), 300, append_time)
     assert (status, found) == (codes.OK, len(records))
     if append_time != NONE:
-        records = [naive.Record(r.offset, append_time, r.key, r.value, r.headers) for r in records]
+        records = [Record(r.offset, append_time, r.key, r.value, r.headers) for r in records]
     assert as_records(data, table) == records
 
 
@@ -299,7 +302,7 @@ MICROSECONDS_MAX = (2**63 - 1) // 1000
 
 
 def columns_as_written(
-    records: list[naive.Record],
+    records: list[Record],
 ) -> list[tuple[int, int, bytes | None, bytes | None]]:
     return [
         (
@@ -314,17 +317,17 @@ def columns_as_written(
 
 @few
 @given(some_records(), st.sampled_from([NONE, 4321, 2**62]))
-def test_decoded_columns_are_those_written(records: list[naive.Record], append_time: int) -> None:
-    data = naive.section(records, 1000, 1_700_000_000_000)
+def test_decoded_columns_are_those_written(records: list[Record], append_time: int) -> None:
+    data = batch_builder.section(records, 1000, 1_700_000_000_000)
     result, rows = decoded(data, len(records), 300, append_time)
     assert result[:2] == (codes.OK, len(records))
     if append_time != NONE:
-        records = [naive.Record(r.offset, append_time, r.key, r.value, r.headers) for r in records]
+        records = [Record(r.offset, append_time, r.key, r.value, r.headers) for r in records]
     assert rows == columns_as_written(records)
 
 
 def test_columns_without_room_are_a_status() -> None:
-    data = naive.record(0, 0, b"key", None, [])
+    data = record(0, 0, b"key", None, [])
     place = sections((0, len(data), 1, 0, 0, 0, NONE))
     work, numbers = np.zeros((codes.RECORD_FIELDS, 1), np.int64), np.zeros((2, 1), np.int64)
     none, full = empty_column(-1, 0), empty_column(1, len(data))
@@ -372,9 +375,9 @@ def agrees_with_naive(data: bytes, count: int, last_delta: int) -> bool:
 @few
 @given(some_records(max_size=3), st.data())
 def test_a_changed_byte_is_a_status_or_what_the_twin_reads(
-    records: list[naive.Record], data: st.DataObject
+    records: list[Record], data: st.DataObject
 ) -> None:
-    section = bytearray(naive.section(records, 1000, 1_700_000_000_000))
+    section = bytearray(batch_builder.section(records, 1000, 1_700_000_000_000))
     position = data.draw(st.integers(0, len(section) - 1))
     section[position] = data.draw(st.integers(0, 255))
     agrees_with_naive(bytes(section), len(records), 300)
@@ -383,8 +386,8 @@ def test_a_changed_byte_is_a_status_or_what_the_twin_reads(
 @pytest.mark.slow
 @few
 @given(some_records(max_size=3))
-def test_every_truncation_is_a_status(records: list[naive.Record]) -> None:
-    section = naive.section(records, 1000, 1_700_000_000_000)
+def test_every_truncation_is_a_status(records: list[Record]) -> None:
+    section = batch_builder.section(records, 1000, 1_700_000_000_000)
     for cut in range(len(section)):
         assert not agrees_with_naive(section[:cut], len(records), 300)
     assert not agrees_with_naive(section + b"\0", len(records), 300)
@@ -403,16 +406,16 @@ WILD = [-(2**31), -2, 2**31 - 1, 2**30, 127, 128]
 @pytest.mark.parametrize("field", ["length", "key", "value", "headers", "name", "content"])
 def test_wild_sizes_are_read_as_the_twin_reads_them(field: str, wild: int) -> None:
     def size(name: str, honest: int) -> bytes:
-        return naive.varint(wild if name == field else honest)
+        return varint(wild if name == field else honest)
 
-    body = b"\0" + naive.varint(0) + naive.varint(0) + size("key", 1) + b"k" + size("value", 1)
+    body = b"\0" + varint(0) + varint(0) + size("key", 1) + b"k" + size("value", 1)
     body += b"v" + size("headers", 1) + size("name", 1) + b"n" + size("content", 1) + b"c"
     agrees_with_naive(size("length", len(body)) + body, 1, 300)
 
 
 def test_offsets_must_rise_up_to_the_batchs_last() -> None:
     def offsets(*deltas: int) -> bytes:
-        return b"".join(naive.record(delta, 0, b"k", b"v", []) for delta in deltas)
+        return b"".join(record(delta, 0, b"k", b"v", []) for delta in deltas)
 
     assert agrees_with_naive(offsets(0, 1, 5), 3, 5)
     assert not agrees_with_naive(offsets(0, 1, 6), 3, 5)
@@ -422,7 +425,7 @@ def test_offsets_must_rise_up_to_the_batchs_last() -> None:
 
 
 def test_count_must_fit_the_section_and_the_table() -> None:
-    data = naive.record(0, 0, b"k", b"v", [])
+    data = record(0, 0, b"k", b"v", [])
     assert indexed(data, 2, 5)[0] == codes.BAD_COUNT
     assert indexed(data * 2, 1, 5)[0] == codes.BAD_COUNT
     records = np.zeros((codes.RECORD_FIELDS, 0), dtype=np.int64)
@@ -439,7 +442,7 @@ def test_a_section_outside_the_arena_is_a_status(start: int, end: int) -> None:
 
 
 def test_read_record_leaves_deltas() -> None:
-    data = naive.record(7, -3, b"key", None, [(b"h", b"1")])
+    data = record(7, -3, b"key", None, [(b"h", b"1")])
     table = np.zeros((codes.RECORD_FIELDS, 1), dtype=np.int64)
     assert decode.read_record(array(data), 0, len(data), table, 0) == codes.OK
     assert table[:, 0].tolist()[:4] == [0, len(data), 7, -3]
@@ -499,8 +502,8 @@ def test_values_outside_the_arena_are_never_measured(position: int, size: int, r
 @few
 @given(st.lists(HEADERS, max_size=10))
 def test_gathered_headers_are_those_written(lists: list[list[tuple[bytes, bytes | None]]]) -> None:
-    records = [naive.Record(1000 + i, 0, None, None, h) for i, h in enumerate(lists)]
-    data = naive.section(records, 1000, 0)
+    records = [Record(1000 + i, 0, None, None, h) for i, h in enumerate(lists)]
+    data = batch_builder.section(records, 1000, 0)
     table = np.zeros((codes.RECORD_FIELDS, len(lists)), dtype=np.int64)
     decode.index_records(
         array(data), sections((0, len(data), len(lists), 1000, 99, 0, NONE)), table
@@ -589,7 +592,7 @@ def indexed_messages(data: bytes, *, lowest: int, highest: int, base: int) -> li
             None if size < 0 else data[at : at + size]
             for at, size in ((key, key_size), (value, value_size))
         ]
-        found.append(naive_messages.Message(offset, time, *parts))
+        found.append(Record(offset, time, *parts))
     return found
 
 
@@ -618,7 +621,7 @@ def test_any_bytes_are_messages_or_a_status(data: bytes) -> None:
 
 
 def test_message_sections_outside_the_arena_are_a_status() -> None:
-    arena = array(naive_messages.message(1, 0, b"k", b"v"))
+    arena = array(message(1, 0, b"k", b"v"))
     out = np.zeros(1, dtype=np.int64)
     fields = np.zeros((codes.RECORD_FIELDS, 1), dtype=np.int64)
     for start, end in ((-1, 5), (5, 4), (0, arena.size + 1)):
@@ -674,7 +677,7 @@ def test_a_key_outside_its_data_goes_nowhere() -> None:
 
 
 # --- writing -------------------------------------------------------------------------------------
-def columns_of(records: list[naive.Record]) -> tuple[Any, ...]:
+def columns_of(records: list[Record]) -> tuple[Any, ...]:
     """Return the arguments that `plan_batches` and `write_records` share."""
     flat = [header for item in records for header in item.headers]
     starts = np.cumsum([0, *(len(item.headers) for item in records)])
@@ -689,7 +692,7 @@ def columns_of(records: list[naive.Record]) -> tuple[Any, ...]:
     )
 
 
-def written(records: list[naive.Record], rows: list[int], batch_size: int) -> tuple[bytes, Any]:
+def written(records: list[Record], rows: list[int], batch_size: int) -> tuple[bytes, Any]:
     keys, values, lists, names, contents, times = columns_of(records)
     order = np.array(rows, dtype=np.int64)
     sizes = np.zeros(len(rows), dtype=np.int64)
@@ -715,18 +718,17 @@ def written(records: list[naive.Record], rows: list[int], batch_size: int) -> tu
 def test_planned_and_written_records_are_the_twins(
     items: list[Any], batch_size: int, data: st.DataObject
 ) -> None:
-    given_ = [naive.Record(0, t, key, value, headers) for key, value, headers, t in items]
+    given_ = [Record(0, t, key, value, headers) for key, value, headers, t in items]
     rows = data.draw(st.permutations(range(len(given_))))
     ordered = [
-        naive.Record(
-            i, given_[row].timestamp, given_[row].key, given_[row].value, given_[row].headers
-        )
+        Record(i, given_[row].timestamp, given_[row].key, given_[row].value, given_[row].headers)
         for i, row in enumerate(rows)
     ]
     target, plan = written(given_, rows, batch_size)
     groups = naive.batches(ordered, batch_size)
     expected = [
-        bytes(61) + naive.section(group, group[0].offset, group[0].timestamp) for group in groups
+        bytes(61) + batch_builder.section(group, group[0].offset, group[0].timestamp)
+        for group in groups
     ]
     assert target == b"".join(expected)
     assert plan.T.tolist() == [
@@ -741,7 +743,7 @@ def test_planned_and_written_records_are_the_twins(
 @pytest.mark.parametrize("what", ["row", "key", "value", "list", "name", "null name", "size"])
 def test_columns_that_lie_are_a_status(what: str) -> None:
     keys, values, lists, names, contents, times = columns_of(
-        [naive.Record(0, 0, b"k", b"v", [(b"n", b"c")])]
+        [Record(0, 0, b"k", b"v", [(b"n", b"c")])]
     )
     rows = np.array([1 if what == "row" else 0])
     if what in {"key", "value", "name"}:
@@ -764,7 +766,7 @@ def test_columns_that_lie_are_a_status(what: str) -> None:
     assert status == expected.get(what, codes.BAD_RANGE)
     assert row == rows[0]
     if what == "size":
-        assert size == 61 + len(naive.record(0, 0, b"k", b"v", [(b"n", b"c")]))
+        assert size == 61 + len(record(0, 0, b"k", b"v", [(b"n", b"c")]))
 
 
 def test_write_field_writes_size_and_value() -> None:
@@ -772,15 +774,15 @@ def test_write_field_writes_size_and_value() -> None:
         data, places = column_of([value], b"..")
         target = np.zeros(400, dtype=np.uint8)
         end = encode.write_field(target, 3, array(data), places, 0)
-        assert target[3:end].tobytes() == naive.sized(value)
+        assert target[3:end].tobytes() == sized(value)
 
 
 @few
 @given(some_records(), st.integers(-(2**30), 2**30), st.data())
 def test_rewritten_records_read_the_same_under_another_base(
-    records: list[naive.Record], shift: int, data: st.DataObject
+    records: list[Record], shift: int, data: st.DataObject
 ) -> None:
-    section = naive.section(records, 1000, 1_700_000_000_000)
+    section = batch_builder.section(records, 1000, 1_700_000_000_000)
     _, _, table = indexed(section, len(records), 300)
     kept = data.draw(st.lists(st.integers(0, len(records) - 1), unique=True).map(sorted))
     rows = np.array(kept, dtype=np.int64)
@@ -789,13 +791,13 @@ def test_rewritten_records_read_the_same_under_another_base(
     size = encode.rewrite_records(array(section), table, rows, *base, nothing)
     target = np.zeros(size, dtype=np.uint8)
     assert encode.rewrite_records(array(section), table, rows, *base, target) == size
-    assert target.tobytes() == naive.section([records[i] for i in kept], *base)
+    assert target.tobytes() == batch_builder.section([records[i] for i in kept], *base)
     if size > 1:
         assert encode.rewrite_records(array(section), table, rows, *base, target[1:].copy()) == -1
 
 
 def test_rewriting_refuses_rows_and_places_that_are_none() -> None:
-    section = naive.record(0, 0, b"k", b"v", [])
+    section = record(0, 0, b"k", b"v", [])
     _, _, table = indexed(section, 1, 300)
     nothing = np.zeros(0, dtype=np.uint8)
     for row in (-1, 1):
@@ -807,13 +809,13 @@ def test_rewriting_refuses_rows_and_places_that_are_none() -> None:
 
 
 def test_a_key_size_longer_than_it_need_be_is_rewritten_short() -> None:
-    body = b"\0" + naive.varint(0) + naive.varint(0) + b"\x82\x00k" + naive.sized(b"v") + b"\0"
-    section = naive.varint(len(body)) + body
+    body = b"\0" + varint(0) + varint(0) + b"\x82\x00k" + sized(b"v") + b"\0"
+    section = varint(len(body)) + body
     _, _, table = indexed(section, 1, 300)
     target = np.zeros(len(section) - 1, dtype=np.uint8)
     base = (1000, 1_700_000_000_000)
     size = encode.rewrite_records(array(section), table, np.array([0]), *base, target)
-    assert target[:size].tobytes() == naive.record(0, 0, b"k", b"v", [])
+    assert target[:size].tobytes() == record(0, 0, b"k", b"v", [])
 
 
 def test_copied_bytes_are_those_between() -> None:

@@ -1,11 +1,10 @@
 """What Kafka's LogLoader and LogSegment.recover guarantee, of logs a broker left in any state.
 
-Logs are built by `naive.py`; the indexes a broker would rebuild are computed here a second time.
+Logs are built by `BatchBuilder`. The indexes that a broker would rebuild are computed here.
 """
 
 from __future__ import annotations
 
-import gzip
 import os
 import random
 import struct
@@ -31,9 +30,18 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     aborted_transactions,
 )
+from tests.builders.batch_builder import (
+    ABORT,
+    COMMIT,
+    NO_PRODUCER,
+    BatchBuilder,
+    Record,
+    batch_data,
+    marker,
+)
+from tests.builders.message_builder import message, wrapper
+from tests.builders.segment_files import name
 from tests.unit.storage_engine import naive
-from tests.unit.storage_engine.log_builder import name
-from tests.unit.storage_engine.naive_messages import Message, message, wrapper
 from tests.unit.storage_engine.times import offset_since
 
 NOW_MS = 1_700_000_000_000
@@ -62,35 +70,28 @@ class Log:
         epoch: int = 0,
         size: int = 10,
     ) -> None:
-        items = [
-            naive.Record(offset, NOW_MS + 10 * offset, b"k%d" % offset, b"v" * size)
-            for offset in range(self.end, self.end + count)
-        ]
         sequence = self.sequences.get(producer_id, 0)
         self.sequences[producer_id] = sequence + count
-        self.add(
-            naive.batch(
-                items,
-                base_offset=self.end,
-                leader_epoch=epoch,
-                attributes=TRANSACTIONAL if transactional else 0,
-                producer=(-1, -1, -1) if producer_id < 0 else (producer_id, 0, sequence),
-            ),
-            self.end + count - 1,
+        builder = BatchBuilder(
+            base_offset=self.end,
+            leader_epoch=epoch,
+            transactional=transactional,
+            producer=NO_PRODUCER if producer_id < 0 else (producer_id, 0, sequence),
         )
+        for offset in range(self.end, self.end + count):
+            builder.add(b"k%d" % offset, b"v" * size, timestamp=NOW_MS + 10 * offset)
+        self.add(builder.build().data, self.end + count - 1)
 
     def mark(self, producer_id: int, *, abort: bool, coordinator_epoch: int = 0) -> None:
-        item = naive.Record(
+        ended = marker(
             self.end,
-            NOW_MS + 10 * self.end,
-            struct.pack(">hh", 0, 0 if abort else 1),
-            struct.pack(">hi", 0, coordinator_epoch),
+            ABORT if abort else COMMIT,
+            producer_id,
+            timestamp=NOW_MS + 10 * self.end,
+            coordinator_epoch=coordinator_epoch,
+            leader_epoch=-1,
         )
-        bits = TRANSACTIONAL | CONTROL
-        data = naive.batch(
-            [item], base_offset=self.end, attributes=bits, producer=(producer_id, 0, -1)
-        )
-        self.add(data, self.end)
+        self.add(ended.data, self.end)
 
     def add(self, data: bytes, last_offset: int) -> None:
         self.segments[max(self.segments)].append(data)
@@ -282,7 +283,7 @@ def test_checksums_of_messages_before_v2_are_compared_too(tmp_path: Path, magic:
 @pytest.mark.parametrize("wrong", [0, 2, 3])
 def test_a_log_ends_before_a_batch_whose_offsets_do_not_rise(tmp_path: Path, wrong: int) -> None:
     log = filled(tmp_path)
-    odd = naive.batch([naive.Record(wrong, NOW_MS, b"k", b"v")], base_offset=wrong)
+    odd = batch_data([Record(wrong, NOW_MS, b"k", b"v")])
     log.segments[0].insert(4, odd)
     log.write()
     loaded = log.repair()
@@ -469,13 +470,11 @@ def test_the_time_index_of_messages_without_times_is_empty(tmp_path: Path) -> No
 
 
 def gzipped(first: int, count: int, magic: int) -> tuple[bytes, int]:
+    records = [Record(first + i, NOW_MS, b"k%d" % i, b"v") for i in range(count)]
     last = first + count - 1
     if magic == 1:
-        messages = [Message(first + i, NOW_MS, b"k%d" % i, b"v") for i in range(count)]
-        return wrapper(1, GZIP, messages), last
-    items = [naive.Record(first + i, NOW_MS, b"k%d" % i, b"v") for i in range(count)]
-    payload = gzip.compress(naive.section(items, first, NOW_MS), mtime=0)
-    return naive.batch(items, base_offset=first, attributes=GZIP, payload=payload), last
+        return wrapper(1, GZIP, records), last
+    return batch_data(records, codec=GZIP), last
 
 
 @pytest.mark.parametrize(
@@ -508,8 +507,8 @@ def test_a_segment_that_its_indexes_cannot_address_is_split_and_loses_no_record(
     log = Log(tmp_path)
     offsets = [0, 5, INT32_MAX, INT32_MAX + 10, 2**33, 2**33 + 1]
     for offset in offsets:
-        item = naive.Record(offset, NOW_MS, b"k", b"v" * 5000)
-        log.add(naive.batch([item], base_offset=offset), offset)
+        item = Record(offset, NOW_MS, b"k", b"v" * 5000)
+        log.add(batch_data([item]), offset)
     log.write(indexes=False)
     stored = log.path(0, ".log").read_bytes()
     assert log.read(log.load()) == offsets  # as it was found, too

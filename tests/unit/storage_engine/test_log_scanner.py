@@ -24,11 +24,10 @@ from kafkalog.storage_engine.segment.log_scanner import (
     FaultPolicy,
     LogScanner,
 )
-from tests.unit.storage_engine.log_builder import batch
-from tests.unit.storage_engine.naive_messages import Message, message, wrapper
-from tests.unit.storage_engine.raw_log import RawBatch, joined
+from tests.builders.batch_builder import Record, at_times, batch, joined
+from tests.builders.message_builder import message, wrapper
 
-BATCHES = [RawBatch(base, (base,) * 3, value_size=base) for base in range(0, 90, 3)]
+BATCHES = [at_times(base, (base,) * 3, value_size=base) for base in range(0, 90, 3)]
 
 # --- the table of faults -------------------------------------------------------------------------
 
@@ -100,7 +99,7 @@ def scanned(path: Path, limit: int, policy: FaultPolicy, **options: bool) -> Sca
 
 def with_faults() -> dict[str, tuple[bytes, int]]:
     """A log with each fault, and with several: its bytes, and where it is to end."""
-    parts = [one.data() for one in BATCHES[:12]]
+    parts = [one.data for one in BATCHES[:12]]
     sound = b"".join(parts)
 
     def changed(number: int, place: int, new: bytes) -> bytes:
@@ -235,8 +234,8 @@ def test_without_checks_only_what_stands_around_a_batch_counts(tmp_path: Path) -
 
 def test_messages_and_batches_may_follow_each_other(tmp_path: Path) -> None:
     first = message(1, 0, b"k", b"v", timestamp=5)
-    old = first + wrapper(1, 1, [Message(n, 5, b"k", b"v") for n in (1, 2, 3)])
-    new = RawBatch(4, (1, 2)).data()
+    old = first + wrapper(1, 1, [Record(n, 5, b"k", b"v") for n in (1, 2, 3)])
+    new = at_times(4, (1, 2)).data
     path = tmp_path / "f"
     path.write_bytes(old + new)
     assert ends(path) == (len(old + new), 6, None)
@@ -265,9 +264,9 @@ def test_a_batch_beyond_the_last_offset_there_can_be_ends_the_scan(
 
 
 def test_a_large_batch_is_checked_piece_by_piece(tmp_path: Path) -> None:
-    large = batch(0, 1, size=24 << 20).data()
+    large = batch(0, 1, size=24 << 20).data
     path = tmp_path / "f"
-    path.write_bytes(large + RawBatch(1, (1,)).data())
+    path.write_bytes(large + at_times(1, (1,)).data)
     tracemalloc.start()
     assert ends(path)[1:] == (2, None)
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
@@ -281,7 +280,7 @@ def test_a_large_batch_is_checked_piece_by_piece(tmp_path: Path) -> None:
 
 
 def test_a_length_that_no_file_has_costs_no_memory(tmp_path: Path) -> None:
-    data = bytearray(RawBatch(0, (1,)).data())
+    data = bytearray(at_times(0, (1,)).data)
     data[8:12] = (2**31 - 1).to_bytes(4, "big")
     path = tmp_path / "f"
     with path.open("wb") as file:

@@ -1,6 +1,6 @@
 """Logs in the formats v0 and v1: what an independent encoder wrote is what every reader finds.
 
-The encoder is `naive_messages.py`; aiokafka's is the second source.
+The encoder is `message_builder.py`; aiokafka's is the second source.
 """
 
 from __future__ import annotations
@@ -28,18 +28,8 @@ from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from kafkalog.storage_engine.records import records
 from kafkalog.storage_engine.segment import open_segment
 from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, next_offset
-from tests.unit.storage_engine import log_builder
-from tests.unit.storage_engine.naive_messages import (
-    GZIP,
-    LZ4,
-    NONE,
-    SNAPPY,
-    Message,
-    compress,
-    entry,
-    message,
-    wrapper,
-)
+from tests.builders.batch_builder import GZIP, LZ4, NONE, SNAPPY, Record, batch, compressed
+from tests.builders.message_builder import entry, message, wrapper
 from tests.unit.storage_engine.times import offset_since
 
 pytestmark = pytest.mark.usefixtures("compared_kernels")
@@ -53,12 +43,12 @@ class Entry:
     """One entry of a log: a message, a wrapper or a batch v2, and what a reader finds in it."""
 
     data: bytes
-    messages: list[Message]
+    messages: list[Record]
     types: int
     last_offset: int
 
 
-def some(first: int, count: int, *, step: int = 1, magic: int = 1) -> list[Message]:
+def some(first: int, count: int, *, step: int = 1, magic: int = 1) -> list[Record]:
     kinds: list[Callable[[int], tuple[bytes | None, bytes | None]]] = [
         lambda i: (b"key-%d" % i, b"value-%d" % i),
         lambda i: (None, b"no key"),
@@ -67,7 +57,7 @@ def some(first: int, count: int, *, step: int = 1, magic: int = 1) -> list[Messa
         lambda i: (None, None),
     ]
     offsets = range(first, first + count * step, step)
-    return [Message(i, 1000 + 10 * i if magic else -1, *kinds[i % 5](i)) for i in offsets]
+    return [Record(i, 1000 + 10 * i if magic else -1, *kinds[i % 5](i)) for i in offsets]
 
 
 def plain(magic: int, first: int, count: int = 1) -> list[Entry]:
@@ -87,10 +77,9 @@ def packed(magic: int, codec: int, first: int, count: int, *, step: int = 1, **h
     return Entry(wrapper(magic, codec, inner, **how), inner, 0 if magic else -1, inner[-1].offset)
 
 
-def modern(first: int, count: int, attributes: int = 0) -> Entry:
-    batch = log_builder.batch(first, count, attributes=attributes)
-    found = [Message(r.offset, r.timestamp, r.key, r.value) for r in batch.records]
-    return Entry(batch.data(), found, 0, batch.last_offset)
+def modern(first: int, count: int, codec: int = NONE) -> Entry:
+    found = batch(first, count, codec=codec)
+    return Entry(found.data, found.records, 0, found.last_offset)
 
 
 @dataclass
@@ -134,29 +123,29 @@ class Log:
     def snapshot(self) -> PartitionSnapshot:
         return open_snapshot(self.directory, "t", 0, lambda: self.state)
 
-    def expected(self, start: int, end: int) -> list[Message]:
+    def expected(self, start: int, end: int) -> list[Record]:
         found = [
             m for base in sorted(self.segments) for e in self.segments[base] for m in e.messages
         ]
         return [m for m in found if start <= m.offset < end]
 
 
-def messages_of(batches: list[pa.RecordBatch]) -> list[Message]:
+def messages_of(batches: list[pa.RecordBatch]) -> list[Record]:
     found = []
-    for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in ("offset", "key", "value")]
-        times = (batch.column("timestamp").cast(pa.int64()).to_numpy() // 1000).tolist()
-        assert batch.column("headers").null_count == batch.num_rows
+    for rows in batches:
+        columns = [rows.column(name).to_pylist() for name in ("offset", "key", "value")]
+        times = (rows.column("timestamp").cast(pa.int64()).to_numpy() // 1000).tolist()
+        assert rows.column("headers").null_count == rows.num_rows
         for offset, key, value, time in zip(*columns, times, strict=True):
-            found.append(Message(offset, time, key, value))
-    return [m if m.timestamp != -1 else Message(m.offset, -1, m.key, m.value) for m in found]
+            found.append(Record(offset, time, key, value))
+    return [m if m.timestamp != -1 else Record(m.offset, -1, m.key, m.value) for m in found]
 
 
-def read(snapshot: PartitionSnapshot, start: int, end: int) -> list[Message]:
+def read(snapshot: PartitionSnapshot, start: int, end: int) -> list[Record]:
     return messages_of(list(snapshot.read(start, end, schema=SCHEMA)))
 
 
-def read_all(directory: Path, *entries: Entry, base: int = 0) -> list[Message]:
+def read_all(directory: Path, *entries: Entry, base: int = 0) -> list[Record]:
     log = Log(directory, {base: list(entries)})
     with log.snapshot() as snapshot:
         return read(snapshot, base, log.state.high_watermark)
@@ -168,7 +157,7 @@ def mixed() -> dict[int, list[Entry]]:
         0: [*plain(0, 0, 4), packed(0, GZIP, 4, 3), packed(0, LZ4, 9, 4, step=2), *plain(0, 20)],
         24: [packed(0, SNAPPY, 24, 5, raw=True), *plain(1, 30, 2), packed(1, GZIP, 34, 5)],
         40: [packed(1, LZ4, 41, 6, step=3, start=2), *plain(1, 60, 3), packed(1, SNAPPY, 64, 4)],
-        70: [*plain(1, 70), modern(71, 4), packed(1, GZIP, 75, 2), modern(77, 3, attributes=GZIP)],
+        70: [*plain(1, 70), modern(71, 4), packed(1, GZIP, 75, 2), modern(77, 3, GZIP)],
         80: [modern(80, 2), *plain(0, 82), packed(0, GZIP, 83, 1), packed(1, LZ4, 85, 2)],
     }
 
@@ -264,7 +253,7 @@ def test_what_wrappers_hold_is_decompressed_in_bounded_runs(
     offset = 0
     for _ in range(40):
         items += plain(magic, offset, plains)
-        inner = [Message(offset + plains + i, -1, None, b"0" * 500) for i in range(6)]
+        inner = [Record(offset + plains + i, -1, None, b"0" * 500) for i in range(6)]
         item = Entry(wrapper(magic, GZIP, inner), inner, 0, inner[-1].offset)
         items.append(item)
         offset = item.last_offset + 1
@@ -374,9 +363,9 @@ def test_what_aiokafka_builds_is_read(tmp_path: Path, magic: Any, codec: int) ->
     if (magic, codec) == (0, LZ4):
         pytest.skip("aiokafka does not write it")
     builder = LegacyRecordBatchBuilder(magic=magic, compression_type=codec, batch_size=1 << 20)
-    expected = [Message(i, m.timestamp, m.key, m.value) for i, m in enumerate(some(0, 12))]
+    expected = [Record(i, m.timestamp, m.key, m.value) for i, m in enumerate(some(0, 12))]
     if magic == 0:
-        expected = [Message(m.offset, -1, m.key, m.value) for m in expected]
+        expected = [Record(m.offset, -1, m.key, m.value) for m in expected]
     for m in expected:
         builder.append(m.offset, timestamp=m.timestamp, key=m.key, value=m.value)
     data = bytearray(builder.build())
@@ -418,7 +407,7 @@ def test_under_log_append_time_all_messages_read_the_wrappers(tmp_path: Path) ->
 
 def test_a_plain_message_of_log_append_time_reads_its_own(tmp_path: Path) -> None:
     data = message(1, 0, b"k", b"v", timestamp=5, attributes=8)
-    assert read_all(tmp_path, Entry(data, [], 1, 0)) == [Message(0, 5, b"k", b"v")]
+    assert read_all(tmp_path, Entry(data, [], 1, 0)) == [Record(0, 5, b"k", b"v")]
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -434,12 +423,12 @@ def test_a_last_inner_message_that_is_cut_off_is_left_out(tmp_path: Path) -> Non
         directory = tmp_path / str(number)
         directory.mkdir()
         item = Entry(wrapper(0, GZIP, [], offset=3, payload=whole + cut[:size]), [], 0, 3)
-        assert read_all(directory, item) == [Message(3, -1, b"k", b"v")]
+        assert read_all(directory, item) == [Record(3, -1, b"k", b"v")]
 
 
 def test_the_header_checksum_of_lz4_is_wrong_in_v0_and_right_in_v1(tmp_path: Path) -> None:
     inner = message(1, 0, b"k", b"v")
-    bad = message(1, 0, None, compress(LZ4, inner, magic=0), attributes=LZ4)
+    bad = message(1, 0, None, compressed(LZ4, inner, magic=0), attributes=LZ4)
     with pytest.raises(CorruptBatchError):
         read_all(tmp_path, Entry(bad, [], 0, 0))
 
@@ -504,7 +493,7 @@ def test_what_no_kafka_writes_is_a_typed_error(tmp_path: Path, data: bytes, word
 
 def test_negative_sizes_are_null_and_bytes_behind_the_value_are_passed_over(tmp_path: Path) -> None:
     data = entry(0, b"\0\0" + struct.pack(">ii", -7, 1) + b"v tail")
-    assert read_all(tmp_path, Entry(data, [], -1, 0)) == [Message(0, -1, None, b"v")]
+    assert read_all(tmp_path, Entry(data, [], -1, 0)) == [Record(0, -1, None, b"v")]
 
 
 def test_messages_below_the_end_of_the_log_before_them_are_refused(tmp_path: Path) -> None:

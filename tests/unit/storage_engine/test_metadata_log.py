@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, KafkaLogError, StorageError
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic, read_topics
-from tests.unit.storage_engine.log_builder import varint
+from tests.builders.batch_builder import Record, batch_data
 
 ID, OTHER_ID = bytes(range(16)), bytes(range(100, 116))
 
@@ -54,14 +53,8 @@ def removed(topic_id: bytes) -> bytes:
 
 
 def batch(base_offset: int, values: Sequence[bytes], attributes: int = 0) -> bytes:
-    section = b""
-    for number, value in enumerate(values):
-        body = b"\0\0" + varint(number) + varint(-1) + varint(len(value)) + value + b"\0"
-        section += varint(len(body)) + body
-    checked = struct.pack(">hiqqqhii", attributes, len(values) - 1, 5, 5, -1, -1, -1, len(values))
-    checked += section
-    head = struct.pack(">qiibI", base_offset, len(checked) + 9, 1, 2, crc32c(checked))
-    return head + checked
+    records = [Record(base_offset + n, 5, None, value) for n, value in enumerate(values)]
+    return batch_data(records, base_offset=base_offset, attributes=attributes, leader_epoch=1)
 
 
 def written(tmp_path: Path, data: bytes, name: str = f"{0:020d}.log") -> Path:

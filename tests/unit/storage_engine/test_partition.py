@@ -15,7 +15,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment import partition_directory
-from tests.unit.storage_engine.raw_log import RawBatch
+from tests.builders.batch_builder import at_times
 
 NOW_MS = 1_700_000_000_000
 OTHER_ID = "fHq_kc1HQBmiynnrtAlnIQ"
@@ -192,7 +192,7 @@ def test_a_partition_may_be_finished_before_its_commit_is_published(tmp_path: Pa
     engine = topic(tmp_path)
     with engine.transaction() as transaction:
         appender = transaction.appender("t", 0, NOW_MS)
-        appender.append([(1, [RawBatch(0, (NOW_MS,)).data()])])
+        appender.append([(1, [at_times(0, (NOW_MS,)).data])])
         appender.finish()
         transaction.publish(NOW_MS, rows=1)
     assert time_entries(engine) == [(NOW_MS, 0)]

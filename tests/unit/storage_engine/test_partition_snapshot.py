@@ -28,23 +28,23 @@ from kafkalog.storage_engine.reading import partition_snapshot
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.segment import listing, open_segment
 from kafkalog.storage_engine.segment.segments import retire
-from tests.unit.storage_engine.log_builder import (
+from tests.builders.batch_builder import (
     GZIP,
-    Batch,
+    BatchBuilder,
+    BuiltBatch,
     Record,
     batch,
     data_records,
     empty,
     marker,
-    name,
-    write_segment,
 )
+from tests.builders.segment_files import name, write_segment
 from tests.unit.storage_engine.times import offset_since
 
 SCHEMA = changelog_schema()
 UNLISTED = 2**63 - 1
 """As in a broker's directory: nobody has listed where offsets have gaps (see test_gaps.py)."""
-Segments = dict[int, list[Batch]]
+Segments = dict[int, list[BuiltBatch]]
 
 
 class Partition:
@@ -87,8 +87,10 @@ def records_of(batches: Iterator[pa.RecordBatch]) -> list[Record]:
         assert table.schema == SCHEMA
         assert table.num_rows
         times = table.column("timestamp").cast(pa.int64()).to_pylist()
-        columns = [table.column(key).to_pylist() for key in ("offset", "key", "value")]
-        found += [Record(*row[:3], row[3] // 1000) for row in zip(*columns, times, strict=True)]
+        times = [time // 1000 for time in times]
+        columns = [table.column(name).to_pylist() for name in ("offset", "key", "value")]
+        rows = zip(columns[0], times, *columns[1:], strict=True)
+        found += [Record(*row) for row in rows]
     return found
 
 
@@ -101,9 +103,9 @@ def varied() -> Segments:
     return {
         0: [batch(0, 10), batch(10, 5, step=2), empty(20, 29), batch(30, 1, size=5000)],
         40: [],
-        50: [marker(50), batch(51, 4, attributes=GZIP), marker(55), batch(60, 20, size=300)],
+        50: [marker(50), batch(51, 4, codec=GZIP), marker(55), batch(60, 20, size=300)],
         80: [empty(80, 89)],
-        90: [batch(95, 3, last=110), batch(111, 30, attributes=GZIP, size=100)],
+        90: [batch(95, 3, last=110), batch(111, 30, codec=GZIP, size=100)],
         150: [batch(150, 2), batch(152, 1, size=100_000), batch(153, 7), batch(160, 1)],
     }
 
@@ -138,7 +140,7 @@ def test_chunks_of_any_size_hold_each_batch_once(partition: Partition, chunk_siz
             for position, size in zip(chunk.table.positions, chunk.table.sizes, strict=True):
                 found.append(chunk.buffer[position : position + size])
     batches = [b for base in sorted(partition.segments) for b in partition.segments[base]]
-    assert found == [b.data() for b in batches]
+    assert found == [b.data for b in batches]
 
 
 def test_chunks_are_bounded_unless_a_batch_is_larger(tmp_path: Path) -> None:
@@ -201,12 +203,11 @@ def test_compressed_batches_become_several_arrow_batches(
     monkeypatch.setattr(open_segment, "RUN_SIZE", 64 << 10)
     shuffled = random.Random(5)
     batches = [
-        Batch(
-            i * 10,
-            i * 10 + 9,
-            [Record(i * 10 + j, None, shuffled.randbytes(2000), 0) for j in range(10)],
-            GZIP,
-        )
+        BatchBuilder(
+            base_offset=i * 10,
+            codec=GZIP,
+            records=[Record(i * 10 + j, 0, None, shuffled.randbytes(2000)) for j in range(10)],
+        ).build()
         for i in range(20)
     ]
     partition = Partition(tmp_path, {0: batches})
@@ -218,7 +219,7 @@ def test_compressed_batches_become_several_arrow_batches(
 
 @pytest.mark.slow
 def test_values_of_100_mb_are_read(tmp_path: Path) -> None:
-    huge = Batch(3, 3, [Record(3, b"k", bytes(100_000_000), 5)])
+    huge = BatchBuilder(base_offset=3).add(b"k", bytes(100_000_000), timestamp=5).build()
     partition = Partition(tmp_path, {0: [batch(0, 3), huge, batch(4, 3)]})
     with partition.snapshot() as snapshot:
         rows = [
@@ -236,7 +237,7 @@ def test_values_of_100_mb_are_read(tmp_path: Path) -> None:
 
 def test_bytes_past_the_committed_size_do_not_exist(partition: Partition) -> None:
     with partition.log(150).open("ab") as log:
-        log.write(batch(161, 5).data() + b"\xff" * 100)
+        log.write(batch(161, 5).data + b"\xff" * 100)
     write_segment(partition.directory, 170, [batch(170, 5)])
     with partition.snapshot() as snapshot:
         assert read(snapshot, 140, 161) == partition.expected(140, 161)
@@ -312,10 +313,10 @@ def test_a_missing_directory_is_a_storage_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_flipped_bit_is_an_error_or_changes_nothing(tmp_path: Path) -> None:
-    batches = [batch(0, 2), batch(2, 2, attributes=GZIP), batch(4, 2)]
+    batches = [batch(0, 2), batch(2, 2, codec=GZIP), batch(4, 2)]
     partition = Partition(tmp_path, {0: batches, 6: [batch(6, 1)]})
     sound = partition.log(0).read_bytes()
-    starts = [0, len(batches[0].data()), len(batches[0].data() + batches[1].data())]
+    starts = [0, len(batches[0].data), len(batches[0].data + batches[1].data)]
     outside_the_checksum = {
         start + place for start in starts for place in [*range(12, 16), *range(8)]
     }
@@ -336,10 +337,10 @@ def test_every_flipped_bit_is_an_error_or_changes_nothing(tmp_path: Path) -> Non
 
 
 def test_a_log_cut_at_any_byte_yields_whole_batches_and_then_an_error(tmp_path: Path) -> None:
-    batches = [batch(0, 3), batch(3, 3, attributes=GZIP), batch(6, 3)]
+    batches = [batch(0, 3), batch(3, 3, codec=GZIP), batch(6, 3)]
     partition = Partition(tmp_path, {0: batches, 9: []})
     sound = partition.log(0).read_bytes()
-    whole = [0, *(len(b"".join(b.data() for b in batches[: i + 1])) for i in range(3))]
+    whole = [0, *(len(b"".join(b.data for b in batches[: i + 1])) for i in range(3))]
     for size in range(len(sound) + 1):
         partition.log(0).write_bytes(sound[:size])
         kept = sum(end <= size for end in whole) - 1
@@ -377,7 +378,7 @@ def test_damage_outside_the_range_is_not_met(partition: Partition) -> None:
     ],
 )
 def test_offsets_that_do_not_rise_within_their_segment_are_corrupt(
-    tmp_path: Path, batches: list[Batch], place: int
+    tmp_path: Path, batches: list[BuiltBatch], place: int
 ) -> None:
     partition = Partition(tmp_path, {0: batches, 6: [batch(6, 1)]})
     with (
@@ -385,16 +386,16 @@ def test_offsets_that_do_not_rise_within_their_segment_are_corrupt(
         pytest.raises(CorruptBatchError, match="offsets above") as it,
     ):
         read(snapshot, 0, 7)
-    assert it.value.position == (len(batches[0].data()) if place else 0)
+    assert it.value.position == (len(batches[0].data) if place else 0)
 
 
 @pytest.mark.parametrize("magic", [3, 127])
 def test_another_format_is_refused_where_it_begins(tmp_path: Path, magic: int) -> None:
     good = batch(0, 3)
-    partition = Partition(tmp_path, {0: [good, replace(batch(3, 3), magic=magic)]})
+    partition = Partition(tmp_path, {0: [good, batch(3, 3, magic=magic)]})
     with partition.snapshot() as snapshot, pytest.raises(CorruptBatchError, match="magic") as it:
         read(snapshot, 0, 6)
-    assert it.value.position == len(good.data())
+    assert it.value.position == len(good.data)
     with partition.snapshot() as snapshot, pytest.raises(CorruptBatchError):
         snapshot.position_of(4)
 
@@ -405,10 +406,10 @@ def test_a_batch_that_claims_an_older_format_is_a_typed_error(
     tmp_path: Path, magic: int, start: int
 ) -> None:
     good = batch(0, 3)
-    partition = Partition(tmp_path, {0: [good, replace(batch(3, 3), magic=magic), batch(6, 3)]})
+    partition = Partition(tmp_path, {0: [good, batch(3, 3, magic=magic), batch(6, 3)]})
     with partition.snapshot() as snapshot, pytest.raises(CorruptBatchError) as it:
         read(snapshot, start, 9)
-    assert it.value.position == len(good.data())
+    assert it.value.position == len(good.data)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 1 << 20])
@@ -419,7 +420,7 @@ def test_a_batch_that_claims_to_end_earlier_does_not_hide_its_records(
     batches = [batch(0, 3), batch(3, 3), batch(6, 3)]
     partition = Partition(tmp_path, {0: batches}, indexes=indexes, interval=1)
     damaged = bytearray(partition.log(0).read_bytes())
-    start = len(batches[0].data())
+    start = len(batches[0].data)
     damaged[start + 23 : start + 27] = bytes(4)  # its last offset delta
     partition.log(0).write_bytes(damaged)
     monkeypatch.setattr(PartitionSnapshot.chunks, "__kwdefaults__", {"chunk_size": chunk_size})
@@ -451,15 +452,15 @@ LOG: Segments = {
     100: [batch(100 + 5 * i, 3, last=104 + 5 * i) for i in range(40)],
     300: [batch(300, 1)],
 }
-LOG[100][7] = replace(LOG[100][7], records=())
+LOG[100][7] = empty(135, 139, max_timestamp=LOG[100][7].max_timestamp)
 LOG[100][11] = batch(155, 3, last=159, timestamp=9_000)  # the youngest of them all
 REAL = [(item.last_offset - 100, item) for item in LOG[100]]
-POSITIONS = [sum(len(b.data()) for b in LOG[100][:i]) for i in range(len(LOG[100]))]
+POSITIONS = [sum(len(b.data) for b in LOG[100][:i]) for i in range(len(LOG[100]))]
 REAL_OFFSETS = [
     struct.pack(">ii", last, place) for (last, _), place in zip(REAL, POSITIONS, strict=True)
 ]
 REAL_TIMES = [
-    struct.pack(">qi", max(b.largest_timestamp for b in LOG[100][: i + 1]), last)
+    struct.pack(">qi", max(b.max_timestamp for b in LOG[100][: i + 1]), last)
     for i, (last, _) in enumerate(REAL)
 ]
 
@@ -712,9 +713,10 @@ def test_later_windows_see_what_was_cleaned_and_rolled_meanwhile(
         first = next(reader)
         time.sleep(0.05)  # longer than a tick of the file system's clock
         # Meanwhile: all but the first segment merged, batches too; two commits and a roll.
-        merged = Batch(60, 159, [r for r in partition.expected(0, 160) if r.offset in (65, 95)])
+        merged = BatchBuilder(base_offset=60, last_offset=159)
+        merged.records += [r for r in partition.expected(0, 160) if r.offset in (65, 95)]
         retire(partition.directory, [0, 40, 50, 80, 90, 150])
-        write_segment(partition.directory, 0, [batch(0, 10), merged, batch(160, 1)])
+        write_segment(partition.directory, 0, [batch(0, 10), merged.build(), batch(160, 1)])
         write_segment(partition.directory, 161, [batch(161, 5)])
         size = partition.log(161).stat().st_size
         partition.state = replace(

@@ -13,12 +13,11 @@ from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory
 from kafkalog.storage_engine.transactions.producer_snapshot import write_snapshot
 from kafkalog.storage_engine.transactions.producers import Producers
 from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
-from tests.unit.storage_engine.log_builder import name
-from tests.unit.storage_engine.naive import batch as naive_batch
-from tests.unit.storage_engine.raw_log import RawBatch, joined, marker
+from tests.builders.batch_builder import BuiltBatch, at_times, batch_data, joined, marker
+from tests.builders.segment_files import name
 
 
-def drawn(rng: random.Random, count: int, start: int = 0) -> list[RawBatch]:
+def drawn(rng: random.Random, count: int, start: int = 0) -> list[BuiltBatch]:
     """Batches of some producers, with and without transactions, that change their epochs."""
     batches = []
     base = start
@@ -30,22 +29,22 @@ def drawn(rng: random.Random, count: int, start: int = 0) -> list[RawBatch]:
             epochs[producer] = epochs.get(producer, 0) + 1
         epoch = epochs.get(producer, 0)
         if producer > 2 and is_open.get(producer) and rng.random() < 0.4:
-            batches.append(marker(base, rng.randrange(2), producer, time=base, epoch=epoch))
+            batches.append(marker(base, rng.randrange(2), producer, timestamp=base, epoch=epoch))
             is_open[producer] = False
         else:
             size = rng.randrange(1, 4)
             batches.append(
-                RawBatch(
+                at_times(
                     base,
                     (rng.randrange(1000),) * size,
-                    producer=producer,
+                    producer_id=producer,
                     epoch=epoch,
                     sequence=rng.choice([base, 2**31 - 2]),
                     transactional=producer > 2,
                 )
             )
             is_open[producer] = producer > 2
-        base = batches[-1].last + rng.randrange(1, 3)
+        base = batches[-1].last_offset + rng.randrange(1, 3)
     return batches
 
 
@@ -74,9 +73,9 @@ def test_the_batches_that_matter_tell_all(tmp_path: Path) -> None:
 
 def test_the_state_at_any_offset_is_that_of_the_batches_below(tmp_path: Path) -> None:
     batches = drawn(random.Random(7), 90)
-    cuts = [0, batches[30].base, batches[60].base]
+    cuts = [0, batches[30].base_offset, batches[60].base_offset]
     for base, end in zip(cuts, [*cuts[1:], 10**9], strict=True):
-        part = [batch for batch in batches if base <= batch.base < end]
+        part = [batch for batch in batches if base <= batch.base_offset < end]
         (tmp_path / name(base, ".log")).write_bytes(joined(part))
     for with_snapshot in (False, True):
         if with_snapshot:
@@ -93,10 +92,10 @@ def test_the_state_at_any_offset_is_that_of_the_batches_below(tmp_path: Path) ->
 
 
 def test_a_control_record_that_does_not_decode_ends_the_log_before_it(tmp_path: Path) -> None:
-    good = RawBatch(0, (1, 2), producer=4, transactional=True)
-    bad = naive_batch([], base_offset=2, attributes=0x30, producer=(4, 0, -1), count=1)
+    good = at_times(0, (1, 2), producer_id=4, transactional=True)
+    bad = batch_data([], base_offset=2, attributes=0x30, producer=(4, 0, -1), count=1)
     path = tmp_path / name(0, ".log")
-    path.write_bytes(good.data() + bad + RawBatch(9, (1,)).data())
+    path.write_bytes(good.data + bad + at_times(9, (1,)).data)
     history = ProducerHistory(tmp_path, list_segments(tmp_path), log_start=0)
     producers = Producers()
     seen: list[int] = []
@@ -104,6 +103,6 @@ def test_a_control_record_that_does_not_decode_ends_the_log_before_it(tmp_path: 
     aborted, scan = history.check(
         segment, producers, lambda found: seen.extend(found.table.base_offsets.tolist())
     )
-    assert (aborted, seen, scan.position, scan.next_offset) == ([], [0], len(good.data()), 2)
+    assert (aborted, seen, scan.position, scan.next_offset) == ([], [0], len(good.data), 2)
     assert scan.fault is not None
     assert producers.end_offset == 2

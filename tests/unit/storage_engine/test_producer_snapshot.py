@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 import tracemalloc
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +21,7 @@ from kafkalog.storage_engine.transactions.producer_snapshot import (
     write_snapshot,
 )
 from kafkalog.storage_engine.transactions.producers import EXPIRATION_MS, ProducerEntry, Producers
+from tests.builders.segment_files import producer_snapshot
 
 Fields = tuple[int, int, int, int, int, int, int, int]
 
@@ -41,15 +39,6 @@ ENTRIES = [
     ProducerEntry(1, 2, 1, 2, 3, -1, 3, 100),
     ProducerEntry(11, 12, -1, -1, 0, 123_456, 13, -1),
 ]
-
-
-def built(
-    entries: Iterable[Fields], *, version: int = 1, count: int | None = None, tail: bytes = b""
-) -> bytes:
-    """A snapshot built with none of kafkalog's code."""
-    rows = [struct.pack(">qhiqiqiq", *fields) for fields in entries]
-    checked = struct.pack(">i", len(rows) if count is None else count) + b"".join(rows) + tail
-    return struct.pack(">hI", version, crc32c(checked)) + checked
 
 
 def fields_of(entry: ProducerEntry) -> Fields:
@@ -79,14 +68,16 @@ def take(directory: Path, offset: int, producer_id: int = 1) -> None:
 
 def test_the_bytes_are_kafkas() -> None:
     assert len(GOLDEN) == 10 + 2 * 46
-    assert pack_snapshot(ENTRIES) == GOLDEN == built(fields_of(entry) for entry in ENTRIES)
+    assert (
+        pack_snapshot(ENTRIES) == GOLDEN == producer_snapshot(fields_of(entry) for entry in ENTRIES)
+    )
     assert parse_snapshot(GOLDEN, "p") == ENTRIES
 
 
 def test_no_producers_are_a_snapshot_too() -> None:
-    assert pack_snapshot([]) == built([])
+    assert pack_snapshot([]) == producer_snapshot([])
     assert len(pack_snapshot([])) == 10
-    assert parse_snapshot(built([]), "p") == []
+    assert parse_snapshot(producer_snapshot([]), "p") == []
 
 
 def test_entries_are_written_in_the_order_of_their_ids() -> None:
@@ -94,17 +85,19 @@ def test_entries_are_written_in_the_order_of_their_ids() -> None:
 
 
 def test_entries_are_read_in_any_order() -> None:
-    data = built(fields_of(entry) for entry in reversed(ENTRIES))
+    data = producer_snapshot(fields_of(entry) for entry in reversed(ENTRIES))
     assert parse_snapshot(data, "p") == ENTRIES[::-1]
 
 
 def test_a_producer_without_a_last_batch_has_no_fields_of_one() -> None:
-    data = built([(7, 1, 55, -3, 66, 9, 2, -8)])
+    data = producer_snapshot([(7, 1, 55, -3, 66, 9, 2, -8)])
     assert parse_snapshot(data, "p") == [ProducerEntry(7, 1, -1, -1, 0, 9, 2, -1)]
 
 
 def test_what_follows_the_entries_is_passed_over_if_the_checksum_covers_it() -> None:
-    assert parse_snapshot(built([fields_of(ENTRIES[0])], tail=b"more"), "p") == ENTRIES[:1]
+    assert (
+        parse_snapshot(producer_snapshot([fields_of(ENTRIES[0])], tail=b"more"), "p") == ENTRIES[:1]
+    )
 
 
 def integers(bits: int, low: int | None = None) -> st.SearchStrategy[int]:
@@ -134,7 +127,7 @@ ANY_ENTRIES = st.lists(
 def test_any_state_survives_its_snapshot(entries: list[ProducerEntry]) -> None:
     entries.sort(key=lambda entry: entry.producer_id)
     data = pack_snapshot(entries)
-    assert data == built(fields_of(entry) for entry in entries)
+    assert data == producer_snapshot(fields_of(entry) for entry in entries)
     assert parse_snapshot(data, "p") == entries
 
 
@@ -172,13 +165,19 @@ def test_zeros_are_no_snapshot() -> None:
     ("data", "words"),
     [
         (b"", "at byte 0: expected a snapshot of at least 10 bytes, found 0 bytes"),
-        (built([], version=0), "at byte 0: expected snapshot version 1, found version 0"),
-        (built([], version=2), "found version 2"),
-        (built([], version=-1), "found version -1"),
-        (built([], count=1), "at byte 6: expected 0 to 0 entries, found 1"),
-        (built([(1, 0, 0, 0, 0, 0, 0, 0)], count=2), "expected 0 to 1 entries, found 2"),
-        (built([], count=-1), "expected 0 to 0 entries, found -1"),
-        (built([], count=2**31 - 1), "found 2147483647"),
+        (
+            producer_snapshot([], version=0),
+            "at byte 0: expected snapshot version 1, found version 0",
+        ),
+        (producer_snapshot([], version=2), "found version 2"),
+        (producer_snapshot([], version=-1), "found version -1"),
+        (producer_snapshot([], count=1), "at byte 6: expected 0 to 0 entries, found 1"),
+        (
+            producer_snapshot([(1, 0, 0, 0, 0, 0, 0, 0)], count=2),
+            "expected 0 to 1 entries, found 2",
+        ),
+        (producer_snapshot([], count=-1), "expected 0 to 0 entries, found -1"),
+        (producer_snapshot([], count=2**31 - 1), "found 2147483647"),
         (GOLDEN[:2] + bytes(4) + GOLDEN[6:], "expected checksum 0x00000000"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -192,7 +191,7 @@ def test_an_error_says_where_and_what(data: bytes, words: str) -> None:
 
 
 def test_a_huge_count_allocates_nothing() -> None:
-    data = built([], count=2**31 - 1)
+    data = producer_snapshot([], count=2**31 - 1)
     tracemalloc.start()
     try:
         with pytest.raises(CorruptLogError):

@@ -9,11 +9,9 @@ import shutil
 import struct
 import tracemalloc
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,9 +24,9 @@ from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.writing import raw_append
-from tests.unit.storage_engine import naive
+from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, at_times, joined, marker
 from tests.unit.storage_engine.faults import Died, each_act
-from tests.unit.storage_engine.raw_log import ABORT, COMMIT, Model, RawBatch, joined, marker
+from tests.unit.storage_engine.raw_log import Model
 
 NOW_MS = 1_700_000_000_000
 UNSTABLE = ("read_committed", "read_uncommitted")
@@ -45,7 +43,7 @@ def state(engine: Engine) -> PartitionState:
     return engine.describe("t").partitions[0]
 
 
-def raw(engine: Engine, *batches: RawBatch) -> tuple[int, int]:
+def raw(engine: Engine, *batches: BuiltBatch) -> tuple[int, int]:
     result = engine.append_raw("t", 0, joined(batches), now_ms=NOW_MS)
     return result.offsets["t", 0]
 
@@ -98,22 +96,22 @@ def named(engine: Engine) -> dict[int, tuple[int, ...]]:
 
 def test_batches_are_appended_byte_by_byte(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    batches = [RawBatch(0, (5, 6), 9, 3, 40), RawBatch(2, (7,), leader_epoch=4)]
+    batches = [at_times(0, (5, 6), 9, 3, 40), at_times(2, (7,), leader_epoch=4)]
     assert raw(engine, *batches) == (0, 3)
     assert segment_bytes(engine) == {0: joined(batches)}
     assert offsets(engine) == [0, 1, 2]
 
 
 def test_rows_are_the_records_of_data_batches(tmp_path: Path) -> None:
-    source = joined([RawBatch(0, (5, 6), 9, transactional=True), marker(2, COMMIT, 9)])
+    source = joined([at_times(0, (5, 6), 9, transactional=True), marker(2, COMMIT, 9)])
     assert log(tmp_path).append_raw("t", 0, source, now_ms=NOW_MS).rows == 2
 
 
 def test_gaps_in_the_offsets_stay(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, RawBatch(7), RawBatch(100, (1, 2)))
+    raw(engine, at_times(7), at_times(100, (1, 2)))
     own(engine)
-    raw(engine, RawBatch(10_000_000_000))
+    raw(engine, at_times(10_000_000_000))
     assert offsets(engine) == [7, 100, 101, 102, 10_000_000_000]
     assert state(engine).high_watermark == 10_000_000_001
 
@@ -121,17 +119,17 @@ def test_gaps_in_the_offsets_stay(tmp_path: Path) -> None:
 def test_a_file_a_stream_and_bytes_are_sources(tmp_path: Path) -> None:
     engine = log(tmp_path / "log")
     path = tmp_path / "backup.log"
-    path.write_bytes(RawBatch(0).data())
+    path.write_bytes(at_times(0).data)
     engine.append_raw("t", 0, path)
-    engine.append_raw("t", 0, io.BytesIO(RawBatch(1).data()))
-    engine.append_raw("t", 0, memoryview(RawBatch(2).data()))
+    engine.append_raw("t", 0, io.BytesIO(at_times(1).data))
+    engine.append_raw("t", 0, memoryview(at_times(2).data))
     assert offsets(engine) == [0, 1, 2]
     assert not list(tmp_path.rglob("*.staged"))
 
 
 def test_a_compacted_topic_takes_records_without_a_key_as_a_follower_does(tmp_path: Path) -> None:
     engine = log(tmp_path, cleanup_policy="compact")
-    raw(engine, RawBatch(0, keyless=True))
+    raw(engine, at_times(0, keyless=True))
     assert offsets(engine) == [0]
 
 
@@ -167,20 +165,20 @@ def test_a_batch_below_the_log_end_is_refused_with_both_offsets(tmp_path: Path) 
     engine = log(tmp_path)
     own(engine, 5)
     words = "at byte 0: the batch begins at offset 3, below the log end 5 of t-0"
-    refused(engine, RawBatch(3).data(), InvalidInputError, words)
+    refused(engine, at_times(3).data, InvalidInputError, words)
 
 
 def test_a_source_whose_offsets_fall_is_damaged(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    size = len(RawBatch(8).data())
-    source = joined([RawBatch(8), RawBatch(8)])
+    size = len(at_times(8).data)
+    source = joined([at_times(8), at_times(8)])
     refused(engine, source, CorruptBatchError, f"at byte {size}: expected offsets from 9 on")
 
 
 def test_a_wrong_checksum_is_refused_with_its_position(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    first = RawBatch(0).data()
-    second = bytearray(RawBatch(1).data())
+    first = at_times(0).data
+    second = bytearray(at_times(1).data)
     second[-1] ^= 1
     path = tmp_path / "backup"
     path.write_bytes(first + second)
@@ -190,8 +188,8 @@ def test_a_wrong_checksum_is_refused_with_its_position(tmp_path: Path) -> None:
 def test_a_source_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
     engine = log(tmp_path)
     own(engine)
-    first = RawBatch(1).data()
-    source = first + RawBatch(2).data()
+    first = at_times(1).data
+    source = first + at_times(2).data
     for size in range(1, len(source)):
         if size != len(first):
             refused(engine, source[:size], CorruptBatchError, "at byte ")
@@ -203,7 +201,7 @@ def test_a_byte_that_is_flipped_is_refused_unless_it_lies_outside_the_checksum(
     tmp_path: Path,
 ) -> None:
     engine = log(tmp_path)
-    good = RawBatch(0, (1, 2)).data()
+    good = at_times(0, (1, 2)).data
     for place in range(len(good)):
         bad = bytearray(good)
         bad[place] ^= 0x81
@@ -221,13 +219,13 @@ def test_old_messages_are_refused_with_the_way_out(tmp_path: Path, magic: int) -
 
 
 def test_a_later_magic_is_refused(tmp_path: Path) -> None:
-    data = bytearray(RawBatch(0).data())
+    data = bytearray(at_times(0).data)
     data[16] = 3
     refused(log(tmp_path), bytes(data), CorruptBatchError, "expected magic 2, found magic 3")
 
 
 def test_what_no_broker_could_load_is_refused(tmp_path: Path) -> None:
-    batches = [RawBatch(0, producer=5, transactional=True), RawBatch(1, producer=5)]
+    batches = [at_times(0, producer_id=5, transactional=True), at_times(1, producer_id=5)]
     refused(log(tmp_path), joined(batches), InvalidInputError, "is not transactional, while")
 
 
@@ -241,7 +239,7 @@ def test_a_source_that_is_no_binary_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_partition_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="there is no 3"):
-        log(tmp_path).append_raw("t", 3, RawBatch(0).data())
+        log(tmp_path).append_raw("t", 3, at_times(0).data)
 
 
 def test_the_copy_of_a_stream_that_a_dead_process_left_is_swept(tmp_path: Path) -> None:
@@ -263,34 +261,26 @@ def test_the_copy_of_a_stream_that_a_dead_process_left_is_swept(tmp_path: Path) 
 # --- large sources -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def fast_crc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The naive checksum takes a second per megabyte."""
-    monkeypatch.setattr(naive, "crc32c", crc32c)
-
-
-@pytest.mark.usefixtures("fast_crc")
 def test_a_batch_larger_than_a_piece_is_checked_as_it_is_written(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    large = RawBatch(1, (1, 2), value_size=1_700_000, leader_epoch=3)
-    batches = [RawBatch(0), large, RawBatch(3)]
+    large = at_times(1, (1, 2), value_size=1_700_000, leader_epoch=3)
+    batches = [at_times(0), large, at_times(3)]
     raw(engine, *batches)
     assert segment_bytes(engine) == {0: joined(batches)}
     assert offsets(engine) == [0, 1, 2, 3]
-    bad = bytearray(RawBatch(4, (1, 2), value_size=1_700_000).data())
+    bad = bytearray(at_times(4, (1, 2), value_size=1_700_000).data)
     bad[-5] ^= 1
     refused(engine, bytes(bad), CorruptBatchError, "at byte 0: expected checksum")
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fast_crc")
 def test_memory_is_bounded_by_the_piece_not_by_the_source(tmp_path: Path) -> None:
     engine = log(tmp_path / "log", segment_bytes="4000000")
     path = tmp_path / "backup"
     with path.open("wb") as file:
         for base in range(60):
-            file.write(RawBatch(base, value_size=700_000).data())
-        file.write(RawBatch(60, value_size=30_000_000).data())
+            file.write(at_times(base, value_size=700_000).data)
+        file.write(at_times(60, value_size=30_000_000).data)
     engine.append_raw("t", 0, path)
     engine = log(tmp_path / "other", segment_bytes="4000000")
     tracemalloc.start()
@@ -306,39 +296,39 @@ def test_memory_is_bounded_by_the_piece_not_by_the_source(tmp_path: Path) -> Non
 
 def test_a_new_segment_is_named_by_the_first_offset_of_the_batch(tmp_path: Path) -> None:
     engine = log(tmp_path, segment_bytes="100")
-    raw(engine, RawBatch(0), RawBatch(50), RawBatch(90))
+    raw(engine, at_times(0), at_times(50), at_times(90))
     assert sorted(segment_bytes(engine)) == [0, 50, 90]
     assert state(engine).active_base == 90
 
 
 def test_time_rolls(tmp_path: Path) -> None:
     engine = log(tmp_path, segment_ms="1000")
-    raw(engine, RawBatch(0, (5,)), RawBatch(10, (1005,)), RawBatch(20, (1006,)))
+    raw(engine, at_times(0, (5,)), at_times(10, (1005,)), at_times(20, (1006,)))
     assert sorted(segment_bytes(engine)) == [0, 20]
 
 
 def test_an_offset_span_that_no_index_can_count_rolls(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, RawBatch(3_000_000_000), RawBatch(3_000_000_000 + 2**31 - 1))
+    raw(engine, at_times(3_000_000_000), at_times(3_000_000_000 + 2**31 - 1))
     assert sorted(segment_bytes(engine)) == [0, 3_000_000_000]
-    raw(engine, RawBatch(3_000_000_000 + 2**31))
+    raw(engine, at_times(3_000_000_000 + 2**31))
     assert sorted(segment_bytes(engine)) == [0, 3_000_000_000, 3_000_000_000 + 2**31]
     assert len(offsets(engine)) == 3
 
 
 def test_a_full_index_rolls(tmp_path: Path) -> None:
     engine = log(tmp_path, index_interval_bytes="0", segment_index_bytes="36")
-    raw(engine, *(RawBatch(base, (base,)) for base in range(20)))
+    raw(engine, *(at_times(base, (base,)) for base in range(20)))
     assert len(segment_bytes(engine)) > 3
 
 
 def test_every_batch_may_have_an_index_entry(tmp_path: Path) -> None:
     engine = log(tmp_path, index_interval_bytes="0")
-    batches = [RawBatch(base, (base, base + 1)) for base in range(0, 40, 4)]
+    batches = [at_times(base, (base, base + 1)) for base in range(0, 40, 4)]
     raw(engine, *batches)
-    size = len(batches[0].data())
+    size = len(batches[0].data)
     found = list(struct.iter_unpack(">ii", segment_bytes(engine, ".index")[0]))
-    assert found == [(b.last, i * size) for i, b in enumerate(batches)][1:]
+    assert found == [(b.last_offset, i * size) for i, b in enumerate(batches)][1:]
 
 
 # --- transactions --------------------------------------------------------------------------------
@@ -347,7 +337,7 @@ def test_every_batch_may_have_an_index_entry(tmp_path: Path) -> None:
 def test_our_own_appends_do_not_end_a_transaction(tmp_path: Path) -> None:
     engine = log(tmp_path)
     own(engine, 2)
-    raw(engine, RawBatch(2, (1, 2), 5, transactional=True))
+    raw(engine, at_times(2, (1, 2), 5, transactional=True))
     own(engine, 3)
     assert (state(engine).last_stable_offset, state(engine).high_watermark) == (2, 7)
     assert offsets(engine) == [0, 1]
@@ -360,10 +350,10 @@ def test_our_own_appends_do_not_end_a_transaction(tmp_path: Path) -> None:
 
 def test_only_an_abort_makes_a_transaction_index(tmp_path: Path) -> None:
     engine = log(tmp_path, segment_bytes="200")
-    raw(engine, RawBatch(0, producer=5, transactional=True), marker(1, COMMIT, 5))
+    raw(engine, at_times(0, producer_id=5, transactional=True), marker(1, COMMIT, 5))
     assert segment_bytes(engine, ".txnindex") == {}
-    raw(engine, RawBatch(2, producer=6, transactional=True))
-    raw(engine, RawBatch(3, producer=5, transactional=True))
+    raw(engine, at_times(2, producer_id=6, transactional=True))
+    raw(engine, at_times(3, producer_id=5, transactional=True))
     raw(engine, marker(4, ABORT, 5), marker(5, ABORT, 6))
     assert txn_entries(engine) == [(5, 3, 4, 2), (6, 2, 5, 6)]
     assert offsets(engine) == [0]
@@ -372,7 +362,7 @@ def test_only_an_abort_makes_a_transaction_index(tmp_path: Path) -> None:
 
 def test_a_transaction_stays_open_when_all_its_records_are_deleted(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, RawBatch(0, (1, 2), 5, transactional=True))
+    raw(engine, at_times(0, (1, 2), 5, transactional=True))
     engine.delete_records("t", 0, -1)
     assert state(engine).last_stable_offset == 2
     own(engine, 3)
@@ -385,7 +375,7 @@ def test_a_transaction_stays_open_when_all_its_records_are_deleted(tmp_path: Pat
 def test_reading_ends_at_the_last_stable_offset(tmp_path: Path) -> None:
     engine = log(tmp_path)
     own(engine, 2)
-    raw(engine, RawBatch(2, (1, 2), 5, transactional=True))
+    raw(engine, at_times(2, (1, 2), 5, transactional=True))
     assert list(engine.read("t", 0, 3)) == []
     assert list(engine.read("t", 0, 3, 4)) == []
     assert sum(batch.num_rows for batch in engine.read("t", 0, 1, 4)) == 1
@@ -397,7 +387,7 @@ def test_reading_ends_at_the_last_stable_offset(tmp_path: Path) -> None:
 
 def test_an_entry_of_a_commit_that_is_not_recorded_aborts_nothing(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, RawBatch(0, (1, 2), 5, transactional=True))
+    raw(engine, at_times(0, (1, 2), 5, transactional=True))
     before = state(engine)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine._journal, "append", lambda *_, **__: (_ for _ in ()).throw(Died()))
@@ -420,7 +410,7 @@ def test_the_cleaner_does_not_go_past_the_last_stable_offset(tmp_path: Path) -> 
     engine = log(tmp_path, cleanup_policy="compact", segment_bytes="150")
     for _ in range(4):
         own(engine)
-    raw(engine, RawBatch(4, (NOW_MS,), 5, transactional=True))
+    raw(engine, at_times(4, (NOW_MS,), 5, transactional=True))
     for _ in range(4):
         own(engine)
     assert [stats.error for stats in clean(engine, force=True, now_ms=NOW_MS)] == [None]
@@ -433,13 +423,13 @@ def test_the_cleaner_does_not_go_past_the_last_stable_offset(tmp_path: Path) -> 
 
 def test_the_journal_names_a_snapshot_at_the_high_watermark(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, RawBatch(0, (NOW_MS,)))
+    raw(engine, at_times(0, (NOW_MS,)))
     assert (state(engine).producer_snapshot, snapshots(engine)) == (-1, [])
-    raw(engine, RawBatch(1, (NOW_MS, NOW_MS), 5, 2, 30))
+    raw(engine, at_times(1, (NOW_MS, NOW_MS), 5, 2, 30))
     assert named(engine) == {5: (2, 31, 2, 1, NOW_MS, -1, -1)}
     own(engine, 4)
     assert (state(engine).producer_snapshot, snapshots(engine)) == (3, [3])
-    raw(engine, RawBatch(7, (NOW_MS,), 6))
+    raw(engine, at_times(7, (NOW_MS,), 6))
     assert sorted(named(engine)) == [5, 6]
     assert (state(engine).producer_snapshot, snapshots(engine)) == (8, [8])
 
@@ -447,15 +437,15 @@ def test_the_journal_names_a_snapshot_at_the_high_watermark(tmp_path: Path) -> N
 def test_a_producer_expires_a_day_after_its_last_batch(tmp_path: Path) -> None:
     engine = log(tmp_path)
     day = 86_400_000
-    raw(engine, RawBatch(0, (NOW_MS - day,), 5), RawBatch(1, (NOW_MS - day + 1,), 6))
-    raw(engine, RawBatch(2, (NOW_MS - day,), 7, transactional=True))
-    raw(engine, RawBatch(3, (NOW_MS,)))
+    raw(engine, at_times(0, (NOW_MS - day,), 5), at_times(1, (NOW_MS - day + 1,), 6))
+    raw(engine, at_times(2, (NOW_MS - day,), 7, transactional=True))
+    raw(engine, at_times(3, (NOW_MS,)))
     assert sorted(named(engine)) == [6, 7]
 
 
 def test_a_roll_takes_a_snapshot_where_the_segment_begins(tmp_path: Path) -> None:
     engine = log(tmp_path, segment_bytes="250")
-    raw(engine, RawBatch(0, (NOW_MS,), 5))
+    raw(engine, at_times(0, (NOW_MS,), 5))
     for _ in range(6):
         own(engine)
     rolled = sorted(segment_bytes(engine))[1:]
@@ -463,11 +453,11 @@ def test_a_roll_takes_a_snapshot_where_the_segment_begins(tmp_path: Path) -> Non
     contents = [data[6:] for data in segment_bytes(engine, ".snapshot").values()]
     assert len(set(contents)) == 1
     # In a raw append each tells what lies below its segment.
-    batches = [RawBatch(7 + n, (NOW_MS,), 10 + n) for n in range(6)]
+    batches = [at_times(7 + n, (NOW_MS,), 10 + n) for n in range(6)]
     raw(engine, *batches)
     for offset, data in segment_bytes(engine, ".snapshot").items():
         producers = [entry[0] for entry in struct.iter_unpack(">qhiqiqiq", data[10:])]
-        below = [b.producer for b in batches if b.base < offset]
+        below = [b.producer[0] for b in batches if b.base_offset < offset]
         assert producers == [5, *below]
     assert snapshots(engine)[-1] == 13
 
@@ -477,7 +467,7 @@ def test_the_snapshot_that_is_named_outlives_retention_and_cleaning(tmp_path: Pa
     from kafkalog.cleaner.schedule.manager import clean
 
     engine = log(tmp_path, segment_bytes="150", cleanup_policy="compact,delete")
-    raw(engine, *(RawBatch(n, (NOW_MS,), 5, sequence=n) for n in range(4)))
+    raw(engine, *(at_times(n, (NOW_MS,), 5, sequence=n) for n in range(4)))
     expected = named(engine)
     for _ in range(4):
         own(engine)
@@ -489,7 +479,7 @@ def test_the_snapshot_that_is_named_outlives_retention_and_cleaning(tmp_path: Pa
     assert state(engine).log_start_offset == 8
     assert snapshots(engine) == [4, 8]
     assert engine.apply_retention(now_ms=2 * NOW_MS) == []
-    raw(engine, RawBatch(8, (NOW_MS,), 6))
+    raw(engine, at_times(8, (NOW_MS,), 6))
     assert sorted(named(engine)) == [5, 6]
     assert snapshots(engine) == [8, 9]
 
@@ -498,7 +488,7 @@ def test_a_raw_append_is_synced_also_where_commits_are_not(tmp_path: Path) -> No
     engine = log(tmp_path, flush_messages="1000000")
     own(engine)
     assert engine.state().unsynced
-    raw(engine, RawBatch(1, (NOW_MS,), 5))
+    raw(engine, at_times(1, (NOW_MS,), 5))
     assert not engine.state().unsynced
 
 
@@ -544,7 +534,7 @@ def test_a_raw_append_tells_the_producers_from_the_log_when_their_snapshot_is_lo
     assert path.name in damage(engine)
     run_steps(engine, model, [1])
     assert path.name in damage(engine)
-    run_steps(engine, model, [[replace(batch, base=batch.base + 1) for batch in LAST]])
+    run_steps(engine, model, [last(11)])
     check_cut(engine, model)
     assert len([line for line in caplog.messages if str(path) in line]) == 1
     assert {record.levelname for record in caplog.records if str(path) in record.message} == {
@@ -567,7 +557,7 @@ def test_a_roll_after_a_lost_snapshot_takes_what_the_log_says(tmp_path: Path) ->
 
 def test_a_roll_where_the_lost_snapshot_was_puts_it_back(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, RawBatch(0, (NOW_MS,), 5))
+    raw(engine, at_times(0, (NOW_MS,), 5))
     expected = named(engine)
     path = lose(engine, "damaged")
     with engine.transaction() as transaction:
@@ -575,26 +565,26 @@ def test_a_roll_where_the_lost_snapshot_was_puts_it_back(tmp_path: Path) -> None
         transaction.publish(NOW_MS)
     assert path == snapshot_path(engine, 1)
     assert named(engine) == expected
-    raw(engine, RawBatch(1, (NOW_MS,), 6))
+    raw(engine, at_times(1, (NOW_MS,), 6))
     assert sorted(named(engine)) == [5, 6]
     assert snapshots(engine) == [1, 2]
 
 
 def test_the_latest_sound_snapshot_before_a_lost_one_is_gone_on_from(tmp_path: Path) -> None:
     engine = log(tmp_path, segment_bytes="150")
-    raw(engine, *(RawBatch(n, (NOW_MS,), 10 + n) for n in range(4)))
+    raw(engine, *(at_times(n, (NOW_MS,), 10 + n) for n in range(4)))
     before = producer_snapshot.read_snapshot(tmp_path / "t-0", 2)
-    before.append(parse_header(RawBatch(1, (NOW_MS,), 99).data()))
+    before.append(parse_header(at_times(1, (NOW_MS,), 99).data))
     producer_snapshot.write_snapshot(tmp_path / "t-0", before)
     snapshot_path(engine, 3).write_bytes(b"damaged")
     lose(engine)
-    raw(engine, RawBatch(4, (NOW_MS,), 20))
+    raw(engine, at_times(4, (NOW_MS,), 20))
     assert sorted(named(engine)) == [10, 11, 12, 13, 20, 99]
 
 
 def test_only_a_damaged_log_stops_a_raw_append_and_none_our_own(tmp_path: Path) -> None:
     engine = log(tmp_path, segment_bytes="150")
-    raw(engine, RawBatch(0, (NOW_MS,), 5), RawBatch(1, (NOW_MS,), 5, sequence=1))
+    raw(engine, at_times(0, (NOW_MS,), 5), at_times(1, (NOW_MS,), 5, sequence=1))
     path = tmp_path / "t-0" / f"{0:020d}.log"
     sound = path.read_bytes()
     path.write_bytes(sound[:16] + b"\x07" + sound[17:])
@@ -603,22 +593,22 @@ def test_only_a_damaged_log_stops_a_raw_append_and_none_our_own(tmp_path: Path) 
     own(engine, 4)
     assert snapshots(engine) == []
     with pytest.raises(CorruptBatchError, match=f"{path}: at byte 0: .* found magic 7"):
-        raw(engine, RawBatch(10, (NOW_MS,), 6))
+        raw(engine, at_times(10, (NOW_MS,), 6))
     assert state(engine).high_watermark == 10
     own(engine)
     path.write_bytes(sound)
-    raw(engine, RawBatch(11, (NOW_MS,), 6))
+    raw(engine, at_times(11, (NOW_MS,), 6))
     assert sorted(named(engine)) == [5, 6]
 
 
 def test_an_empty_log_whose_snapshot_is_lost_has_no_producers(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, RawBatch(0, (1, 2), 5, transactional=True))
+    raw(engine, at_times(0, (1, 2), 5, transactional=True))
     engine.delete_records("t", 0, -1)
     lose(engine)
     own(engine, 3)
     assert (state(engine).last_stable_offset, state(engine).high_watermark) == (5, 5)
-    raw(engine, RawBatch(5, (NOW_MS,), 6))
+    raw(engine, at_times(5, (NOW_MS,), 6))
     assert sorted(named(engine)) == [6]
 
 
@@ -645,7 +635,7 @@ def test_a_raw_append_that_died_over_a_lost_snapshot_is_done_again(
         survivor, model = Engine(root), Model(list(old.batches), old.end)
         if state(survivor).high_watermark > old.end:
             model.add(LAST)
-        run_steps(survivor, model, [1, [RawBatch(model.end + 1, (NOW_MS,), 9, leader_epoch=7)], 1])
+        run_steps(survivor, model, [1, [at_times(model.end + 1, (NOW_MS,), 9, leader_epoch=7)], 1])
         check_cut(survivor, model)
         shutil.rmtree(root)
     assert n > 12
@@ -659,9 +649,9 @@ def test_an_epoch_is_assigned_from_its_first_offset(tmp_path: Path) -> None:
     own(engine)
     raw(
         engine,
-        RawBatch(1, leader_epoch=0),
-        RawBatch(2, leader_epoch=3),
-        RawBatch(9, leader_epoch=4),
+        at_times(1, leader_epoch=0),
+        at_times(2, leader_epoch=3),
+        at_times(9, leader_epoch=4),
     )
     assert epochs(engine) == [(0, 0), (3, 2), (4, 9)]
     assert state(engine).leader_epoch == 4
@@ -673,14 +663,14 @@ def test_an_epoch_is_assigned_from_its_first_offset(tmp_path: Path) -> None:
 
 def test_an_epoch_below_the_last_one_replaces_it_as_with_kafka(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, RawBatch(0, leader_epoch=2), RawBatch(1, leader_epoch=5))
-    raw(engine, RawBatch(2, leader_epoch=3))
+    raw(engine, at_times(0, leader_epoch=2), at_times(1, leader_epoch=5))
+    raw(engine, at_times(2, leader_epoch=3))
     assert epochs(engine) == [(2, 0), (3, 2)]
 
 
 def test_a_batch_without_epoch_assigns_none(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, RawBatch(0, leader_epoch=-1))
+    raw(engine, at_times(0, leader_epoch=-1))
     assert epochs(engine) == []
     own(engine)
     assert epochs(engine) == [(0, 1)]
@@ -688,18 +678,18 @@ def test_a_batch_without_epoch_assigns_none(tmp_path: Path) -> None:
 
 def test_an_epoch_of_a_commit_that_died_does_not_stay(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, RawBatch(0, leader_epoch=2), RawBatch(1, leader_epoch=5))
+    raw(engine, at_times(0, leader_epoch=2), at_times(1, leader_epoch=5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine._journal, "append", lambda *_, **__: (_ for _ in ()).throw(Died()))
         with pytest.raises(Died):
-            raw(engine, RawBatch(2, leader_epoch=3))
+            raw(engine, at_times(2, leader_epoch=3))
     own(engine)
     assert epochs(engine) == [(2, 0), (5, 1)]
 
 
 def test_deleting_records_drops_the_epochs_below(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, *(RawBatch(n, leader_epoch=n) for n in range(6)))
+    raw(engine, *(at_times(n, leader_epoch=n) for n in range(6)))
     engine.delete_records("t", 0, 4)
     assert epochs(engine) == [(4, 4), (5, 5)]
     engine.delete_records("t", 0, 6)
@@ -709,28 +699,34 @@ def test_deleting_records_drops_the_epochs_below(tmp_path: Path) -> None:
 
 # --- all or nothing ------------------------------------------------------------------------------
 
-STEPS: list[Sequence[RawBatch] | int] = [
+STEPS: list[Sequence[BuiltBatch] | int] = [
     2,
     [
-        RawBatch(2, (NOW_MS, NOW_MS), 5, transactional=True, leader_epoch=1),
-        RawBatch(6, (NOW_MS,), 6, transactional=True, leader_epoch=1),
-        marker(7, ABORT, 5, time=NOW_MS),
+        at_times(2, (NOW_MS, NOW_MS), 5, transactional=True, leader_epoch=1),
+        at_times(6, (NOW_MS,), 6, transactional=True, leader_epoch=1),
+        marker(7, ABORT, 5, timestamp=NOW_MS),
     ],
     2,
 ]
-LAST = [
-    RawBatch(10, (NOW_MS + 9,), 5, sequence=2, transactional=True, leader_epoch=2),
-    marker(11, ABORT, 6, time=NOW_MS),
-    RawBatch(20, (NOW_MS,), 7, leader_epoch=1),
-    marker(21, ABORT, 5, time=NOW_MS),
-]
 
 
-def run_steps(engine: Engine, model: Model, steps: Sequence[Sequence[RawBatch] | int]) -> None:
+def last(base: int) -> list[BuiltBatch]:
+    return [
+        at_times(base, (NOW_MS + 9,), 5, sequence=2, transactional=True, leader_epoch=2),
+        marker(base + 1, ABORT, 6, timestamp=NOW_MS),
+        at_times(base + 10, (NOW_MS,), 7, leader_epoch=1),
+        marker(base + 11, ABORT, 5, timestamp=NOW_MS),
+    ]
+
+
+LAST = last(10)
+
+
+def run_steps(engine: Engine, model: Model, steps: Sequence[Sequence[BuiltBatch] | int]) -> None:
     for step in steps:
         if isinstance(step, int):
             epoch = state(engine).leader_epoch
-            batch = RawBatch(model.end, (NOW_MS,) * step, leader_epoch=epoch)
+            batch = at_times(model.end, (NOW_MS,) * step, leader_epoch=epoch)
             own(engine, step)
             model.add([batch])
         elif step:
@@ -785,7 +781,7 @@ def test_a_raw_append_cut_short_at_any_act_is_there_or_is_not(
             model.add(LAST)
         outcomes.add(model.end)
         check(survivor, model)
-        run_steps(survivor, model, [1, [RawBatch(model.end + 1, (NOW_MS,), 9, leader_epoch=7)], 1])
+        run_steps(survivor, model, [1, [at_times(model.end + 1, (NOW_MS,), 9, leader_epoch=7)], 1])
         check_cut(survivor, model)
         shutil.rmtree(root)
     assert n > 12
@@ -794,11 +790,11 @@ def test_a_raw_append_cut_short_at_any_act_is_there_or_is_not(
 
 def test_old_snapshots_are_swept_and_one_above_the_cut_goes(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    raw(engine, RawBatch(0, (NOW_MS,), 5))
+    raw(engine, at_times(0, (NOW_MS,), 5))
     (tmp_path / "t-0" / f"{77:020d}.snapshot").write_bytes(b"of a commit that died")
     own(engine)
     assert snapshots(engine) == [1]
-    raw(engine, RawBatch(2, (NOW_MS,), 5))
+    raw(engine, at_times(2, (NOW_MS,), 5))
     assert snapshots(engine) == [3]
 
 
@@ -806,8 +802,8 @@ def test_old_snapshots_are_swept_and_one_above_the_cut_goes(tmp_path: Path) -> N
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> list[list[RawBatch] | int]:
-    steps: list[list[RawBatch] | int] = []
+def runs(draw: st.DrawFn) -> list[list[BuiltBatch] | int]:
+    steps: list[list[BuiltBatch] | int] = []
     end, epoch, sequences = 0, 0, dict.fromkeys(range(4), 0)
     is_open: set[int] = set()
     for _ in range(draw(st.integers(1, 6))):
@@ -816,7 +812,7 @@ def runs(draw: st.DrawFn) -> list[list[RawBatch] | int]:
             steps.append(count)
             end += count
             continue
-        batches: list[RawBatch] = []
+        batches: list[BuiltBatch] = []
         for _ in range(draw(st.integers(1, 6))):
             end += draw(st.sampled_from([0, 0, 0, 1, 5]))
             epoch += draw(st.sampled_from([0, 0, 0, 1, 2]))
@@ -825,20 +821,18 @@ def runs(draw: st.DrawFn) -> list[list[RawBatch] | int]:
             times = tuple(NOW_MS + time for time in times)
             if producer >= 2 and draw(st.booleans()):
                 kind = draw(st.sampled_from([ABORT, COMMIT]))
-                batch = RawBatch(
-                    end, times[:1], producer, transactional=True, marker=kind, leader_epoch=epoch
-                )
+                batch = marker(end, kind, producer, timestamp=times[0], leader_epoch=epoch)
                 is_open.discard(producer)
             else:
                 is_transactional = producer >= 2
                 sequence = sequences.get(producer, 0)
                 if producer >= 0:
                     sequences[producer] += len(times)
-                batch = RawBatch(
+                batch = at_times(
                     end, times, producer, 0, sequence, is_transactional, leader_epoch=epoch
                 )
             batches.append(batch)
-            end = batch.last + 1
+            end = batch.last_offset + 1
         steps.append(batches)
     return steps
 
@@ -848,7 +842,7 @@ def runs(draw: st.DrawFn) -> list[list[RawBatch] | int]:
 @given(runs(), st.sampled_from(["150", "400", "100000"]), st.booleans())
 def test_any_sequence_of_appends_is_what_a_plain_model_says(
     tmp_path_factory: pytest.TempPathFactory,
-    steps: list[list[RawBatch] | int],
+    steps: list[list[BuiltBatch] | int],
     segment_size: str,
     is_preallocated: bool,
 ) -> None:

@@ -21,6 +21,8 @@ from kafkalog.storage_engine.format import batch as batch_module
 from kafkalog.storage_engine.format import compression
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.records import records
+from tests.builders import batch_builder
+from tests.builders.batch_builder import Record, batch_data
 from tests.unit.cleaner.rewritten import rewritten
 from tests.unit.storage_engine import naive
 
@@ -98,13 +100,12 @@ def test_what_is_encoded_decodes_equal(rows: list[Any], codec: int, batch_size: 
 @given(ROWS, st.integers(0, 2000))
 def test_encoded_batches_are_the_twins_byte_for_byte(rows: list[Any], batch_size: int) -> None:
     items = [
-        naive.Record(i, ms, key, value, [(name.encode(), content) for name, content in headers])
+        Record(i, ms, key, value, [(name.encode(), content) for name, content in headers])
         for i, (key, value, headers, ms) in enumerate(rows)
     ]
     encoded = encode(rows, batch_size=batch_size)
     expected = [
-        naive.batch(group, base_offset=group[0].offset)
-        for group in naive.batches(items, batch_size)
+        batch_data(group, base_offset=group[0].offset) for group in naive.batches(items, batch_size)
     ]
     assert bytes(encoded.data) == b"".join(expected)
     ends = np.cumsum([0, *map(len, expected)]).tolist()
@@ -219,12 +220,12 @@ def test_only_the_selected_batches_are_decoded() -> None:
 
 
 def test_log_append_time_reads_as_the_batchs_max_timestamp() -> None:
-    data = naive.batch(
-        [naive.Record(0, 5, b"k", b"v"), naive.Record(1, 9, b"k", b"v")],
+    data = batch_data(
+        [Record(0, 5, b"k", b"v"), Record(1, 9, b"k", b"v")],
         attributes=LOG_APPEND_TIME,
         max_timestamp=7777,
     )
-    found = read(data + naive.batch([naive.Record(2, 3, b"k", b"v")], base_offset=2))
+    found = read(data + batch_data([Record(2, 3, b"k", b"v")], base_offset=2))
     assert found["timestamp"].to_pylist() == [at(7777), at(7777), at(3)]
     assert found["timestampType"].to_pylist() == [1, 1, 0]
     written = encode([(b"k", b"v", [], 50)], timestamp_type=1)
@@ -232,21 +233,21 @@ def test_log_append_time_reads_as_the_batchs_max_timestamp() -> None:
 
 
 def test_a_batch_with_a_delete_horizon_keeps_its_timestamps() -> None:
-    items = [naive.Record(0, 5000, b"k", None)]
-    data = naive.batch(items, attributes=HORIZON, base_timestamp=99_999, max_timestamp=5000)
+    items = [Record(0, 5000, b"k", None)]
+    data = batch_data(items, attributes=HORIZON, base_timestamp=99_999, max_timestamp=5000)
     assert read(data)["timestamp"].to_pylist() == [at(5000)]
 
 
 def test_no_timestamp_and_wild_timestamps_are_no_wrap() -> None:
     edge = 2**63 - 1
-    items = [naive.Record(i, ms, b"k", b"v") for i, ms in enumerate([-1, edge, 0])]
-    found = read(naive.batch(items, base_timestamp=0, max_timestamp=edge))
+    items = [Record(i, ms, b"k", b"v") for i, ms in enumerate([-1, edge, 0])]
+    found = read(batch_data(items, base_timestamp=0, max_timestamp=edge))
     assert found["timestamp"].cast(pa.int64()).to_pylist() == [-1000, edge // 1000 * 1000, 0]
 
 
 def test_header_keys_that_are_no_utf8_are_replaced_as_in_java() -> None:
-    items = [naive.Record(0, 1, b"k", b"v", [(b"ok", b"1"), (b"\xff\x41", None), (b"ok", b"2")])]
-    assert read(naive.batch(items))["headers"].to_pylist()[0] == [
+    items = [Record(0, 1, b"k", b"v", [(b"ok", b"1"), (b"\xff\x41", None), (b"ok", b"2")])]
+    assert read(batch_data(items))["headers"].to_pylist()[0] == [
         {"key": "ok", "value": b"1"},
         {"key": "\ufffdA", "value": None},
         {"key": "ok", "value": b"2"},
@@ -254,19 +255,19 @@ def test_header_keys_that_are_no_utf8_are_replaced_as_in_java() -> None:
 
 
 def test_an_empty_batch_has_no_records_and_nobody_looks_at_its_bytes() -> None:
-    data = naive.batch([], last_offset_delta=5) + naive.batch([], payload=b"?", attributes=ZSTD)
+    data = batch_data([], last_offset=5) + batch_data([], payload=b"?", attributes=ZSTD)
     assert read(data).num_rows == 0
     assert read(b"").num_rows == 0
 
 
 def test_compressed_and_plain_batches_share_a_chunk() -> None:
-    items = [naive.Record(i, i, b"%d" % i, b"v" * i) for i in range(10)]
+    items = [Record(i, i, b"%d" % i, b"v" * i) for i in range(10)]
     data = b"".join(
-        naive.batch(
+        batch_data(
             [item],
             base_offset=i,
             attributes=i % 5,
-            payload=compression.compress(i % 5, naive.section([item], i, i)),
+            payload=compression.compress(i % 5, batch_builder.section([item], i, i)),
         )
         for i, item in enumerate(items)
     )
@@ -311,9 +312,9 @@ def test_what_a_reader_would_take_for_a_bomb_is_not_written(
 
 
 def test_a_bomb_is_a_corrupt_batch() -> None:
-    item = naive.Record(0, 1, b"k", bytes(100_000))
-    payload = compression.compress(ZSTD, naive.section([item], 0, 1))
-    data = naive.batch([item], attributes=ZSTD, payload=payload)
+    item = Record(0, 1, b"k", bytes(100_000))
+    payload = compression.compress(ZSTD, batch_builder.section([item], 0, 1))
+    data = batch_data([item], attributes=ZSTD, payload=payload)
     table, _, _ = records.scan_batches(data)
     with pytest.raises(CorruptBatchError, match="at most 1000 decompressed bytes, found more"):
         records.index_records(data, table, limit=1000, **PLACE)
@@ -351,7 +352,7 @@ def test_columns_of_the_wrong_kind_are_refused(columns: dict[str, Any], message:
 
 @pytest.mark.slow
 def test_a_column_past_what_arrow_can_address_is_an_error_and_no_wrap() -> None:
-    data = naive.batch([naive.Record(0, 1, b"k", b"v" * (1 << 20))])
+    data = batch_data([Record(0, 1, b"k", b"v" * (1 << 20))])
     table, _, _ = records.scan_batches(data)
     found = records.index_records(data, table, **PLACE)
     rows = np.zeros(2048, dtype=np.int64)
@@ -361,7 +362,7 @@ def test_a_column_past_what_arrow_can_address_is_an_error_and_no_wrap() -> None:
 
 @pytest.mark.parametrize("row", [-1, 1, 2**40])
 def test_rows_that_are_none_are_refused(row: int) -> None:
-    data = naive.batch([naive.Record(0, 1, b"k", b"v")])
+    data = batch_data([Record(0, 1, b"k", b"v")])
     table, _, _ = records.scan_batches(data)
     found = records.index_records(data, table, **PLACE)
     with pytest.raises(InvalidInputError, match="rows"):
@@ -369,7 +370,7 @@ def test_rows_that_are_none_are_refused(row: int) -> None:
 
 
 # --- damage --------------------------------------------------------------------------------------
-GOOD = naive.batch([naive.Record(0, 5, b"key", b"value", [(b"h", b"1")])])
+GOOD = batch_data([Record(0, 5, b"key", b"value", [(b"h", b"1")])])
 
 
 def test_a_wrong_checksum_names_file_position_expected_and_found() -> None:
@@ -417,20 +418,20 @@ def test_a_changed_byte_with_a_right_checksum_is_a_typed_error_or_reads(
 @pytest.mark.parametrize("count", [-1, -(2**31), 2, 2**31 - 1])
 @pytest.mark.parametrize("codec", [NONE, ZSTD])
 def test_a_wild_record_count_is_a_typed_error(count: int, codec: int) -> None:
-    item = naive.Record(0, 5, b"key", b"value")
-    payload = compression.compress(codec, naive.section([item], 0, 5))
-    data = naive.batch([item], count=count, attributes=codec, payload=payload)
+    item = Record(0, 5, b"key", b"value")
+    payload = compression.compress(codec, batch_builder.section([item], 0, 5))
+    data = batch_data([item], count=count, attributes=codec, payload=payload)
     with pytest.raises(CorruptBatchError):
         read(data)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD, 5, 6, 7])
 def test_damaged_compression_is_a_typed_error(codec: int) -> None:
-    item = naive.Record(0, 5, b"key", b"value" * 20)
-    section = naive.section([item], 0, 5)
+    item = Record(0, 5, b"key", b"value" * 20)
+    section = batch_builder.section([item], 0, 5)
     payload = compression.compress(codec, section) if codec <= ZSTD else section
     with pytest.raises(CorruptBatchError) as caught:
-        read(naive.batch([item], attributes=codec, payload=payload[:-9]))
+        read(batch_data([item], attributes=codec, payload=payload[:-9]))
     assert caught.value.position == 100
 
 
@@ -442,41 +443,41 @@ def filtered(data: bytes, keep: Sequence[bool], horizon: int | None = None, whic
 
 
 ITEMS = [
-    naive.Record(50, 1000, b"a", b"1", [(b"h", None)]),
-    naive.Record(52, 900, b"b", None),
-    naive.Record(53, 1100, None, b"3"),
+    Record(50, 1000, b"a", b"1", [(b"h", None)]),
+    Record(52, 900, b"b", None),
+    Record(53, 1100, None, b"3"),
 ]
 SEALED: dict[str, Any] = {
     "base_offset": 50,
-    "last_offset_delta": 7,
+    "last_offset": 57,
     "leader_epoch": 4,
     "producer": (77, 2, 1234),
 }
 
 
 def test_a_batch_that_keeps_all_is_returned_byte_for_byte() -> None:
-    payload = compression.compress(GZIP, naive.section(ITEMS, 50, 1000), 1)
-    data = GOOD + naive.batch(ITEMS, attributes=GZIP, payload=payload, **SEALED)
+    payload = compression.compress(GZIP, batch_builder.section(ITEMS, 50, 1000), 1)
+    data = GOOD + batch_data(ITEMS, attributes=GZIP, payload=payload, **SEALED)
     assert filtered(data, [True] * 3, which=1) == data[len(GOOD) :]
-    horizon = naive.batch(ITEMS, attributes=HORIZON, base_timestamp=5000, **SEALED)
+    horizon = batch_data(ITEMS, attributes=HORIZON, base_timestamp=5000, **SEALED)
     assert filtered(horizon, [True] * 3, 5000) == horizon
 
 
 def test_a_batch_that_keeps_none_is_none() -> None:
-    assert filtered(naive.batch(ITEMS, **SEALED), [False] * 3) is None
+    assert filtered(batch_data(ITEMS, **SEALED), [False] * 3) is None
 
 
 def test_a_filtered_batch_keeps_its_range_producer_and_epoch() -> None:
-    expected = naive.batch(ITEMS[1:], base_timestamp=900, max_timestamp=1100, **SEALED)
-    assert filtered(naive.batch(ITEMS, **SEALED), [False, True, True]) == expected
-    expected = naive.batch(ITEMS[:2], base_timestamp=1000, max_timestamp=1000, **SEALED)
-    assert filtered(naive.batch(ITEMS, **SEALED), [True, True, False]) == expected
+    expected = batch_data(ITEMS[1:], base_timestamp=900, max_timestamp=1100, **SEALED)
+    assert filtered(batch_data(ITEMS, **SEALED), [False, True, True]) == expected
+    expected = batch_data(ITEMS[:2], base_timestamp=1000, max_timestamp=1000, **SEALED)
+    assert filtered(batch_data(ITEMS, **SEALED), [True, True, False]) == expected
 
 
 @pytest.mark.parametrize("codec", range(5))
 def test_a_filtered_batch_is_compressed_with_its_own_codec(codec: int) -> None:
-    payload = compression.compress(codec, naive.section(ITEMS, 50, 1000))
-    data = naive.batch(ITEMS, attributes=codec | TRANSACTIONAL, payload=payload, **SEALED)
+    payload = compression.compress(codec, batch_builder.section(ITEMS, 50, 1000))
+    data = batch_data(ITEMS, attributes=codec | TRANSACTIONAL, payload=payload, **SEALED)
     kept = filtered(data, [True, False, True])
     header = batch_module.check_batch(kept, 0, path="x", file_position=0)
     assert (header.codec, header.is_transactional, header.records_count) == (codec, True, 2)
@@ -486,15 +487,15 @@ def test_a_filtered_batch_is_compressed_with_its_own_codec(codec: int) -> None:
 
 
 def test_a_horizon_is_set_and_kept_and_timestamps_read_the_same() -> None:
-    data = filtered(naive.batch(ITEMS, **SEALED), [True] * 3, 88_888)
-    assert data == naive.batch(ITEMS, attributes=HORIZON, base_timestamp=88_888, **SEALED)
+    data = filtered(batch_data(ITEMS, **SEALED), [True] * 3, 88_888)
+    assert data == batch_data(ITEMS, attributes=HORIZON, base_timestamp=88_888, **SEALED)
     again = filtered(data, [True, True, False])
     assert batch_module.parse_header(again).delete_horizon_ms == 88_888
     assert read(again)["timestamp"].to_pylist() == [at(1000), at(900)]
 
 
 def test_a_filtered_log_append_time_batch_keeps_its_time() -> None:
-    data = naive.batch(ITEMS, attributes=LOG_APPEND_TIME, max_timestamp=7777, **SEALED)
+    data = batch_data(ITEMS, attributes=LOG_APPEND_TIME, max_timestamp=7777, **SEALED)
     kept = filtered(data, [False, False, True])
     header = batch_module.parse_header(kept)
     assert (header.base_timestamp, header.max_timestamp, header.timestamp_type) == (7777, 7777, 1)
@@ -502,10 +503,10 @@ def test_a_filtered_log_append_time_batch_keeps_its_time() -> None:
 
 
 def test_an_emptied_batch_keeps_its_range_and_producer_in_61_bytes() -> None:
-    data = naive.batch(ITEMS, attributes=HORIZON | TRANSACTIONAL | LOG_APPEND_TIME, **SEALED)
+    data = batch_data(ITEMS, attributes=HORIZON | TRANSACTIONAL | LOG_APPEND_TIME, **SEALED)
     table, _, _ = records.scan_batches(data)
     bits = TRANSACTIONAL | LOG_APPEND_TIME
-    assert records.empty_batch(data, table, 0) == naive.batch(
+    assert records.empty_batch(data, table, 0) == batch_data(
         [], attributes=bits, base_timestamp=-1, max_timestamp=1100, **SEALED
     )
 
@@ -523,16 +524,16 @@ def test_what_is_kept_reads_the_same(rows: list[Any], codec: int, data: st.DataO
 
 
 def test_neighbours_are_rebuilt_into_one_batch() -> None:
-    first = naive.batch(ITEMS, **(SEALED | {"producer": (-1, -1, -1)}))
-    second = naive.batch([naive.Record(60, 5, b"z", b"z")], base_offset=58, last_offset_delta=9)
+    first = batch_data(ITEMS, **(SEALED | {"producer": (-1, -1, -1)}))
+    second = batch_data([Record(60, 5, b"z", b"z")], base_offset=58, last_offset=67)
     table, _, _ = records.scan_batches(first + second)
     found = records.index_records(first + second, table, **PLACE)
     rows = np.array([0, 2, 3])
     (merged,) = group.encode(found, table, np.arange(2), rows, TopicConfig.parse({}))
-    assert merged.data == naive.batch(
-        [ITEMS[0], ITEMS[2], naive.Record(60, 5, b"z", b"z")],
+    assert merged.data == batch_data(
+        [ITEMS[0], ITEMS[2], Record(60, 5, b"z", b"z")],
         base_offset=50,
-        last_offset_delta=17,
+        last_offset=67,
         leader_epoch=4,
     )
 

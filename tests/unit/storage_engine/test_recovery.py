@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import struct
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,11 @@ from kafkalog.storage_engine.broker.recovery import repair_partition
 from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 from kafkalog.storage_engine.segment.segments import list_segments
 from kafkalog.storage_engine.transactions.producer_snapshot import snapshot_offsets
+from tests.builders.batch_builder import ABORT, COMMIT, at_times, marker
+from tests.builders.segment_files import name
 from tests.unit.storage_engine import naive
 from tests.unit.storage_engine.faults import Died, each_act
-from tests.unit.storage_engine.log_builder import name
-from tests.unit.storage_engine.raw_log import ABORT, COMMIT, Model, RawBatch, marker
+from tests.unit.storage_engine.raw_log import Model
 
 INT32_MAX = 2**31 - 1
 
@@ -60,22 +60,17 @@ def transactions() -> Model:
     model = Model()
     for base in range(0, 200, 10):
         producer = 1 + base // 10 % 3
-        model.add([RawBatch(base, (base,) * 8, producer=producer, transactional=True, epoch=0)])
+        model.add([at_times(base, (base,) * 8, producer_id=producer, transactional=True)])
         if base >= 40 and base % 40 == 0:
             kind = ABORT if base % 80 == 0 else COMMIT
-            model.add([marker(base + 8, kind, 1 + (base // 10 + 1) % 3, time=base)])
+            model.add([marker(base + 8, kind, 1 + (base // 10 + 1) % 3, timestamp=base)])
     return model
-
-
-@cache
-def bytes_of(batch: RawBatch) -> bytes:
-    return batch.data()
 
 
 def written(directory: Path, model: Model, bases: tuple[int, ...]) -> None:
     directory.mkdir()
     for base, end in zip(bases, (*bases[1:], 2**62), strict=True):
-        data = b"".join(bytes_of(batch) for batch in model.batches if base <= batch.base < end)
+        data = b"".join(batch.data for batch in model.batches if base <= batch.base_offset < end)
         (directory / name(base, ".log")).write_bytes(data)
         (directory / name(base, ".index")).write_bytes(b"")
         (directory / name(base, ".timeindex")).write_bytes(b"")
@@ -120,7 +115,7 @@ def overflowed(directory: Path) -> LoadedPartition:
     """One segment whose offsets lie further apart than an index can tell, twice."""
     model = Model()
     far = [0, 5, INT32_MAX + 3, INT32_MAX + 9, 3 * INT32_MAX]
-    model.add([RawBatch(base, (base % 1000,) * 2) for base in far])
+    model.add([at_times(base, (base % 1000,) * 2) for base in far])
     written(directory, model, (0,))
     return load(directory)
 
@@ -164,7 +159,7 @@ def test_a_repair_may_die_anywhere(
 def test_a_repair_says_what_a_reader_of_the_disk_finds(tmp_path: Path) -> None:
     loaded = torn(tmp_path / "p")
     model = Model(
-        [b for b in transactions().batches if b.last < loaded.state.high_watermark],
+        [b for b in transactions().batches if b.last_offset < loaded.state.high_watermark],
         loaded.state.high_watermark,
     )
     assert loaded.state.high_watermark == 138
@@ -204,7 +199,7 @@ def test_parts_of_an_overflowed_segment_fit_their_indexes(tmp_path: Path) -> Non
 
 def test_a_first_batch_too_far_above_its_segment_gets_one_of_its_own(tmp_path: Path) -> None:
     model = Model()
-    model.add([RawBatch(2**40, (1, 2))])
+    model.add([at_times(2**40, (1, 2))])
     written(tmp_path / "p", model, (0,))
     repaired = repair_partition(load(tmp_path / "p"))
     bases = [segment.base_offset for segment in list_segments(tmp_path / "p")]
@@ -239,11 +234,11 @@ def test_a_log_cut_by_somebody_else_meanwhile_is_not_repaired(tmp_path: Path) ->
 
 def test_entries_are_as_far_apart_as_the_topic_wants_them(tmp_path: Path) -> None:
     model = Model()
-    model.add([RawBatch(base, (base,), value_size=300) for base in range(50)])
+    model.add([at_times(base, (base,), value_size=300) for base in range(50)])
     written(tmp_path / "p", model, (0,))
     repair_partition(load(tmp_path / "p"), index_interval_bytes=1000)
     data = (tmp_path / "p" / name(0, ".index")).read_bytes()
-    size = len(model.batches[0].data())
+    size = len(model.batches[0].data)
     step = 1000 // size + 1
     expected = [(offset, offset * size) for offset in range(step, 50, step)]
     assert list(struct.iter_unpack(">ii", data)) == expected

@@ -23,9 +23,10 @@ from kafkalog.storage_engine.broker.release import ReleaseReport
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
+from tests.builders.batch_builder import at_times, joined, marker
 from tests.unit.storage_engine.broker_root import BrokerRoot
 from tests.unit.storage_engine.faults import Died, each_act
-from tests.unit.storage_engine.raw_log import Model, RawBatch, joined, marker
+from tests.unit.storage_engine.raw_log import Model
 
 NOW_MS = 1_700_000_000_000
 META = "#\n#Sat Nov 21 06:09:56 UTC 2026\nnode.id=1\ndirectory.id=KNYotSM8TtH2azTN1QdKRg\n"
@@ -209,11 +210,11 @@ def adopted_with_producers(root: Path) -> Model:
     directory = root / "t-0"
     directory.mkdir()
     batches = [
-        RawBatch(0, (NOW_MS, NOW_MS), 5, 1, 30),
-        RawBatch(2, (NOW_MS,), 6, transactional=True),
-        marker(3, 1, 6, time=NOW_MS),
-        RawBatch(4, (NOW_MS,), 7, transactional=True),
-        RawBatch(5, (NOW_MS,), 5, 1, 32),
+        at_times(0, (NOW_MS, NOW_MS), 5, 1, 30),
+        at_times(2, (NOW_MS,), 6, transactional=True),
+        marker(3, 1, 6, timestamp=NOW_MS),
+        at_times(4, (NOW_MS,), 7, transactional=True),
+        at_times(5, (NOW_MS,), 5, 1, 32),
     ]
     for base, part in ((0, batches[:3]), (4, batches[3:])):
         (directory / f"{base:020d}.log").write_bytes(joined(part))

@@ -22,8 +22,9 @@ from kafkalog.storage_engine.segment.segments import (
     retire,
     sweep_deleted,
 )
-from tests.unit.storage_engine.log_builder import Batch, Record, batch, name, write_segment
-from tests.unit.storage_engine.naive_messages import message
+from tests.builders.batch_builder import BuiltBatch, at_times, batch
+from tests.builders.message_builder import message
+from tests.builders.segment_files import name, write_segment
 from tests.unit.storage_engine.times import offset_since
 
 INT32_MAX = 2**31 - 1
@@ -32,7 +33,7 @@ INT32_MAX = 2**31 - 1
 # --- reading one segment -------------------------------------------------------------------------
 
 
-def open_segment(directory: Path, base: int, batches: Sequence[Batch]) -> PartitionSnapshot:
+def open_segment(directory: Path, base: int, batches: Sequence[BuiltBatch]) -> PartitionSnapshot:
     """View a partition of one segment."""
     write_segment(directory, base, batches, interval=100)
     state = PartitionState(
@@ -76,7 +77,7 @@ def test_reading_after_the_last_offset_finds_nothing(tmp_path: Path) -> None:
 def test_reading_from_a_gap_begins_with_the_batch_after_it(tmp_path: Path) -> None:
     first, second = batch(50, 2), batch(60, 2)
     with open_segment(tmp_path, 40, [first, second]) as snapshot:
-        assert first_position(snapshot, 55) == len(first.data())
+        assert first_position(snapshot, 55) == len(first.data)
         assert offsets(snapshot, 55, 62) == [60, 61]
 
 
@@ -85,7 +86,7 @@ def test_a_read_begins_at_the_batch_of_its_offset_however_little_is_asked_for(
     tmp_path: Path, chunk_size: int
 ) -> None:
     batches = [batch(50, 1), batch(51, 1)]
-    size = len(batches[0].data())
+    size = len(batches[0].data)
     with open_segment(tmp_path, 40, batches) as snapshot:
         for offset, position in {48: 0, 50: 0, 51: size, 52: None}.items():
             assert first_position(snapshot, offset) == position
@@ -135,10 +136,10 @@ def topic(root: Path, **config: str) -> Engine:
     return engine
 
 
-def append(engine: Engine, *batches: Batch, publish: bool = True) -> None:
+def append(engine: Engine, *batches: BuiltBatch, publish: bool = True) -> None:
     """Append batches, offsets from 0; what is not published is as a dead process leaves it."""
     with engine.transaction() as transaction:
-        data = b"".join(item.data() for item in batches)
+        data = b"".join(item.data for item in batches)
         *_, (_, last) = iterate_headers(data)
         transaction.appender("t", 0, 1).append([(last.next_offset, [data])])
         if publish:
@@ -158,9 +159,9 @@ def entries(engine: Engine, suffix: str, form: str, base: int = 0) -> list[tuple
     return list(struct.iter_unpack(form, data))
 
 
-def spanning(last_offset: int) -> Batch:
+def spanning(last_offset: int) -> BuiltBatch:
     """A batch of one record that stands for the offsets 0 to `last_offset`."""
-    return Batch(0, last_offset, [Record(0, b"k", b"v", 5)])
+    return at_times(0, [5], last_offset=last_offset)
 
 
 @pytest.mark.parametrize(("first", "expected"), [(INT32_MAX - 1, [0]), (INT32_MAX, [0, 2**31])])
@@ -220,16 +221,16 @@ def test_a_segment_that_is_cut_to_nothing_takes_the_same_offsets_again(tmp_path:
 
 def test_a_cut_in_a_gap_takes_what_lies_behind_the_gap(tmp_path: Path) -> None:
     engine = topic(tmp_path, index_interval_bytes="1")
-    engine.append_raw("t", 0, batch(0, 1).data() + batch(3, 1).data(), now_ms=1)
+    engine.append_raw("t", 0, batch(0, 1).data + batch(3, 1).data, now_ms=1)
     directory = engine.partition_directory("t", 0)
     with engine.transaction() as transaction:
-        size = len(batch(0, 1).data())
+        size = len(batch(0, 1).data)
         transaction.change_partition("t", 0, high_watermark=1, active_size=size)
         transaction.publish(1)
     append(engine, batch(0, 1, size=1))
     assert read(engine) == [0, 1]
     assert entries(engine, ".index", ">ii") == [(1, size)]
-    assert (directory / name(0, ".log")).read_bytes().startswith(batch(0, 1).data())
+    assert (directory / name(0, ".log")).read_bytes().startswith(batch(0, 1).data)
 
 
 def test_a_reopened_log_is_cut_back_over_many_segments(tmp_path: Path) -> None:

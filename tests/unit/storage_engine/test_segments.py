@@ -24,14 +24,15 @@ from kafkalog.storage_engine.segment.segments import (
     retire,
     sweep_deleted,
 )
-from tests.unit.storage_engine.log_builder import Batch, batch, empty, name, write_segment
-from tests.unit.storage_engine.naive_messages import Message, message, wrapper
+from tests.builders.batch_builder import BuiltBatch, Record, batch, empty
+from tests.builders.message_builder import messages, wrapper
+from tests.builders.segment_files import name, write_segment
 
 SUFFIXES = [".log", ".index", ".timeindex"]
 Content = list[tuple[int, bytes, bytes]]
 
 
-def small(first: int, count: int) -> list[Batch]:
+def small(first: int, count: int) -> list[BuiltBatch]:
     return [batch(offset, 1) for offset in range(first, first + count)]
 
 
@@ -43,7 +44,7 @@ ACTIVE = {30: small(30, 5)}
 class Outputs:
     """What a cleaning makes of the sources: its segments, each with their batches."""
 
-    segments: dict[int, list[Batch]]
+    segments: dict[int, list[BuiltBatch]]
 
 
 ONE = Outputs({0: [*small(4, 2), *small(17, 1), *small(28, 2)]})
@@ -121,7 +122,7 @@ def logs(found: Content) -> dict[int, bytes]:
 
 def expected_logs(phase: str, outputs: Outputs) -> dict[int, bytes]:
     live = (SOURCES if phase == "cleaned" else outputs.segments) | ACTIVE
-    return {base: b"".join(b.data() for b in live[base]) for base in sorted(live)}
+    return {base: b"".join(b.data for b in live[base]) for base in sorted(live)}
 
 
 def snapshot(directory: Path) -> dict[str, tuple[int, int, int]]:
@@ -216,7 +217,7 @@ def test_names_are_synced_before_what_made_them_valid_goes(
 # --- the crash points one by one, as tables of files ---------------------------------------------
 
 
-def write_as(directory: Path, base: int, batches: list[Batch], names: list[str]) -> None:
+def write_as(directory: Path, base: int, batches: list[BuiltBatch], names: list[str]) -> None:
     """Write a segment, and only the files whose endings are given."""
     scratch = directory / "scratch"
     scratch.mkdir()
@@ -293,7 +294,7 @@ def test_sources_above_what_the_swap_spans_survive(tmp_path: Path) -> None:
     write_segment(tmp_path, 0, small(4, 2), stage=".swap")  # next offset 6
     listed = content(tmp_path)
     assert [base for base, _, _ in listed] == [0, 10, 20, 30]
-    assert listed[0][1] == b"".join(b.data() for b in small(4, 2))
+    assert listed[0][1] == b"".join(b.data for b in small(4, 2))
     finish_swaps(tmp_path)
     assert content(tmp_path) == listed
 
@@ -315,7 +316,7 @@ def test_damaged_offsets_of_a_swap_take_no_sound_segment_along(
     tmp_path: Path, place: int, bit: int
 ) -> None:
     """Whichever batch has them: in its base offset, which no checksum covers, or the last one."""
-    batches = [b.data() for b in ONE.segments[0]]
+    batches = [b.data for b in ONE.segments[0]]
     for number, data in enumerate(batches):
         damaged = bytearray(data)
         damaged[place] ^= bit
@@ -421,9 +422,8 @@ def test_the_next_offset_after_messages_is_that_of_the_last_one(
     """A wrapper's header tells of its last message alone."""
     data = b""
     for first in (100, 103, 120):
-        some = [Message(offset, 1, b"k", b"v") for offset in range(first, first + 3)]
-        each = [message(magic, item.offset, b"k", b"v", timestamp=1) for item in some]
-        data += wrapper(magic, codec, some) if codec else b"".join(each)
+        some = [Record(offset, 1, b"k", b"v") for offset in range(first, first + 3)]
+        data += wrapper(magic, codec, some) if codec else messages(magic, some)
         (tmp_path / name(100, ".log")).write_bytes(data)
         [segment] = list_segments(tmp_path)
         assert next_offset(segment) == first + 3
@@ -434,7 +434,7 @@ def test_headers_are_those_of_all_batches_large_and_small(tmp_path: Path) -> Non
     batches = [batch(i, 1, size=size) for i, size in enumerate(sizes)]
     write_segment(tmp_path, 0, batches)
     path = tmp_path / name(0, ".log")
-    lengths = [len(b.data()) for b in batches]
+    lengths = [len(b.data) for b in batches]
     starts = list(itertools.accumulate(lengths, initial=0))
     fd = os.open(path, os.O_RDONLY)
     try:

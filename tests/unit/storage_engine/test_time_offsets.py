@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,22 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading import time_offsets
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.reading.time_offsets import TimeOffset
-from tests.unit.storage_engine import naive_messages
-from tests.unit.storage_engine.log_builder import (
+from tests.builders.batch_builder import (
+    COMMIT,
     GZIP,
-    Batch,
+    BuiltBatch,
     Record,
+    at_times,
     batch,
     empty,
-    name,
-    write_segment,
+    joined,
+    marker,
 )
-from tests.unit.storage_engine.raw_log import COMMIT, RawBatch, joined, marker
+from tests.builders.message_builder import messages, wrapper
+from tests.builders.segment_files import name, write_segment
 
 LOG_APPEND_TIME = 0x08
-Segments = dict[int, list[Batch]]
+Segments = dict[int, list[BuiltBatch]]
 
 
 def opened(
@@ -54,7 +55,7 @@ def opened(
 
 def records(segments: Segments, log_start: int = 0) -> list[tuple[int, int]]:
     return [
-        (record.offset, item.largest_timestamp if item.attributes & 8 else record.timestamp)
+        (record.offset, item.max_timestamp if item.attributes & 8 else record.timestamp)
         for base in sorted(segments)
         for item in segments[base]
         for record in item.records
@@ -75,11 +76,6 @@ def plain(found: TimeOffset | None) -> tuple[int, int] | None:
     return None if found is None else (found.offset, found.timestamp)
 
 
-def at_times(offset: int, times: list[int], attributes: int = 0, last: int = -1) -> Batch:
-    items = [Record(offset + i, b"k", b"v", time) for i, time in enumerate(times)]
-    return Batch(offset, max(last, offset + max(len(times), 1) - 1), items, attributes)
-
-
 # --- any log -------------------------------------------------------------------------------------
 
 
@@ -92,12 +88,12 @@ def logs(draw: st.DrawFn) -> tuple[Segments, int]:
         base = offset
         for _ in range(draw(st.integers(0, 8))):
             times = draw(st.lists(st.integers(-1, 30), max_size=4))
-            kind = draw(st.sampled_from([0, 0, GZIP, LOG_APPEND_TIME]))
-            item = at_times(offset, times, kind if times else 0, offset + 5)
+            kind = draw(st.sampled_from([{}, {}, {"codec": GZIP}, {"attributes": LOG_APPEND_TIME}]))
+            fields = {"last_offset": offset + 5, **(kind if times else {})}
             if not times or draw(st.integers(0, 5)) == 0:
                 # What the cleaner leaves: the largest time may be that of a record that is gone.
-                item = replace(item, max_timestamp=max(item.largest_timestamp, 25))
-            batches.append(item)
+                fields["max_timestamp"] = max([*times, 25])
+            batches.append(at_times(offset, times, **fields))
             offset += 6
         segments[base] = batches
         offset += draw(st.sampled_from([0, 7])) or (not batches)
@@ -146,12 +142,10 @@ def test_the_latest_record_is_found_with_and_without_indexes(
 
 def test_a_wrappers_own_timestamp_is_not_trusted(tmp_path: Path) -> None:
     """Its producer wrote 1, and 7 to the records in it."""
-    inner = [naive_messages.Message(offset, 7, b"k", b"v") for offset in range(3)]
-    payload = b"".join(
-        naive_messages.message(1, m.offset, m.key, m.value, timestamp=m.timestamp) for m in inner
-    )
-    told = [naive_messages.Message(2, 1, None, None)]
-    data = naive_messages.wrapper(1, naive_messages.GZIP, told, offset=2, payload=payload)
+    inner = [Record(offset, 7, b"k", b"v") for offset in range(3)]
+    payload = messages(1, inner)
+    told = [Record(2, 1, None, None)]
+    data = wrapper(1, GZIP, told, offset=2, payload=payload)
     (tmp_path / name(0, ".log")).write_bytes(data)
     state = PartitionState(
         high_watermark=3, last_stable_offset=3, active_base=0, active_size=len(data)
@@ -215,9 +209,9 @@ def engine(tmp_path: Path) -> Engine:
     engine = Engine(tmp_path)
     engine.create_topic("t", 2, {"cleanup.policy": "delete"})
     batches = [
-        RawBatch(0, (10, 20), leader_epoch=2),
-        RawBatch(2, (15,), leader_epoch=3),
-        RawBatch(3, (30, 31), 9, transactional=True, leader_epoch=3),
+        at_times(0, (10, 20), leader_epoch=2),
+        at_times(2, (15,), leader_epoch=3),
+        at_times(3, (30, 31), 9, transactional=True, leader_epoch=3),
     ]
     engine.append_raw("t", 0, joined(batches), now_ms=40)
     rows = [("a", "1"), ("b", "2")]
@@ -254,13 +248,13 @@ def test_what_a_reader_does_not_see_yet_is_none(engine: Engine) -> None:
     for ms, found in ((30, TimeOffset(3, 30, 3)), (-3, TimeOffset(5, 40, 3))):
         assert engine.offset_for_time("t", ms)[0] is None
         assert engine.offset_for_time("t", ms, isolation_level="read_uncommitted")[0] == found
-    engine.append_raw("t", 0, marker(7, COMMIT, 9, time=35).data(), now_ms=40)
+    engine.append_raw("t", 0, marker(7, COMMIT, 9, timestamp=35).data, now_ms=40)
     assert engine.offset_for_time("t", 30)[0] == TimeOffset(3, 30, 3)
     assert engine.offset_for_time("t", -3)[0] == TimeOffset(5, 40, 3)
 
 
 def test_a_marker_may_be_the_latest_record(engine: Engine) -> None:
-    engine.append_raw("t", 0, marker(7, COMMIT, 9, time=99).data(), now_ms=40)
+    engine.append_raw("t", 0, marker(7, COMMIT, 9, timestamp=99).data, now_ms=40)
     assert engine.offset_for_time("t", -3)[0] == TimeOffset(7, 99, 0)
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from kafkalog.storage_engine.engine import Engine
-from tests.unit.storage_engine import naive
+from tests.builders.batch_builder import Record, at_times, batch_data, joined
 
 LATEST, EARLIEST, LARGEST, EARLIEST_HERE, LATEST_ELSEWHERE = -1, -2, -3, -4, -5
-TRANSACTIONAL = 0x10
 TIMES = [100, 300, 200, 300, 250]
 """Of the offsets 0 to 4; an open transaction begins at 3, and with it another leader epoch."""
 
@@ -19,19 +18,17 @@ TIMES = [100, 300, 200, 300, 250]
 def engine(tmp_path: Path) -> Engine:
     engine = Engine(tmp_path)
     engine.create_topic("t", 1, {"cleanup.policy": "delete"})
-    batches = []
-    for offset, time in enumerate(TIMES):
-        is_open = offset == 3
-        batches.append(
-            naive.batch(
-                [naive.Record(offset, time, b"k", b"v")],
-                base_offset=offset,
-                leader_epoch=6 if offset >= 3 else 5,
-                attributes=TRANSACTIONAL if is_open else 0,
-                producer=(7, 0, 0) if is_open else (-1, -1, -1),
-            )
+    batches = [
+        at_times(
+            offset,
+            [time],
+            7 if offset == 3 else -1,
+            transactional=offset == 3,
+            leader_epoch=6 if offset >= 3 else 5,
         )
-    engine.append_raw("t", 0, b"".join(batches), now_ms=400)
+        for offset, time in enumerate(TIMES)
+    ]
+    engine.append_raw("t", 0, joined(batches), now_ms=400)
     return engine
 
 
@@ -65,7 +62,7 @@ def test_a_log_without_times_has_no_largest_one(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.create_topic("t", 1)
     assert found(engine, LARGEST) == ()
-    data = naive.batch([naive.Record(0, -1, b"k", b"v")])
+    data = batch_data([Record(0, -1, b"k", b"v")])
     engine.append_raw("t", 0, data, now_ms=400)
     assert found(engine, LARGEST) == ()
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 import time
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +22,10 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     aborted_transactions,
 )
 from kafkalog.storage_engine.writing.staging import Run, StagedMessage
-from tests.unit.storage_engine.log_builder import Batch, batch, marker
+from tests.builders.batch_builder import ABORT, COMMIT, batch, joined, marker
+from tests.builders.segment_files import aborted_entry
 
-TRANSACTIONAL = 0x10
 ABORTED, COMMITTED = 7, 8
-
-
-def entry(producer_id: int, first: int, last: int, version: int = 0) -> bytes:
-    return struct.pack(">hqqqq", version, producer_id, first, last, last + 1)
-
-
-def of(producer_id: int, item: Batch) -> Batch:
-    return replace(item, producer_id=producer_id, attributes=item.attributes | TRANSACTIONAL)
 
 
 @pytest.fixture
@@ -43,17 +34,17 @@ def engine(tmp_path: Path) -> Engine:
     engine = Engine(tmp_path)
     engine.create_topic("t", 1, {"cleanup.policy": "delete"})
     batches = [
-        of(ABORTED, batch(0, 2)),
-        of(COMMITTED, batch(2, 2)),
+        batch(0, 2, of=ABORTED),
+        batch(2, 2, of=COMMITTED),
         batch(4, 1),
-        of(ABORTED, marker(5, abort=True)),
-        of(COMMITTED, marker(6)),
-        of(ABORTED, batch(7, 1)),
+        marker(5, ABORT, ABORTED),
+        marker(6, COMMIT, COMMITTED),
+        batch(7, 1, of=ABORTED),
     ]
-    data = b"".join(item.data() for item in batches)
+    data = joined(batches)
     engine.commit([StagedMessage(runs=(Run("t", 0, -1, 0, len(data), 8),), rows=8, data=data)])
     index = layout.segment_file(0, layout.TRANSACTION_INDEX)
-    (engine.partition_directory("t", 0) / index).write_bytes(entry(ABORTED, 0, 5))
+    (engine.partition_directory("t", 0) / index).write_bytes(aborted_entry(ABORTED, 0, 5))
     return engine
 
 
@@ -79,7 +70,7 @@ def test_read_uncommitted_leaves_out_markers_only(engine: Engine) -> None:
 def test_a_missing_index_has_no_entries_and_a_torn_entry_is_none(tmp_path: Path) -> None:
     path = tmp_path / "index"
     assert aborted_transactions([path]) == []
-    path.write_bytes(entry(7, 0, 5) + entry(8, 6, 9)[:-1])
+    path.write_bytes(aborted_entry(7, 0, 5) + aborted_entry(8, 6, 9)[:-1])
     assert aborted_transactions([path]) == [AbortedTransaction(7, 0, 5, 6)]
 
 
@@ -87,7 +78,7 @@ def test_an_entry_of_an_unknown_version_is_an_error_that_names_its_position(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "index"
-    path.write_bytes(entry(7, 0, 5) + entry(8, 6, 9, version=1))
+    path.write_bytes(aborted_entry(7, 0, 5) + aborted_entry(8, 6, 9, version=1))
     with pytest.raises(CorruptLogError, match=r"at byte 34: expected entry version 0, found 1"):
         aborted_transactions([path])
 

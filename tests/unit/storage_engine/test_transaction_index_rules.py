@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import random
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,17 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     aborted_transactions,
     transaction_entry,
 )
-from tests.unit.storage_engine.log_builder import Batch, Record, batch, name, write_segment
-from tests.unit.storage_engine.raw_log import ABORT, joined, marker
+from tests.builders.batch_builder import (
+    ABORT,
+    COMMIT,
+    BuiltBatch,
+    Record,
+    at_times,
+    batch,
+    joined,
+    marker,
+)
+from tests.builders.segment_files import aborted_entry, name, write_segment
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 FOUR = [
@@ -39,15 +47,11 @@ FOUR = [
 ]
 
 
-def entry(producer_id: int, first: int, last: int, stable: int) -> bytes:
-    return struct.pack(">hqqqq", 0, producer_id, first, last, stable)
-
-
 def write_index(directory: Path, base: int, entries: Sequence[AbortedTransaction]) -> Path:
     path = directory / name(base, ".txnindex")
     path.write_bytes(
         b"".join(
-            entry(t.producer_id, t.first_offset, t.last_offset, t.last_stable_offset)
+            aborted_entry(t.producer_id, t.first_offset, t.last_offset, t.last_stable_offset)
             for t in entries
         )
     )
@@ -60,7 +64,7 @@ def write_index(directory: Path, base: int, entries: Sequence[AbortedTransaction
 def test_an_entry_is_34_bytes_of_version_producer_first_last_and_stable_offset() -> None:
     transaction = AbortedTransaction(983493, 137, 299, 200)
     data = transaction_entry(transaction)
-    assert data == entry(983493, 137, 299, 200)
+    assert data == aborted_entry(983493, 137, 299, 200)
     assert len(data) == 34
 
 
@@ -91,7 +95,7 @@ def test_a_renamed_index_is_read_under_its_new_name(tmp_path: Path) -> None:
 class Transactions:
     """A log written by several producers, and a model of what it means."""
 
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[BuiltBatch] = field(default_factory=list)
     aborted: list[AbortedTransaction] = field(default_factory=list)
     open: dict[int, list[Record]] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
@@ -100,8 +104,8 @@ class Transactions:
     end: int = 0
 
     def data(self, producer_id: int, count: int) -> None:
-        item = batch(self.end, count)
-        self.batches.append(replace(item, producer_id=producer_id, attributes=TRANSACTIONAL))
+        item = batch(self.end, count, of=producer_id)
+        self.batches.append(item)
         self.starts.setdefault(producer_id, self.end)
         self.open.setdefault(producer_id, []).extend(item.records)
         self.end += count
@@ -111,12 +115,7 @@ class Transactions:
         self.end += count
 
     def finish(self, producer_id: int, *, abort: bool) -> None:
-        key = struct.pack(">hh", 0, 0 if abort else 1)
-        record = Record(self.end, key, struct.pack(">hi", 0, 0), 1000 + 10 * self.end)
-        attributes = TRANSACTIONAL | CONTROL
-        self.batches.append(
-            Batch(self.end, self.end, [record], attributes, producer_id=producer_id)
-        )
+        self.batches.append(marker(self.end, ABORT if abort else COMMIT, producer_id))
         start = self.starts.pop(producer_id, None)
         records = self.open.pop(producer_id, [])
         if abort and start is not None:
@@ -191,7 +190,7 @@ def test_replaying_a_log_finds_the_entries_of_its_index(seed: int) -> None:
     producers = Producers()
     found = []
     for item in log.batches:
-        data = item.data()
+        data = item.data
         header = parse_header(data)
         found.append(producers.append(header, read_control_record(data, 0, header)))
     aborted = [transaction for transaction in found if transaction is not None]
@@ -235,7 +234,7 @@ def test_entries_from_the_first_without_its_marker_on_go(
     directory = engine.partition_directory("t", 0)
     ended = [entry for entry in FOUR if entry.last_offset < end]
     batches = [marker(t.last_offset, ABORT, t.producer_id) for t in ended]
-    data = joined(batches) + Batch(end, end, [Record(end, b"k", b"v", 5)]).data()
+    data = joined(batches) + at_times(end, [5]).data
     (directory / name(0, ".log")).write_bytes(data)
     path = write_index(directory, 0, FOUR)
     with engine.transaction() as transaction:

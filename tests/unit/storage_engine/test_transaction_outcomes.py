@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,9 +27,8 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     aborted_transactions,
 )
 from kafkalog.storage_engine.transactions.transaction_outcomes import TransactionOutcomes
-from tests.unit.storage_engine.log_builder import Batch, batch, marker, name, write_segment
-
-TRANSACTIONAL = 0x10
+from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, batch, empty, marker
+from tests.builders.segment_files import aborted_entry, name, write_segment
 
 
 @pytest.fixture(autouse=True)
@@ -38,18 +36,10 @@ def nothing_known() -> None:
     transaction_markers.known_markers.clear()
 
 
-def of(producer_id: int, item: Batch) -> Batch:
-    return replace(item, producer_id=producer_id, attributes=item.attributes | TRANSACTIONAL)
-
-
-def entry(producer_id: int, first: int, last: int) -> bytes:
-    return struct.pack(">hqqqq", 0, producer_id, first, last, last + 1)
-
-
 class Log:
     """Segments of batches, and the offsets that a committed read must give."""
 
-    def __init__(self, directory: Path, segments: list[list[Batch]]) -> None:
+    def __init__(self, directory: Path, segments: list[list[BuiltBatch]]) -> None:
         self.directory = directory
         self.segments = segments
         self.batches = [item for items in segments for item in items]
@@ -57,7 +47,7 @@ class Log:
             write_segment(directory, items[0].base_offset, items)
         active = segments[-1]
         end = active[-1].last_offset + 1
-        size = sum(len(item.data()) for item in active)
+        size = sum(len(item.data) for item in active)
         self.state = PartitionState(
             end, active[0].base_offset, size, last_stable_offset=end, listed_from=2**63 - 1
         )
@@ -76,9 +66,10 @@ class Log:
         ends: dict[int, bool] = {}
         found: list[int] = []
         for item in reversed(self.batches):
-            if item.attributes & 0x20:
-                ends[item.producer_id] = item.records[0].key == b"\0\0\0\0"
-            elif not (item.attributes & TRANSACTIONAL and ends.get(item.producer_id, False)):
+            producer = item.producer[0]
+            if item.is_control:
+                ends[producer] = item.records[0].key == b"\0\0\0\0"
+            elif not (item.is_transactional and ends.get(producer, False)):
                 found += [r.offset for r in reversed(item.records) if start <= r.offset < end]
         return found[::-1]
 
@@ -86,17 +77,17 @@ class Log:
 def random_log(directory: Path, seed: int) -> Log:
     """Transactions of five producers, interleaved, over several segments; some stay open."""
     dice = random.Random(seed)
-    segments: list[list[Batch]] = [[]]
+    segments: list[list[BuiltBatch]] = [[]]
     offset = 0
     for _ in range(dice.randrange(1, 120)):
         producer = dice.randrange(5)
         kind = dice.random()
         if kind < 0.25:
-            item = of(producer, marker(offset, abort=dice.random() < 0.5))
+            item = marker(offset, dice.choice([ABORT, COMMIT]), producer)
         elif kind < 0.35:
             item = batch(offset, dice.randrange(1, 4))
         else:
-            item = of(producer, batch(offset, dice.randrange(1, 4), size=dice.randrange(300)))
+            item = batch(offset, dice.randrange(1, 4), size=dice.randrange(300), of=producer)
         segments[-1].append(item)
         offset = item.last_offset + 1 + dice.choice([0, 0, 0, 2])
         if dice.random() < 0.05:
@@ -128,28 +119,32 @@ def test_any_range_in_chunks_of_any_size_leaves_out_what_its_markers_abort(
 
 def test_looking_ahead_passes_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_snapshot, "WINDOW", 2)
-    segments = [[of(1, batch(10 * i, 2)), of(2, batch(10 * i + 2, 2))] for i in range(9)]
-    segments.append([of(1, marker(90, abort=True)), of(2, marker(91))])
+    segments = [[batch(10 * i, 2, of=1), batch(10 * i + 2, 2, of=2)] for i in range(9)]
+    segments.append([marker(90, ABORT, 1), marker(91, COMMIT, 2)])
     log = Log(tmp_path, segments)
     assert log.offsets() == log.expected(0, 92) == [10 * i + j for i in range(9) for j in (2, 3)]
 
 
 PASSED_OVER = [
     b"",
-    entry(7, 0, 5)[:-1],
-    entry(7, 0, 8),
-    entry(9, 0, 5),
+    aborted_entry(7, 0, 5)[:-1],
+    aborted_entry(7, 0, 8),
+    aborted_entry(9, 0, 5),
     b"\0\1" + b"x" * 32,
     bytes(34),
 ]
-CONTRADICTIONS = [entry(8, 2, 5), entry(7, 0, 5) + entry(8, 0, 6), entry(7, 1, 5)]
+CONTRADICTIONS = [
+    aborted_entry(8, 2, 5),
+    aborted_entry(7, 0, 5) + aborted_entry(8, 0, 6),
+    aborted_entry(7, 1, 5),
+]
 
 
 @pytest.fixture
 def indexed(tmp_path: Path) -> Log:
     """Offsets 0-1 aborted by producer 7, 2-3 committed by 8, 4 of none, 7 not ended."""
-    batches = [of(7, batch(0, 2)), of(8, batch(2, 2)), batch(4, 1)]
-    batches += [of(7, marker(5, abort=True)), of(8, marker(6)), of(7, batch(7, 1))]
+    batches = [batch(0, 2, of=7), batch(2, 2, of=8), batch(4, 1)]
+    batches += [marker(5, ABORT, 7), marker(6, COMMIT, 8), batch(7, 1, of=7)]
     return Log(tmp_path, [batches])
 
 
@@ -169,12 +164,12 @@ def test_a_transaction_index_that_contradicts_a_marker_is_an_error(
 
 
 def test_a_log_that_lost_a_marker_without_a_trace_is_an_error(tmp_path: Path) -> None:
-    first = [of(7, batch(0, 2)), of(7, marker(2)), of(7, batch(3, 2))]
-    log = Log(tmp_path, [first, [of(7, batch(10, 2)), of(7, marker(12, abort=True))]])
-    (tmp_path / name(10, ".txnindex")).write_bytes(entry(7, 3, 12))
+    first = [batch(0, 2, of=7), marker(2, COMMIT, 7), batch(3, 2, of=7)]
+    log = Log(tmp_path, [first, [batch(10, 2, of=7), marker(12, ABORT, 7)]])
+    (tmp_path / name(10, ".txnindex")).write_bytes(aborted_entry(7, 3, 12))
     assert log.offsets() == [0, 1]
     path = tmp_path / name(0, ".log")
-    path.write_bytes(first[0].data())
+    path.write_bytes(first[0].data)
     with pytest.raises(CorruptLogError, match="a batch that is aborted by the marker at offset 12"):
         log.offsets()
 
@@ -182,29 +177,30 @@ def test_a_log_that_lost_a_marker_without_a_trace_is_an_error(tmp_path: Path) ->
 def test_a_log_that_lost_the_last_marker_of_an_aborted_transaction_is_an_error(
     tmp_path: Path,
 ) -> None:
-    first = [of(7, batch(0, 2)), of(7, marker(2, abort=True))]
-    log = Log(tmp_path, [first, [batch(3, 2), of(8, batch(5, 1)), of(8, marker(6))]])
-    (tmp_path / name(0, ".txnindex")).write_bytes(entry(7, 0, 2))
+    first = [batch(0, 2, of=7), marker(2, ABORT, 7)]
+    log = Log(tmp_path, [first, [batch(3, 2), batch(5, 1, of=8), marker(6, COMMIT, 8)]])
+    (tmp_path / name(0, ".txnindex")).write_bytes(aborted_entry(7, 0, 2))
     assert log.offsets() == [3, 4, 5]
     path = tmp_path / name(0, ".log")
-    path.write_bytes(first[0].data())
+    path.write_bytes(first[0].data)
     with pytest.raises(CorruptLogError, match="found none up to the end of the log"):
         log.offsets()
     assert log.offsets(3) == [3, 4, 5]
-    path.write_bytes(replace(first[0], records=()).data())  # cleaned, as its marker was
+    cleaned = empty(0, 1, producer=first[0].producer, transactional=True)  # as its marker was
+    path.write_bytes(cleaned.data)
     assert log.offsets() == [3, 4, 5]
 
 
 def test_a_committed_transaction_whose_marker_was_cleaned_away_is_read(tmp_path: Path) -> None:
-    log = Log(tmp_path, [[of(7, batch(0, 2)), batch(6, 1)]])
-    (tmp_path / name(0, ".txnindex")).write_bytes(entry(7, 3, 5))
+    log = Log(tmp_path, [[batch(0, 2, of=7), batch(6, 1)]])
+    (tmp_path / name(0, ".txnindex")).write_bytes(aborted_entry(7, 3, 5))
     assert log.offsets() == [0, 1, 6]
 
 
 def test_where_the_marker_is_damaged_the_index_decides(tmp_path: Path) -> None:
-    batches = [of(7, batch(0, 2)), of(8, batch(2, 2)), of(7, marker(4, abort=True))]
-    log = Log(tmp_path, [[*batches, of(8, marker(5))]])
-    (tmp_path / name(0, ".txnindex")).write_bytes(entry(7, 0, 4))
+    batches = [batch(0, 2, of=7), batch(2, 2, of=8), marker(4, ABORT, 7)]
+    log = Log(tmp_path, [[*batches, marker(5, COMMIT, 8)]])
+    (tmp_path / name(0, ".txnindex")).write_bytes(aborted_entry(7, 0, 4))
     data = (tmp_path / name(0, ".log")).read_bytes()
     (tmp_path / name(0, ".log")).write_bytes(data[:-90] + b"?" + data[-89:])
     assert log.offsets(0, 4) == [2, 3]
@@ -213,8 +209,8 @@ def test_where_the_marker_is_damaged_the_index_decides(tmp_path: Path) -> None:
 
 
 def test_an_emptied_marker_says_nothing(tmp_path: Path) -> None:
-    emptied = of(7, replace(marker(2), records=(), max_timestamp=5))
-    log = Log(tmp_path, [[of(7, batch(0, 2)), emptied, of(7, marker(3, abort=True))]])
+    emptied = empty(2, 2, max_timestamp=5, producer=(7, 0, -1), transactional=True, control=True)
+    log = Log(tmp_path, [[batch(0, 2, of=7), emptied, marker(3, ABORT, 7)]])
     assert log.offsets() == []
 
 
@@ -242,7 +238,7 @@ def test_markers_that_are_passed_are_forgotten(
     monkeypatch.setattr(transaction_markers, "_SLACK", 5000)
     items = []
     for i in range(0, 400, 2):
-        items += [of(i, batch(i, 1)), of(i, marker(i + 1))]
+        items += [batch(i, 1, of=i), marker(i + 1, COMMIT, i)]
     log = Log(tmp_path, [items])
     with log.snapshot() as snapshot:
         outcomes = TransactionOutcomes(lambda start: snapshot.chunks(start, 400), indexed_nowhere())
@@ -275,8 +271,8 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def long_transaction(directory: Path, size: int = 100) -> Log:
     """One transaction of single records in segments of ten, aborted, and a batch after it."""
-    segments = [[of(7, batch(i + j, 1)) for j in range(10)] for i in range(0, size, 10)]
-    return Log(directory, [*segments, [of(7, marker(size, abort=True)), batch(size + 1, 1)]])
+    segments = [[batch(i + j, 1, of=7) for j in range(10)] for i in range(0, size, 10)]
+    return Log(directory, [*segments, [marker(size, ABORT, 7), batch(size + 1, 1)]])
 
 
 def test_many_short_reads_look_ahead_once(tmp_path: Path, looked_at: list[int]) -> None:
@@ -296,8 +292,8 @@ def test_the_same_range_again_looks_ahead_no_more(tmp_path: Path, looked_at: lis
 def test_a_read_that_is_given_up_leaves_what_it_learned(
     tmp_path: Path, looked_at: list[int]
 ) -> None:
-    items = [of(7, batch(0, 1)), batch(1, 1), *(of(7, batch(i, 1)) for i in range(2, 50))]
-    log = Log(tmp_path, [[*items, of(7, marker(50, abort=True))]])
+    items = [batch(0, 1, of=7), batch(1, 1), *(batch(i, 1, of=7) for i in range(2, 50))]
+    log = Log(tmp_path, [[*items, marker(50, ABORT, 7)]])
     with log.snapshot() as snapshot:
         rows = snapshot.read(0, 40, schema=changelog_schema())
         assert next(rows)["offset"].to_pylist() == [1]
@@ -317,7 +313,7 @@ def test_a_growing_log_is_read_on_as_if_nothing_were_known(tmp_path: Path, seed:
     start = 0
     for end in ends:
         base = max(base for base in sizes if base < end)
-        size = sum(len(item.data()) for item in sizes[base] if item.last_offset < end)
+        size = sum(len(item.data) for item in sizes[base] if item.last_offset < end)
         log.state = replace(whole, high_watermark=end, active_base=base, active_size=size)
         log.batches = [item for items in log.segments for item in items if item.last_offset < end]
         start = dice.choice([start, 0, dice.randrange(end)])
@@ -340,39 +336,39 @@ def test_threads_read_one_partition_at_once(tmp_path: Path) -> None:
 
 def test_a_log_that_went_back_is_asked_again(tmp_path: Path) -> None:
     """As a broker's does when a leader is elected that was not in sync."""
-    first = [of(7, batch(0, 2)), of(7, batch(2, 2))]
-    log = Log(tmp_path, [[*first, of(7, marker(4))]])
+    first = [batch(0, 2, of=7), batch(2, 2, of=7)]
+    log = Log(tmp_path, [[*first, marker(4, COMMIT, 7)]])
     assert log.offsets(0, 4) == [0, 1, 2, 3]
     log = Log(tmp_path, [first])
     assert log.offsets(0, 2) == [0, 1]
-    log = Log(tmp_path, [[*first, of(7, marker(4, abort=True))]])
+    log = Log(tmp_path, [[*first, marker(4, ABORT, 7)]])
     assert log.offsets(0, 4) == []
 
 
 def test_a_new_leader_is_asked_again(tmp_path: Path) -> None:
-    first = [of(7, batch(0, 2)), of(7, batch(2, 2))]
-    log = Log(tmp_path, [[*first, of(7, marker(4))]])
+    first = [batch(0, 2, of=7), batch(2, 2, of=7)]
+    log = Log(tmp_path, [[*first, marker(4, COMMIT, 7)]])
     assert log.offsets(0, 4) == [0, 1, 2, 3]
-    log = Log(tmp_path, [[*first, of(7, marker(4, abort=True))]])
+    log = Log(tmp_path, [[*first, marker(4, ABORT, 7)]])
     log.state = replace(log.state, leader_epoch=1)
     assert log.offsets(0, 4) == []
 
 
 def test_another_topic_in_the_same_directory_is_asked_again(tmp_path: Path) -> None:
-    first = [of(7, batch(0, 2)), of(7, batch(2, 2))]
+    first = [batch(0, 2, of=7), batch(2, 2, of=7)]
     metadata = tmp_path / "partition.metadata"
     metadata.write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAg")
-    assert Log(tmp_path, [[*first, of(7, marker(4))]]).offsets(0, 4) == [0, 1, 2, 3]
+    assert Log(tmp_path, [[*first, marker(4, COMMIT, 7)]]).offsets(0, 4) == [0, 1, 2, 3]
     metadata.write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAABg")
-    assert Log(tmp_path, [[*first, of(7, marker(4, abort=True))]]).offsets(0, 4) == []
+    assert Log(tmp_path, [[*first, marker(4, ABORT, 7)]]).offsets(0, 4) == []
 
 
 def test_a_closed_segment_that_was_cut_and_put_back_is_asked_again(tmp_path: Path) -> None:
-    first = [of(7, batch(0, 2)), of(7, marker(2, abort=True))]
-    log = Log(tmp_path, [first, [of(7, batch(10, 2)), of(7, marker(12))]])
+    first = [batch(0, 2, of=7), marker(2, ABORT, 7)]
+    log = Log(tmp_path, [first, [batch(10, 2, of=7), marker(12, COMMIT, 7)]])
     path = tmp_path / name(0, ".log")
     whole = path.read_bytes()
-    path.write_bytes(first[0].data())
+    path.write_bytes(first[0].data)
     assert log.offsets() == [0, 1, 10, 11]  # nothing tells that a marker was lost
     path.write_bytes(whole)
     assert log.offsets() == [10, 11]
@@ -404,8 +400,8 @@ def test_only_the_indexes_that_a_read_concerns_are_read(
 ) -> None:
     segments = []
     for base in range(0, 100, 10):
-        segments.append([of(7, batch(base, 2)), of(7, marker(base + 2, abort=True))])
-        (tmp_path / name(base, ".txnindex")).write_bytes(entry(7, base, base + 2))
+        segments.append([batch(base, 2, of=7), marker(base + 2, ABORT, 7)])
+        (tmp_path / name(base, ".txnindex")).write_bytes(aborted_entry(7, base, base + 2))
     log = Log(tmp_path, segments)
     asked: list[Path] = []
 

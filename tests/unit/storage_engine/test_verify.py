@@ -17,9 +17,21 @@ from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import log_size, verify
 from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.segment import log_scanner
-from tests.unit.storage_engine import naive, naive_messages
-from tests.unit.storage_engine.log_builder import batch, empty, name, write_segment
-from tests.unit.storage_engine.raw_log import RawBatch, joined
+from tests.builders.batch_builder import (
+    ABORT,
+    COMMIT,
+    GZIP,
+    BatchBuilder,
+    Record,
+    at_times,
+    batch,
+    batch_data,
+    empty,
+    joined,
+    marker,
+)
+from tests.builders.message_builder import message, wrapper
+from tests.builders.segment_files import aborted_entry, name, write_segment
 
 NOW_MS = 1_700_000_000_000
 SMALL = {"segment.bytes": "4000", "index.interval.bytes": "200"}
@@ -109,7 +121,7 @@ def test_progress_counts_every_byte_of_the_log_files(sound: Path) -> None:
 def test_bytes_that_were_never_committed_are_no_finding(root: Path) -> None:
     active = max((root / "history-0").glob("*.log"))
     with active.open("ab") as file:
-        file.write(batch(10_000, 3).data()[:-1])
+        file.write(batch(10_000, 3).data[:-1])
     write_segment(root / "history-0", 99_999, [batch(99_999, 3)])
     assert list(verify(root)) == []
 
@@ -210,28 +222,28 @@ def test_bytes_that_are_no_batch_end_a_segment(root: Path) -> None:
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_records_are_decoded_when_asked(tmp_path: Path, deep: bool) -> None:
-    bad = naive.batch([naive.Record(0, 1, b"k", b"v")], payload=b"\x08\x00\x00\x00\x7f")
-    good = naive.batch([naive.Record(1, 1, b"k", b"v")], base_offset=1)
-    worse = naive.batch([], payload=b"\x08\x00", count=1, base_offset=2)
+    bad = batch_data([Record(0, 1, b"k", b"v")], payload=b"\x08\x00\x00\x00\x7f")
+    good = batch_data([Record(1, 1, b"k", b"v")], base_offset=1)
+    worse = batch_data([], payload=b"\x08\x00", count=1, base_offset=2)
     (tmp_path / name(0, ".log")).write_bytes(bad + good + worse)
     positions = [found.position for found in damage(tmp_path, deep=deep)]
     assert positions == ([0, len(bad + good)] if deep else [])
 
 
 def test_headers_that_cannot_be_are_found(tmp_path: Path) -> None:
-    record = naive.Record(0, 1, None, b"v")
-    (tmp_path / name(0, ".log")).write_bytes(naive.batch([record], attributes=5))
+    record = Record(0, 1, None, b"v")
+    (tmp_path / name(0, ".log")).write_bytes(batch_data([record], attributes=5))
     assert [found.found for found in damage(tmp_path)] == ["codec 5"]
     for count in (-1, 2):
-        (tmp_path / name(0, ".log")).write_bytes(naive.batch([record], count=count))
+        (tmp_path / name(0, ".log")).write_bytes(batch_data([record], count=count))
         assert [found.found for found in damage(tmp_path)] == [f"a count of {count}"]
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_messages_of_the_old_formats_are_verified(tmp_path: Path, magic: int) -> None:
-    inner = [naive_messages.Message(n, NOW_MS + n, b"k", b"v") for n in range(1, 4)]
-    data = naive_messages.message(magic, 0, b"a", b"b", timestamp=NOW_MS)
-    data += naive_messages.wrapper(magic, naive_messages.GZIP, inner)
+    inner = [Record(n, NOW_MS + n, b"k", b"v") for n in range(1, 4)]
+    data = message(magic, 0, b"a", b"b", timestamp=NOW_MS)
+    data += wrapper(magic, GZIP, inner)
     path = tmp_path / name(0, ".log")
     path.write_bytes(data)
     assert damage(tmp_path, deep=True) == []
@@ -247,7 +259,7 @@ def test_a_large_batch_is_checked_in_pieces(
     write_segment(tmp_path, 0, [batch(0, 3), batch(3, 1, size=9000), batch(4, 3)], interval=50)
     assert damage(tmp_path, deep=True) == []
     path = tmp_path / name(0, ".log")
-    first = len(batch(0, 3).data())
+    first = len(batch(0, 3).data)
     change(path, first + 8000)
     assert [found.position for found in damage(tmp_path, deep=True)] == [first]
 
@@ -309,45 +321,32 @@ def test_a_missing_index_is_a_notice(root: Path) -> None:
 # --- transactions, producers, epochs -------------------------------------------------------------
 
 
-def write_transaction(directory: Path, *, marker: int = 0) -> None:
-    data = naive.batch(
-        [naive.Record(0, 1, b"k", b"v"), naive.Record(1, 1, b"k", b"w")],
-        attributes=0x10,
-        producer=(7, 0, 0),
-    )
-    key = struct.pack(">hh", 0, marker)
-    data += naive.batch(
-        [naive.Record(2, 2, key, bytes(6))],
-        base_offset=2,
-        attributes=0x30,
-        producer=(7, 0, -1),
-    )
-    (directory / name(0, ".log")).write_bytes(data)
-
-
-def entry(producer: int, first: int, last: int, stable: int, version: int = 0) -> bytes:
-    return struct.pack(">hqqqq", version, producer, first, last, stable)
+def write_transaction(directory: Path, *, kind: int = ABORT) -> None:
+    data = BatchBuilder(transactional=True, producer=(7, 0, 0))
+    data.add(b"k", b"v", timestamp=1).add(b"k", b"w", timestamp=1)
+    log = joined([data.build(), marker(2, kind, 7, timestamp=2)])
+    (directory / name(0, ".log")).write_bytes(log)
 
 
 def test_an_aborted_transaction_has_its_entry(tmp_path: Path) -> None:
     write_transaction(tmp_path)
     (found,) = damage(tmp_path)
     assert "aborted by producer 7" in found.expected
-    (tmp_path / name(0, ".txnindex")).write_bytes(entry(7, 0, 2, 3))
+    (tmp_path / name(0, ".txnindex")).write_bytes(aborted_entry(7, 0, 2, 3))
     assert damage(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        entry(8, 0, 2, 3),
-        entry(7, 1, 2, 3),
-        entry(7, 0, 1, 2),
-        entry(7, 0, 2, 4),
-        entry(7, 0, 2, 3, version=1),
-        entry(7, 0, 2, 3)[:-1],
-        entry(7, 0, 2, 3) + b"x",
-        entry(7, 0, 2, 3) + entry(7, 0, 1, 2),
+        aborted_entry(8, 0, 2, 3),
+        aborted_entry(7, 1, 2, 3),
+        aborted_entry(7, 0, 1, 2),
+        aborted_entry(7, 0, 2, 4),
+        aborted_entry(7, 0, 2, 3, version=1),
+        aborted_entry(7, 0, 2, 3)[:-1],
+        aborted_entry(7, 0, 2, 3) + b"x",
+        aborted_entry(7, 0, 2, 3) + aborted_entry(7, 0, 1, 2),
     ],
 )
 def test_a_wrong_entry_of_a_transaction_index_is_found(tmp_path: Path, wrong: bytes) -> None:
@@ -358,26 +357,19 @@ def test_a_wrong_entry_of_a_transaction_index_is_found(tmp_path: Path, wrong: by
 
 
 def test_a_committed_transaction_has_no_entry(tmp_path: Path) -> None:
-    write_transaction(tmp_path, marker=1)
+    write_transaction(tmp_path, kind=COMMIT)
     assert damage(tmp_path) == []
-    (tmp_path / name(0, ".txnindex")).write_bytes(entry(7, 0, 2, 3))
+    (tmp_path / name(0, ".txnindex")).write_bytes(aborted_entry(7, 0, 2, 3))
     (found,) = damage(tmp_path)
     assert "COMMIT" in found.found
 
 
 def test_a_transaction_may_begin_in_an_earlier_segment(tmp_path: Path) -> None:
-    data = naive.batch([naive.Record(0, 1, b"k", b"v")], attributes=0x10, producer=(7, 0, 0))
+    data = batch_data([Record(0, 1, b"k", b"v")], attributes=0x10, producer=(7, 0, 0))
     (tmp_path / name(0, ".log")).write_bytes(data)
-    key = struct.pack(">hh", 0, 0)
-    data = naive.batch(
-        [naive.Record(5, 2, key, bytes(6))],
-        base_offset=5,
-        attributes=0x30,
-        producer=(7, 0, -1),
-    )
-    (tmp_path / name(5, ".log")).write_bytes(data)
+    (tmp_path / name(5, ".log")).write_bytes(marker(5, ABORT, 7, timestamp=2).data)
     assert [found.path.name for found in damage(tmp_path)] == [name(5, ".txnindex")]
-    (tmp_path / name(5, ".txnindex")).write_bytes(entry(7, 0, 5, 6))
+    (tmp_path / name(5, ".txnindex")).write_bytes(aborted_entry(7, 0, 5, 6))
     assert damage(tmp_path) == []
 
 
@@ -417,9 +409,9 @@ def test_a_leader_epoch_that_a_lower_one_has_replaced_is_no_damage(tmp_path: Pat
     engine = Engine(tmp_path)
     engine.create_topic("t")
     for steps in ([(0, 2), (1, 5), (2, 6)], [(3, 3), (4, 3)]):
-        engine.append_raw("t", 0, joined(RawBatch(base, leader_epoch=n) for base, n in steps))
+        engine.append_raw("t", 0, joined(at_times(base, leader_epoch=n) for base, n in steps))
     assert damage(tmp_path) == []
-    epoch = len(RawBatch(0).data()) + 12  # of the second batch; no checksum covers it
+    epoch = len(at_times(0).data) + 12  # of the second batch; no checksum covers it
     change(tmp_path / "t-0" / name(0, ".log"), epoch, (1).to_bytes(4, "big"))
     assert len(damage(tmp_path)) == 1
 
@@ -472,7 +464,7 @@ def test_what_contradicts_the_journal_is_found(
 def test_a_lost_end_is_found_though_every_batch_is_sound(root: Path) -> None:
     active = max((root / "table-0").glob("*.log"))
     size = active.stat().st_size
-    other = batch(0, 1, size=500).data()
+    other = batch(0, 1, size=500).data
     assert len(other) > size
     write_segment(root / "table-0", int(active.stem), [batch(int(active.stem), 1, size=1)])
     data = active.read_bytes()
@@ -572,7 +564,7 @@ def test_an_id_that_kafka_gives_no_topic_is_damage(tmp_path: Path, topic_id: str
 def test_what_the_next_start_of_a_killed_broker_mends_is_a_notice(tmp_path: Path) -> None:
     root = broker(tmp_path, clean=False)
     with (root / "t-0" / name(8, ".log")).open("ab") as file:
-        file.write(batch(18, 4).data()[:-5])
+        file.write(batch(18, 4).data[:-5])
     change(root / "t-0" / name(8, ".index"), 3)
     change(root / "t-0" / name(8, ".timeindex"), 3)
     assert damage(root) == []

@@ -1,0 +1,1 @@
+"""Builders of what tests are given: batches by hand, and logs through the engine."""

@@ -128,7 +128,7 @@ WATCHED = """
 import shutil, sys
 from pathlib import Path
 import kafkalog
-from tests.acceptance.log_contents import damage, latest_records, records
+from tests.builders.log_contents import damage, latest_records, records
 from kafkalog.storage_engine.engine import engine_of
 from tests.acceptance.test_safety import fill, stage
 

@@ -11,6 +11,7 @@ from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import Batch, dump, latest_values, offsets, records_of
 from tests.unit.storage_engine.naive_messages import GZIP, Message, message, wrapper
 
@@ -27,10 +28,8 @@ def plain(magic: int, *items: Message) -> bytes:
 
 def upgraded(root: Path, place: int, data: bytes) -> Engine:
     """Segments of two records; the one at `place` holds `data` instead."""
-    engine = Engine(root)
-    engine.create_topic("t", 1, {"segment.bytes": "100", "delete.retention.ms": "10"})
-    for i in range(5):
-        engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+    log = LogBuilder(root, now_ms=1000).topic(segment_bytes=100, delete_retention_ms=10)
+    engine = log.rounds(5, "ab").engine
     logs = sorted(engine.partition_directory("t", 0).glob("*.log"))
     logs[place].write_bytes(data)
     return engine

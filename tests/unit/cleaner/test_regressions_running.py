@@ -26,6 +26,8 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.segment.segments import list_segments
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import first_dirty
 from tests.unit.cleaner.naive import batch, dump, foreign_log, latest_values, offsets, records_of
 from tests.unit.cleaner.test_manager import corrupt, eventually, filled
 from tests.unit.cleaner.transactional_log import CONTROL, DAY, TRANSACTIONAL, Log
@@ -42,16 +44,6 @@ def running(engine: Engine, clock: list[int] | None = None) -> Iterator[CleanerT
         yield thread
     finally:
         thread.stop()
-
-
-def set_state(engine: Engine, topic: str = "t", **fields: int) -> None:
-    with engine.transaction() as transaction:
-        transaction.change_partition(topic, 0, **fields)
-        transaction.publish(1)
-
-
-def first_dirty(engine: Engine, topic: str = "t") -> int:
-    return engine.describe(topic).partitions[0].first_dirty_offset
 
 
 # --- threads that died ---------------------------------------------------------------------------
@@ -188,7 +180,7 @@ def test_a_first_dirty_offset_within_the_active_segment_makes_no_endless_loop(
     """KAFKA-9826"""
     engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="0", max_compaction_lag_ms="1")
     assert clean(engine, now_ms=10**6)[0].end_offset == 8
-    set_state(engine, first_dirty_offset=9)
+    LogBuilder(engine).set_state(first_dirty_offset=9)
     for _ in range(3):
         assert clean_filthiest(engine, now_ms=10**6) is None
     assert first_dirty(engine) == 9
@@ -202,7 +194,7 @@ def test_a_first_dirty_offset_that_was_reset_is_told_once(
 ) -> None:
     """KAFKA-6266: told with every look at a partition that then had nothing to clean"""
     engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="1")
-    set_state(engine, first_dirty_offset=10**6)
+    LogBuilder(engine).set_state(first_dirty_offset=10**6)
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             assert clean_filthiest(engine, now_ms=1_000) is None
@@ -249,8 +241,7 @@ def test_offsets_in_any_order_are_a_range_or_nothing(
 ) -> None:
     """KAFKA-8724: a range whose end lay before its start ended the thread"""
     engine = filled(tmp_path, "t", cleanup_policy="compact,delete", retention_ms="-1")
-    set_state(
-        engine,
+    LogBuilder(engine).set_state(
         log_start_offset=log_start,
         first_dirty_offset=dirty,
         last_stable_offset=max(log_start, stable),
@@ -290,9 +281,7 @@ def test_the_active_segment_is_in_no_ratio(tmp_path: Path) -> None:
         engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=1)
     log, _ = plan(engine, "t", 0, now_ms=1)
     assert (log.cleanable_bytes, log.dirty_ratio) == (0, 0.0)
-    with engine.transaction() as transaction:
-        transaction.roll("t", 0, 1)
-        transaction.publish(1)
+    LogBuilder(engine).roll()
     log, _ = plan(engine, "t", 0, now_ms=1)
     closed = list_segments(tmp_path / "t-0")[:-1]
     assert log.clean_bytes + log.cleanable_bytes == sum(s.size for s in closed)

@@ -15,18 +15,14 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     aborted_transactions,
 )
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import offsets, segment_bases
 from tests.unit.storage_engine import naive
 from tests.unit.storage_engine.log_builder import name
 
 INT32_MAX = 2**31 - 1
 NOW_MS = 1_700_000_000_000
 TRANSACTIONAL, CONTROL = 0x10, 0x20
-
-
-def topic(root: Path, **config: str) -> Engine:
-    engine = Engine(root)
-    engine.create_topic("t", 1, {key.replace("_", "."): text for key, text in config.items()})
-    return engine
 
 
 def batch(
@@ -60,47 +56,38 @@ def append(engine: Engine, *batches: bytes) -> None:
     engine.append_raw("t", 0, b"".join(batches), now_ms=NOW_MS)
 
 
-def read(engine: Engine, isolation_level: str = "read_committed") -> list[int]:
-    tables = engine.read("t", 0, isolation_level=isolation_level)
-    return [offset for table in tables for offset in table["offset"].to_pylist()]
-
-
 def directory(engine: Engine) -> Path:
     return engine.partition_directory("t", 0)
-
-
-def bases(engine: Engine) -> list[int]:
-    return [segment.base_offset for segment in list_segments(directory(engine))]
 
 
 # --- offsets and segments ------------------------------------------------------------------------
 
 
 def test_an_empty_segment_far_below_takes_no_offset_that_it_cannot_tell(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="1")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=1).engine
     append(engine, *(batch(2**40 + i) for i in range(3)))
-    assert 2**40 in bases(engine)
-    assert read(engine) == [2**40, 2**40 + 1, 2**40 + 2]
+    assert 2**40 in segment_bases(engine)
+    assert offsets(engine) == [2**40, 2**40 + 1, 2**40 + 2]
 
 
 def test_a_file_is_appended_whole_across_the_limits_of_segments(tmp_path: Path) -> None:
-    offsets = [0, 500, INT32_MAX + 5, INT32_MAX + 6]
+    base_offsets = [0, 500, INT32_MAX + 5, INT32_MAX + 6]
     sizes = [1024, 50_000, 1024, 10]
-    batches = [batch(o, size=size) for o, size in zip(offsets, sizes, strict=True)]
+    batches = [batch(o, size=size) for o, size in zip(base_offsets, sizes, strict=True)]
     source = tmp_path / "source.log"
     source.write_bytes(b"".join(batches))
-    engine = topic(tmp_path / "log")
+    engine = LogBuilder(tmp_path / "log").topic().engine
     engine.append_raw("t", 0, source, now_ms=NOW_MS)
-    assert bases(engine) == [0, INT32_MAX + 5]
-    assert read(engine) == offsets
+    assert segment_bases(engine) == [0, INT32_MAX + 5]
+    assert offsets(engine) == base_offsets
     stored = [segment.log.read_bytes() for segment in list_segments(directory(engine))]
     assert stored == [b"".join(batches[:2]), b"".join(batches[2:])]
 
 
 def test_a_batch_above_max_message_bytes_is_taken_as_the_leader_took_it(tmp_path: Path) -> None:
-    engine = topic(tmp_path, max_message_bytes="100")
+    engine = LogBuilder(tmp_path).topic(max_message_bytes=100).engine
     append(engine, batch(0, size=5000))
-    assert read(engine) == [0]
+    assert offsets(engine) == [0]
 
 
 # --- producers and transactions ------------------------------------------------------------------
@@ -109,7 +96,7 @@ def test_a_batch_above_max_message_bytes_is_taken_as_the_leader_took_it(tmp_path
 def test_the_first_abort_makes_the_transaction_index_and_later_ones_follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = topic(tmp_path)
+    engine = LogBuilder(tmp_path).topic().engine
     path = directory(engine) / name(0, ".txnindex")
     for offset, producer_id in ((0, 7), (1, 8)):
         append(engine, batch(offset, producer=(producer_id, 0, 0), attributes=TRANSACTIONAL))
@@ -131,19 +118,19 @@ def test_the_first_abort_makes_the_transaction_index_and_later_ones_follow(
     engine = Engine(tmp_path)
     append(engine, batch(4, producer=(8, 0, 1), attributes=TRANSACTIONAL), marker(5, 8, abort=True))
     assert aborted_transactions([path]) == [first, AbortedTransaction(8, 4, 5, 6)]
-    assert read(engine) == [1]
+    assert offsets(engine) == [1]
 
 
 # --- preallocated files --------------------------------------------------------------------------
 
 
 def test_a_preallocated_segment_is_read_up_to_what_is_committed(tmp_path: Path) -> None:
-    engine = topic(tmp_path, preallocate="true", segment_bytes="100000")
+    engine = LogBuilder(tmp_path).topic(preallocate="true", segment_bytes=100_000).engine
     append(engine, batch(50), batch(51))
     append(engine, batch(60), batch(61))
     (segment,) = list_segments(directory(engine))
     assert segment.size == 100_000
-    assert read(engine) == [50, 51, 60, 61]
+    assert offsets(engine) == [50, 51, 60, 61]
     with engine.snapshot("t", 0) as snapshot:
         found = snapshot.position_of(55)
         assert found is not None
@@ -151,16 +138,16 @@ def test_a_preallocated_segment_is_read_up_to_what_is_committed(tmp_path: Path) 
 
 
 def test_a_preallocated_segment_is_trimmed_when_it_is_closed(tmp_path: Path) -> None:
-    engine = topic(tmp_path, preallocate="true", segment_bytes="300")
+    engine = LogBuilder(tmp_path).topic(preallocate="true", segment_bytes=300).engine
     batches = [batch(i) for i in range(9)]
     append(engine, *batches)
-    assert len(bases(engine)) > 2
+    assert len(segment_bases(engine)) > 2
     sizes = [segment.size for segment in list_segments(directory(engine))]
-    ends = [*bases(engine)[1:], 9]
-    whole = [sum(map(len, batches[b:e])) for b, e in zip(bases(engine), ends, strict=True)]
+    ends = [*segment_bases(engine)[1:], 9]
+    whole = [sum(map(len, batches[b:e])) for b, e in zip(segment_bases(engine), ends, strict=True)]
     assert sizes[:-1] == whole[:-1]
     assert sizes[-1] == 300
     engine.close()
     engine = Engine(tmp_path)
     append(engine, batch(9))
-    assert read(engine) == list(range(10))
+    assert offsets(engine) == list(range(10))

@@ -1,0 +1,1 @@
+"""What tests build: batches by hand, and logs through kafkalog itself."""

@@ -17,24 +17,23 @@ from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 
-__all__ = ["NOW_MS", "LogBuilder", "table"]
+__all__ = ["NOW_MS", "LogBuilder"]
 
 NOW_MS = 1_700_000_000_000
 Pair = tuple[str | bytes | None, str | bytes | None]
 
 
 class Batch(Protocol):
-    """Bytes that are a record batch."""
+    """A record batch that was built by hand."""
 
     def data(self) -> bytes: ...
 
 
 class LogBuilder:
-    """A log, and what a test does to it; every act returns the builder.
+    """A log, and what a test does to it; an act without another result returns the builder.
 
-    Acts on records mean the topic that was created last, `t` at first. `now_ms` is the time of all
-    acts that name no other. As a context manager it gives what `kafkalog.open` returns, and closes
-    it.
+    Acts on records are about the topic that was created last, `t` at first. `now_ms` is the time of
+    every act that names no other. A `with` gives what `kafkalog.open` returns, and closes it.
     """
 
     def __init__(self, log: Path | Engine | KafkaLog, *, now_ms: int = NOW_MS) -> None:
@@ -72,7 +71,7 @@ class LogBuilder:
         return self
 
     def to(self, topic: str) -> Self:
-        """Mean a topic that exists."""
+        """Go on with a topic that exists."""
         self._topic = topic
         return self
 
@@ -90,7 +89,7 @@ class LogBuilder:
         commit.
         """
         is_plain = partition is None and timestamp_ms is None
-        rows = list(records) if is_plain else table(records, partition, timestamp_ms)
+        rows = list(records) if is_plain else _table(records, partition, timestamp_ms)
         self.engine.append(self._topic, rows, now_ms=self._time(now_ms), **options)
         return self
 
@@ -180,7 +179,7 @@ class LogBuilder:
         **options: Any,
     ) -> StagedMessage:
         """Stage records as a task does; a commit has to follow."""
-        return self.stage_tables([table(records, partition)], in_memory=in_memory, **options)
+        return self.stage_tables([_table(records, partition)], in_memory=in_memory, **options)
 
     def stage_tables(
         self, tables: Iterable[pa.RecordBatch], *, in_memory: bool = False, **options: Any
@@ -219,7 +218,7 @@ class LogBuilder:
         return self._now_ms if now_ms is None else now_ms
 
 
-def table(
+def _table(
     records: Sequence[Pair],
     partition: int | Sequence[int] | None = None,
     timestamp_ms: int | None = None,

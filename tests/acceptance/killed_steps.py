@@ -32,7 +32,8 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.writing import staging
-from tests.unit.sink.spark_write import Row, SparkWrite, staged_names, values
+from tests.builders.log_contents import values
+from tests.unit.sink.spark_write import Row, SparkWrite, staged_names
 from tests.unit.storage_engine.faults import ACTS
 
 STEPS = (

@@ -22,9 +22,10 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.reading import partition_snapshot
 from kafkalog.storage_engine.writing.retention import retain_partition
-from tests.acceptance.log_contents import damage, latest_records, records
 from tests.acceptance.turn_processes import TOPIC, Onlooker, readers
 from tests.acceptance.two_processes import CLEANER, ZOMBIE, two
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import damage, latest_records, records
 from tests.unit.storage_engine.faults import ACTS
 
 TURNS_MAX = 400
@@ -111,11 +112,10 @@ def test_eight_reading_processes_let_commits_rolls_and_cleanings_pass(tmp_path: 
 
 
 def opened(root: Path) -> KafkaLog:
-    log = kafkalog.open(root)
-    log.create_topic(TOPIC, 2, {"segment.bytes": "200", "cleanup.policy": "compact,delete"})
-    for number in range(6):
-        log.append(TOPIC, [(f"k{i}", f"{number}" * 20) for i in range(4)], now_ms=NOW_MS)
-    return log
+    log = LogBuilder(root, now_ms=NOW_MS)
+    log.topic(TOPIC, 2, segment_bytes=200, policy="compact,delete")
+    keys = [f"k{i}" for i in range(4)]
+    return log.rounds(6, keys, value=lambda number: f"{number}" * 20).log
 
 
 WORK: dict[str, Callable[[KafkaLog], object]] = {
@@ -232,11 +232,10 @@ def test_two_cleaners_clean_nothing_twice_and_lose_nothing(tmp_path: Path) -> No
 def long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KafkaLog:
     """A partition of more segments than a reader has open at once, all keys twice."""
     monkeypatch.setattr(partition_snapshot, "WINDOW", WINDOW)
-    log = kafkalog.open(tmp_path / "log")
-    log.create_topic("t", 1, {"segment.bytes": "14", "file.delete.delay.ms": "1000"})
-    for number in range(2 * WINDOW + 8):
-        log.append("t", [(f"k{number // 2}", f"{number}")], now_ms=NOW_MS)
-    return log
+    log = LogBuilder(tmp_path / "log", now_ms=NOW_MS)
+    log.topic(segment_bytes=14, file_delete_delay_ms=1_000)
+    numbers = range(2 * WINDOW + 8)
+    return log.append_each(*((f"k{number // 2}", f"{number}") for number in numbers)).log
 
 
 def clean_and_remove(log: KafkaLog) -> None:

@@ -13,16 +13,15 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import kafkalog
 from kafkalog.errors import StorageError
-from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
-from tests.acceptance.log_contents import damage, latest_records, records
+from kafkalog.storage_engine.writing.staging import StagedMessage
 from tests.acceptance.mounts import BLOCK, Disk, disk
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import damage, latest_records, records
 
 pytestmark = pytest.mark.slow
 
@@ -102,17 +101,6 @@ def test_a_commit_is_refused_as_a_whole_until_there_is_room(small: Disk) -> None
     assert damage(root) == []
 
 
-def staged(root: Path, log: KafkaLog, batch_id: int) -> StagedMessage:
-    writer = StagedWriter(root, engine_of(log).state(), now_ms=lambda: NOW_MS, batch_id=batch_id)
-    try:
-        columns = {"key": [b"k"], "value": [noise(10 * BLOCK, batch_id)]}
-        writer.append("t", pa.RecordBatch.from_pydict(columns))
-        return writer.finish()
-    except BaseException:
-        writer.discard()
-        raise
-
-
 def test_a_task_that_cannot_stage_leaves_no_file_and_its_retry_lands(small: Disk) -> None:
     root = small.path / "log"
     log = kafkalog.open(root)
@@ -121,7 +109,8 @@ def test_a_task_that_cannot_stage_leaves_no_file_and_its_retry_lands(small: Disk
 
     def attempt() -> str | None:
         try:
-            messages.append(staged(root, log, 1))
+            record = ("k", noise(10 * BLOCK, 1))
+            messages.append(LogBuilder(log, now_ms=NOW_MS).stage(record, batch_id=1))
         except OSError as fault:
             assert fault.errno == errno.ENOSPC
             return f"{fault.filename}: {fault.strerror}"

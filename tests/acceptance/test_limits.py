@@ -21,9 +21,9 @@ from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer
-from tests.acceptance.log_contents import damage, latest_records, records
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import damage, latest_records, records
 
 NOW_MS = 1_750_000_000_000
 A_DAY_MS = 86_400_000
@@ -43,7 +43,7 @@ MANY = """
 import os, resource, sys
 import pyarrow as pa
 import kafkalog
-from tests.acceptance.log_contents import latest_records, records
+from tests.builders.log_contents import latest_records, records
 
 root, soft, hard, partitions = sys.argv[1], *map(int, sys.argv[2:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -268,34 +268,29 @@ def test_a_reader_keeps_its_moment_whatever_the_cleaners_clock_says(
     assert [offset for _, offset, _, _ in records(log, "t")] == [2]
 
 
-def stage(log: KafkaLog, batch_id: int) -> StagedMessage:
-    writer = StagedWriter(
-        log.root, engine_of(log).state(), now_ms=lambda: NOW_MS, batch_id=batch_id
-    )
-    writer.append("t", pa.RecordBatch.from_pydict({"key": [b"k"], "value": [b"v"]}))
-    return writer.finish()
-
-
 def test_what_a_clock_a_year_ahead_has_swept_is_missed_by_name_and_staged_anew(
     tmp_path: Path,
 ) -> None:
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 1)
-    message = stage(log, 1)
+    builder = LogBuilder(log, now_ms=NOW_MS)
+    message = builder.stage(("k", "v"), batch_id=1)
     assert sweep(engine_of(log), now_ms=clock.now_ms() - A_DAY_MS) == 0
     assert sweep(engine_of(log), now_ms=clock.now_ms() + A_YEAR_MS) == 1
     with pytest.raises(StorageError, match=r"staged file is missing.*run the batch again"):
         engine_of(log).commit([message])
-    assert engine_of(log).commit([stage(log, 1)]).rows == 1
+    again = builder.stage(("k", "v"), batch_id=1)
+    assert engine_of(log).commit([again]).rows == 1
 
 
 @pytest.mark.parametrize("jump", [-A_YEAR_MS, -A_DAY_MS, 0, A_DAY_MS])
 def test_a_retry_is_a_retry_though_the_clock_has_jumped(tmp_path: Path, jump: int) -> None:
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 1)
+    builder = LogBuilder(log, now_ms=NOW_MS)
     writer = Writer("query", "t", 3)
-    assert engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS).rows == 1
-    assert engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + jump).skipped
+    assert builder.commit(("k", "v"), writer=writer).rows == 1
+    assert builder.commit(("k", "v"), writer=writer, now_ms=NOW_MS + jump).skipped
     assert len(records(log, "t")) == 1
 
 
@@ -305,17 +300,16 @@ def test_a_clock_that_skips_the_time_writers_are_remembered_forgets_them_until_i
     """As a broker forgets its producers; what no jump of the clock does is to lose rows."""
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 1, now_ms=NOW_MS)
+    builder = LogBuilder(log, now_ms=NOW_MS)
     first, second = Writer("first", "t", 3), Writer("second", "t", 3)
     for writer in (first, second):
-        engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS)
+        builder.commit(("k", "v"), writer=writer)
     later_ms = NOW_MS + A_YEAR_MS
-    assert engine_of(log).commit([stage(log, 3)], writer=first, now_ms=later_ms).skipped, (
-        "nobody at once"
-    )
+    assert builder.commit(("k", "v"), writer=first, now_ms=later_ms).skipped, "nobody at once"
     log.append("t", [("k", "v")], now_ms=later_ms)
-    assert not engine_of(log).commit([stage(log, 3)], writer=first, now_ms=later_ms).skipped
-    assert engine_of(log).commit([stage(log, 3)], writer=second, now_ms=NOW_MS + 1).skipped
-    assert engine_of(log).commit([stage(log, 3)], writer=first, now_ms=NOW_MS + 1).skipped
+    assert not builder.commit(("k", "v"), writer=first, now_ms=later_ms).skipped
+    assert builder.commit(("k", "v"), writer=second, now_ms=NOW_MS + 1).skipped
+    assert builder.commit(("k", "v"), writer=first, now_ms=NOW_MS + 1).skipped
     assert len(records(log, "t")) == 4
 
 
@@ -323,18 +317,15 @@ def test_a_writer_is_not_forgotten_for_a_clock_that_was_behind(tmp_path: Path) -
     """As that of a host that has no clock of its own before it has asked for the time."""
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 1, now_ms=NOW_MS)
+    builder = LogBuilder(log, now_ms=NOW_MS)
     log.append("t", [("k", "v")], now_ms=NOW_MS)
     for batch_id in (1, 2, 3):
         writer = Writer("first", "t", batch_id)
-        assert (
-            engine_of(log)
-            .commit([stage(log, batch_id)], writer=writer, now_ms=NOW_MS - A_YEAR_MS)
-            .rows
-        )
+        assert builder.commit(("k", "v"), writer=writer, now_ms=NOW_MS - A_YEAR_MS).rows
         log.append("t", [("k", "v")], now_ms=NOW_MS - A_YEAR_MS)
-    assert engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 1).skipped
+    assert builder.commit(("k", "v"), writer=writer, now_ms=NOW_MS + 1).skipped
     rewrite_journal(log)
-    assert engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 3).skipped
+    assert builder.commit(("k", "v"), writer=writer, now_ms=NOW_MS + 3).skipped
 
 
 def rewrite_journal(log: KafkaLog) -> None:
@@ -351,15 +342,16 @@ def test_one_commit_of_a_clock_ahead_forgets_no_writer_for_good(
     """Not even where the journal is written anew behind it."""
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 1, now_ms=NOW_MS)
+    builder = LogBuilder(log, now_ms=NOW_MS)
     writer = Writer("first", "t", 3)
-    engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS)
+    builder.commit(("k", "v"), writer=writer)
     journal = tmp_path / "log" / "commit"
     inode = journal.stat().st_ino
     at = first_ms
     while journal.stat().st_ino == inode:  # each second commit is of that clock
         log.append("t", [("k", "v")], now_ms=NOW_MS + at)
         at = A_YEAR_MS - at
-    assert engine_of(log).commit([stage(log, 3)], writer=writer, now_ms=NOW_MS + 2).skipped
+    assert builder.commit(("k", "v"), writer=writer, now_ms=NOW_MS + 2).skipped
 
 
 def test_rows_of_a_clock_ahead_are_refused_and_those_of_one_behind_kept(tmp_path: Path) -> None:

@@ -128,9 +128,11 @@ WATCHED = """
 import shutil, sys
 from pathlib import Path
 import kafkalog
-from tests.acceptance.log_contents import damage, latest_records, records
+from tests.builders.log_contents import damage, latest_records, records
 from kafkalog.storage_engine.engine import engine_of
-from tests.acceptance.test_safety import fill, stage
+from kafkalog.storage_engine.fs import clock
+from tests.acceptance.test_safety import FIVE, fill
+from tests.builders.log_builder import LogBuilder
 
 RUNS = {"exec", "compile", "marshal.loads", "pickle.find_class", "import", "os.system",
         "subprocess.Popen", "ctypes.dlopen", "code.__new__"}
@@ -147,7 +149,8 @@ sys.addaudithook(hook)
 
 def work(root):
     log = fill(root)
-    engine_of(log).commit([stage(log, 1)])
+    staged = LogBuilder(log, now_ms=clock.now_ms()).stage(*FIVE, batch_id=1)
+    engine_of(log).commit([staged])
     records(log, "t"), latest_records(log, "t"), log.lookup("t", "k1")
     log.clean("t", force=True)
     log.status(), log.explain("t"), log.offset_for_time("t", 0), damage(root)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import kafkalog
@@ -27,14 +26,16 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import DeletedTopic, PartitionState, State, TopicState
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.writing import staging
-from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWriter
-from tests.acceptance.log_contents import damage, latest_records, records
+from kafkalog.storage_engine.writing.staging import Run, StagedMessage
 from tests.acceptance.mounts import disk
 from tests.acceptance.users import as_nobody, umask
 from tests.builders.batch_builder import at_times
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import damage, latest_records, records
 
 SOURCES = Path(kafkalog.__file__).parent
-CONFIG = {"segment.bytes": "2000", "cleanup.policy": "compact,delete"}
+FIVE = [(f"{number}", f"{number}") for number in range(5)]
+CONFIG = {"segment_bytes": 2_000, "policy": "compact,delete"}
 
 
 @pytest.fixture(autouse=True)
@@ -44,20 +45,11 @@ def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fdatasync", lambda _: None)
 
 
-def stage(log: KafkaLog, batch_id: int, count: int = 5) -> StagedMessage:
-    writer = StagedWriter(log.root, engine_of(log).state(), now_ms=clock.now_ms, batch_id=batch_id)
-    values = [b"%d" % number for number in range(count)]
-    writer.append("t", pa.RecordBatch.from_pydict({"key": values, "value": values}))
-    return writer.finish()
-
-
 def fill(root: Path) -> KafkaLog:
     """Make a log with a file of nearly every kind, and leave it open."""
-    log = kafkalog.open(root)
-    log.create_topic("t", 2, CONFIG)
-    for number in range(8):
-        log.append("t", [(f"k{i}", f"{number}" * 50) for i in range(10)])
-    return log
+    log = LogBuilder(root, now_ms=clock.now_ms()).topic("t", 2, **CONFIG)
+    keys = [f"k{i}" for i in range(10)]
+    return log.rounds(8, keys, value=lambda number: f"{number}" * 50).log
 
 
 @pytest.fixture
@@ -90,7 +82,7 @@ def test_files_are_the_owners_to_write_and_the_umask_is_kept(
     with umask(mask):
         log = fill(root)
         log.alter_topic("t", {"segment.bytes": str(1 << 20)})
-        message = stage(log, 1)
+        message = LogBuilder(log, now_ms=clock.now_ms()).stage(*FIVE, batch_id=1)
         assert {run.is_segment for run in message.runs} == {True}
         kept = [*root.rglob("*.staged"), *root.rglob("*.staged-*")]
         check_modes(root, mask)
@@ -357,7 +349,7 @@ def test_a_message_that_names_another_file_than_a_staged_one_is_refused(
 ) -> None:
     log = fill(tmp_path / "log")
     before = records(log, "t")
-    message = stage(log, 1)
+    message = LogBuilder(log, now_ms=clock.now_ms()).stage(*FIVE, batch_id=1)
     (tmp_path / "stolen").mkdir()
     given = log.root / message.files[0].name
     place = tmp_path / "stolen" / "kl-x-0-0-0.staged"
@@ -385,7 +377,7 @@ def test_a_message_of_a_topic_that_kafka_forbids_makes_no_directory(
     tmp_path: Path, topic: str
 ) -> None:
     log = fill(tmp_path / "log")
-    message = stage(log, 1)
+    message = LogBuilder(log, now_ms=clock.now_ms()).stage(*FIVE, batch_id=1)
     runs = tuple(Run(topic, 0, *run[2:]) for run in message.runs)
     create = NewTopic(1, {"cleanup.policy": "delete"})
     for ids in ({topic: ""}, {}):

@@ -22,7 +22,7 @@ from typing import Final
 import kafkalog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
-from tests.acceptance.log_contents import latest_records, records
+from tests.builders.log_contents import latest_records, records
 
 __all__ = ["BOARD", "READERS", "TOPIC", "Board", "Onlooker", "readers"]
 

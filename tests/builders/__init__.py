@@ -1,1 +1,1 @@
-"""Builders of what tests are given: batches by hand, and logs through the engine."""
+"""What tests build: batches by hand, and logs through kafkalog itself."""

@@ -8,16 +8,10 @@ import pytest
 from kafkalog.cleaner.dedup.census import census
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.transactional_log import Log
 
 NOW = 1_700_000_000_000
-
-
-def log(root: Path, **config: str) -> Engine:
-    engine = Engine(root)
-    settings = {name.replace("_", "."): value for name, value in config.items()}
-    engine.create_topic("t", 1, {"segment.bytes": "2000", **settings})
-    return engine
 
 
 def expected(engine: Engine) -> dict[int, tuple[int, int, int]]:
@@ -49,7 +43,7 @@ def test_what_a_newer_record_replaces_is_dead(
     tmp_path: Path, codec: str, budget_bytes: int
 ) -> None:
     draw = random.Random(1)
-    engine = log(tmp_path, compression_type=codec)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=2000, compression_type=codec).engine
     for _ in range(40):
         rows = [
             (f"k{draw.randrange(90)}", None if draw.random() < 0.2 else f"v{draw.random()}")
@@ -62,7 +56,7 @@ def test_what_a_newer_record_replaces_is_dead(
 
 
 def test_a_batch_is_dead_in_the_share_of_its_dead_records(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=2000).engine
     engine.append("t", [("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")], now_ms=NOW)
     size = (tmp_path / "t-0" / f"{0:020}.log").stat().st_size
     engine.append("t", [("a", "2")], now_ms=NOW)
@@ -72,7 +66,7 @@ def test_a_batch_is_dead_in_the_share_of_its_dead_records(tmp_path: Path) -> Non
 
 
 def test_nothing_is_dead_after_a_cleaning_of_everything(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=2000).engine
     for value in range(5):
         engine.append("t", [(f"k{key}", f"{value}") for key in range(20)], now_ms=NOW)
     assert sum(dead for _, _, dead in counted(engine).values()) == 80
@@ -91,4 +85,4 @@ def test_what_was_aborted_is_dead_and_markers_count_as_nothing(tmp_path: Path) -
 
 
 def test_an_empty_partition_has_nothing_to_count(tmp_path: Path) -> None:
-    assert counted(log(tmp_path)) == {0: (0, 0, 0)}
+    assert counted(LogBuilder(tmp_path).topic(segment_bytes=2000).engine) == {0: (0, 0, 0)}

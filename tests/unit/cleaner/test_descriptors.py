@@ -18,6 +18,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format.layout import SEGMENT_SUFFIXES
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.segment.segments import retire
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import dump, offsets
 
 SEGMENTS = 60
@@ -26,11 +27,8 @@ SEGMENTS = 60
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
     """A partition of many segments of one record."""
-    engine = Engine(tmp_path)
-    engine.create_topic("t", 1, {"segment.bytes": "14"})
-    for i in range(SEGMENTS):
-        engine.append("t", [(f"k{i % 3}", f"{i}")], now_ms=1)
-    return engine
+    log = LogBuilder(tmp_path, now_ms=1).topic(segment_bytes=14)
+    return log.append_each(*((f"k{i % 3}", f"{i}") for i in range(SEGMENTS))).engine
 
 
 def open_files(directory: Path) -> int:

@@ -25,8 +25,9 @@ from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.reading.pins import Action
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from tests.builders.batch_builder import Record, batch_data
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import latest_records
 from tests.unit.cleaner.transactional_log import Log
 
 KEY = "user-4711"
@@ -45,18 +46,13 @@ def log(tmp_path: Path) -> Iterator[KafkaLog]:
 
 def fill(log: KafkaLog, **config: str) -> None:
     """A topic with the key in clean, dirty, retired and active segments, among many others."""
-    settings = {name.replace("_", "."): text for name, text in config.items()}
-    log.create_topic("t", 2, {"segment.bytes": "3000", **settings})
+    builder = LogBuilder(log, now_ms=NOW).topic("t", 2, **{"segment_bytes": 3_000, **config})
     for turn in range(3):
         rows = [(f"user-{n}", f"turn {turn} " * 9) for n in range(4700, 4760)]
-        log.append("t", [*rows, (LONGER, f"{turn}")], now_ms=NOW)
+        builder.append(*rows, (LONGER, f"{turn}"))
     log.clean("t", force=True, now_ms=NOW)
     for turn in range(3, 6):
-        log.append("t", [(KEY, f"turn {turn} " * 9), (LONGER, f"{turn}")], now_ms=NOW)
-
-
-def table(log: KafkaLog) -> dict[bytes, bytes]:
-    return {row["key"]: row["value"] for one in log.latest("t") for row in one.to_pylist()}
+        builder.append((KEY, f"turn {turn} " * 9), (LONGER, f"{turn}"))
 
 
 def files_with(root: Path, key: str) -> list[str]:
@@ -87,16 +83,6 @@ def is_nowhere(log: KafkaLog, key: str = KEY) -> bool:
     return not others and key.encode() not in decoded_keys(log.root)
 
 
-def stage(log: KafkaLog, *keys: str, now_ms: int = NOW) -> StagedMessage:
-    writer = StagedWriter(
-        log.root, engine_of(log).state(), now_ms=lambda: now_ms, writer_slug="ab" * 16
-    )
-    values = pa.array([b"staged"] * len(keys), pa.binary())
-    rows = {"key": pa.array([key.encode() for key in keys], pa.binary()), "value": values}
-    writer.append("t", pa.RecordBatch.from_pydict(rows))
-    return writer.finish()
-
-
 def sentences(erasure: Erasure) -> str:
     return "\n".join(f"{one.path.name}: {one.sentence}" for one in erasure.after.residuals)
 
@@ -107,7 +93,7 @@ def sentences(erasure: Erasure) -> str:
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
 def test_nothing_has_the_key_afterwards(log: KafkaLog, codec: str) -> None:
     fill(log, compression_type=codec)
-    before = table(log)
+    before = latest_records(log)
     assert KEY.encode() in decoded_keys(log.root)
     erasure = log.erase("t", [KEY], now=True, now_ms=NOW)
     kinds = {file.file.kind for file in erasure.before.files if file.found}
@@ -115,7 +101,7 @@ def test_nothing_has_the_key_afterwards(log: KafkaLog, codec: str) -> None:
     assert erasure.is_erased
     assert is_nowhere(log)
     before.pop(KEY.encode())
-    assert table(log) == before
+    assert latest_records(log) == before
 
 
 def test_the_key_of_a_larger_one_stays(log: KafkaLog) -> None:
@@ -194,7 +180,7 @@ def test_a_deletion_stays_until_its_horizon_and_is_not_written_again(log: KafkaL
     assert left.until_ms == NOW + DAY
     assert "the deletion itself" in left.sentence
     assert decoded_keys(log.root) & {KEY.encode()}
-    assert table(log).get(KEY.encode()) is None
+    assert latest_records(log).get(KEY.encode()) is None
 
     early = log.erase("t", [KEY], now_ms=NOW + DAY - 1, wait=times.append)
     assert early.deletions == {}
@@ -279,23 +265,24 @@ def test_who_reads_a_file_that_goes_reads_on(log: KafkaLog) -> None:
 
 def test_a_staged_file_is_named_and_its_commit_brings_the_key_back(log: KafkaLog) -> None:
     fill(log)
-    staged = stage(log, KEY, "another")
+    slug = "ab" * 16
+    staged = LogBuilder(log).stage((KEY, "staged"), ("another", "staged"), writer_slug=slug)
     erasure = log.erase("t", [KEY], now=True, now_ms=NOW)
     (left,) = erasure.after.residuals
     assert left.path.name == staged.files[0].name
-    assert f"writer {'ab' * 16}, batch 0" in left.sentence
+    assert f"writer {slug}, batch 0" in left.sentence
     modified_ms = left.path.stat().st_mtime_ns // 1_000_000
     assert left.until_ms == modified_ms + STAGED_RETENTION_MS
 
     engine_of(log).commit([staged], now_ms=NOW)
-    assert KEY.encode() in table(log)
+    assert KEY.encode() in latest_records(log)
     assert log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
     assert is_nowhere(log)
 
 
 def test_a_staged_file_that_is_committed_during_the_last_look_is_no_proof(log: KafkaLog) -> None:
     fill(log)
-    staged = stage(log, KEY)
+    staged = LogBuilder(log).stage((KEY, "staged"), writer_slug="ab" * 16)
     committed: list[object] = []
 
     def progress(step: str, done: int, of: int) -> None:
@@ -312,7 +299,7 @@ def test_a_staged_file_that_is_committed_during_the_last_look_is_no_proof(log: K
 
 def test_a_staged_file_that_is_given_up_is_no_trace_any_more(log: KafkaLog) -> None:
     fill(log)
-    staged = stage(log, KEY)
+    staged = LogBuilder(log).stage((KEY, "staged"), writer_slug="ab" * 16)
     assert not log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
     engine_of(log).abort([staged], now_ms=NOW)
     assert log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
@@ -401,7 +388,7 @@ def test_an_open_transaction_is_named_and_outlives_no_deletion(tmp_path: Path) -
         log.end += 1  # the deletion
         log.commit(1)
         assert opened.erase("t", [b"7"], now=True, now_ms=0).is_erased
-        assert table(opened) == {}
+        assert latest_records(opened) == {}
 
 
 def test_an_aborted_deletion_is_none(tmp_path: Path) -> None:

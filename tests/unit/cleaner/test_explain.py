@@ -17,23 +17,12 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from tests.builders.batch_builder import ABORT, at_times, joined, marker
+from tests.builders.log_builder import LogBuilder
 from tests.builders.segment_files import write_segment
 from tests.unit.storage_engine.broker_root import HIGH_WATERMARK, BrokerRoot, batches
 
 HOUR = 3_600_000
 NOW = 1_700_000_000_000
-
-
-def log(root: Path, **config: str) -> Engine:
-    engine = Engine(root)
-    settings = {name.replace("_", "."): value for name, value in config.items()}
-    engine.create_topic("t", 1, {"segment.bytes": "100", **settings})
-    return engine
-
-
-def append(engine: Engine, count: int = 1, *, at_ms: int = NOW) -> None:
-    for i in range(count):
-        engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=at_ms)
 
 
 def told(engine: Engine, now_ms: int = NOW) -> Explanation:
@@ -51,14 +40,13 @@ def codes(engine: Engine, now_ms: int = NOW) -> list[str]:
 
 
 def test_an_empty_partition_is_empty(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     assert codes(engine) == ["empty"]
     assert told(engine).answer == "is clean"
 
 
 def test_a_dirty_partition_is_due_and_needs_a_cleaner(tmp_path: Path) -> None:
-    engine = log(tmp_path)
-    append(engine, 3)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).rounds(3, "ab").engine
     assert codes(engine) == ["due", "no cleaner"]
     explanation = told(engine)
     assert (explanation.is_due, explanation.answer) == (True, "is due, and no cleaner runs")
@@ -69,8 +57,7 @@ def test_a_dirty_partition_is_due_and_needs_a_cleaner(tmp_path: Path) -> None:
 
 
 def test_a_cleaner_of_any_process_is_seen_while_it_runs(tmp_path: Path) -> None:
-    engine = log(tmp_path)
-    append(engine, 3)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).rounds(3, "ab").engine
     assert is_cleaner_running(tmp_path) is False
     with announced(tmp_path):
         assert is_cleaner_running(tmp_path) is True
@@ -80,7 +67,8 @@ def test_a_cleaner_of_any_process_is_seen_while_it_runs(tmp_path: Path) -> None:
 
 
 def test_a_cleaner_thread_is_seen_also_while_it_sleeps(tmp_path: Path) -> None:
-    thread = CleanerThread(log(tmp_path), CleanerConfig(backoff_ms=60_000))
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
+    thread = CleanerThread(engine, CleanerConfig(backoff_ms=60_000))
     thread.start()
     while not is_cleaner_running(tmp_path):
         assert thread.is_alive
@@ -89,10 +77,14 @@ def test_a_cleaner_thread_is_seen_also_while_it_sleeps(tmp_path: Path) -> None:
 
 
 def test_the_ratio_says_how_much_is_missing(tmp_path: Path) -> None:
-    engine = log(tmp_path, min_cleanable_dirty_ratio="0.8")
-    append(engine, 3)
+    engine = (
+        LogBuilder(tmp_path)
+        .topic(segment_bytes=100, min_cleanable_dirty_ratio=0.8)
+        .rounds(3, "ab")
+        .engine
+    )
     clean(engine, force=True, now_ms=NOW)
-    append(engine, 2)
+    LogBuilder(engine).rounds(2, "ab")
     sizes = [path.stat().st_size for path in sorted((tmp_path / "t-0").glob("*.log"))]
     first, second, _ = [size for size in sizes if size]  # clean, dirty, active
     ratio = finding(engine, "ratio")
@@ -107,8 +99,8 @@ def test_the_ratio_says_how_much_is_missing(tmp_path: Path) -> None:
 
 
 def test_what_lies_in_the_active_segment_waits_for_the_next_one(tmp_path: Path) -> None:
-    engine = log(tmp_path, segment_bytes="100000", segment_ms=str(2 * HOUR))
-    append(engine, 3)
+    log = LogBuilder(tmp_path).topic(segment_bytes=100_000, segment_ms=2 * HOUR)
+    engine = log.rounds(3, "ab").engine
     active = finding(engine, "active segment")
     assert told(engine).answer == "is not cleaned now"
     size = (tmp_path / "t-0" / f"{0:020}.log").stat().st_size
@@ -120,8 +112,7 @@ def test_what_lies_in_the_active_segment_waits_for_the_next_one(tmp_path: Path) 
 
 
 def test_an_active_segment_alone_is_told_with_the_cleaner_that_is_missing(tmp_path: Path) -> None:
-    engine = log(tmp_path)
-    append(engine)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).rounds(1, "ab").engine
     assert codes(engine) == ["active segment", "no cleaner"]
     remedy = finding(engine, "no cleaner").remedy
     assert remedy is not None and remedy.endswith("t --force")  # else there is nothing to clean
@@ -130,8 +121,7 @@ def test_an_active_segment_alone_is_told_with_the_cleaner_that_is_missing(tmp_pa
 
 
 def test_an_active_segment_that_is_full_ends_with_the_next_append(tmp_path: Path) -> None:
-    engine = log(tmp_path, segment_bytes="100000")
-    append(engine, 3)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100_000).rounds(3, "ab").engine
     assert "the first append after it reached" in finding(engine, "active segment").sentence
     size = engine.describe("t").partitions[0].active_size
     engine.alter_topic("t", {"segment.bytes": str(size - 1)})
@@ -141,12 +131,14 @@ def test_an_active_segment_that_is_full_ends_with_the_next_append(tmp_path: Path
 
 
 def test_where_the_ratio_is_the_cause_only_a_forced_cleaning_helps(tmp_path: Path) -> None:
-    engine = log(tmp_path, min_cleanable_dirty_ratio="1")
-    append(engine)
-    with engine.transaction() as transaction:
-        transaction.roll("t", 0, NOW)
-        transaction.publish(NOW)
-    append(engine)
+    engine = (
+        LogBuilder(tmp_path)
+        .topic(segment_bytes=100, min_cleanable_dirty_ratio=1)
+        .rounds(1, "ab")
+        .engine
+    )
+    LogBuilder(engine).roll()
+    LogBuilder(engine).rounds(1, "ab")
     assert "ratio" in codes(engine)
     remedy = finding(engine, "no cleaner").remedy
     assert remedy is not None and remedy.endswith("t --force")
@@ -156,8 +148,12 @@ def test_where_the_ratio_is_the_cause_only_a_forced_cleaning_helps(tmp_path: Pat
 
 
 def test_a_lag_ends_at_a_known_time(tmp_path: Path) -> None:
-    engine = log(tmp_path, min_compaction_lag_ms=str(HOUR))
-    append(engine, 3)
+    engine = (
+        LogBuilder(tmp_path)
+        .topic(segment_bytes=100, min_compaction_lag_ms=HOUR)
+        .rounds(3, "ab")
+        .engine
+    )
     lag = finding(engine, "lag")
     assert lag.until_ms == NOW + HOUR
     assert utc_time(NOW + HOUR) in lag.sentence
@@ -167,15 +163,19 @@ def test_a_lag_ends_at_a_known_time(tmp_path: Path) -> None:
 
 
 def test_the_longest_lag_makes_it_due(tmp_path: Path) -> None:
-    engine = log(tmp_path, max_compaction_lag_ms=str(HOUR), min_cleanable_dirty_ratio="1.0")
-    append(engine, 3)
+    engine = (
+        LogBuilder(tmp_path)
+        .topic(segment_bytes=100, max_compaction_lag_ms=HOUR, min_cleanable_dirty_ratio=1.0)
+        .engine
+    )
+    LogBuilder(engine).rounds(3, "ab")
     assert codes(engine, NOW + HOUR)[0] == "ratio"
     due = finding(engine, "due", NOW + 3 * HOUR)
     assert "max.compaction.lag.ms (1 hour) passed 2 hours ago" in due.sentence
 
 
 def test_an_open_transaction_is_told_with_its_producer_and_its_age(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     batches = [at_times(0), at_times(1, (4, 5), 7, transactional=True), at_times(3), at_times(4)]
     for batch in batches:
         engine.append_raw("t", 0, joined([batch]), now_ms=NOW)
@@ -188,16 +188,15 @@ def test_an_open_transaction_is_told_with_its_producer_and_its_age(tmp_path: Pat
 
 
 def test_the_lowest_barrier_is_told_first(tmp_path: Path) -> None:
-    engine = log(tmp_path, min_compaction_lag_ms=str(HOUR))
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100, min_compaction_lag_ms=HOUR).engine
     engine.append_raw("t", 0, joined([at_times(0, (1,), 7, transactional=True)]), now_ms=NOW)
-    append(engine, 3)
+    LogBuilder(engine).rounds(3, "ab")
     assert codes(engine) == ["transaction", "lag", "active segment", "no cleaner"]
     assert "--force" not in str(finding(engine, "no cleaner").remedy)  # it would not help
 
 
 def test_another_policy_is_the_only_thing_told(tmp_path: Path) -> None:
-    engine = log(tmp_path, cleanup_policy="delete")
-    append(engine, 3)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100, policy="delete").rounds(3, "ab").engine
     assert codes(engine) == ["policy"]
     policy = finding(engine, "policy")
     assert "cleanup.policy is delete" in policy.sentence
@@ -208,8 +207,7 @@ def test_another_policy_is_the_only_thing_told(tmp_path: Path) -> None:
 
 
 def test_an_uncleanable_partition_says_why_since_when_and_until_when(tmp_path: Path) -> None:
-    engine = log(tmp_path)
-    append(engine, 3)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).rounds(3, "ab").engine
     config = dict(engine.describe("t").config)
     mark_uncleanable(tmp_path / "t-0", "a bad batch", config, now_ms=NOW)
     mark = mark_uncleanable(tmp_path / "t-0", "a bad batch", config, now_ms=NOW + 1000)
@@ -224,23 +222,21 @@ def test_an_uncleanable_partition_says_why_since_when_and_until_when(tmp_path: P
 
 
 def test_a_cleaning_at_this_moment_is_told(tmp_path: Path) -> None:
-    engine = log(tmp_path)
-    append(engine, 3)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).rounds(3, "ab").engine
     with locks.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).exclusive():
         assert codes(engine)[0] == "cleaning"
         assert told(engine).answer == "is being cleaned"
 
 
 def test_a_paused_partition_is_told(tmp_path: Path) -> None:
-    engine = log(tmp_path)
-    append(engine, 3)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).rounds(3, "ab").engine
     with abort_and_pause(engine, "t", 0):
         assert codes(engine) == ["paused", "due"]
         assert not told(engine).is_due
 
 
 def test_tombstones_wait_until_a_known_time(tmp_path: Path) -> None:
-    engine = log(tmp_path, delete_retention_ms=str(HOUR))
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100, delete_retention_ms=HOUR).engine
     engine.append("t", [("a", None), ("b", None)], now_ms=NOW)
     clean(engine, force=True, now_ms=NOW)
     assert codes(engine) == ["all clean", "tombstones"]
@@ -252,7 +248,7 @@ def test_tombstones_wait_until_a_known_time(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_cannot_be_read_says_so(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     directory = tmp_path / "t-0"
     files.remove_directory(directory)
     assert codes(engine) == ["unreadable"]
@@ -260,7 +256,7 @@ def test_a_partition_that_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 def test_a_topic_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnknownTopicError):
-        explain(log(tmp_path), "u", NOW)
+        explain(LogBuilder(tmp_path).topic(segment_bytes=100).engine, "u", NOW)
 
 
 def test_a_brokers_partition_is_the_brokers_to_clean(tmp_path: Path) -> None:
@@ -286,8 +282,7 @@ def test_a_live_broker_may_have_moved_on_from_the_segment_that_was_active(tmp_pa
 
 
 def test_asking_writes_nothing(tmp_path: Path) -> None:
-    engine = log(tmp_path)
-    append(engine, 3)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).rounds(3, "ab").engine
     clean(engine, now_ms=NOW)
     before = sorted(tmp_path.rglob("*"))
     explain(Engine(tmp_path, read_only=True), "t", NOW)

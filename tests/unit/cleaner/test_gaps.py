@@ -11,10 +11,11 @@ import pytest
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import CorruptBatchError
-from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import list_segments
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import damage
 from tests.builders.segment_files import gaps_of
 from tests.unit.cleaner.naive import Batch, batch, dump, foreign_log, latest_values, records_of
 from tests.unit.storage_engine.faults import Died, each_act
@@ -25,15 +26,6 @@ SMALL = {"segment.bytes": "700", "min.cleanable.dirty.ratio": "0", "delete.reten
 
 def directory(engine: Engine) -> Path:
     return engine.partition_directory("t", 0)
-
-
-def append(engine: Engine, rng: random.Random, now_ms: int, count: int = 12) -> None:
-    for i in range(count):
-        rows = [
-            (f"k{rng.randrange(9)}", None if rng.random() < 0.2 else f"{now_ms}-{i}-{j}")
-            for j in range(rng.randrange(1, 5))
-        ]
-        engine.append("t", rows, now_ms=now_ms)
 
 
 def check_lists(engine: Engine) -> dict[tuple[int, int], list[Pairs]]:
@@ -53,7 +45,7 @@ def check_lists(engine: Engine) -> dict[tuple[int, int], list[Pairs]]:
         # Sources that outlived a swap that died may begin within the last gap.
         cut = [[(a, min(b, end)) for a, b in pairs if a < end] for pairs in candidates]
         assert expected in cut, segment
-    assert [str(f) for f in verify(engine.root) if f.is_damage] == []
+    assert damage(engine.root) == []
     return listed
 
 
@@ -82,7 +74,7 @@ def test_after_every_round_each_segment_is_listed_as_it_is(tmp_path: Path, seed:
     merges = {"kafkalog.cleaner.merge.batches": str(is_merged).lower()}
     engine.create_topic("t", 1, SMALL | merges)
     for now_ms in (1_000, 1_400, 2_000, 5_000):
-        append(engine, rng, now_ms)
+        LogBuilder(engine, now_ms=now_ms).random_commits(rng, 12, keys=9, rows_max=4)
         config = CleanerConfig(dedupe_buffer_size=24 * rng.choice([20, 5_000]))
         assert clean(engine, "t", force=rng.random() < 0.7, now_ms=now_ms, config=config)
         listed = check_lists(engine)
@@ -95,7 +87,7 @@ def test_a_section_goes_when_its_file_has_gone(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.create_topic("t", 1, SMALL)
     for now_ms in range(1_000, 9_000, 1_000):
-        append(engine, rng, now_ms)
+        LogBuilder(engine, now_ms=now_ms).random_commits(rng, 12, keys=9, rows_max=4)
         clean(engine, "t", force=True, now_ms=now_ms)
     # Beside those of live files there are those of the last swap's sources.
     live = {(s.base_offset, s.size) for s in list_segments(directory(engine))}
@@ -115,9 +107,9 @@ def test_a_cleaner_that_died_anywhere_leaves_what_is_live_listed(
     engine = Engine(template)
     engine.create_topic("t", 1, SMALL)
     rng = random.Random(3)
-    append(engine, rng, 1_000, 20)
+    LogBuilder(engine, now_ms=1_000).random_commits(rng, 20, keys=9, rows_max=4)
     clean(engine, "t", force=True, now_ms=1_000)
-    append(engine, rng, 1_400, 20)
+    LogBuilder(engine, now_ms=1_400).random_commits(rng, 20, keys=9, rows_max=4)
     before = latest_values(records_of(dump(engine)))
     engine.close()
     n, fired = 0, True
@@ -180,7 +172,7 @@ def test_a_view_of_before_reads_the_files_of_before(tmp_path: Path) -> None:
         with engine.snapshot("t", 0) as snapshot:
             expected = [item.base for item in dump(engine)]
             for _ in range(2):
-                append(engine, rng, now_ms)
+                LogBuilder(engine, now_ms=now_ms).random_commits(rng, 12, keys=9, rows_max=4)
                 clean(engine, force=True, now_ms=now_ms)
             end = snapshot.state.high_watermark
             found = [int(b) for chunk in snapshot.chunks(0, end) for b in chunk.table.base_offsets]
@@ -241,7 +233,7 @@ def test_a_swap_whose_offsets_were_changed_takes_nothing_along(tmp_path: Path) -
     template = tmp_path / "template"
     engine = Engine(template)
     engine.create_topic("t", 1, SMALL)
-    append(engine, random.Random(5), 1_000, 30)
+    LogBuilder(engine, now_ms=1_000).random_commits(random.Random(5), 30, keys=9, rows_max=4)
     engine.close()
     root, n = tmp_path / "0", 0
     while not root.exists() or not list(root.glob("t-0/*.log.swap")) or any(root.glob("t-0/*.cl*")):

@@ -14,6 +14,7 @@ from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.log_contents import first_dirty
 from tests.unit.cleaner.naive import dump, latest_values, offsets, records_of
 from tests.unit.cleaner.test_manager import corrupt, eventually
 from tests.unit.cleaner.test_manager_rules import (
@@ -21,7 +22,6 @@ from tests.unit.cleaner.test_manager_rules import (
     checkpoint,
     create,
     engine_with,
-    first_dirty,
     write,
 )
 

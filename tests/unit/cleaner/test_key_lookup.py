@@ -24,6 +24,7 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     transaction_entry,
 )
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.transactional_log import Log
 from tests.unit.storage_engine.broker_root import BrokerRoot
 from tests.unit.storage_engine.faults import Died, each_act
@@ -35,28 +36,12 @@ CONFIG = {"cleanup.policy": "compact", "segment.bytes": "4096", "compression.typ
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[KafkaLog]:
     """Yield a log of topic `t` with one partition and small segments."""
-    with kafkalog.open(tmp_path / "log") as opened:
-        opened.create_topic("t", 1, CONFIG)
+    with LogBuilder(tmp_path / "log").topic(**CONFIG) as opened:
         yield opened
 
 
 def put(log: KafkaLog, *pairs: tuple[str, str | None], partition: int = 0) -> None:
-    import pyarrow as pa
-
-    keys, values = zip(*pairs, strict=True)
-    rows = pa.table(
-        {
-            "key": pa.array(keys, pa.string()),
-            "value": pa.array(values, pa.string()),
-            "partition": pa.array([partition] * len(keys), pa.int32()),
-        }
-    )
-    engine_of(log).append("t", rows, now_ms=NOW_MS, batch_size=600)
-
-
-def clean(log: KafkaLog, now_ms: int = NOW_MS) -> None:
-    (stats,) = log.clean("t", force=True, now_ms=now_ms)
-    assert stats.error is None
+    LogBuilder(log).append(*pairs, partition=partition, batch_size=600)
 
 
 def indexes(log: KafkaLog) -> list[Path]:
@@ -69,7 +54,7 @@ def value(record: Record | None) -> str | None:
 
 def test_a_lookup_finds_the_latest_value_wherever_it_is(log: KafkaLog) -> None:
     put(log, ("a", "1"), ("b", "1"), ("c", "1"))
-    clean(log)
+    LogBuilder(log).clean()
     put(log, ("b", "2"))
     put(log, ("c", None))
 
@@ -83,7 +68,7 @@ def test_a_lookup_finds_the_latest_value_wherever_it_is(log: KafkaLog) -> None:
 def test_a_record_tells_where_it_stands(log: KafkaLog) -> None:
     log.append("t", [("a", "1")], now_ms=NOW_MS)
     assert log.lookup("t", "a") == Record("t", 0, 0, NOW_MS, b"a", b"1")
-    clean(log)
+    LogBuilder(log).clean()
     assert log.lookup("t", "a") == Record("t", 0, 0, NOW_MS, b"a", b"1")
 
 
@@ -94,7 +79,7 @@ def test_headers_come_along(log: KafkaLog) -> None:
 
     headers = pa.array([[{"key": "h", "value": b"1"}, {"key": "h", "value": None}]], HEADERS)
     log.append("t", pa.table({"key": ["a"], "value": ["1"], "headers": headers}))
-    clean(log)
+    LogBuilder(log).clean()
 
     found = log.lookup("t", "a")
     assert found is not None
@@ -115,7 +100,7 @@ def test_drawn_logs_give_what_a_dictionary_gives(log: KafkaLog) -> None:
                 put(log, *pairs)
                 table.update(pairs)
             if dice.random() < 0.6:
-                clean(log)
+                LogBuilder(log).clean()
             for key in [f"key-{i}" for i in range(0, 310, 3)]:
                 assert value(lookup.get(key)) == table.get(key), (step, key)
                 assert value(log.lookup("t", key)) == table.get(key), (step, key)
@@ -124,7 +109,7 @@ def test_drawn_logs_give_what_a_dictionary_gives(log: KafkaLog) -> None:
 
 def test_a_cleaned_segment_is_not_scanned(log: KafkaLog) -> None:
     put(log, *((f"key-{i}", "v" * 50) for i in range(500)))
-    clean(log)
+    LogBuilder(log).clean()
     with KeyLookup(engine_of(log), "t") as lookup:
         assert value(lookup.get("key-7")) == "v" * 50
         assert lookup.get("nobody") is None
@@ -137,14 +122,14 @@ def test_a_cleaned_segment_is_not_scanned(log: KafkaLog) -> None:
 
 def test_a_lost_index_costs_a_scan_and_the_next_cleaning_writes_it_anew(log: KafkaLog) -> None:
     put(log, *((f"key-{i}", "v" * 50) for i in range(100)))
-    clean(log)
+    LogBuilder(log).clean()
     for path in indexes(log):
         path.unlink()
     with KeyLookup(engine_of(log), "t") as lookup:
         assert value(lookup.get("key-7")) == "v" * 50
         assert lookup.scanned_bytes > 0
     put(log, ("key-8", "new"))
-    clean(log)
+    LogBuilder(log).clean()
     assert indexes(log)
     with KeyLookup(engine_of(log), "t") as lookup:
         assert value(lookup.get("key-8")) == "new"
@@ -154,7 +139,7 @@ def test_a_lost_index_costs_a_scan_and_the_next_cleaning_writes_it_anew(log: Kaf
 @pytest.mark.parametrize("place", [0, 8, 16, 30, 60, 120, 4090, 4096, 5000, 8188])
 def test_a_damaged_index_is_passed_over(log: KafkaLog, place: int) -> None:
     put(log, *((f"key-{i}", "v") for i in range(30)))
-    clean(log)
+    LogBuilder(log).clean()
     (path,) = indexes(log)
     data = bytearray(path.read_bytes())
     data[place] ^= 1
@@ -168,7 +153,7 @@ def test_a_damaged_index_is_passed_over(log: KafkaLog, place: int) -> None:
 @pytest.mark.parametrize("size", [0, 100, 4096, 5000])
 def test_an_index_that_was_cut_is_passed_over(log: KafkaLog, size: int) -> None:
     put(log, *((f"key-{i}", "v") for i in range(30)))
-    clean(log)
+    LogBuilder(log).clean()
     (path,) = indexes(log)
     path.write_bytes(path.read_bytes()[:size])
     assert value(log.lookup("t", "key-3")) == "v"
@@ -177,11 +162,11 @@ def test_an_index_that_was_cut_is_passed_over(log: KafkaLog, size: int) -> None:
 def test_another_segments_index_is_passed_over(log: KafkaLog, tmp_path: Path) -> None:
     """As after files were copied by hand: the same base offset and size, other batches."""
     put(log, ("a", "1"), ("b", "1"))
-    clean(log)
+    LogBuilder(log).clean()
     with kafkalog.open(tmp_path / "other") as other:
         other.create_topic("t", 1, CONFIG)
         put(other, ("c", "1"), ("d", "1"))
-        clean(other)
+        LogBuilder(other).clean()
         (foreign,) = indexes(other)
         shutil.copy(foreign, indexes(log)[0])
     assert value(log.lookup("t", "a")) == "1"
@@ -190,11 +175,11 @@ def test_another_segments_index_is_passed_over(log: KafkaLog, tmp_path: Path) ->
 
 def test_an_old_index_goes_before_its_segment(log: KafkaLog) -> None:
     put(log, ("secret-key", "1"), ("b", "1"))
-    clean(log)
+    LogBuilder(log).clean()
     before = indexes(log)[0].read_bytes()
     put(log, ("secret-key", None))
-    clean(log)
-    clean(log, NOW_MS + 2 * 86_400_000)
+    LogBuilder(log).clean()
+    LogBuilder(log).clean(now_ms=NOW_MS + 2 * 86_400_000)
 
     assert indexes(log)[0].read_bytes() != before
     assert log.lookup("t", "secret-key") is None
@@ -204,7 +189,7 @@ def test_an_old_index_goes_before_its_segment(log: KafkaLog) -> None:
 def test_retention_takes_the_index_with_its_segment(log: KafkaLog) -> None:
     for step in range(6):
         put(log, *((f"key-{step}-{i}", "v" * 80) for i in range(60)))
-    clean(log)
+    LogBuilder(log).clean()
     before = indexes(log)
     assert len(before) > 2
     log.alter_topic("t", {"cleanup.policy": "compact,delete"})
@@ -218,7 +203,7 @@ def test_retention_takes_the_index_with_its_segment(log: KafkaLog) -> None:
 
 def test_records_below_the_log_start_are_not_found(log: KafkaLog) -> None:
     put(log, ("a", "1"), ("b", "1"))
-    clean(log)
+    LogBuilder(log).clean()
     log.alter_topic("t", {"cleanup.policy": "compact,delete"})
     log.delete_records("t", 0, 1)
     assert log.lookup("t", "a") is None
@@ -379,7 +364,7 @@ def test_a_disk_without_room_for_the_index_has_a_cleaned_log(
     monkeypatch.setattr("kafkalog.cleaner.key_index.key_index.RUN_ENTRIES", 16)
     monkeypatch.setattr(KeyIndexWriter.__init__, "__kwdefaults__", {"run_entries": 16})
     limit_disk(monkeypatch, lambda name: name.endswith(place))
-    clean(log)
+    LogBuilder(log).clean()
 
     assert indexes(log) == []
     assert not list((log.root / "t-0").glob(f"{layout.SPILL}*"))
@@ -390,7 +375,7 @@ def test_a_disk_without_room_for_the_index_has_a_cleaned_log(
     assert len(told) == len(list((log.root / "t-0").glob("*.log"))) - 1
     monkeypatch.undo()
     put(log, ("a", "1"))
-    clean(log)
+    LogBuilder(log).clean()
     assert indexes(log)
 
 
@@ -408,7 +393,7 @@ def test_the_index_makes_room_for_its_segment(
             name.endswith(".timeindex.cleaned") and any(runs.glob(f"{layout.SPILL}*-runs"))
         ),
     )
-    clean(log)
+    LogBuilder(log).clean()
     assert indexes(log) == []
     assert value(log.lookup("t", "key-7")) == "new"
 
@@ -449,7 +434,7 @@ def test_a_cleaning_that_dies_anywhere_leaves_lookups_right(tmp_path: Path) -> N
             put(log, *pairs)
             table.update(pairs)
             if step == 0:
-                clean(log)
+                LogBuilder(log).clean()
         assert indexes(log)
     for n in range(1, 200):
         root = tmp_path / f"root-{n}"
@@ -504,7 +489,7 @@ def test_lookups_go_on_while_the_log_is_written_and_cleaned(log: KafkaLog) -> No
         put(log, *((f"key-{i}", str(step)) for i in range(step % 3, 200, 2 + step % 4)))
         put(log, ("key-100", str(step)))
         if step % 2:
-            clean(log)
+            LogBuilder(log).clean()
     done.set()
     thread.join()
     assert faults == []

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -17,16 +16,14 @@ from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine, engine_of
-from tests.builders.batch_builder import CONTROL
-from tests.unit.cleaner.naive import (
-    batch,
-    dump,
-    foreign_log,
-    latest_values,
-    records_of,
-    singles,
-)
-from tests.unit.cleaner.transactional_log import Log, is_aborted
+from tests.builders.log_contents import latest_column
+from tests.unit.cleaner.naive import Batch, batch, dump, foreign_log, latest_values, records_of
+from tests.unit.cleaner.transactional_log import CONTROL, Log, is_aborted
+
+
+def singles(first: int, *names: str) -> list[Batch]:
+    """One batch per record, as a producer without batching writes."""
+    return [batch(first + i, [(name, f"v{first + i}")]) for i, name in enumerate(names)]
 
 
 def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[int, CleanerStats]:
@@ -35,26 +32,6 @@ def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[
         is_mapped = mapped_batches(snapshot)
         found = build_offset_map(snapshot, start, end, offset_map, is_mapped=is_mapped, stats=stats)
         return found, stats
-
-
-def latest_records(
-    engine: Engine,
-    end: int | None = None,
-    budget_bytes: int = 1 << 20,
-    keys: Collection[bytes] | None = None,
-) -> dict[bytes, int]:
-    with engine.snapshot("t", 0, whole=True) as snapshot:
-        end = snapshot.state.high_watermark if end is None else end
-        schema = changelog_schema()
-        found: dict[bytes, int] = {}
-        for rows in latest(snapshot, end, budget_bytes=budget_bytes, schema=schema, keys=keys):
-            assert rows.schema == schema
-            for key, offset in zip(
-                rows["key"].to_pylist(), rows["offset"].to_pylist(), strict=True
-            ):
-                assert key not in found
-                found[key] = offset
-        return found
 
 
 # --- the first pass ------------------------------------------------------------------------------
@@ -155,10 +132,10 @@ def test_chosen_keys_have_the_records_that_they_have_among_all(
     with Engine(tmp_path, read_only=True) as engine:
         cleaned_to = engine.describe("t").partitions[0].cleaned_to
         for end in (cleaned_to, cleaned_to + 25, 600):
-            everything = latest_records(engine, end)
+            everything = latest_column(engine, end=end)
             for count in (1, 2, 30):
                 keys = [b"k%d" % number for number in rng.sample(range(95), count)]
-                found = latest_records(engine, end, keys=[*keys, keys[0]])
+                found = latest_column(engine, end=end, keys=[*keys, keys[0]])
                 assert found == {key: at for key, at in everything.items() if key in keys}
                 assert list(found.values()) == sorted(found.values())
 
@@ -201,21 +178,21 @@ def test_the_latest_records_are_exact_at_any_number_of_keys(
             for key, (offset, value) in latest_values(r for r in records if r.offset < end).items()
             if value is not None
         }
-        assert latest_records(engine, end, budget_bytes=24 * slots) == expected
+        assert latest_column(engine, end=end, budget_bytes=24 * slots) == expected
 
 
 def test_records_without_a_key_are_no_latest_records(tmp_path: Path) -> None:
     engine = foreign_log(tmp_path, {0: [batch(0, [("", "x"), ("a", "y")])]})
-    assert latest_records(engine) == {b"a": 1}
+    assert latest_column(engine) == {b"a": 1}
 
 
 def test_a_view_older_than_the_cleaning_is_refused_with_both_offsets(tmp_path: Path) -> None:
     engine = foreign_log(tmp_path, {0: singles(0, "a", "a", "a"), 3: []}, first_dirty=2)
     with pytest.raises(InvalidInputError, match=r"offset 1 .* offset 2"):
-        latest_records(engine, 1)
-    assert latest_records(engine, 2) == {b"a": 1}
+        latest_column(engine, end=1)
+    assert latest_column(engine, end=2) == {b"a": 1}
     with pytest.raises(OffsetOutOfRangeError):
-        latest_records(engine, 4)
+        latest_column(engine, end=4)
 
 
 def test_aborted_records_are_not_the_latest_and_hide_none(tmp_path: Path) -> None:
@@ -225,7 +202,7 @@ def test_aborted_records_are_not_the_latest_and_hide_none(tmp_path: Path) -> Non
     log.transact(2, 2)
     log.abort(1)
     log.commit(2)
-    assert latest_records(log.engine) == {b"1": 0, b"2": 3}
+    assert latest_column(log.engine) == {b"1": 0, b"2": 3}
 
 
 def test_nothing_above_the_last_stable_offset_is_among_the_latest(tmp_path: Path) -> None:
@@ -233,9 +210,9 @@ def test_nothing_above_the_last_stable_offset_is_among_the_latest(tmp_path: Path
     log.data(1, 2)
     log.transact(1, 1)
     log.data(2)
-    assert latest_records(log.engine) == {b"1": 0, b"2": 1}
+    assert latest_column(log.engine) == {b"1": 0, b"2": 1}
     log.commit(1)
-    assert latest_records(log.engine) == {b"1": 2, b"2": 3}
+    assert latest_column(log.engine) == {b"1": 2, b"2": 3}
 
 
 def test_an_older_end_asks_a_later_marker(tmp_path: Path) -> None:
@@ -244,7 +221,7 @@ def test_an_older_end_asks_a_later_marker(tmp_path: Path) -> None:
     log.transact(1, 1)
     log.roll()
     log.abort(1)
-    assert latest_records(log.engine, 2) == {b"1": 0}
+    assert latest_column(log.engine, end=2) == {b"1": 0}
 
 
 @pytest.mark.parametrize("slots", [5, 100])
@@ -272,4 +249,4 @@ def test_the_latest_committed_records_are_exact(tmp_path: Path, seed: int, slots
     for end in (log.end // 2, log.end):
         below = latest_values(r for r in committed if r.offset < end)
         expected = {key: offset for key, (offset, value) in below.items() if value is not None}
-        assert latest_records(log.engine, end, budget_bytes=24 * slots) == expected
+        assert latest_column(log.engine, end=end, budget_bytes=24 * slots) == expected

@@ -18,6 +18,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.transactions.producer_replay import recorded_producers
 from tests.builders.batch_builder import Record
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import Batch, batch, dump, foreign_log, offsets, records_of
 from tests.unit.cleaner.transactional_log import DAY, Log, kafkas
 
@@ -95,7 +96,7 @@ def test_clean_and_cleanable_bytes_are_all_but_the_active_segment(tmp_path: Path
         log.data(1)
     assert len(segments(log)) == 6
     for first_dirty in (5, 3, 0):
-        _set(log, first_dirty_offset=first_dirty)
+        LogBuilder(log.engine).set_state(first_dirty_offset=first_dirty)
         found, _ = Plans(log.engine, 0).of("t", 0)
         assert found.clean_bytes == sum(s.size for s in closed(log)[:first_dirty])
         assert found.clean_bytes + found.cleanable_bytes == sum(s.size for s in closed(log))
@@ -107,7 +108,7 @@ def test_the_dirty_ratio_is_that_of_segments_between_both_offsets(tmp_path: Path
     for _ in range(6):
         log.data(1)
     sizes = [s.size for s in segments(log)]
-    _set(log, first_dirty_offset=2, last_stable_offset=4)
+    LogBuilder(log.engine).set_state(first_dirty_offset=2, last_stable_offset=4)
     found, _ = Plans(log.engine, 0).of("t", 0)
     assert (found.clean_bytes, found.cleanable_bytes) == (sum(sizes[:2]), sum(sizes[2:4]))
     assert found.uncleanable_bytes == sum(sizes[4:])
@@ -414,9 +415,3 @@ def test_a_zero_length_value_is_data(tmp_path: Path) -> None:
     for now in (NOW, NOW + 2 * DAY):
         log.clean(now, from_offset=0)
     assert offsets(dump(log.engine)) == [0]
-
-
-def _set(log: Log, **fields: int) -> None:
-    with log.engine.transaction() as transaction:
-        transaction.change_partition("t", 0, **fields)
-        transaction.publish(0)

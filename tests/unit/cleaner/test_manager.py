@@ -26,6 +26,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system, files, locks
 from kafkalog.storage_engine.fs.file_system import Data, FileSystem
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import batch, dump, latest_values, offsets, records_of
 from tests.unit.storage_engine.faults import LyingPages
 
@@ -34,13 +35,10 @@ MINUTE = 60_000
 
 def filled(root: Path, *topics: str, partitions: int = 1, **config: str) -> Engine:
     """Topics of several closed segments in which one key is written again and again."""
-    engine = Engine(root)
+    log = LogBuilder(root, now_ms=1000)
     for topic in topics:
-        settings = {name.replace("_", "."): value for name, value in config.items()}
-        engine.create_topic(topic, partitions, {"segment.bytes": "100", **settings})
-        for i in range(5):
-            engine.append(topic, [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
-    return engine
+        log.topic(topic, partitions, segment_bytes=100, **config).rounds(5, "ab")
+    return log.engine
 
 
 def corrupt(engine: Engine, topic: str) -> Callable[[], None]:

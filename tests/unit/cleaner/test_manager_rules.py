@@ -12,7 +12,7 @@ import pytest
 
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
 from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
-from kafkalog.cleaner.schedule.scheduler import choose, plan
+from kafkalog.cleaner.schedule.scheduler import Plans, choose
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable, read_uncleanable
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
@@ -20,46 +20,30 @@ from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.writing.retention import retain_partition
 from tests.builders.batch_builder import ABORT, at_times, joined, marker
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import first_dirty, state_of
 from tests.unit.cleaner.naive import dump, offsets
 from tests.unit.cleaner.test_manager import eventually
 
 HOUR = 3_600_000
+SMALL = {"segment_bytes": 14, "min_cleanable_dirty_ratio": 0.05}
+"""Segments of one batch each."""
 
 
 def engine_with(root: Path, **config: str) -> Engine:
     """An engine with a topic `t` whose segments take one batch each."""
-    engine = Engine(root)
-    create(engine, "t", **config)
-    return engine
+    return LogBuilder(root).topic(**{**SMALL, **config}).engine
 
 
 def create(engine: Engine, topic: str, **config: str) -> None:
-    settings = {"segment.bytes": "14", "min.cleanable.dirty.ratio": "0.05"}
-    settings |= {name.replace("_", "."): value for name, value in config.items()}
-    engine.create_topic(topic, 1, settings)
+    LogBuilder(engine).topic(topic, **{**SMALL, **config})
 
 
 def write(engine: Engine, count: int, topic: str = "t", *, now_ms: int = 1000) -> None:
     """Append batches of one record, each of a key of its own; then begin an empty segment."""
-    for _ in range(count):
-        engine.append(topic, [(f"key-{end(engine, topic):03}", "v")], now_ms=now_ms)
-    with engine.transaction() as transaction:
-        transaction.roll(topic, 0, now_ms)
-        transaction.publish(now_ms)
-
-
-def end(engine: Engine, topic: str = "t") -> int:
-    return engine.describe(topic).partitions[0].high_watermark
-
-
-def set_state(engine: Engine, topic: str = "t", **fields: int) -> None:
-    with engine.transaction() as transaction:
-        transaction.change_partition(topic, 0, **fields)
-        transaction.publish(1)
-
-
-def first_dirty(engine: Engine, topic: str = "t") -> int:
-    return engine.describe(topic).partitions[0].first_dirty_offset
+    first = state_of(engine, topic).high_watermark
+    log = LogBuilder(engine, now_ms=now_ms).to(topic)
+    log.append_each(*((f"key-{n:03}", "v") for n in range(first, first + count))).roll()
 
 
 def checkpoint(engine: Engine) -> dict[tuple[str, int], int]:
@@ -72,7 +56,7 @@ def increasingly_filthy(root: Path) -> Engine:
     for topic, count in (("a", 20), ("b", 25), ("c", 30)):
         create(engine, topic)
         write(engine, count, topic)
-        set_state(engine, topic, first_dirty_offset=20)
+        LogBuilder(engine).to(topic).set_state(first_dirty_offset=20)
     return engine
 
 
@@ -131,8 +115,8 @@ def test_a_first_dirty_offset_beyond_the_end_becomes_the_log_start(tmp_path: Pat
     """testDirtyOffsetResetIfLargerThanEndOffset"""
     engine = engine_with(tmp_path)
     write(engine, 20)
-    set_state(engine, first_dirty_offset=200)
-    assert plan(engine, "t", 0, now_ms=1000)[0].first_dirty_offset == 0
+    LogBuilder(engine).set_state(first_dirty_offset=200)
+    assert Plans(engine, 1000).of("t", 0)[0].first_dirty_offset == 0
     choose(engine, now_ms=1000)
     state = engine.describe("t").partitions[0]
     # A view of an older moment is refused still, and one of this moment is not.
@@ -144,8 +128,8 @@ def test_a_first_dirty_offset_below_the_log_start_becomes_it(tmp_path: Path) -> 
     """testDirtyOffsetResetIfSmallerThanStartOffset"""
     engine = engine_with(tmp_path)
     write(engine, 20)
-    set_state(engine, log_start_offset=10, first_dirty_offset=0)
-    assert plan(engine, "t", 0, now_ms=1000)[0].first_dirty_offset == 10
+    LogBuilder(engine).set_state(log_start_offset=10, first_dirty_offset=0)
+    assert Plans(engine, 1000).of("t", 0)[0].first_dirty_offset == 10
 
 
 def test_a_log_start_within_the_active_segment_leaves_nothing_to_clean(tmp_path: Path) -> None:
@@ -153,7 +137,7 @@ def test_a_log_start_within_the_active_segment_leaves_nothing_to_clean(tmp_path:
     engine = engine_with(tmp_path, segment_bytes="2048")
     for i in range(9):
         engine.append("t", [(f"{i}", "v")], now_ms=1000)
-    set_state(engine, log_start_offset=2, first_dirty_offset=0)
+    LogBuilder(engine).set_state(log_start_offset=2, first_dirty_offset=0)
     assert choose(engine, now_ms=1000).partitions == []
 
 
@@ -164,7 +148,7 @@ def test_a_first_dirty_offset_within_the_active_segment_leaves_nothing_to_clean(
     engine = engine_with(tmp_path, segment_bytes="2048")
     for i in range(6):
         engine.append("t", [(f"{i}", "v")], now_ms=1000)
-    set_state(engine, first_dirty_offset=3)
+    LogBuilder(engine).set_state(first_dirty_offset=3)
     assert choose(engine, now_ms=1000).partitions == []
     assert first_dirty(engine) == 3
 
@@ -195,7 +179,7 @@ def test_the_cleaner_retains_what_is_compacted_alone_from_its_log_start_on(tmp_p
     engine = engine_with(tmp_path, retention_ms="1")
     write(engine, 5)
     assert retained(engine) == []
-    set_state(engine, log_start_offset=3, first_dirty_offset=3)
+    LogBuilder(engine).set_state(log_start_offset=3, first_dirty_offset=3)
     assert retained(engine) == ["t"]
     assert offsets(dump(engine)) == [3, 4]
 
@@ -248,7 +232,7 @@ def test_a_checkpoint_is_put_right_where_nothing_is_to_be_cleaned(tmp_path: Path
     """testCheckpointUpdatedForInvalidOffsetNoCleaning"""
     engine = engine_with(tmp_path)
     write(engine, 20)
-    set_state(engine, log_start_offset=20, first_dirty_offset=15)
+    LogBuilder(engine).set_state(log_start_offset=20, first_dirty_offset=15)
     assert cleaned(engine) is None
     assert first_dirty(engine) == checkpoint(engine)["t", 0] == 20
 
@@ -259,8 +243,8 @@ def test_a_checkpoint_is_put_right_where_another_partition_is_taken(tmp_path: Pa
     create(engine, "u")
     write(engine, 20)
     write(engine, 25, "u")
-    set_state(engine, log_start_offset=15, first_dirty_offset=10)
-    set_state(engine, "u", first_dirty_offset=5)
+    LogBuilder(engine).set_state(log_start_offset=15, first_dirty_offset=10)
+    LogBuilder(engine).to("u").set_state(first_dirty_offset=5)
     assert cleaned(engine) == "u"
     assert first_dirty(engine) == checkpoint(engine)["t", 0] == 15
 
@@ -270,7 +254,7 @@ def test_a_checkpoint_is_put_right_only_where_it_is_wrong(tmp_path: Path) -> Non
     engine = engine_with(tmp_path)
     write(engine, 20)
     for start, found, expected in ((10, 15, 15), (20, 15, 20), (20, 25, 20)):
-        set_state(engine, log_start_offset=start, first_dirty_offset=found)
+        LogBuilder(engine).set_state(log_start_offset=start, first_dirty_offset=found)
         number = engine.state().number
         choose(engine, now_ms=1000)
         assert first_dirty(engine) == expected
@@ -281,7 +265,7 @@ def test_a_checkpoint_is_put_right_only_where_it_is_wrong(tmp_path: Path) -> Non
 
 
 def cleanable(engine: Engine, now_ms: int) -> tuple[int, int]:
-    log, _ = plan(engine, "t", 0, now_ms=now_ms)
+    log, _ = Plans(engine, now_ms).of("t", 0)
     return log.first_dirty_offset, log.first_uncleanable_offset
 
 
@@ -289,7 +273,7 @@ def test_nothing_is_cleaned_from_the_last_stable_offset_on(tmp_path: Path) -> No
     """testCleanableOffsetsForNone"""
     engine = engine_with(tmp_path)
     write(engine, 80)
-    set_state(engine, last_stable_offset=50)
+    LogBuilder(engine).set_state(last_stable_offset=50)
     assert cleanable(engine, 1000) == (0, 50)
 
 

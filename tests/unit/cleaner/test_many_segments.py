@@ -18,6 +18,8 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import segment_bases
 
 ROWS = 4
 FEW, MANY = 12, 60
@@ -26,13 +28,11 @@ clean_module: Any = importlib.import_module("kafkalog.cleaner.rewrite.clean")
 
 def small_segments(root: Path, count: int, key: Callable[[int], int]) -> Engine:
     """A log of full segments, so that no two of them fit into one."""
-    engine = Engine(root)
-    engine.create_topic("t", 1, {"segment.bytes": "200", "min.cleanable.dirty.ratio": "0"})
+    log = LogBuilder(root, now_ms=1).topic(segment_bytes=200, min_cleanable_dirty_ratio=0)
     for first in range(0, count * ROWS, ROWS):
-        rows = [(f"{key(number):04d}", "v" * 20) for number in range(first, first + ROWS)]
-        engine.append("t", rows, now_ms=1)
-    assert len(list((root / "t-0").glob("*.log"))) == count
-    return engine
+        log.append(*((f"{key(number):04d}", "v" * 20) for number in range(first, first + ROWS)))
+    assert len(segment_bases(log.engine)) == count
+    return log.engine
 
 
 def half_overwritten(root: Path, count: int) -> Engine:

@@ -17,6 +17,7 @@ from kafkalog.cleaner.metrics import CleanerMetrics, served
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.test_manager import eventually
 
 NOW = 1_700_000_000_000
@@ -45,11 +46,8 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def log(root: Path) -> Engine:
-    engine = Engine(root)
-    engine.create_topic("t", 1, {"segment.bytes": "100"})
-    for i in range(5):
-        engine.append("t", [("a", f"{i}"), ("b", None)], now_ms=NOW)
-    return engine
+    log = LogBuilder(root, now_ms=NOW).topic(segment_bytes=100)
+    return log.commits([("a", f"{i}"), ("b", None)] for i in range(5)).engine
 
 
 def read(port: int) -> dict[tuple[str, Labels], float]:

@@ -19,9 +19,11 @@ from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.reading.pins import Action
-from kafkalog.storage_engine.writing.writer import Writer
+from kafkalog.storage_engine.writing.staging import StagedMessage
+from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 from tests.acceptance.users import as_nobody
 from tests.builders.batch_builder import Record, batch_data
+from tests.builders.log_builder import LogBuilder
 from tests.builders.message_builder import message
 from tests.unit.cleaner.searched_log import (
     BASE,
@@ -31,7 +33,6 @@ from tests.unit.cleaner.searched_log import (
     directory,
     kinds,
     searched_log,
-    stage,
 )
 
 
@@ -268,14 +269,16 @@ def test_other_topics_are_none_of_it(log: KafkaLog) -> None:
 def test_a_staged_file_may_be_another_topics_until_the_journal_knows_its_writer(
     log: KafkaLog,
 ) -> None:
-    def commit(target: str, batch_id: int) -> None:
-        engine_of(log).commit(
-            [stage(log, "others", "app", target, batch_id)],
-            writer=Writer("app", target, batch_id),
-            now_ms=NOW,
-        )
+    def stage(target: str, batch_id: int) -> StagedMessage:
+        slug = writer_slug("app", target)
+        builder = LogBuilder(log).to("others")
+        return builder.stage((KEY, "v"), writer_slug=slug, batch_id=batch_id)
 
-    stage(log, "others", "app", "others", 5)
+    def commit(target: str, batch_id: int) -> None:
+        writer = Writer("app", target, batch_id)
+        engine_of(log).commit([stage(target, batch_id)], writer=writer, now_ms=NOW)
+
+    stage("others", 5)
     (left,) = log.occurrences("t", [KEY], now_ms=NOW).residuals
     assert "it may be of another topic" in left.sentence
     assert "remove" not in left.remedy
@@ -286,7 +289,7 @@ def test_a_staged_file_may_be_another_topics_until_the_journal_knows_its_writer(
         if one.file.kind is FileKind.STAGED
     )  # fmt: skip
     assert theirs.found == {0: 1}
-    stage(log, "others", "app", "*", 5)
+    stage("*", 5)
     commit("*", 1)
     assert kinds(log.occurrences("t", [KEY], now_ms=NOW)) == {FileKind.STAGED_FOR_ANY}
 

@@ -12,6 +12,7 @@ from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from tests.builders.batch_builder import GZIP, Record
+from tests.builders.log_builder import LogBuilder
 from tests.builders.message_builder import messages, wrapper
 from tests.unit.cleaner.naive import Batch, dump, latest_values, offsets, records_of
 
@@ -24,10 +25,8 @@ def old(magic: int, *offsets: int) -> list[Record]:
 
 def upgraded(root: Path, place: int, data: bytes) -> Engine:
     """Segments of two records; the one at `place` holds `data` instead."""
-    engine = Engine(root)
-    engine.create_topic("t", 1, {"segment.bytes": "100", "delete.retention.ms": "10"})
-    for i in range(5):
-        engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
+    log = LogBuilder(root, now_ms=1000).topic(segment_bytes=100, delete_retention_ms=10)
+    engine = log.rounds(5, "ab").engine
     logs = sorted(engine.partition_directory("t", 0).glob("*.log"))
     logs[place].write_bytes(data)
     return engine

@@ -11,32 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.report.explain import explain
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.manager import clean as cleaner_package
 from kafkalog.errors import InvalidInputError
-from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins, Pin
 from kafkalog.storage_engine.writing.transaction import Transaction
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import latest_column
 
 NOW = 1_700_000_000_000
 ONE = Action("app", "execution 1")
 
 
-def log(root: Path) -> Engine:
-    engine = Engine(root)
-    engine.create_topic("t", 1, {"segment.bytes": "300", "min.cleanable.dirty.ratio": "0"})
-    return engine
-
-
 def append(engine: Engine, value: str, keys: int = 10) -> None:
-    for i in range(keys):
-        engine.append("t", [(f"k{i}", value)], now_ms=NOW)
+    LogBuilder(engine).append_each(*((f"k{i}", value) for i in range(keys)))
 
 
 @pytest.fixture
@@ -64,23 +57,12 @@ def end_of(engine: Engine, pin: Pin) -> int:
     return held.last_stable_offset
 
 
-def table(engine: Engine, end: int) -> dict[bytes, bytes]:
-    """The latest value of each key as of an offset, each key once."""
-    found: dict[bytes, bytes] = {}
-    with engine.snapshot("t", 0, whole=True) as snapshot:
-        for batch in latest(snapshot, end, budget_bytes=1 << 20, schema=changelog_schema()):
-            for row in batch.to_pylist():
-                assert row["key"] not in found
-                found[row["key"]] = row["value"]
-    return found
-
-
 @pytest.mark.parametrize("force", [False, True])
 def test_a_cleaning_stops_below_a_pin_and_goes_on_when_its_time_is_over(
     tmp_path: Path, held: contextlib.ExitStack, force: bool
 ) -> None:
     """It is over with the lease; for a forced cleaning as soon as nobody reads."""
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=300, min_cleanable_dirty_ratio=0).engine
     append(engine, "old")
     pin = pinned(engine, held=held if force else None)
     append(engine, "new")
@@ -89,17 +71,17 @@ def test_a_cleaning_stops_below_a_pin_and_goes_on_when_its_time_is_over(
     clean(engine, "t", force=force, now_ms=NOW)
     cleaned_to = engine.describe("t").partitions[0].cleaned_to
     assert 0 < cleaned_to <= end_of(engine, pin)
-    assert set(table(engine, end_of(engine, pin)).values()) == {b"old"}
+    assert set(latest_column(engine, "value", end=end_of(engine, pin)).values()) == {b"old"}
 
     held.close()
     clean(engine, "t", force=force, now_ms=NOW if force else NOW + LEASE_MS)
     assert engine.describe("t").partitions[0].cleaned_to > end_of(engine, pin)
     with pytest.raises(InvalidInputError, match="as of offset 10 are gone"):
-        table(engine, end_of(engine, pin))
+        latest_column(engine, "value", end=end_of(engine, pin))
 
 
 def test_a_background_cleaner_finds_nothing_due_above_a_pin(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=300, min_cleanable_dirty_ratio=0).engine
     pinned(engine)
     append(engine, "old")
     append(engine, "new")
@@ -114,7 +96,7 @@ def test_a_background_cleaner_finds_nothing_due_above_a_pin(tmp_path: Path) -> N
 
 
 def test_what_a_pin_cannot_hold_back_is_not_told(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=300, min_cleanable_dirty_ratio=0).engine
     append(engine, "old")
     pinned(engine)
     (told,) = explain(engine, "t", NOW)
@@ -126,7 +108,7 @@ def test_a_cleaner_that_a_reader_overtakes_takes_its_word_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: contextlib.ExitStack, place: str
 ) -> None:
     """`before`: the cleaner has planned and has not told the journal; `between`: it has."""
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=300, min_cleanable_dirty_ratio=0).engine
     append(engine, "old")
     old = engine.state()
     append(engine, "new")
@@ -142,15 +124,15 @@ def test_a_cleaner_that_a_reader_overtakes_takes_its_word_back(
             super().__init__(root, now_ms, held_only=held_only)
 
     monkeypatch.setattr(cleaner_package_module(), "LivePins", Overtaken)
-    before = table(engine, 10)
+    before = latest_column(engine, "value", end=10)
     clean(engine, "t", force=True, now_ms=NOW)
     state = engine.describe("t").partitions[0]
     assert (state.cleaning_offset, state.first_dirty_offset) == (0, 0)
-    assert table(engine, 10) == before
+    assert latest_column(engine, "value", end=10) == before
 
     clean(engine, "t", force=True, now_ms=NOW)
     assert 0 < engine.describe("t").partitions[0].cleaned_to <= 10
-    assert table(engine, 10) == before
+    assert latest_column(engine, "value", end=10) == before
     assert not [path for path in (tmp_path / "t-0").iterdir() if path.suffix == layout.CLEANED]
 
 
@@ -165,7 +147,7 @@ def cleaner_package_module() -> object:
 def test_a_cleaner_that_dies_having_told_the_journal_leaves_nobody_a_mixed_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: contextlib.ExitStack
 ) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=300, min_cleanable_dirty_ratio=0).engine
     append(engine, "old")
     append(engine, "new")
     publish = Transaction.publish
@@ -186,18 +168,18 @@ def test_a_cleaner_that_dies_having_told_the_journal_leaves_nobody_a_mixed_view(
 
     again = Engine(tmp_path)
     with pytest.raises(InvalidInputError, match="as of offset 10 are gone"):
-        table(again, 10)
-    assert set(table(again, 20).values()) == {b"new"}
+        latest_column(again, "value", end=10)
+    assert set(latest_column(again, "value", end=20).values()) == {b"new"}
     pin = pinned(again, held=held)
-    assert set(table(again, end_of(again, pin)).values()) == {b"new"}
+    assert set(latest_column(again, "value", end=end_of(again, pin)).values()) == {b"new"}
     clean(again, "t", force=True, now_ms=NOW)
-    assert set(table(again, end_of(again, pin)).values()) == {b"new"}
+    assert set(latest_column(again, "value", end=end_of(again, pin)).values()) == {b"new"}
 
 
 @pytest.mark.slow
 def test_no_reader_sees_two_moments_while_a_cleaner_runs_without_pause(tmp_path: Path) -> None:
     """Each value is the same for all keys of a commit: a mixed view has two of them."""
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=300, min_cleanable_dirty_ratio=0).engine
     engine.append("t", [(f"k{i}", "0") for i in range(10)], now_ms=NOW)
     is_over = threading.Event()
     faults: list[str] = []
@@ -235,7 +217,7 @@ def test_no_reader_sees_two_moments_while_a_cleaner_runs_without_pause(tmp_path:
                 deadline = time.monotonic() + 30
                 while own.describe("t").partitions[0].cleaned_to > end_of(own, pin):
                     assert time.monotonic() < deadline, "the pin was passed"
-                seen.append(table(own, end_of(own, pin)))
+                seen.append(latest_column(own, "value", end=end_of(own, pin)))
         assert seen[0] == seen[1]
         assert len(set(seen[0].values())) == 1
         assert len(seen[0]) == 10
@@ -258,7 +240,7 @@ def test_no_reader_sees_two_moments_while_a_cleaner_runs_without_pause(tmp_path:
 def test_a_round_honours_pins_that_are_younger_than_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=300, min_cleanable_dirty_ratio=0).engine
     append(engine, "old")
     old = engine.state()
     append(engine, "new")
@@ -276,13 +258,13 @@ def test_a_round_honours_pins_that_are_younger_than_it_is(
     clean(engine, "t", now_ms=NOW, progress=take_long)
     assert passed_ms
     assert engine.describe("t").partitions[0].cleaned_to <= 10
-    assert set(table(engine, 10).values()) == {b"old"}
+    assert set(latest_column(engine, "value", end=10).values()) == {b"old"}
 
 
 def test_of_a_pin_whose_lease_is_over_no_end_is_told(
     tmp_path: Path, held: contextlib.ExitStack
 ) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=300, min_cleanable_dirty_ratio=0).engine
     pinned(engine, held=held)
     append(engine, "old")
     append(engine, "new")
@@ -293,7 +275,7 @@ def test_of_a_pin_whose_lease_is_over_no_end_is_told(
 
 
 def test_a_cleaning_with_a_time_of_the_callers_ends_no_pin(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=300, min_cleanable_dirty_ratio=0).engine
     append(engine, "v")
     action = Action("app", "execution 1")
     first = pins.pin(tmp_path, action, engine.state, clock.now_ms())

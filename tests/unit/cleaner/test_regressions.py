@@ -15,16 +15,14 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerStats
-from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest
-from kafkalog.inspection.verify import verify
-from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import list_segments
 from tests.builders.batch_builder import CONTROL, GZIP, TRANSACTIONAL, Record, batch_data, empty
+from tests.builders.log_contents import damage, latest_column, segment_sizes
 from tests.unit.cleaner.naive import batch, dump, foreign_log, latest_values, offsets, records_of
 from tests.unit.cleaner.transactional_log import DAY, Log, kafkas
 
@@ -38,24 +36,6 @@ def forced(engine: Engine, now_ms: int = NOW, config: CleanerConfig = OURS) -> C
     (stats,) = clean(engine, "t", force=True, now_ms=now_ms, config=config)
     assert stats.error is None
     return stats
-
-
-def sound(root: Path) -> bool:
-    """Whether no file of a log is damaged, the indexes included."""
-    return not [finding for finding in verify(root, deep=True) if finding.is_damage]
-
-
-def sizes(engine: Engine) -> list[int]:
-    return [s.size for s in list_segments(engine.partition_directory("t", 0))]
-
-
-def latest_records(engine: Engine) -> dict[bytes, int]:
-    with engine.snapshot("t", 0, whole=True) as snapshot:
-        end = snapshot.state.high_watermark
-        found: dict[bytes, int] = {}
-        for rows in latest(snapshot, end, budget_bytes=1 << 20, schema=changelog_schema()):
-            found |= zip(rows["key"].to_pylist(), rows["offset"].to_pylist(), strict=True)
-        return found
 
 
 # --- more keys than memory -----------------------------------------------------------------------
@@ -90,9 +70,9 @@ def test_a_log_that_is_overwritten_for_ever_keeps_its_size(tmp_path: Path) -> No
         for j in range(10):
             engine.append("t", [(f"k{k}", f"{i:3}-{j}") for k in range(10)], now_ms=NOW + i)
         forced(engine, NOW + i)
-        found.append((sum(sizes(engine)), len(sizes(engine))))
+        found.append((sum(segment_sizes(engine)), len(segment_sizes(engine))))
     assert len(set(found[2:])) == 1
-    assert len(latest_records(engine)) == 10
+    assert len(latest_column(engine)) == 10
 
 
 # --- missing and far offsets ---------------------------------------------------------------------
@@ -132,7 +112,7 @@ def test_a_segment_whose_offsets_no_index_can_tell_is_cleaned(
     )  # fmt: skip
     forced(engine, config=config)
     assert offsets(dump(engine)) == [0, 10, MAX + 7, 2 * MAX, end]
-    assert sound(tmp_path)
+    assert damage(tmp_path) == []
     bases = [s.base_offset for s in list_segments(tmp_path / "t-0")]
     assert len(bases) > 3
     engine.append("t", [("k0", "w")], now_ms=1)
@@ -149,13 +129,13 @@ def test_a_copy_of_a_compacted_log_with_far_offsets_has_sound_indexes(
     log = Log.create(tmp_path, index_interval_bytes="0", segment_ms=str(2**63 - 1))
     for base in (*first, MAX + 3, MAX + 9, 3 * MAX):
         log._append(batch(base, [(f"{base % 4}", "v")]))
-    assert sound(tmp_path)
+    assert damage(tmp_path) == []
     forced(log.engine)
-    assert sound(tmp_path)
+    assert damage(tmp_path) == []
     expected = {
         key: offset for key, (offset, _) in latest_values(records_of(log.batches())).items()
     }
-    assert latest_records(log.engine) == expected
+    assert latest_column(log.engine) == expected
     assert max(log.offsets()) == 3 * MAX
 
 
@@ -170,8 +150,8 @@ def test_segments_without_records_do_not_pile_up(tmp_path: Path) -> None:
     for i in range(3):
         forced(engine)
         engine.append("t", [("k", f"{i}")], now_ms=1)
-    assert len(sizes(engine)) <= 4
-    assert sizes(engine).count(0) <= 1
+    assert len(segment_sizes(engine)) <= 4
+    assert segment_sizes(engine).count(0) <= 1
 
 
 # --- batches too large ---------------------------------------------------------------------------
@@ -210,7 +190,7 @@ def test_a_batch_that_grows_by_being_compressed_anew_is_written(
     log.engine.append_raw("t", 0, data, now_ms=0)
     log.engine.append("t", [("key-39", None)], now_ms=0)
     forced(log.engine, config=config)
-    first = sizes(log.engine)[0] - len(empty(40, 40).data)
+    first = segment_sizes(log.engine)[0] - len(empty(40, 40).data)
     assert first > len(data)
     assert log.offsets() == [*range(39), 40]
     assert [r.value for r in records_of(log.batches())][:39] == [r.value for r in records[:39]]
@@ -360,7 +340,7 @@ def test_a_transaction_over_many_segments_is_whole_or_gone(tmp_path: Path, end: 
     expected = {b"1": 2, b"2": 3, b"3": 4} if end else {b"1": 0, b"2": 1}
     for i in range(3):
         forced(log.engine, NOW + i * (DAY + 1), kafkas())
-        assert latest_records(log.engine) == expected | {b"4": log.end - 1}
+        assert latest_column(log.engine) == expected | {b"4": log.end - 1}
         assert (5 in log.offsets()) == (bool(end) or i < 2)  # in two stages, behind its data
         log.data(4)
 
@@ -379,11 +359,11 @@ def test_an_abort_marker_stays_while_a_later_round_may_need_it(tmp_path: Path) -
     rounds = 0
     while log.first_dirty_offset < log.end:
         log.clean(NOW + rounds * (DAY + 1), config=kafkas(3))
-        assert latest_records(log.engine) == expected
+        assert latest_column(log.engine) == expected
         rounds += 1
     assert rounds > 2
     log.clean(NOW + 99 * DAY)
-    assert (latest_records(log.engine), log.indexed()) == (expected, [])
+    assert (latest_column(log.engine), log.indexed()) == (expected, [])
 
 
 @pytest.mark.parametrize("kind", [0, 1])
@@ -400,12 +380,12 @@ def test_records_with_the_key_of_a_marker_and_markers_pass_each_other_by(
     expected = {key: 0, b"1": 1} if kind else {key: 0}
     for _ in range(2):
         forced(log.engine, NOW, kafkas())
-        assert (latest_records(log.engine), 2 in log.offsets()) == (expected, True)
+        assert (latest_column(log.engine), 2 in log.offsets()) == (expected, True)
         log.data(2)
         expected[b"2"] = log.end - 1
     log.engine.append("t", [(key, "behind")], now_ms=0)
     forced(log.engine, NOW, kafkas())
-    assert latest_records(log.engine) == expected | {key: log.end}
+    assert latest_column(log.engine) == expected | {key: log.end}
     assert 2 in log.offsets()
 
 
@@ -418,7 +398,7 @@ def test_aborted_batches_larger_than_all_buffers_go(tmp_path: Path) -> None:
     log.data(1)
     config = replace(kafkas(), io_buffer_size=1)
     forced(log.engine, NOW, config)
-    assert latest_records(log.engine) == {b"1": log.end - 1}
+    assert latest_column(log.engine) == {b"1": log.end - 1}
     assert len(log.offsets()) == 2
 
 

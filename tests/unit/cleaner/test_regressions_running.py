@@ -18,7 +18,7 @@ from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
 from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
-from kafkalog.cleaner.schedule.scheduler import choose, plan
+from kafkalog.cleaner.schedule.scheduler import Plans, choose
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
@@ -27,6 +27,8 @@ from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.segment.segments import list_segments
 from tests.builders.batch_builder import CONTROL, TRANSACTIONAL
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import first_dirty
 from tests.unit.cleaner.naive import batch, dump, foreign_log, latest_values, offsets, records_of
 from tests.unit.cleaner.test_manager import corrupt, eventually, filled
 from tests.unit.cleaner.transactional_log import DAY, Log
@@ -43,16 +45,6 @@ def running(engine: Engine, clock: list[int] | None = None) -> Iterator[CleanerT
         yield thread
     finally:
         thread.stop()
-
-
-def set_state(engine: Engine, topic: str = "t", **fields: int) -> None:
-    with engine.transaction() as transaction:
-        transaction.change_partition(topic, 0, **fields)
-        transaction.publish(1)
-
-
-def first_dirty(engine: Engine, topic: str = "t") -> int:
-    return engine.describe(topic).partitions[0].first_dirty_offset
 
 
 # --- threads that died ---------------------------------------------------------------------------
@@ -189,7 +181,7 @@ def test_a_first_dirty_offset_within_the_active_segment_makes_no_endless_loop(
     """KAFKA-9826"""
     engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="0", max_compaction_lag_ms="1")
     assert clean(engine, now_ms=10**6)[0].end_offset == 8
-    set_state(engine, first_dirty_offset=9)
+    LogBuilder(engine).set_state(first_dirty_offset=9)
     for _ in range(3):
         assert clean_filthiest(engine, now_ms=10**6) is None
     assert first_dirty(engine) == 9
@@ -203,7 +195,7 @@ def test_a_first_dirty_offset_that_was_reset_is_told_once(
 ) -> None:
     """KAFKA-6266: told with every look at a partition that then had nothing to clean"""
     engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="1")
-    set_state(engine, first_dirty_offset=10**6)
+    LogBuilder(engine).set_state(first_dirty_offset=10**6)
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             assert clean_filthiest(engine, now_ms=1_000) is None
@@ -250,13 +242,12 @@ def test_offsets_in_any_order_are_a_range_or_nothing(
 ) -> None:
     """KAFKA-8724: a range whose end lay before its start ended the thread"""
     engine = filled(tmp_path, "t", cleanup_policy="compact,delete", retention_ms="-1")
-    set_state(
-        engine,
+    LogBuilder(engine).set_state(
         log_start_offset=log_start,
         first_dirty_offset=dirty,
         last_stable_offset=max(log_start, stable),
     )
-    log, _ = plan(engine, "t", 0, now_ms=1)
+    log, _ = Plans(engine, 1).of("t", 0)
     assert log.first_dirty_offset <= log.end
     assert log.first_dirty_offset <= log.first_uncleanable_offset
     assert min(log.clean_bytes, log.cleanable_bytes, log.uncleanable_bytes) >= 0
@@ -276,7 +267,7 @@ def test_a_ratio_of_more_than_two_gib_is_a_ratio(tmp_path: Path) -> None:
     engine = foreign_log(tmp_path, contents | {4: []}, first_dirty=1)
     for i in range(4):
         os.truncate(tmp_path / "t-0" / f"{i:020d}.log", large)  # sparse
-    log, _ = plan(engine, "t", 0, now_ms=1)
+    log, _ = Plans(engine, 1).of("t", 0)
     assert (log.clean_bytes, log.cleanable_bytes) == (large, 3 * large)
     assert log.dirty_ratio == 0.75
     assert choose(engine, now_ms=1).max_dirty_ratio == 0.75
@@ -289,12 +280,10 @@ def test_the_active_segment_is_in_no_ratio(tmp_path: Path) -> None:
     engine.alter_topic("t", {"segment.bytes": "1000000"})
     for i in range(50):
         engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=1)
-    log, _ = plan(engine, "t", 0, now_ms=1)
+    log, _ = Plans(engine, 1).of("t", 0)
     assert (log.cleanable_bytes, log.dirty_ratio) == (0, 0.0)
-    with engine.transaction() as transaction:
-        transaction.roll("t", 0, 1)
-        transaction.publish(1)
-    log, _ = plan(engine, "t", 0, now_ms=1)
+    LogBuilder(engine).roll()
+    log, _ = Plans(engine, 1).of("t", 0)
     closed = list_segments(tmp_path / "t-0")[:-1]
     assert log.clean_bytes + log.cleanable_bytes == sum(s.size for s in closed)
     assert log.dirty_ratio == log.cleanable_bytes / sum(s.size for s in closed)

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
-from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, clean_and_retain, retain
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.inspection.verify import verify
-from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import latest_column
 from tests.unit.cleaner.test_manager import eventually
 from tests.unit.cleaner.transactional_log import Log
 
@@ -25,20 +25,12 @@ HOUR = 3_600_000
 
 def filled(root: Path, *topics: str, hours: int = 6, **config: str) -> Engine:
     """Topics with two records an hour, of a key that comes again and of one that does not."""
-    engine = Engine(root)
+    log = LogBuilder(root)
     for topic in topics:
-        settings = {name.replace("_", "."): value for name, value in config.items()}
-        engine.create_topic(topic, 1, {"segment.bytes": "100", **settings})
+        log.topic(topic, segment_bytes=100, **config)
         for hour in range(hours):
-            engine.append(topic, [("a", f"{hour}"), (f"k{hour}", "x")], now_ms=hour * HOUR + 1)
-    return engine
-
-
-def latest_records(engine: Engine, topic: str = "t") -> list[int]:
-    with engine.snapshot(topic, 0, whole=True) as snapshot:
-        end = snapshot.state.high_watermark
-        found = latest(snapshot, end, budget_bytes=1 << 20, schema=changelog_schema())
-        return [offset for batch in found for offset in batch["offset"].to_pylist()]
+            log.append(("a", f"{hour}"), (f"k{hour}", "x"), now_ms=hour * HOUR + 1)
+    return log.engine
 
 
 def start(engine: Engine, topic: str = "t") -> tuple[int, int]:
@@ -53,7 +45,7 @@ def test_compact_delete_is_cleaned_and_then_loses_its_old_segments(tmp_path: Pat
         (stats,) = clean_and_retain(engine, now_ms=int(4.5 * HOUR))
         assert stats.error is None
         assert start(engine) == (4, 10)
-        assert latest_records(engine) == [5, 7, 9, 10, 11]
+        assert [*latest_column(engine).values()] == [5, 7, 9, 10, 11]
         assert clean_and_retain(engine, now_ms=int(4.5 * HOUR)) == []
 
 
@@ -61,7 +53,7 @@ def test_compact_alone_keeps_every_key_however_old(tmp_path: Path) -> None:
     with filled(tmp_path, "t", retention_ms="1", retention_bytes="1") as engine:
         clean_and_retain(engine, now_ms=10**9 * HOUR)
         assert start(engine)[0] == 0
-        assert len(latest_records(engine)) == 7
+        assert len([*latest_column(engine).values()]) == 7
 
 
 def test_nothing_below_the_log_start_is_dirty_or_cleaned_into_another_segment(
@@ -74,12 +66,12 @@ def test_nothing_below_the_log_start_is_dirty_or_cleaned_into_another_segment(
     assert start(engine) == (7, 7)
     (stats,) = clean(engine, now_ms=1)
     assert stats.start_offset == 7
-    assert latest_records(engine) == [7, 9, 10, 11]
+    assert [*latest_column(engine).values()] == [7, 9, 10, 11]
     names = sorted(path.name for path in (tmp_path / "t-0").glob("*.log"))
     assert [int(name[:20]) for name in names] == [0, 2, 4, 6, 10]
     retain(engine, now_ms=1)
     assert sorted(int(path.name[:20]) for path in (tmp_path / "t-0").glob("*.log")) == [6, 10]
-    assert latest_records(engine) == [7, 9, 10, 11]
+    assert [*latest_column(engine).values()] == [7, 9, 10, 11]
 
 
 def test_records_deleted_during_a_round_stay_clean(tmp_path: Path) -> None:
@@ -91,7 +83,7 @@ def test_records_deleted_during_a_round_stay_clean(tmp_path: Path) -> None:
 
     assert clean(engine, now_ms=1, check_abort=check_abort)[0].error is None
     assert start(engine) == (12, 12)
-    assert latest_records(engine) == []
+    assert [*latest_column(engine).values()] == []
 
 
 def test_an_uncleanable_partition_is_not_retained(tmp_path: Path) -> None:

@@ -16,22 +16,15 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.records.records import BatchTable
 from kafkalog.storage_engine.segment import open_segment
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import Batch, dump, latest_values, naive_clean, offsets, records_of
 
 SCHEMA = changelog_schema()
+DRAWN = {"keys": 60, "rows_max": 11, "tombstones": 0.3}
 
 
 def everything(table: BatchTable) -> npt.NDArray[np.bool_]:
     return np.ones(len(table), dtype=np.bool_)
-
-
-def filled(engine: Engine, now_ms: int, rng: random.Random) -> None:
-    for i in range(30):
-        rows = [
-            (f"k{rng.randrange(60)}", None if rng.random() < 0.3 else f"{i}-{j}" * 9)
-            for j in range(rng.randrange(1, 12))
-        ]
-        engine.append("t", rows, now_ms=now_ms)
 
 
 @pytest.mark.parametrize("run_size", [1, 400, 1000])
@@ -46,7 +39,7 @@ def test_batches_are_cleaned_the_same_in_runs_of_any_size(
     expected: list[Batch] = []
     first_dirty = 0
     for now in (1_000, 2_000):
-        filled(engine, now, rng)
+        LogBuilder(engine, now_ms=now).random_commits(rng, 30, **DRAWN)
         expected += [b for b in dump(engine) if b.base >= first_dirty]
         end = engine.offsets("t")[0][1]
         expected = naive_clean(expected, first_dirty, end, now=now, retention=0, high_watermark=end)
@@ -79,7 +72,7 @@ def test_the_latest_records_are_the_same_in_runs_of_any_size(
 ) -> None:
     engine = Engine(tmp_path)
     engine.create_topic("t", 1, {"compression.type": "lz4"})
-    filled(engine, 1, random.Random(1))
+    LogBuilder(engine, now_ms=1).random_commits(random.Random(1), 30, **DRAWN)
     end = engine.offsets("t")[0][1]
     expected = {
         offset for offset, value in latest_values(records_of(dump(engine))).values() if value

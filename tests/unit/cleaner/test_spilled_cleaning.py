@@ -17,6 +17,7 @@ from kafkalog.cleaner.schedule.manager import clean, clean_filthiest
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import (
     Batch,
     batch,
@@ -34,21 +35,9 @@ SMALL = CleanerConfig(dedupe_buffer_size=24 * 30, merge_batches=False)
 
 
 def written(root: Path, seed: int, *, keys: int = 300, commits: int = 30) -> Engine:
-    rng = random.Random(seed)
-    engine = Engine(root)
-    config = {"segment.bytes": "2500", "delete.retention.ms": "500", "file.delete.delay.ms": "0"}
-    engine.create_topic("t", 1, config)
-    append(engine, rng, keys, commits)
-    return engine
-
-
-def append(engine: Engine, rng: random.Random, keys: int, commits: int, now_ms: int = 1) -> None:
-    for commit in range(commits):
-        rows = [
-            (f"k{rng.randrange(keys)}", None if rng.random() < 0.2 else f"{commit}-{row}")
-            for row in range(rng.randrange(1, 25))
-        ]
-        engine.append("t", rows, now_ms=now_ms)
+    config = {"segment_bytes": 2_500, "delete_retention_ms": 500, "file_delete_delay_ms": 0}
+    log = LogBuilder(root, now_ms=1).topic(**config)
+    return log.random_commits(random.Random(seed), commits, keys=keys, rows_max=24).engine
 
 
 def cleaned(engine: Engine, now_ms: int, config: CleanerConfig = SMALL) -> CleanerStats:
@@ -77,7 +66,8 @@ def test_round_after_round_leaves_what_the_naive_cleaner_leaves_in_any_memory(
     expected: list[Batch] = []
     first_dirty = end = 0
     for now in (1_000, 1_400, 1_600, 5_000):
-        append(engine, rng, 300, rng.randrange(20), now)
+        log = LogBuilder(engine, now_ms=now)
+        log.random_commits(rng, rng.randrange(20), keys=300, rows_max=24)
         expected += [b for b in dump(engine) if b.base >= end]
         end = engine.offsets("t")[0][1]
         for stats in clean(engine, "t", force=True, now_ms=now, config=config):

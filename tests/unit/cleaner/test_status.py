@@ -20,16 +20,10 @@ from kafkalog.cleaner.state.last_cleaning import (
 from kafkalog.errors import UnknownTopicError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
+from tests.builders.log_builder import LogBuilder
 
 HOUR = 3_600_000
 NOW = 1_700_000_000_000
-
-
-def log(root: Path, **config: str) -> Engine:
-    engine = Engine(root)
-    settings = {name.replace("_", "."): value for name, value in config.items()}
-    engine.create_topic("t", 1, {"segment.bytes": "100", **settings})
-    return engine
 
 
 def size(engine: Engine, first: int, end: int) -> int:
@@ -39,12 +33,14 @@ def size(engine: Engine, first: int, end: int) -> int:
 
 
 def test_bytes_are_clean_dirty_or_not_to_be_cleaned_yet(tmp_path: Path) -> None:
-    engine = log(tmp_path, min_cleanable_dirty_ratio="0.9")
-    for i in range(3):
-        engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=NOW)
+    engine = (
+        LogBuilder(tmp_path)
+        .topic(segment_bytes=100, min_cleanable_dirty_ratio=0.9)
+        .rounds(3, "ab")
+        .engine
+    )
     clean(engine, now_ms=NOW)
-    for i in range(2):
-        engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=NOW)
+    LogBuilder(engine).rounds(2, "ab")
     (found,) = status(engine, NOW)
     clean_size, dirty_size = size(engine, 0, 4), size(engine, 4, 8)
     assert clean_size > 0
@@ -56,9 +52,7 @@ def test_bytes_are_clean_dirty_or_not_to_be_cleaned_yet(tmp_path: Path) -> None:
 
 
 def test_the_last_cleaning_is_told_with_what_it_did(tmp_path: Path) -> None:
-    engine = log(tmp_path)
-    for i in range(3):
-        engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=NOW)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).rounds(3, "ab").engine
     assert status(engine, NOW)[0].last_cleaning is None
     (stats,) = clean(engine, now_ms=NOW)
     (found,) = status(engine, NOW + HOUR)
@@ -72,7 +66,7 @@ def test_the_last_cleaning_is_told_with_what_it_did(tmp_path: Path) -> None:
 
 
 def test_a_look_that_finds_nothing_to_do_leaves_the_last_cleaning_as_it_was(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     for i in range(3):
         engine.append("t", [("a", f"{i}")], now_ms=NOW)
     clean(engine, force=True, now_ms=NOW)
@@ -82,7 +76,7 @@ def test_a_look_that_finds_nothing_to_do_leaves_the_last_cleaning_as_it_was(tmp_
 
 
 def test_tombstones_that_wait_are_counted_with_the_earliest_horizon(tmp_path: Path) -> None:
-    engine = log(tmp_path, delete_retention_ms=str(HOUR))
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100, delete_retention_ms=HOUR).engine
     engine.append("t", [("a", "1"), ("b", "1"), ("c", "1")], now_ms=NOW)
     assert status(engine, NOW)[0].tombstones_waiting is None
     engine.append("t", [("a", None), ("b", None)], now_ms=NOW)
@@ -97,7 +91,7 @@ def test_tombstones_that_wait_are_counted_with_the_earliest_horizon(tmp_path: Pa
 def test_tombstones_are_counted_once_in_a_cleaning_of_several_rounds(tmp_path: Path) -> None:
     from kafkalog.cleaner import CleanerConfig
 
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     for i in range(10):
         engine.append("t", [(f"k{i}", "1"), (f"d{i}", None)], now_ms=NOW)
     config = CleanerConfig(dedupe_buffer_size=24 * 8, spill=False)
@@ -107,7 +101,7 @@ def test_tombstones_are_counted_once_in_a_cleaning_of_several_rounds(tmp_path: P
 
 
 def test_a_count_of_another_cleaning_is_unknown(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     engine.append("t", [("a", None)], now_ms=NOW)
     clean(engine, force=True, now_ms=NOW)
     stats = CleanerStats("t", 0, start_offset=0, end_offset=77, tombstones_kept=5)
@@ -119,7 +113,7 @@ def test_a_count_of_another_cleaning_is_unknown(tmp_path: Path) -> None:
     "content", [b"", b"{", b"[]", b'{"version": 9}', b'{"version": 1}', b"\xff"]
 )
 def test_a_last_cleaning_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     (tmp_path / "t-0" / layout.LAST_CLEANING).write_bytes(content)
     assert status(engine, NOW)[0].last_cleaning is None
 
@@ -140,14 +134,14 @@ def test_a_disk_that_takes_no_last_cleaning_costs_nothing_else(tmp_path: Path) -
 
 
 def test_a_paused_partition_says_so(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     with abort_and_pause(engine, "t", 0):
         assert status(engine, NOW)[0].state == "paused"
     assert status(engine, NOW)[0].state == "clean"
 
 
 def test_status_of_one_topic_is_that_of_its_partitions(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     engine.create_topic("u", 3)
     assert [one.partition for one in status(engine, NOW, "u")] == [0, 1, 2]
     with pytest.raises(UnknownTopicError):
@@ -155,7 +149,7 @@ def test_status_of_one_topic_is_that_of_its_partitions(tmp_path: Path) -> None:
 
 
 def test_asking_writes_nothing(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     engine.append("t", [("a", "1")], now_ms=NOW)
     status(engine, NOW)
     before = sorted(tmp_path.rglob("*"))

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.rewrite import swap
 from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
 from kafkalog.cleaner.rewrite.swap import RewrittenGroup, list_gaps, replace_segments
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.segments import list_segments
+from tests.builders.log_contents import latest_column
 from tests.unit.cleaner.naive import (
     batch,
     dump,
@@ -44,15 +43,6 @@ def dirty_log(root: Path) -> Engine:
     })  # fmt: skip
 
 
-def latest_records(engine: Engine) -> dict[bytes, int]:
-    with engine.snapshot("t", 0, whole=True) as snapshot:
-        found: dict[bytes, int] = {}
-        end = snapshot.state.high_watermark
-        for rows in latest(snapshot, end, budget_bytes=1 << 20, schema=changelog_schema()):
-            found |= zip(rows["key"].to_pylist(), rows["offset"].to_pylist(), strict=True)
-        return found
-
-
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("swap") / "log"
@@ -72,7 +62,7 @@ def test_a_cleaning_cut_short_at_any_durable_act_loses_nothing_and_heals(
 ) -> None:
     monkeypatch.setattr(swap, "SEGMENTS_MAX", segments_max)  # several swaps, or one
     before = Engine(template, read_only=True)
-    all_records, latest_offsets = records_of(dump(before)), latest_records(before)
+    all_records, latest_offsets = records_of(dump(before)), latest_column(before)
     reference = tmp_path / "reference"
     shutil.copytree(template, reference)
     clean(Engine(reference), now_ms=1)
@@ -90,12 +80,12 @@ def test_a_cleaning_cut_short_at_any_durable_act_loses_nothing_and_heals(
         left = records_of(dump(reader))
         assert latest_values(left) == latest_values(all_records), n
         assert set(left) <= set(all_records), n
-        assert latest_records(reader) == latest_offsets, n
+        assert latest_column(reader) == latest_offsets, n
         # Whatever was left, another cleaner brings the log to where the first was heading.
         other = Engine(root)
         other.append("t", [("new", "1")], now_ms=1)
         clean(other, force=True, now_ms=90_000)
-        assert latest_records(other) == latest_offsets | {b"new": 26}, n
+        assert latest_column(other) == latest_offsets | {b"new": 26}, n
         state = other.describe("t").partitions[0]
         assert (state.first_dirty_offset, state.cleaned_to) == (27, 27), n
         names = [path.name for path in (root / "t-0").iterdir()]

@@ -16,6 +16,7 @@ from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.writing.staging import StagedMessage
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.searched_log import (
     BASE,
     KEY,
@@ -24,7 +25,6 @@ from tests.unit.cleaner.searched_log import (
     directory,
     kinds,
     searched_log,
-    stage,
 )
 
 
@@ -103,7 +103,7 @@ def test_what_is_committed_during_the_search_is_looked_at_too(
 
     def scan(file: TopicFile, *rest: Any, **options: Any) -> FileOccurrences:
         if not staged:  # it is in the second listing, when the segments have been read
-            staged.append(stage(log, "t"))
+            staged.append(LogBuilder(log).stage((KEY, "v")))
         if file.path.name != staged[0].files[0].name or committed:
             return real(file, *rest, **options)
         if is_vanished:

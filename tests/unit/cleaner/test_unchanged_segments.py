@@ -19,10 +19,12 @@ from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import pairs
 from tests.unit.cleaner.naive import dump
 
 NEVER = 1 << 60
-CONFIG = {"segment.bytes": "6000", "delete.retention.ms": "500", "file.delete.delay.ms": "0"}
+CONFIG = {"segment_bytes": 6_000, "delete_retention_ms": 500, "file_delete_delay_ms": 0}
 
 
 def cleaned(engine: Engine, now_ms: int, **config: object) -> CleanerStats:
@@ -39,13 +41,10 @@ def cleaned(engine: Engine, now_ms: int, **config: object) -> CleanerStats:
 
 def filled(root: Path, count: int = 2_000) -> Engine:
     """A clean log of many segments with a key for each record."""
-    engine = Engine(root)
-    engine.create_topic("t", 1, CONFIG)
+    log = LogBuilder(root, now_ms=1_000).topic(**CONFIG)
     for start in range(0, count, 100):
-        rows = [(f"key-{n:05}", f"value-{n}") for n in range(start, start + 100)]
-        engine.append("t", rows, now_ms=1_000)
-    cleaned(engine, 1_000)
-    return engine
+        log.append(*((f"key-{n:05}", f"value-{n}") for n in range(start, start + 100)))
+    return log.clean().engine
 
 
 def logs(engine: Engine) -> dict[str, bytes]:
@@ -61,13 +60,6 @@ def inodes(engine: Engine) -> dict[str, int]:
 
 def indexes(engine: Engine) -> list[Path]:
     return sorted(engine.partition_directory("t", 0).glob("kl-*.keys"))
-
-
-def latest(engine: Engine) -> dict[object, object]:
-    found: dict[object, object] = {}
-    for batch in engine.read("t", 0):
-        found.update(zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True))
-    return found
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -105,7 +97,7 @@ def test_a_segment_of_which_no_key_occurs_again_is_not_read(tmp_path: Path) -> N
         same = [name for name, inode in inodes(engine).items() if before.get(name) == inode]
         # That of the key, and the last one, to which the dirty one is added.
         assert len(same) >= len(before) - 3
-        assert latest(engine)[b"key-00003"] == b"new"
+        assert dict(pairs(engine))[b"key-00003"] == b"new"
 
 
 def test_what_is_left_alone_is_written_once_a_key_of_it_occurs_again(tmp_path: Path) -> None:
@@ -141,7 +133,7 @@ def test_a_segment_with_tombstones_is_looked_at_until_they_are_gone(
         assert cleaned(engine, 2_100).tombstones_kept == len(rows)
         engine.append("t", [("key-01501", "x")], now_ms=9_000)
         assert cleaned(engine, 9_000).tombstones_kept == 0
-        assert not {key.encode() for key, _ in rows} & set(latest(engine))
+        assert not {key.encode() for key, _ in rows} & set(dict(pairs(engine)))
 
 
 def test_a_segment_whose_tombstones_are_gone_is_left_alone_again(tmp_path: Path) -> None:
@@ -238,7 +230,7 @@ def test_keys_beyond_the_buffer_and_batches_left_apart_are_cleaned_as_ever(tmp_p
         assert cleaned(engine, 2_100, merge_batches=False).records_removed == 9
         engine.append("t", rows[:9], now_ms=2_200)
         assert cleaned(engine, 2_200, dedupe_buffer_size=24 * 4, spill=False).records_removed == 9
-        assert len(latest(engine)) == 2_000
+        assert len(dict(pairs(engine))) == 2_000
 
 
 def test_so_many_dirty_keys_that_asking_for_them_is_in_vain_are_not_held(
@@ -248,7 +240,7 @@ def test_so_many_dirty_keys_that_asking_for_them_is_in_vain_are_not_held(
     with filled(tmp_path) as engine:
         engine.append("t", [(f"key-{n:05}", "new") for n in range(300)], now_ms=2_000)
         assert cleaned(engine, 2_000).records_removed == 300
-        assert len(latest(engine)) == 2_000
+        assert len(dict(pairs(engine))) == 2_000
 
 
 def _header(path: Path) -> tuple[object, ...]:

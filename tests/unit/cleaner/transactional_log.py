@@ -18,6 +18,7 @@ from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import locks
 from tests.builders.batch_builder import ABORT, COMMIT, CONTROL, TRANSACTIONAL, Record, end_marker
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import Batch, dump, offsets
 
 DAY = 86_400_000
@@ -45,9 +46,7 @@ class Log:
 
     @classmethod
     def create(cls, root: Path, **config: str) -> Log:
-        engine = Engine(root)
-        engine.create_topic("t", 1, {name.replace("_", "."): text for name, text in config.items()})
-        return cls(engine)
+        return cls(LogBuilder(root).topic(**config).engine)
 
     @property
     def directory(self) -> Path:
@@ -126,9 +125,7 @@ class Log:
         self.end = batch.last + 1
 
     def roll(self) -> None:
-        with self.engine.transaction() as transaction:
-            transaction.roll("t", 0, 0)
-            transaction.publish(0)
+        LogBuilder(self.engine, now_ms=0).roll()
 
     # --- cleaning ---
 

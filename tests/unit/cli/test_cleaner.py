@@ -20,8 +20,9 @@ import pytest
 import kafkalog as library
 from kafkalog.cleaner.dedup.presence import is_cleaner_running
 from kafkalog.storage_engine.engine import Engine, engine_of
-from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.fs import clock, locks
 from tests import ROOT
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 
 COMMAND = [sys.executable, "-m", "kafkalog.cli"]
@@ -29,11 +30,8 @@ COMMAND = [sys.executable, "-m", "kafkalog.cli"]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    with library.open(tmp_path / "log") as log:
-        log.create_topic("t", config={"segment.bytes": "2000"})
-        for i in range(5):
-            log.append("t", [(f"key-{n}", f"{i}") for n in range(100)])
-    return tmp_path / "log"
+    log = LogBuilder(tmp_path / "log", now_ms=clock.now_ms()).topic(segment_bytes=2_000)
+    return log.rounds(5, (f"key-{n}" for n in range(100))).close()
 
 
 @contextmanager

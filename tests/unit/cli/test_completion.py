@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import kafkalog as library
 from kafkalog.cli import VERBS
 from tests import ROOT
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 
 SHELLS = ("zsh", "fish")
@@ -20,10 +20,7 @@ SHELLS = ("zsh", "fish")
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    with library.open(tmp_path / "log") as log:
-        for name in ("orders", "order-lines", "stock"):
-            log.create_topic(name)
-    return tmp_path / "log"
+    return LogBuilder(tmp_path / "log").topic("orders").topic("order-lines").topic("stock").close()
 
 
 @pytest.fixture

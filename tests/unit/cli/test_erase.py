@@ -15,6 +15,8 @@ import kafkalog as library
 from kafkalog.cleaner.report.explain import utc_time
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import latest_records
 from tests.unit.cli.conftest import Command
 
 KEY = "user-4711"
@@ -23,12 +25,12 @@ KEY = "user-4711"
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A log, from a working directory where reports may go."""
-    with library.open(tmp_path / "log") as log:
-        log.create_topic("t", 2, {"segment.bytes": "1000"})
-        for turn in range(3):
-            log.append("t", [(KEY, f"turn {turn}"), (f"{KEY}-2", "longer"), ("u1", "short")])
-        log.clean("t", force=True)
-        log.append("t", [(KEY, "last"), ("u1", f"knows {KEY}")])
+    log = LogBuilder(tmp_path / "log", now_ms=clock.now_ms()).topic(
+        partitions=2, segment_bytes=1_000
+    )
+    for turn in range(3):
+        log.append((KEY, f"turn {turn}"), (f"{KEY}-2", "longer"), ("u1", "short"))
+    log.clean().append((KEY, "last"), ("u1", f"knows {KEY}")).close()
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     yield tmp_path / "log"
@@ -40,11 +42,6 @@ def contents(root: Path) -> dict[Path, bytes]:
 
 def reports() -> list[Path]:
     return sorted(Path().glob("*.json"))
-
-
-def keys_of(root: Path) -> set[bytes]:
-    with library.open(root, read_only=True) as log:
-        return {row["key"] for one in log.latest("t") for row in one.to_pylist()}
 
 
 def test_the_first_run_leaves_the_deletion_and_says_when_it_goes(
@@ -70,7 +67,7 @@ def test_with_now_nothing_is_left_and_it_says_what_followers_may_miss(
                       "--report", "second.json")  # fmt: skip
     assert "that has not read them by now keeps the keys for good" in result.err
     assert any("of other keys" in line for line in result.lines) is False
-    assert keys_of(root) == {f"{KEY}-2".encode()}
+    assert latest_records(root).keys() == {f"{KEY}-2".encode()}
     result = kafkalog("erase", root, "t", "--key", f"{KEY}-2", "--key", KEY, "--key", "u1", "--now",
                       "--strict", "--report", "third.json")  # fmt: skip
     assert result.status == 0
@@ -242,15 +239,15 @@ def test_keys_come_from_a_file_or_the_standard_input(
     result = kafkalog(
         "erase", root, "t", "--keys-from", given, "--now", *options, stdin=text.encode()
     )
-    assert (result.status, keys_of(root)) == (0, {f"{KEY}-2".encode()})
+    assert (result.status, latest_records(root).keys()) == (0, {f"{KEY}-2".encode()})
 
 
 def test_the_empty_key_is_given_with_key(root: Path, kafkalog: Command) -> None:
     with library.open(root) as log:
         log.append("t", [("", "nobody")])
-    assert b"" in keys_of(root)
+    assert b"" in latest_records(root)
     assert kafkalog("erase", root, "t", "--key", "", "--now").status == 0
-    assert b"" not in keys_of(root)
+    assert b"" not in latest_records(root)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock, file_system, locks
 from kafkalog.storage_engine.fs.file_system import FileSystem, Place
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 
 NOW_MS = 1_700_000_000_000
@@ -33,17 +34,16 @@ NOW_MS = 1_700_000_000_000
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[KafkaLog]:
-    with library.open(tmp_path / "shop") as found:
-        found.create_topic("stock", 2, {"segment.bytes": "100"})
-        found.create_topic("audit", 1, {"cleanup.policy": "delete", "segment.bytes": "50"})
-        found.append("audit", [("a", "1")], now_ms=NOW_MS)
-        found.append("audit", [("a", "2")], now_ms=NOW_MS)
-        for value in range(4):
-            rows = [(f"k{key}", f"{value}") for key in range(10)]
-            found.append("stock", [*rows, ("gone", None)], now_ms=NOW_MS + value)
-            if value == 1:
-                found.clean("stock", force=True, now_ms=NOW_MS + value)
-        yield found
+    shop = LogBuilder(tmp_path / "shop", now_ms=NOW_MS)
+    shop.topic("audit", policy="delete", segment_bytes=50).append_each(("a", "1"), ("a", "2"))
+    shop.topic("stock", 2, segment_bytes=100)
+    for value in range(4):
+        rows = [(f"k{key}", f"{value}") for key in range(10)]
+        shop.append(*rows, ("gone", None), now_ms=NOW_MS + value)
+        if value == 1:
+            shop.clean(now_ms=NOW_MS + value)
+    with shop as opened:
+        yield opened
 
 
 def shown(log: KafkaLog, counts: Counts | None = None) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import kafkalog as library
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.cli.picture.counts import Counts
 from kafkalog.cli.picture.figures import figures
@@ -22,6 +21,7 @@ from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 
 pytestmark = pytest.mark.slow
@@ -49,18 +49,16 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[KafkaLog]:
-    with library.open(tmp_path / "shop") as found:
-        found.create_topic("stock", 2, {"segment.bytes": "200"})
-        found.create_topic("audit", 1, {"cleanup.policy": "delete", "segment.bytes": "50"})
-        found.create_topic("nothing-yet")
-        found.append("audit", [("a", "1")], now_ms=NOW_MS)
-        found.append("audit", [("a", "2")], now_ms=NOW_MS)
-        for value in range(6):
-            rows = [(f"k{key}", f"{value}") for key in range(10)]
-            found.append("stock", [*rows, ("gone", None)], now_ms=NOW_MS + value)
-            if value == 3:
-                found.clean("stock", force=True, now_ms=NOW_MS + value)
-        yield found
+    shop = LogBuilder(tmp_path / "shop", now_ms=NOW_MS).topic("nothing-yet")
+    shop.topic("audit", policy="delete", segment_bytes=50).append_each(("a", "1"), ("a", "2"))
+    shop.topic("stock", 2, segment_bytes=200)
+    for value in range(6):
+        rows = [(f"k{key}", f"{value}") for key in range(10)]
+        shop.append(*rows, ("gone", None), now_ms=NOW_MS + value)
+        if value == 3:
+            shop.clean(now_ms=NOW_MS + value)
+    with shop as opened:
+        yield opened
 
 
 @pytest.fixture

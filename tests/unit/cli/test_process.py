@@ -18,6 +18,7 @@ from kafkalog.cli import VERBS
 from kafkalog.cli.terminal.output import PipeClosed, pause
 from tests import ROOT
 from tests.acceptance.users import as_nobody
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 
 COMMAND = [sys.executable, "-m", "kafkalog.cli"]
@@ -25,10 +26,8 @@ COMMAND = [sys.executable, "-m", "kafkalog.cli"]
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    with kafkalog.open(tmp_path / "log") as log:
-        log.create_topic("t", 3)
-        log.append("t", [(f"key-{n}", "value" * 20) for n in range(5000)])
-    return tmp_path / "log"
+    records = [(f"key-{n}", "value" * 20) for n in range(5000)]
+    return LogBuilder(tmp_path / "log").topic(partitions=3).append(*records).close()
 
 
 def process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

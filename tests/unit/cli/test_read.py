@@ -19,6 +19,7 @@ from kafkalog.errors import DataLossError, InvalidInputError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from tests import ROOT
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.transactional_log import Log
 from tests.unit.cli.conftest import Command
 from tests.unit.cli.test_verbs import broker_directory
@@ -31,27 +32,12 @@ FORMS = r"2026-11-22 \(midnight in UTC\), 2026-11-22T10:00:00Z, epoch millisecon
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Two partitions: a key written thrice, one that was deleted, and one beside its partition."""
-    with library.open(tmp_path / "log") as log:
-        log.create_topic("t", 2)
-        append(log, [("a", "1"), ("b", "1")], NOW_MS)
-        append(log, [("a", "2"), ("b", None)], NOW_MS + HOUR_MS)
-        append(log, [("a", "3")], NOW_MS + 2 * HOUR_MS)
-        append(log, [("a", "elsewhere")], NOW_MS + 2 * HOUR_MS, partition=1)
-    return tmp_path / "log"
-
-
-def append(
-    log: KafkaLog, pairs: list[tuple[str, str | None]], now_ms: int, partition: int = 0
-) -> None:
-    import pyarrow as pa
-
-    keys, values = zip(*pairs, strict=True)
-    columns = {
-        "key": pa.array([key.encode() for key in keys], pa.binary()),
-        "value": pa.array([None if v is None else v.encode() for v in values], pa.binary()),
-        "partition": pa.array([partition] * len(keys), pa.int32()),
-    }
-    log.append("t", pa.record_batch(columns), now_ms=now_ms)
+    log = LogBuilder(tmp_path / "log", now_ms=NOW_MS).topic(partitions=2)
+    log.append(("a", "1"), ("b", "1"), partition=0)
+    log.append(("a", "2"), ("b", None), partition=0, now_ms=NOW_MS + HOUR_MS)
+    log.append(("a", "3"), partition=0, now_ms=NOW_MS + 2 * HOUR_MS)
+    log.append(("a", "elsewhere"), partition=1, now_ms=NOW_MS + 2 * HOUR_MS)
+    return log.close()
 
 
 def values(rows: list[dict[str, object]]) -> list[object]:
@@ -140,7 +126,7 @@ def test_keys_that_only_look_alike_are_left_out(kafkalog: Command, root: Path) -
     """The engine compares the ends of long keys alone."""
     alike = ["x" * 40 + middle + "y" * 40 for middle in ("1", "2")]
     with library.open(root) as log:
-        append(log, [(key, key[40]) for key in alike], NOW_MS)
+        LogBuilder(log).append(*((key, key[40]) for key in alike), partition=0)
     found = kafkalog("read", root, "t", "--key", alike[1], "--json").json
     assert values(found) == ["2"]
 
@@ -152,8 +138,8 @@ def test_a_key_is_found_far_beyond_others(
 
     monkeypatch.setattr(changelog, "_SPAN", 3)
     with library.open(root) as log:
-        append(log, [(f"{n}", "v") for n in range(50)], NOW_MS)
-        append(log, [("a", "4")], NOW_MS)
+        others = [(f"{n}", "v") for n in range(50)]
+        LogBuilder(log).append(*others, partition=0).append(("a", "4"), partition=0)
     assert values(kafkalog("read", root, "t", "--key", "a", "--json").json) == [
         *("1", "2", "3", "4", "elsewhere")
     ]
@@ -266,13 +252,15 @@ def followed(
 
 def test_what_is_committed_later_is_told_and_nothing_before(root: Path) -> None:
     with library.open(root) as log:
+        builder = LogBuilder(log)
         acts = (
-            lambda: append(log, [("a", "4"), ("c", "1")], NOW_MS),
-            lambda: append(log, [("a", "5")], NOW_MS, partition=1),
+            lambda: builder.append(("a", "4"), ("c", "1"), partition=0),
+            lambda: builder.append(("a", "5"), partition=1),
             lambda: log.create_topic("other"),
         )
         assert followed(log, *acts) == [[], [b"4", b"1"], [b"5"], []]
-        again = followed(log, lambda: append(log, [("a", "6"), ("c", "2")], NOW_MS), key=b"c")
+        last = ("a", "6"), ("c", "2")
+        again = followed(log, lambda: builder.append(*last, partition=0), key=b"c")
         assert again == [[], [b"2"]]
 
 
@@ -314,7 +302,7 @@ def test_what_is_deleted_before_it_is_read_is_told_and_the_rest_follows(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def lose() -> None:
-        append(log, [("a", "4"), ("a", "5"), ("a", "6")], NOW_MS)
+        LogBuilder(log).append(("a", "4"), ("a", "5"), ("a", "6"), partition=0)
         log.delete_records("t", 0, 7)
 
     with library.open(root) as log:
@@ -343,7 +331,7 @@ def test_following_ends_with_ctrl_c_and_every_record_was_sent_off_before(root: P
             *("1", "2", "3", "elsewhere")
         ]
         with library.open(root) as log:
-            append(log, [("b", "9"), ("a", "4")], NOW_MS)
+            LogBuilder(log).append(("b", "9"), ("a", "4"), partition=0)
         assert running.stdout.readline().split()[-1] == "4"
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=60)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import kafkalog as library
 from tests import ROOT
+from tests.builders.log_builder import LogBuilder
 
 RATE = re.compile(r"[0-9.,]+(/s| bytes/s| [kMG]B/s)")
 LEFT = re.compile(r"-:--:--|[0-9]+:[0-9]{2}:[0-9]{2}")
@@ -24,11 +24,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    with library.open(tmp_path / "log") as log:
-        log.create_topic("t", 2, config={"segment.bytes": "20000"})
-        for commit in range(5):
-            log.append("t", [(f"key-{n}", f"{commit}") for n in range(500)])
-    return tmp_path / "log"
+    log = LogBuilder(tmp_path / "log").topic(partitions=2, segment_bytes=20_000)
+    return log.rounds(5, (f"key-{n}" for n in range(500))).close()
 
 
 def on_terminal(

@@ -14,7 +14,7 @@ from kafkalog.errors import StorageError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem
-from kafkalog.storage_engine.writing.staging import StagedMessage
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 
 
@@ -85,7 +85,7 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
 
     append(kafkalog, root)
     with Engine(root) as engine:
-        staged = staged_record(engine)
+        staged = LogBuilder(engine).stage(("k", "v"), in_memory=True)
         engine.commit([staged], writer=Writer("query", "t", 4), now_ms=4_000_000_000_000)
     kinds: dict[str, list[dict[str, object]]] = {}
     for row in kafkalog("status", root, "--json").json:
@@ -107,16 +107,6 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
     assert text[0] == f"{root}  owner: kafkalog  locks: work  cleaner: none"
     assert text[-2].split()[:2] == ["t", "0"]
     assert kafkalog("status", root, "none").status == 2
-
-
-def staged_record(engine: Engine) -> StagedMessage:
-    import pyarrow as pa
-
-    from kafkalog.storage_engine.writing.staging import StagedWriter
-
-    writer = StagedWriter(None, engine.state(), now_ms=lambda: 1_700_000_000_000)
-    writer.append("t", pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])}))
-    return writer.finish()
 
 
 def test_a_partition_that_cannot_be_read_is_a_row_with_its_reason(

@@ -11,17 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import kafkalog as library
 from kafkalog.cli import VERBS
 from kafkalog.cli.topics import VERBS as TOPIC_VERBS
 from kafkalog.storage_engine.engine import engine_of
-from kafkalog.storage_engine.writing.staging import StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer
 from tests import ROOT
 from tests.builders.batch_builder import batch
+from tests.builders.log_builder import LogBuilder
 from tests.builders.segment_files import write_segment
 from tests.unit.cli.conftest import Command, Result
 
@@ -63,9 +62,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         log.append("stock", [("apple", "3"), ("pear", "7")], now_ms=NOW_MS)
         log.append("stock", [("apple", "4"), ("pear", None)])
         log.append("customers", [("4711", "ann"), ("4712", "bob"), ("4713", "eve")])
-        staged = StagedWriter(None, engine_of(log).state(), now_ms=lambda: NOW_MS)
-        staged.append("stock", pa.record_batch({"key": [b"fig"], "value": [b"1"]}))
-        engine_of(log).commit([staged.finish()], writer=Writer("nightly", "stock", 4))
+        staged = LogBuilder(log).to("stock").stage(("fig", "1"), in_memory=True)
+        engine_of(log).commit([staged], writer=Writer("nightly", "stock", 4))
     Path("changes.jsonl").write_text('{"key": "apple", "value": "5"}\n')
     Path("leaving.txt").write_text("4712\n")
     broker_directory(tmp_path / "kafka-logs")

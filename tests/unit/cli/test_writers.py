@@ -8,18 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import kafkalog as library
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, locks
 from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer, writer_slug
+from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 
 NOW_MS = 1_700_000_000_000
@@ -28,32 +26,11 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    with library.open(tmp_path / "log") as log:
-        for name in ("t", "u"):
-            log.create_topic(name)
-        for writer, target, batch_id in (
-            ("q", "t", 4),
-            ("q", "u", 7),
-            ("name with spaces", "*", 1),
-        ):
-            commit(log, writer, target, batch_id, clock.now_ms())
-    return tmp_path / "log"
-
-
-def commit(log: KafkaLog, writer: str, target: str, batch_id: int, now_ms: int) -> int:
-    topic = "t" if target == "*" else target
-    staged = stage(log, topic, writer_slug(writer, target), batch_id)
-    return (
-        engine_of(log).commit([staged], writer=Writer(writer, target, batch_id), now_ms=now_ms).rows
-    )
-
-
-def stage(log: KafkaLog, topic: str, slug: str, batch_id: int) -> StagedMessage:
-    writer = StagedWriter(
-        log.root, engine_of(log).state(), now_ms=clock.now_ms, writer_slug=slug, batch_id=batch_id
-    )
-    writer.append(topic, pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])}))
-    return writer.finish()
+    builder = LogBuilder(tmp_path / "log", now_ms=clock.now_ms()).topic("u").topic("t")
+    for writer in (Writer("q", "t", 4), Writer("name with spaces", "*", 1)):
+        builder.commit(("k", "v"), writer=writer)
+    builder.to("u").commit(("k", "v"), writer=Writer("q", "u", 7))
+    return builder.close()
 
 
 def rows(result: Any, kind: str) -> list[dict[str, Any]]:
@@ -74,14 +51,16 @@ def test_writers_are_listed_with_their_last_batches(kafkalog: Command, root: Pat
 
 def test_a_forgotten_writer_begins_anew(kafkalog: Command, root: Path) -> None:
     with library.open(root) as log:
-        assert commit(log, "q", "t", 4, clock.now_ms()) == 0
+        builder = LogBuilder(log, now_ms=clock.now_ms())
+        assert builder.commit(("k", "v"), writer=Writer("q", "t", 4)).rows == 0
     result = kafkalog("writers", root, "--forget", "q", "--topic", "t")
     assert result.lines == ["writer q to topic t is forgotten: its last batch was 4, of 1 row"]
     assert result.err == ("its next batch will be appended, even if the log has it already\n")
     left = [(w["writer"], w["topic"]) for w in kafkalog("writers", root, "--json").json]
     assert left == [("name with spaces", "*"), ("q", "u")]
     with library.open(root) as log:
-        assert commit(log, "q", "t", 3, clock.now_ms()) == 1
+        builder = LogBuilder(log, now_ms=clock.now_ms())
+        assert builder.commit(("k", "v"), writer=Writer("q", "t", 3)).rows == 1
 
 
 def test_all_targets_of_a_writer_are_forgotten_in_one_commit(kafkalog: Command, root: Path) -> None:
@@ -117,8 +96,9 @@ def test_status_tells_what_is_staged_by_whom_and_until_when_it_is_kept(
     kafkalog: Command, root: Path
 ) -> None:
     with library.open(root) as log:
-        message = stage(log, "t", writer_slug("q", "t"), 5)
-        stage(log, "t", "0" * 32, 0)
+        builder = LogBuilder(log, now_ms=clock.now_ms())
+        message = builder.stage(("k", "v"), writer_slug=writer_slug("q", "t"), batch_id=5)
+        builder.stage(("k", "v"), writer_slug="0" * 32)
     path = root / message.files[0].name
     modified_ms = clock.now_ms() - 3 * DAY_MS
     os.utime(path, ns=(modified_ms * 1_000_000,) * 2)

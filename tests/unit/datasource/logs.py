@@ -6,9 +6,9 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-import kafkalog
 from kafkalog.datasource.source import KafkaLogDataSource
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.log_builder import LogBuilder
 from tests.unit.storage_engine import broker_root
 from tests.unit.storage_engine.broker_root import BrokerRoot
 
@@ -19,33 +19,20 @@ Pair = tuple[bytes | None, bytes | None]
 
 def append(root: Path, topic: str, pairs: Iterable[Pair]) -> None:
     """Append pairs in one commit; the topic is created when it is missing."""
-    with Engine(root) as engine:
-        engine.create_topic(topic, 1, {"cleanup.policy": "delete"}, exist_ok=True)
-        engine.append(topic, list(pairs), now_ms=NOW_MS)
+    LogBuilder(root).topic(topic, policy="delete", exist_ok=True).append(*pairs).close()
 
 
 def append_compacted(root: Path, *pairs: tuple[str | None, str | None]) -> None:
     """Append pairs of strings to the compacted topic `t` of two partitions."""
-    with kafkalog.open(root) as log:
-        log.create_topic("t", 2, {"cleanup.policy": "compact"}, exist_ok=True)
-        log.append("t", list(pairs), now_ms=NOW_MS)
+    LogBuilder(root).topic("t", 2, policy="compact", exist_ok=True).append(*pairs).close()
 
 
 def append_to(root: Path, topic: str, counts: Mapping[int, int]) -> None:
     """Append so many records to each partition of a topic, in one commit."""
-    import pyarrow as pa
-
     numbers = [partition for partition, count in counts.items() for _ in range(count)]
-    rows = pa.table(
-        {
-            "key": pa.array([str(row).encode() for row in range(len(numbers))], pa.binary()),
-            "value": pa.array([b"v"] * len(numbers), pa.binary()),
-            "partition": pa.array(numbers, pa.int32()),
-        }
-    )
-    with Engine(root) as engine:
-        engine.create_topic(topic, max(counts) + 1, {}, exist_ok=True)
-        engine.append(topic, rows, now_ms=NOW_MS)
+    pairs = [(f"{row}", "v") for row in range(len(numbers))]
+    log = LogBuilder(root).topic(topic, max(counts) + 1, exist_ok=True)
+    log.append(*pairs, partition=numbers).close()
 
 
 def numbered(count: int, start: int = 0) -> list[Pair]:
@@ -95,6 +82,5 @@ def places(found: list[dict[str, Any]] | None) -> list[tuple[str, int, int]]:
 
 def create_many_partitions(root: Path) -> None:
     """Make a topic of a thousand partitions; three records in every hundredth."""
-    with Engine(root) as engine:
-        engine.create_topic("t", MANY)
+    LogBuilder(root).topic("t", MANY).close()
     append_to(root, "t", dict.fromkeys(range(0, MANY, 100), 3) | {MANY - 1: 3})

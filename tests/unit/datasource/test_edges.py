@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 from kafkalog.datasource.columns import spark_schema
 from kafkalog.storage_engine.engine import Engine
 from tests.builders.batch_builder import ABORT, COMMIT, at_times, joined, marker
+from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import (
     MANY,
     append,
@@ -42,8 +43,7 @@ def keys(found: list[Row] | None) -> list[bytes]:
 
 
 def never_written(root: Path) -> int:
-    with Engine(root) as engine:
-        engine.create_topic("t", 1)
+    LogBuilder(root).topic().close()
     return 0
 
 
@@ -55,22 +55,17 @@ def records_deleted(root: Path) -> int:
 
 
 def only_markers(root: Path) -> int:
-    with Engine(root) as engine:
-        engine.create_topic("t", 1)
-        engine.append_raw("t", 0, joined([marker(0, ABORT, 7), marker(1, COMMIT, 8)]), now_ms=0)
+    LogBuilder(root).topic().append_raw(marker(0, ABORT, 7), marker(1, COMMIT, 8)).close()
     return 2
 
 
 def all_cleaned(root: Path) -> int:
     """Every key deleted, and the deletions' time over: what is left is the log's end."""
-    import kafkalog
-
-    with kafkalog.open(root) as log:
-        log.create_topic("t", config={"delete.retention.ms": "0"})
-        log.append("t", [*numbered(3), (b"k0", None), (b"k1", None), (b"k2", None)], now_ms=1000)
-        for now_ms in (2000, 3000, 4000):
-            log.clean("t", force=True, now_ms=now_ms)
-        end = log.offsets("t")[0][1]
+    log = LogBuilder(root, now_ms=1000).topic(delete_retention_ms=0)
+    log.append(*numbered(3), (b"k0", None), (b"k1", None), (b"k2", None))
+    log.clean(now_ms=2000).clean(now_ms=3000)
+    end = log.engine.offsets("t")[0][1]
+    log.close()
     return end
 
 

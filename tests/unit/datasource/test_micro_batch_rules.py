@@ -10,6 +10,7 @@ import pytest
 from kafkalog.errors import DataLossError, InvalidInputError
 from kafkalog.storage_engine.engine import Engine
 from tests.builders.batch_builder import ABORT, COMMIT, at_times, joined, marker
+from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import append, append_to, numbered, source
 from tests.unit.datasource.streaming_query import Row, StreamingQuery
 
@@ -318,8 +319,7 @@ def transactions(root: Path) -> None:
         marker(8, COMMIT, 8),
         at_times(9, (6,), 9, transactional=True),
     ]
-    with Engine(root) as engine:
-        engine.append_raw("t", 0, joined(batches))
+    LogBuilder(root).append_raw(*batches).close()
 
 
 def test_a_committed_stream_passes_over_offsets_without_records(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from kafkalog.storage_engine.fs.file_system import FileSystem, Place
 from kafkalog.storage_engine.reading import partition_snapshot
 from kafkalog.storage_engine.reading.pins import LivePins
 from tests.builders.batch_builder import at_times, joined
+from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import append, numbered, rows, source
 from tests.unit.datasource.spark_task import task
 from tests.unit.storage_engine.broker_root import BrokerRoot
@@ -46,11 +47,8 @@ def planned(root: Path, **options: str) -> tuple[KafkaLogBatchReader, Any]:
 
 
 def compacted(root: Path, pairs: list[tuple[bytes, bytes | None]]) -> None:
-    with Engine(root) as engine:
-        config = {"segment.bytes": "100", "min.cleanable.dirty.ratio": "0"}
-        engine.create_topic("t", 1, config, exist_ok=True)
-        for pair in pairs:
-            engine.append("t", [pair], now_ms=1_700_000_000_000)
+    log = LogBuilder(root).topic(segment_bytes=100, min_cleanable_dirty_ratio=0, exist_ok=True)
+    log.append_each(*pairs).close()
 
 
 def pins(root: Path) -> list[str]:

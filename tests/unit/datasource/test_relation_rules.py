@@ -15,7 +15,8 @@ from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.errors import InvalidInputError
 from kafkalog.schema import HEADERS
 from kafkalog.storage_engine.engine import Engine
-from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, at_times, joined, marker
+from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, at_times, marker
+from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import rows, source
 
 FIRST_MS = 1_700_000_000_000
@@ -26,17 +27,9 @@ TIMES = [FIRST_MS + 1000 * n for n in range(4)]
 def send(
     root: Path, values: Iterable[int], partition: int, ms: int = FIRST_MS, topic: str = "t"
 ) -> None:
-    numbers = list(values)
-    with Engine(root) as engine:
-        engine.create_topic(topic, 3, {"cleanup.policy": "delete"}, exist_ok=True)
-        table = pa.table(
-            {
-                "value": pa.array([str(n).encode() for n in numbers], pa.binary()),
-                "partition": pa.array([partition] * len(numbers), pa.int32()),
-                "timestamp": pa.array([ms] * len(numbers), pa.timestamp("ms", "UTC")),
-            }
-        )
-        engine.append(topic, table, now_ms=ms)
+    numbers = [(None, f"{n}") for n in values]
+    log = LogBuilder(root, now_ms=ms).topic(topic, 3, policy="delete", exist_ok=True)
+    log.append(*numbers, partition=partition, timestamp_ms=ms).close()
 
 
 @pytest.fixture
@@ -221,12 +214,6 @@ def test_an_open_start_is_bound_at_every_read(three: Path, options: dict[str, st
     assert values(found, planned) == list(range(30, 40))
 
 
-def transactions(root: Path, batches: list[BuiltBatch]) -> None:
-    with Engine(root) as engine:
-        engine.create_topic("t", 1, {"cleanup.policy": "delete"}, exist_ok=True)
-        engine.append_raw("t", 0, joined(batches))
-
-
 def data(base: int) -> BuiltBatch:
     return at_times(base, (FIRST_MS,) * 5, producer_id=7, sequence=base, transactional=True)
 
@@ -249,7 +236,7 @@ def data(base: int) -> BuiltBatch:
 def test_a_frame_follows_transactions_by_its_isolation_level(
     tmp_path: Path, level: str, expected: list[list[int]]
 ) -> None:
-    transactions(tmp_path, [data(0)])
+    log = LogBuilder(tmp_path).topic(policy="delete").append_raw(data(0))
     found = reader(tmp_path, **{"kafka.isolation.level": level})
     planned = found.partitions()
     seen = [[row["offset"] for row in rows(found, planned)]]
@@ -259,7 +246,7 @@ def test_a_frame_follows_transactions_by_its_isolation_level(
         [data(6), marker(11, ABORT, 7)],
         [data(12), marker(17, COMMIT, 7)],
     ):
-        transactions(tmp_path, batches)
+        log.append_raw(*batches)
         seen.append([row["offset"] for row in rows(found, planned)])
 
     assert seen == expected

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from kafkalog.datasource.offsets import EARLIEST, LATEST, TopicPartition
@@ -11,24 +10,18 @@ from kafkalog.datasource.resolve import ending_offsets, offsets_for_times, start
 from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.engine import Engine
 from tests.builders.batch_builder import at_times, joined, marker
+from tests.builders.log_builder import LogBuilder
 
 T = [TopicPartition("t", number) for number in range(3)]
 
 
 def written(root: Path, times: dict[int, list[int]]) -> Engine:
     """A log of topic `t`, and the times of the records of its partitions."""
-    engine = Engine(root)
-    engine.create_topic("t", 3, {"cleanup.policy": "delete"})
+    log = LogBuilder(root, now_ms=5_000).topic("t", 3, policy="delete")
     for partition, of_partition in times.items():
         for time in of_partition:  # a batch each
-            rows = {
-                "key": pa.array([b"k"], pa.binary()),
-                "value": pa.array([b"v"], pa.binary()),
-                "timestamp": pa.array([time], pa.timestamp("ms", tz="UTC")),
-                "partition": pa.array([partition], pa.int32()),
-            }
-            engine.append("t", pa.table(rows), now_ms=5_000)
-    return engine
+            log.append(("k", "v"), partition=partition, timestamp_ms=time)
+    return log.engine
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from kafkalog.errors import InvalidInputError, MomentPassedError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files
+from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import append_to, rows, source
 
 ALL = ReadAllAvailable()
@@ -32,10 +33,8 @@ def stream(root: Path, **options: str) -> KafkaLogStreamReader:
 
 
 def append(root: Path, pairs: Mapping[bytes, bytes | None]) -> None:
-    with Engine(root) as engine:
-        engine.create_topic("t", 1, {"segment.bytes": "100"}, exist_ok=True)
-        for pair in pairs.items():
-            engine.append("t", [pair], now_ms=1_700_000_000_000)
+    log = LogBuilder(root).topic(segment_bytes=100, exist_ok=True)
+    log.append_each(*pairs.items()).close()
 
 
 def table(found: list[dict[str, Any]], before: Mapping[bytes, bytes] = {}) -> dict[bytes, bytes]:

@@ -10,13 +10,13 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.partition_directory import create_partition
+from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import source
 from tests.unit.datasource.streaming_query import StreamingQuery
 
@@ -34,18 +34,10 @@ BY_NAME_OR_PATTERN = pytest.mark.parametrize(
 
 def add(root: Path, values: Iterable[int], *, time: int = TIME, partitions: int = 5) -> None:
     """Append values as text to topic `t`, spread over its partitions, all at one time."""
-    numbers = list(values)
-    rows = pa.table(
-        {
-            "key": pa.array([b"k"] * len(numbers), pa.binary()),
-            "value": pa.array([str(number).encode() for number in numbers], pa.binary()),
-            "partition": pa.array([n % partitions for n in range(len(numbers))], pa.int32()),
-            "timestamp": pa.array([time] * len(numbers), pa.timestamp("ms", "UTC")),
-        }
-    )
-    with Engine(root) as engine:
-        engine.create_topic("t", partitions, {}, exist_ok=True)
-        engine.append("t", rows, now_ms=TIME)
+    pairs = [("k", f"{number}") for number in values]
+    numbers = [place % partitions for place in range(len(pairs))]
+    log = LogBuilder(root, now_ms=TIME).topic("t", partitions, exist_ok=True)
+    log.append(*pairs, partition=numbers, timestamp_ms=time).close()
 
 
 def query(root: Path, fail: str, options: dict[str, str]) -> StreamingQuery:

@@ -15,6 +15,7 @@ import kafkalog
 from examples import mirror_kafka
 from kafkalog.errors import InvalidInputError
 from tests.builders.batch_builder import COMMIT, at_times, batch, joined, marker
+from tests.builders.log_builder import LogBuilder
 from tests.builders.segment_files import write_segment
 from tests.conformance.record import Record, of_kafkalog
 from tests.unit.storage_engine.broker_root import HIGH_WATERMARK, LOG_START, BrokerRoot, batches
@@ -92,11 +93,8 @@ EVENTS = {"cleanup.policy": "delete"}
 
 def source(path: Path, *values: str, partitions: int = 1) -> Path:
     """A topic `t` with one commit for each value; those of two calls have different ids."""
-    with kafkalog.open(path) as log:
-        log.create_topic("t", partitions, EVENTS, exist_ok=True)
-        for value in values:
-            log.append("t", [(b"k", value)], now_ms=1_700_000_000_000)
-    return path
+    log = LogBuilder(path).topic("t", partitions, policy="delete", exist_ok=True)
+    return log.append_each(*(("k", value) for value in values)).close()
 
 
 def forget_note(tmp_path: Path) -> None:

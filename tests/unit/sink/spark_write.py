@@ -23,10 +23,9 @@ from pyspark.sql import types as spark_types
 from pyspark.sql.types import StructType
 
 from kafkalog.sink.writer import SinkMessage, batch_writer, stream_writer
-from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 
-__all__ = ["Row", "SparkWrite", "schema_of", "staged_names", "task", "values"]
+__all__ = ["Row", "SparkWrite", "schema_of", "staged_names", "task"]
 
 Row = Mapping[str, Any]
 ARROW = {"partition": pa.int32(), "topic": pa.string()}
@@ -118,17 +117,6 @@ class SparkWrite:
             for number, rows in enumerate(parts)
         ]
         self.commit(messages, batch_id)
-
-
-def values(root: Path, topic: str = "t") -> list[bytes | None]:
-    """Return the values of a topic, partition by partition."""
-    engine = Engine(root, read_only=True)
-    return [
-        value
-        for partition in engine.offsets(topic)
-        for batch in engine.read(topic, partition, columns=["value"])
-        for value in batch.column("value").to_pylist()
-    ]
 
 
 def staged_names(root: Path) -> list[str]:

@@ -5,26 +5,19 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from kafkalog.sink.views import live_keys
 from kafkalog.sink.views.live_keys import has_live_keys
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.log_builder import LogBuilder
 
 Written = list[tuple[bytes | None, bytes | None]]
 
 
 def log_of(directory: Path, records: Written, partition: int = 0) -> Engine:
-    engine = Engine(directory)
-    engine.create_topic("t", partitions=2, config={"cleanup.policy": "delete"})
-    table = {
-        "key": pa.array([key for key, _ in records], pa.binary()),
-        "value": pa.array([value for _, value in records], pa.binary()),
-        "partition": pa.array([partition] * len(records), pa.int32()),
-    }
-    engine.append("t", pa.table(table))
-    return engine
+    log = LogBuilder(directory).topic(partitions=2, policy="delete")
+    return log.append(*records, partition=partition).engine
 
 
 def naive(records: Written) -> bool:

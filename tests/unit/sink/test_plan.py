@@ -16,7 +16,8 @@ from kafkalog.sink import plan
 from kafkalog.sink.plan import sync_plan, syncing_plan
 from kafkalog.storage_engine.fs import file_system, files
 from kafkalog.storage_engine.fs.file_system import FileSystem, Place
-from tests.unit.sink.spark_write import SparkWrite, values
+from tests.builders.log_contents import values
+from tests.unit.sink.spark_write import SparkWrite
 from tests.unit.storage_engine.faults import LyingPages
 
 ROWS = [{"key": b"k", "value": b"v"}]

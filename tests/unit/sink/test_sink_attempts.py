@@ -23,7 +23,8 @@ from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
-from tests.unit.sink.spark_write import Row, SparkWrite, batches, staged_names, task, values
+from tests.builders.log_contents import values
+from tests.unit.sink.spark_write import Row, SparkWrite, batches, staged_names, task
 
 
 def rows(*texts: str) -> list[Row]:

@@ -10,7 +10,8 @@ import pytest
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
-from tests.unit.sink.spark_write import Row, SparkWrite, staged_names, values
+from tests.builders.log_contents import values
+from tests.unit.sink.spark_write import Row, SparkWrite, staged_names
 from tests.unit.storage_engine import naive
 
 ATTRIBUTES, COUNT = struct.Struct(">h"), struct.Struct(">i")

@@ -16,9 +16,10 @@ from kafkalog.storage_engine.broker.ownership import AdoptReport, ReleaseReport
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer
 from tests.builders.batch_builder import batch
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import values
 from tests.builders.segment_files import write_segment
 from tests.unit.storage_engine.faults import Died, each_act
 from tests.unit.storage_engine.test_metadata_log import batch as metadata_batch
@@ -76,15 +77,6 @@ def give_back(root: Path, **options: object) -> ReleaseReport:
     return ownership.release(root, now_ms=NOW_MS, **options)
 
 
-def values(root: Path, topic: str = "t", number: int = 0) -> list[bytes]:
-    with Engine(root, read_only=True) as engine:
-        return [
-            value
-            for rows in engine.read(topic, number, columns=["value"])
-            for value in rows.column("value").to_pylist()
-        ]
-
-
 def content(root: Path, *, of: str = "*") -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes()
@@ -117,8 +109,8 @@ def test_an_adopted_directory_is_ours_up_to_the_end_of_the_log(tmp_path: Path) -
         assert (len(topic.partitions), set(topic.absent)) == (3, {1})
         assert (topic.partitions[0].log_start_offset, topic.partitions[0].high_watermark) == (0, 80)
         assert (topic.partitions[2].log_start_offset, topic.partitions[2].high_watermark) == (7, 80)
-    assert len(values(root)) == 80
-    assert len(values(root, number=2)) == 73
+    assert len(values(root, partition=0)) == 80
+    assert len(values(root, partition=2)) == 73
 
 
 def test_what_the_cleaner_had_done_stays_done(tmp_path: Path) -> None:
@@ -135,7 +127,7 @@ def test_what_the_cleaner_had_done_stays_done(tmp_path: Path) -> None:
 def test_an_append_goes_on_in_the_brokers_last_epoch(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     take(root, config=COMPACT)
-    append(root)
+    LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
     log = (root / "t-0" / f"{40:020d}.log").read_bytes()
     before = sum(len(batch(first, 10).data) for first in range(40, 80, 10))
     assert len(log) > before
@@ -145,22 +137,12 @@ def test_an_append_goes_on_in_the_brokers_last_epoch(tmp_path: Path) -> None:
     assert epochs == "0\n2\n0 0\n5 40\n"
 
 
-def append(root: Path, value: bytes = b"ours") -> None:
-    import pyarrow as pa
-
-    rows = pa.record_batch(
-        {"key": [b"k"], "value": [value], "partition": pa.array([0], pa.int32())}
-    )
-    with Engine(root) as engine:
-        engine.append("t", rows, now_ms=ROW_MS)
-
-
 def test_what_is_not_a_partition_of_ours_stays_as_it_is(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     names = ("__consumer_offsets-7", *(p.name for p in root.iterdir() if "." in p.name[1:]))
     before = {name: content(root / name) for name in names if (root / name).is_dir()}
     take(root)
-    append(root)
+    LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
     give_back(root)
     assert {name: content(root / name) for name in before} == before
 
@@ -169,7 +151,7 @@ def test_directories_that_cannot_be_taken_are_refused(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     before = content(root)
     (root / "backup-20240101").mkdir()
-    assert len(values(root)) == 80
+    assert len(values(root, partition=0)) == 80
     with pytest.raises(StorageError, match=r"backup-20240101.*move"):
         take(root)
     (root / "backup-20240101").rmdir()
@@ -232,9 +214,9 @@ def test_what_is_appended_at_the_largest_log_start_is_read(tmp_path: Path) -> No
     largest = 2**63 - 1 - 2**31
     (root / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {largest}\n")
     take(root)
-    append(root)
-    append(root)
-    assert values(root) == [b"ours"] * 2
+    LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
+    LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
+    assert values(root, partition=0) == [b"ours"] * 2
     with Engine(root) as engine:
         assert engine.offsets("t")[0] == (largest, largest + 2)
 
@@ -275,7 +257,7 @@ def test_after_a_crash_the_tail_is_checked_and_the_damage_told(tmp_path: Path) -
     assert not report.was_clean
     assert len(report.damage) == 1
     assert f"t-0/{40:020d}.log" in report.damage[0]
-    assert len(values(root)) == 90
+    assert len(values(root, partition=0)) == 90
     give_back(root)
     # Internal topics lie here too, and nobody has checked those.
     assert not (root / ".kafka_cleanshutdown").exists()
@@ -447,20 +429,20 @@ def test_an_adoption_keeps_everybody_out(tmp_path: Path) -> None:
 def test_a_broker_that_was_started_on_our_log_all_the_same_has_it(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     take(root, config=COMPACT)
-    append(root)
+    LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
     (root / "t-0" / "kl-canary.deleted").unlink()
     with (root / "t-0" / f"{40:020d}.log").open("ab") as file:
         file.write(batch(81, 10).data)
     with (root / "t-2" / f"{40:020d}.log").open("ab") as file:
         file.write(batch(80, 10).data)  # what we had not committed, and no broker has seen
     with pytest.raises(LockedByBrokerError, match="adopt"):
-        append(root)
+        LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
     assert not take(root).adopted_already
-    assert len(values(root)) == 91
-    assert len(values(root, number=2)) == 73
+    assert len(values(root, partition=0)) == 91
+    assert len(values(root, partition=2)) == 73
     assert found_config(root) == COMPACT["t"]
-    append(root)
-    assert len(values(root)) == 92
+    LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
+    assert len(values(root, partition=0)) == 92
 
 
 def test_key_indexes_of_an_earlier_adoption_go(tmp_path: Path) -> None:
@@ -490,7 +472,7 @@ def test_a_broker_that_was_killed_on_our_log_did_not_leave_it_in_good_order(tmp_
     report = take(root)
     assert not report.was_clean
     assert len(report.damage) == 1
-    assert len(values(root)) == 80
+    assert len(values(root, partition=0)) == 80
 
 
 @pytest.mark.parametrize("gone", [("t-0",), ("t-0", "t-2")])
@@ -502,7 +484,7 @@ def test_partitions_that_a_broker_has_removed_are_given_up(
     for name in gone:
         (root / name).rename(root / f"{name}.{'d' * 32}-stray")
     with pytest.raises(LockedByBrokerError, match="is missing"):
-        append(root)
+        LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
     with pytest.raises(LockedByBrokerError, match="is missing"):
         give_back(root)
     report = take(root)
@@ -540,20 +522,13 @@ def test_a_row_for_a_partition_that_is_not_here_changes_no_partition(tmp_path: P
 # --- there and back ------------------------------------------------------------------------------
 
 
-def staged(engine: Engine, value: bytes) -> StagedMessage:
-    writer = StagedWriter(None, engine.state(), now_ms=lambda: ROW_MS, batch_size=1000)
-    import pyarrow as pa
-
-    rows = {"key": [b"k"], "value": [value], "partition": pa.array([0], pa.int32())}
-    writer.append("t", pa.record_batch(rows))
-    return writer.finish()
-
-
 def commit(root: Path, batch_id: int, *, target: str = "t", value: bytes = b"once") -> bool:
     """Commit a batch of a writer; False when the log has it already."""
     with Engine(root) as engine:
         writer = Writer("query", target, batch_id)
-        return not engine.commit([staged(engine, value)], writer=writer, now_ms=NOW_MS).skipped
+        builder = LogBuilder(engine, now_ms=ROW_MS)
+        staging = {"partition": 0, "in_memory": True, "batch_size": 1000}
+        return not builder.commit(("k", value), writer=writer, now_ms=NOW_MS, **staging).skipped
 
 
 def test_who_wrote_exactly_once_still_does_after_a_broker_had_it(tmp_path: Path) -> None:
@@ -570,8 +545,8 @@ def test_who_wrote_exactly_once_still_does_after_a_broker_had_it(tmp_path: Path)
     assert not commit(root, 3, target="*")
     assert found_config(root) == COMPACT["t"]
     assert commit(root, 8)
-    assert values(root).count(b"once") == 3
-    assert len(values(root)) == 80 + 2 + 8 + 1
+    assert values(root, partition=0).count(b"once") == 3
+    assert len(values(root, partition=0)) == 80 + 2 + 8 + 1
 
 
 def test_a_topic_of_another_id_remembers_nothing(tmp_path: Path) -> None:
@@ -632,7 +607,7 @@ def test_an_adoption_that_died_anywhere_goes_on(
     shutil.copytree(original, whole)
     take(whole, config=COMPACT)
     expected = content(whole)
-    expected_log = values(whole), values(whole, number=2)
+    expected_log = values(whole, partition=0), values(whole, partition=2)
     number, running = 0, True
     while running:
         number += 1
@@ -645,7 +620,7 @@ def test_an_adoption_that_died_anywhere_goes_on(
         took = not is_ours(root)
         assert take(root, config=COMPACT).adopted_already != took
         assert content(root) == expected, number
-        assert (values(root), values(root, number=2)) == expected_log
+        assert (values(root, partition=0), values(root, partition=2)) == expected_log
         shutil.rmtree(root)
     assert number > 20
 
@@ -690,7 +665,7 @@ def test_an_adoption_of_what_a_dead_release_left(tmp_path: Path, after: bool) ->
     original = broker_root(tmp_path)
     take(original, config=COMPACT)
     assert commit(original, 7)
-    expected = values(original)
+    expected = values(original, partition=0)
     number, running = 0, True
     while running:
         number += 1
@@ -698,10 +673,10 @@ def test_an_adoption_of_what_a_dead_release_left(tmp_path: Path, after: bool) ->
         shutil.copytree(original, root)
         running = each_act(_releasing(root), number, Died(), after=after)
         take(root)
-        assert values(root) == expected
+        assert values(root, partition=0) == expected
         assert not commit(root, 7)
         assert found_config(root) == COMPACT["t"]
-        append(root)
+        LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
         shutil.rmtree(root)
 
 

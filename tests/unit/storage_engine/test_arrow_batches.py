@@ -10,6 +10,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.records.arrow_batches import ARROW_SIZE, arrow_batches
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
+from tests.builders.log_builder import LogBuilder
 
 SCHEMA = changelog_schema(include_headers=True)
 
@@ -20,11 +21,9 @@ def read(root: Path, schema: pa.Schema = SCHEMA) -> list[pa.RecordBatch]:
 
 
 def log_of(root: Path, values: list[bytes | None], codec: str = "uncompressed") -> None:
-    config = {"max.message.bytes": str(64 << 20), "compression.type": codec}
-    with Engine(root) as engine:
-        engine.create_topic("t", 1, {**config, "cleanup.policy": "delete"})
-        table = pa.table({"value": pa.array(values, pa.binary())})
-        engine.append("t", table, now_ms=1, batch_size=32 << 20)
+    config = {"max_message_bytes": 64 << 20, "compression_type": codec}
+    log = LogBuilder(root, now_ms=1).topic(policy="delete", **config)
+    log.append(*((None, value) for value in values), batch_size=32 << 20).close()
 
 
 @pytest.mark.slow

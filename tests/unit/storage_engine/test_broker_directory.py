@@ -14,17 +14,10 @@ from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 from kafkalog.storage_engine.engine import Engine, engine_of
+from tests.builders.log_contents import offsets
 from tests.builders.segment_files import name
 from tests.unit.storage_engine import broker_root
 from tests.unit.storage_engine.broker_root import TOPIC_ID, BrokerRoot
-
-
-def offsets(log: Engine, topic: str = "t", partition: int = 0) -> list[int]:
-    return [
-        offset
-        for rows in log.read(topic, partition, columns=["offset"])
-        for offset in rows.column("offset").to_pylist()
-    ]
 
 
 def stopped(path: Path) -> BrokerRoot:
@@ -50,8 +43,8 @@ def test_every_partition_of_a_stopped_broker_is_read_to_its_log_end(tmp_path: Pa
     assert dict(topic.config) == {"cleanup.policy": ""}
     assert log.offsets("t") == {0: (0, 100), 2: (0, 30)}
     assert log.offsets("a.b-c") == {0: (10, 40)}
-    assert offsets(engine_of(log)) == list(range(100))
-    assert offsets(engine_of(log), "a.b-c") == list(range(10, 40))
+    assert offsets(engine_of(log), partition=0) == list(range(100))
+    assert offsets(engine_of(log), "a.b-c", partition=0) == list(range(10, 40))
     with pytest.raises(InvalidInputError, match="partition 1 of topic 't' is not in"):
         next(log.read("t", 1))
     with pytest.raises(UnknownTopicError, match=r"a\.b-c, t"):
@@ -80,7 +73,7 @@ def test_internal_topics_are_readable(tmp_path: Path) -> None:
     root.partition("__consumer_offsets-7", (0,), 20)
     log = kafkalog.open(root.path)
     assert log.describe("__consumer_offsets").absent == frozenset(range(7))
-    assert offsets(engine_of(log), "__consumer_offsets", 7) == list(range(20))
+    assert offsets(engine_of(log), "__consumer_offsets", partition=7) == list(range(20))
 
 
 def test_several_directories_of_a_broker_are_one_log(tmp_path: Path) -> None:
@@ -162,7 +155,7 @@ def test_nothing_is_ever_written_there(tmp_path: Path) -> None:
     (root.path / "t-0" / name(0, ".index")).unlink()
     before = root.contents()
     with kafkalog.open(root.path) as log:
-        assert offsets(engine_of(log)) == list(range(100))
+        assert offsets(engine_of(log), partition=0) == list(range(100))
         assert len(log.status()) == 1
         assert sum(len(rows) for rows in log.latest("t")) == 7
         writes = [

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
+from tests.builders.log_builder import LogBuilder
 
 SHORT = st.lists(st.sampled_from([0, 1, 255]), max_size=3).map(bytes)
 """Few bytes, so that keys are often equal, or differ by zero bytes at the end alone."""
@@ -22,10 +23,9 @@ def read(root: Path, keys: ChosenKeys | None, start: int = 0) -> list[dict[str, 
 
 
 def log_of(root: Path, keys: list[bytes | None]) -> None:
-    with Engine(root) as engine:
-        engine.create_topic("t", 1, {"cleanup.policy": "delete"})
-        for first in range(0, len(keys), 7):
-            engine.append("t", [(key, b"v") for key in keys[first : first + 7]], now_ms=1)
+    pairs = [(key, "v") for key in keys]
+    log = LogBuilder(root).topic(policy="delete")
+    log.commits(pairs[first : first + 7] for first in range(0, len(keys), 7)).close()
 
 
 @settings(max_examples=40, deadline=None)

@@ -28,17 +28,11 @@ from kafkalog.storage_engine.writing.active_segment import ActiveSegment
 from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 from tests.builders.batch_builder import at_times
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import pairs
 from tests.unit.storage_engine.faults import Died, each_act
 
 NOW_MS = 1_700_000_000_000
-
-
-def read_all(engine: Engine, topic: str = "t") -> list[tuple[bytes | None, bytes | None]]:
-    rows = []
-    for partition in range(len(engine.describe(topic).partitions)):
-        for batch in engine.read(topic, partition):
-            rows += zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
-    return rows
 
 
 def offsets_are_dense(engine: Engine, topic: str = "t") -> bool:
@@ -67,17 +61,9 @@ def stage(
     topic: str = "t",
     **options: object,
 ) -> StagedMessage:
-    writer = StagedWriter(
-        engine.root,
-        engine.state(),
-        now_ms=lambda: NOW_MS,
-        writer_slug=writer_slug("query", "t"),
-        batch_id=batch_id,
-        spark_partition=spark_partition,
-        **options,
-    )
-    writer.append(topic, batch)
-    return writer.finish()
+    number = {"batch_id": batch_id, "spark_partition": spark_partition}
+    slug = writer_slug("query", "t")
+    return LogBuilder(engine).to(topic).stage_tables([batch], writer_slug=slug, **number, **options)
 
 
 def writer_at(batch_id: int) -> Writer:
@@ -86,9 +72,8 @@ def writer_at(batch_id: int) -> Writer:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    engine = Engine(tmp_path / "log")
-    engine.create_topic("t", 3, {"segment.bytes": "600", "index.interval.bytes": "100"})
-    return engine
+    log = LogBuilder(tmp_path / "log")
+    return log.topic("t", 3, segment_bytes=600, index_interval_bytes=100).engine
 
 
 BATCH = rows(*[(f"k{n}", f"v{n}") for n in range(20)])
@@ -98,9 +83,7 @@ def test_committed_rows_are_read_by_another_process(engine: Engine) -> None:
     result = engine.commit([stage(engine, BATCH)], writer=writer_at(0), now_ms=NOW_MS)
     assert result.rows == 20 and not result.skipped
     other = Engine(engine.root, read_only=True)
-    assert sorted(read_all(other)) == sorted(
-        (f"k{n}".encode(), f"v{n}".encode()) for n in range(20)
-    )
+    assert sorted(pairs(other)) == sorted((f"k{n}".encode(), f"v{n}".encode()) for n in range(20))
 
 
 def test_a_batch_that_was_committed_is_dropped(
@@ -109,7 +92,7 @@ def test_a_batch_that_was_committed_is_dropped(
     engine.commit([stage(engine, BATCH)], writer=writer_at(4), now_ms=NOW_MS)
     again = engine.commit([stage(engine, BATCH, 4)], writer=writer_at(4), now_ms=NOW_MS)
     assert again.skipped
-    assert len(read_all(engine)) == 20
+    assert len(pairs(engine)) == 20
     assert not staged_names(engine)
     assert "committed already" in caplog.text
 
@@ -130,21 +113,21 @@ def test_a_batch_below_the_last_is_refused_with_both_ids_and_the_time(engine: En
         match=r"this checkpoint is older than the log: committed 57 at \d\d:\d\d, got 3 \(",
     ):
         engine.commit([stage(engine, BATCH, 3)], writer=writer_at(3), now_ms=NOW_MS)
-    assert len(read_all(engine)) == 20
+    assert len(pairs(engine)) == 20
 
 
 def test_an_older_batch_is_written_when_told_to(engine: Engine) -> None:
     engine.commit([stage(engine, BATCH)], writer=writer_at(57), now_ms=NOW_MS)
     staged = [stage(engine, BATCH, 3)]
     assert not engine.commit(staged, writer=writer_at(3), reset_writer=True, now_ms=NOW_MS).skipped
-    assert len(read_all(engine)) == 40
+    assert len(pairs(engine)) == 40
     assert engine.state().writers["query t"].batch_id == 3
 
 
 def test_without_a_writer_every_commit_lands(engine: Engine) -> None:
     for _ in range(2):
         engine.commit([stage(engine, BATCH)], now_ms=NOW_MS)
-    assert len(read_all(engine)) == 40
+    assert len(pairs(engine)) == 40
 
 
 def test_writers_to_different_targets_do_not_know_of_each_other(engine: Engine) -> None:
@@ -165,12 +148,12 @@ def test_tasks_are_appended_in_ascending_spark_partition(tmp_path: Path) -> None
     engine.create_topic("t")
     staged = [stage(engine, rows((f"k{n}", f"v{n}")), 0, n) for n in (2, 0, 1)]
     engine.commit(staged, now_ms=NOW_MS)
-    assert [key for key, _ in read_all(engine)] == [b"k0", b"k1", b"k2"]
+    assert [key for key, _ in pairs(engine)] == [b"k0", b"k1", b"k2"]
 
 
 def test_rows_of_a_task_keep_their_order_within_a_partition(engine: Engine) -> None:
     engine.commit([stage(engine, rows(*[("k", f"{n}") for n in range(500)]))], now_ms=NOW_MS)
-    assert [int(v) for _, v in read_all(engine) if v is not None] == list(range(500))
+    assert [int(v) for _, v in pairs(engine) if v is not None] == list(range(500))
 
 
 def test_a_damaged_staged_file_is_refused_before_anything_is_appended(engine: Engine) -> None:
@@ -181,7 +164,7 @@ def test_a_damaged_staged_file_is_refused_before_anything_is_appended(engine: En
     path.write_bytes(data)
     with pytest.raises(StorageError, match=r"the task staged .* CRC-32C .* run the batch again"):
         engine.commit([good, bad], now_ms=NOW_MS)
-    assert read_all(engine) == []
+    assert pairs(engine) == []
 
 
 def test_a_missing_staged_file_is_named(engine: Engine) -> None:
@@ -196,7 +179,7 @@ def test_a_topic_is_created_by_the_commit_that_first_writes_to_it(engine: Engine
     staged = stage(engine, BATCH, topic="u", new_topic=new)
     assert engine.topics() == ["t"]
     engine.commit([staged], create=new, now_ms=NOW_MS)
-    assert len(read_all(engine, "u")) == 20
+    assert len(pairs(engine, "u")) == 20
     assert len(engine.describe("u").partitions) == 2
 
 
@@ -221,7 +204,7 @@ def test_keyless_rows_are_refused_if_the_topic_has_become_compacted_since(engine
     engine.alter_topic("d", {"cleanup.policy": "compact"})
     with pytest.raises(InvalidInputError, match="has become compacted while the batch was written"):
         engine.commit([staged], now_ms=NOW_MS)
-    assert read_all(engine, "d") == []
+    assert pairs(engine, "d") == []
 
 
 def test_batches_that_hold_other_rows_than_announced_are_refused(engine: Engine) -> None:
@@ -229,7 +212,7 @@ def test_batches_that_hold_other_rows_than_announced_are_refused(engine: Engine)
     runs = tuple(run._replace(rows=run.rows + 1) for run in staged.runs)
     with pytest.raises(StorageError, match=r"a task announced \d+ rows, its batches hold \d+"):
         engine.commit([dataclasses.replace(staged, runs=runs)], now_ms=NOW_MS)
-    assert read_all(engine) == []
+    assert pairs(engine) == []
 
 
 @pytest.mark.parametrize("base_offset", [-(2**48), -1, 0, 1, 3, 2**40])
@@ -243,7 +226,7 @@ def test_a_batch_that_leaves_offsets_out_or_takes_them_twice_is_refused(
     staged = StagedMessage(topic_ids=ids, runs=(run,), rows=run.rows, data=data)
     with pytest.raises(StorageError, match=r"bytes that are no batch from offset 2 on"):
         engine.commit([staged], now_ms=NOW_MS)
-    assert read_all(engine) == []
+    assert pairs(engine) == []
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["appended", "adopted"])
@@ -253,7 +236,7 @@ def test_where_offsets_end_the_commit_is_refused_and_the_log_goes_on_as_it_was(
     last = at_times(layout.INT64_MAX - 2, (5,))
     for partition in range(3):
         engine.append_raw("t", partition, last.data, now_ms=NOW_MS)
-    before = read_all(engine)
+    before = pairs(engine)
     if large:
         monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 1)
         monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
@@ -262,9 +245,9 @@ def test_where_offsets_end_the_commit_is_refused_and_the_log_goes_on_as_it_was(
     expected = f"expected a log end of at most {layout.INT64_MAX}, found"
     with pytest.raises(StorageError, match=expected):
         engine.commit([staged], now_ms=NOW_MS)
-    assert read_all(engine) == before
+    assert pairs(engine) == before
     engine.append("t", [("one", "more")], now_ms=NOW_MS)
-    assert sorted(read_all(engine)) == sorted([*before, (b"one", b"more")])
+    assert sorted(pairs(engine)) == sorted([*before, (b"one", b"more")])
 
 
 def test_a_commit_whose_clean_up_fails_has_succeeded(
@@ -312,7 +295,7 @@ def test_rows_whose_time_is_too_far_from_the_clock_are_refused_with_the_range(
         InvalidInputError, match=r"message\.timestamp\..*\.max\.ms allows \[\d+, \d+\]"
     ):
         engine.append("t", batch, now_ms=NOW_MS)
-    assert read_all(engine) == []
+    assert pairs(engine) == []
 
 
 def test_keyless_rows_are_spread_evenly_elsewhere(engine: Engine) -> None:
@@ -362,7 +345,7 @@ def test_every_compression_type_reads_back(tmp_path: Path, codec: str) -> None:
     engine = Engine(tmp_path / "log")
     engine.create_topic("t", 2, {"compression.type": codec})
     engine.append("t", BATCH)
-    assert len(read_all(engine)) == 20
+    assert len(pairs(engine)) == 20
 
 
 # --- abort ---------------------------------------------------------------------------------------
@@ -385,7 +368,7 @@ def test_abort_never_undoes_what_is_published(engine: Engine) -> None:
     message = stage(engine, BATCH, 5)
     engine.commit([message], writer=writer_at(5), now_ms=NOW_MS)
     assert not engine.abort([message], writer=writer_at(5), now_ms=NOW_MS)
-    assert len(read_all(engine)) == 20
+    assert len(pairs(engine)) == 20
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["appended", "adopted"])
@@ -412,11 +395,7 @@ def test_a_commit_removes_what_earlier_attempts_left_but_not_other_queries_files
     engine: Engine,
 ) -> None:
     stage(engine, BATCH, 3, 9)
-    other = StagedWriter(
-        engine.root, engine.state(), now_ms=lambda: NOW_MS, writer_slug=writer_slug("other", "t")
-    )
-    other.append("t", BATCH)
-    kept = other.finish()
+    kept = LogBuilder(engine).stage_tables([BATCH], writer_slug=writer_slug("other", "t"))
     engine.commit([stage(engine, BATCH, 4)], writer=writer_at(4), now_ms=NOW_MS)
     assert staged_names(engine) == [kept.files[0].name]
 
@@ -455,7 +434,7 @@ def test_a_large_run_is_renamed_into_place_with_its_indexes(engine: Engine) -> N
     engine.commit([message], now_ms=NOW_MS)
     assert staged_names(engine) == []
     assert offsets_are_dense(engine)
-    assert len(read_all(engine)) == 301
+    assert len(pairs(engine)) == 301
     indexed = [path for path in engine.root.glob("t-*/*.index") if path.stat().st_size]
     assert indexed
     engine.append("t", rows(("last", "1")))
@@ -474,9 +453,9 @@ def test_what_is_published_stays_where_a_file_cannot_be_closed(
     with monkeypatch.context() as patch:
         patch.setattr(ActiveSegment, "close", fail)
         engine.append("t", [("k", "v")])
-    assert [value for _, value in read_all(engine)] == [b"v"]
+    assert [value for _, value in pairs(engine)] == [b"v"]
     engine.append("t", [("k", "w")])
-    assert [value for _, value in read_all(engine)] == [b"v", b"w"]
+    assert [value for _, value in pairs(engine)] == [b"v", b"w"]
 
 
 # --- dying and failing at every step -------------------------------------------------------------
@@ -493,8 +472,7 @@ def commit_batch(root: Path, batch_id: int, first: int) -> Callable[[], None]:
 
 
 def prepare(root: Path) -> None:
-    engine = Engine(root)
-    engine.create_topic("t", 3, {"segment.bytes": "900", "index.interval.bytes": "100"})
+    engine = LogBuilder(root).topic("t", 3, segment_bytes=900, index_interval_bytes=100).engine
     engine.commit([stage(engine, big(0), 0)], writer=writer_at(0), now_ms=NOW_MS)
 
 
@@ -527,10 +505,10 @@ def test_a_process_that_dies_at_any_act_of_a_commit_leaves_all_or_nothing(
         if not each_act(commit_batch(root, 1, 60), n, Died(), after=after):
             break
         engine = Engine(root, read_only=True)
-        assert len(read_all(engine)) in (60, 120), n
+        assert len(pairs(engine)) in (60, 120), n
         commit_batch(root, 1, 60)()  # Spark runs the micro-batch again
         engine = Engine(root)
-        assert sorted(read_all(engine)) == EXPECTED, n
+        assert sorted(pairs(engine)) == EXPECTED, n
         assert offsets_are_dense(engine), n
         shutil.rmtree(root)
     assert n > 10
@@ -552,10 +530,10 @@ def test_any_act_of_a_commit_that_fails_once_loses_and_doubles_nothing(
         if not each_act(commit_batch(root, 1, 60), n, OSError(code, "failed")):
             break
         engine = Engine(root)
-        assert len(read_all(engine)) in (60, 120), n
+        assert len(pairs(engine)) in (60, 120), n
         engine.abort([], writer=writer_at(1), now_ms=NOW_MS)
         commit_batch(root, 1, 60)()
-        assert sorted(read_all(engine)) == EXPECTED, n
+        assert sorted(pairs(engine)) == EXPECTED, n
         assert offsets_are_dense(engine), n
         shutil.rmtree(root)
     assert n > 10
@@ -576,7 +554,7 @@ def test_after_a_failed_sync_the_partition_goes_on_in_a_new_segment(
             engine.append("t", [("k", "w")])
     engine.append("t", [("k", "x")])
     assert engine.describe("t").partitions[partition].active_base == 3
-    assert [v for _, v in read_all(engine)] == [b"v"] * 3 + [b"x"]
+    assert [v for _, v in pairs(engine)] == [b"v"] * 3 + [b"x"]
 
 
 def test_a_segment_at_the_high_watermark_is_emptied_and_appended_to(engine: Engine) -> None:
@@ -588,7 +566,7 @@ def test_a_segment_at_the_high_watermark_is_emptied_and_appended_to(engine: Engi
     engine.append("t", [("k", "w")])
     assert engine.describe("t").partitions[partition].active_base == 1
     assert not (directory / layout.segment_file(7, layout.LOG)).exists()
-    assert [v for _, v in read_all(engine)] == [b"v", b"w"]
+    assert [v for _, v in pairs(engine)] == [b"v", b"w"]
 
 
 def test_a_file_shorter_than_recorded_is_a_storage_error(engine: Engine) -> None:
@@ -599,7 +577,7 @@ def test_a_file_shorter_than_recorded_is_a_storage_error(engine: Engine) -> None
     with pytest.raises(StorageError, match=r"the journal records \d+ bytes, the file has \d+"):
         engine.append("t", [("k", "w")])
     with pytest.raises(StorageError):
-        read_all(engine)
+        pairs(engine)
 
 
 def test_a_partition_that_a_broker_has_loaded_is_not_written_to(engine: Engine) -> None:
@@ -607,7 +585,7 @@ def test_a_partition_that_a_broker_has_loaded_is_not_written_to(engine: Engine) 
         (engine.partition_directory("t", partition) / layout.CANARY).unlink()
     with pytest.raises(LockedByBrokerError, match="a Kafka broker has loaded this partition"):
         engine.append("t", [("k", "v")])
-    assert read_all(engine) == []
+    assert pairs(engine) == []
 
 
 def test_relaxed_topics_are_synced_when_so_many_rows_are_not(tmp_path: Path) -> None:
@@ -616,7 +594,7 @@ def test_relaxed_topics_are_synced_when_so_many_rows_are_not(tmp_path: Path) -> 
     engine.append("t", [("k", "1")])
     engine.append("t", [("k", "2")])
     assert engine.state().unsynced == {("t", 0): (0, 0)}
-    assert len(read_all(engine)) == 2
+    assert len(pairs(engine)) == 2
     engine.append("t", [("k", "3")])
     assert engine.state().unsynced == {}
 

@@ -12,13 +12,14 @@ from typing import TypeAlias
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.journal import Journal
-from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, at_times, joined, marker
+from tests.builders.batch_builder import ABORT, COMMIT, at_times, marker
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import damage, offsets
 from tests.torture.acts import Write
 from tests.torture.disk import Disk
 from tests.torture.recorder import Recorder
@@ -33,35 +34,31 @@ Work: TypeAlias = Callable[[Engine], None]
 def one(ms: int, size: int = 20, count: int = 1) -> Work:
     """Append so many batches of one record each in one commit, at a time."""
     batches = [at_times(3 + n, (NOW_MS + ms,), value_size=size) for n in range(count)]
-    return lambda engine: raw(engine, *batches)
+    return lambda engine: LogBuilder(engine).append_raw(*batches)
 
 
 def transaction(kind: int) -> Work:
     """Append a transaction that ends so."""
     data = at_times(3, (NOW_MS,), producer_id=PRODUCER, transactional=True)
-    return lambda engine: raw(engine, data, marker(4, kind, PRODUCER, timestamp=NOW_MS))
+    return lambda engine: LogBuilder(engine).append_raw(
+        data, marker(4, kind, PRODUCER, timestamp=NOW_MS)
+    )
 
 
 def own(engine: Engine) -> None:
     engine.append("t", [("k", "v")] * 2, now_ms=NOW_MS)
 
 
-def raw(engine: Engine, *batches: BuiltBatch) -> None:
-    engine.append_raw("t", 0, joined(batches), now_ms=NOW_MS)
-
-
 def begun(root: Path) -> None:
-    with Engine(root) as engine:
-        config = {"index.interval.bytes": "0", "segment.bytes": "1000"}
-        engine.create_topic("t", 1, config, now_ms=NOW_MS)
-        raw(engine, *(at_times(n, (NOW_MS + n,), value_size=20) for n in range(3)))
+    batches = (at_times(n, (NOW_MS + n,), value_size=20) for n in range(3))
+    log = LogBuilder(root).topic(index_interval_bytes=0, segment_bytes=1000)
+    log.append_raw(*batches).close()
 
 
 def aborted_before(root: Path) -> None:
-    with Engine(root) as engine:
-        engine.create_topic("t", 1, now_ms=NOW_MS)
-        data = at_times(0, (NOW_MS, NOW_MS), producer_id=PRODUCER, transactional=True)
-        raw(engine, data, marker(2, ABORT, PRODUCER, timestamp=NOW_MS))
+    data = at_times(0, (NOW_MS, NOW_MS), producer_id=PRODUCER, transactional=True)
+    end = marker(2, ABORT, PRODUCER, timestamp=NOW_MS)
+    LogBuilder(root).topic().append_raw(data, end).close()
 
 
 def dies(engine: Engine, work: Work) -> None:
@@ -73,11 +70,6 @@ def dies(engine: Engine, work: Work) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Died):
         patch.setattr(Journal, "append", die)
         work(engine)
-
-
-def rows(root: Path) -> list[int]:
-    engine = Engine(root, read_only=True)
-    return [n for batch in engine.read("t", 0) for n in batch.column("offset").to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -107,28 +99,29 @@ def test_no_power_cut_brings_back_what_an_attempt_that_died_has_left(
     # All that the attempt did had reached the disk by itself; of the retry what was synced.
     left = {number: None for number, _ in disk.unsynced() if number < tried}
     disk.state("the attempt's", left).write(cut)
-    check(cut, rows(root))
+    check(cut, offsets(root))
 
 
 def check(cut: Path, expected: list[int]) -> None:
     with booted("after the cut"):
-        assert rows(cut) == expected
-        assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
+        assert offsets(cut) == expected
+        assert damage(cut) == []
         Engine(cut).append("t", [("k", "v")], now_ms=NOW_MS + 2_000)
-        assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
+        assert damage(cut) == []
 
 
 def begun_far(root: Path) -> None:
     """Leave a transaction open whose marker comes at offset 260, an entry of other halves."""
-    with Engine(root) as engine:
-        engine.create_topic("t", 1, now_ms=NOW_MS)
-        data = at_times(250, (NOW_MS,), producer_id=PRODUCER, transactional=True)
-        raw(engine, at_times(0, (NOW_MS,) * 250), data, at_times(251, (NOW_MS,) * 9))
+    data = at_times(250, (NOW_MS,), producer_id=PRODUCER, transactional=True)
+    before, after = at_times(0, (NOW_MS,) * 250), at_times(251, (NOW_MS,) * 9)
+    LogBuilder(root).topic().append_raw(before, data, after).close()
 
 
 def ends(kind: int) -> Work:
     """End the transaction that `begun_far` has left open."""
-    return lambda engine: raw(engine, marker(260, kind, PRODUCER, timestamp=NOW_MS))
+    return lambda engine: LogBuilder(engine).append_raw(
+        marker(260, kind, PRODUCER, timestamp=NOW_MS)
+    )
 
 
 @pytest.mark.slow
@@ -150,9 +143,9 @@ def test_half_an_entry_of_an_abort_that_died_is_none(
             shutil.rmtree(cut, ignore_errors=True)
             shutil.copytree(root, cut)
             (cut / "t-0" / path.name).write_bytes(earlier + torn)
-            assert [str(found) for found in verify(cut, deep=True) if found.is_damage] == []
-            expected = rows(root)
-            assert rows(cut) == expected
+            assert damage(cut) == []
+            expected = offsets(root)
+            assert offsets(cut) == expected
             (ends(COMMIT) if is_far else transaction(COMMIT))(Engine(cut))
             check(cut, [*expected, *([*range(250, 260)] if is_far else [3])])
             left = cut / "t-0" / path.name
@@ -218,7 +211,7 @@ def test_a_cut_whose_sync_failed_is_made_again(
         disk.apply(act)
     left = {number: None for number, _ in disk.unsynced() if number < tried}
     disk.state("the attempt's", left).write(cut)
-    check(cut, rows(root))
+    check(cut, offsets(root))
 
 
 def test_a_log_that_a_failed_sync_left_is_cut_until_a_sync_succeeds(tmp_path: Path) -> None:
@@ -242,4 +235,4 @@ def test_a_log_that_a_failed_sync_left_is_cut_until_a_sync_succeeds(tmp_path: Pa
     # What failed syncs have left in doubt: the dead bytes are there, their cut is not.
     left = {number: None for number, act in disk.unsynced() if isinstance(act, Write)}
     disk.state("the dead bytes", left).write(cut)
-    check(cut, rows(root))
+    check(cut, offsets(root))

@@ -10,15 +10,16 @@ import pytest
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
 from tests.builders.batch_builder import batch
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import values
 from tests.builders.segment_files import write_segment
 from tests.unit.storage_engine.test_adopt import (
-    append,
+    ROW_MS,
     broker_partition,
     broker_root,
     give_back,
     take,
 )
-from tests.unit.storage_engine.test_adopt import values as values_of
 
 TOPIC_ID = "fHq_kc1HQBmiynnrtAlnIQ"
 
@@ -31,11 +32,7 @@ def everything(root: Path) -> dict[str, bytes | None]:
 
 
 def our_log(root: Path) -> Path:
-    with Engine(root) as engine:
-        engine.create_topic("t")
-        engine.create_topic("empty")
-        engine.append("t", [(b"k", b"v")])
-    return root
+    return LogBuilder(root).topic("empty").topic("t").append(("k", "v")).close()
 
 
 def refused(root: Path, match: str, **options: object) -> None:
@@ -61,7 +58,7 @@ def test_of_a_copy_without_properties_only_directories_with_segments_are_taken(
     (tmp_path / "dbus-1").mkdir()
     assert take(tmp_path).topics == ("t",)
     assert list((tmp_path / "dbus-1").iterdir()) == []
-    assert len(values_of(tmp_path)) == 80
+    assert len(values(tmp_path, partition=0)) == 80
 
 
 def test_a_controllers_directory_is_not_adopted(tmp_path: Path) -> None:
@@ -108,8 +105,8 @@ def test_a_log_whose_journal_is_lost_says_so_and_can_be_adopted(
     with pytest.raises(InvalidInputError, match=r"`commit` is missing.*copy.*kafkalog adopt"):
         give_back(root)
     assert take(root).partitions == 2
-    assert values_of(root) == [b"v"]
-    append(root)
+    assert values(root, partition=0) == [b"v"]
+    LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
     give_back(root)
     take(root)
     (root / "commit").unlink()
@@ -126,7 +123,7 @@ def test_a_log_that_was_released_says_so_and_can_be_adopted(
     with pytest.raises(InvalidInputError, match=r"was released.*kafkalog adopt"):
         Engine(root, read_only=read_only)
     assert take(root).partitions == 2
-    assert values_of(root) == [b"v"]
+    assert values(root, partition=0) == [b"v"]
 
 
 # --- a new log -----------------------------------------------------------------------------------

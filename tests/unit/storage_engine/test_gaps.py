@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, KafkaLogError
-from kafkalog.inspection.verify import verify
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.broker.ownership import adopt, release
 from kafkalog.storage_engine.engine import Engine
@@ -25,14 +24,16 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 from kafkalog.storage_engine.segment import gaps
 from kafkalog.storage_engine.segment.gaps import GapCollector, GapFile, Section
-from tests.builders.batch_builder import BuiltBatch, at_times, batch, data_records, empty, joined
+from tests.builders.batch_builder import BuiltBatch, at_times, batch, data_records, empty
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import damage, offsets
 from tests.builders.segment_files import gap_list, gaps_of, name, write_segment
 from tests.unit.storage_engine.broker_root import BrokerRoot
 from tests.unit.storage_engine.faults import Died, each_act
 from tests.unit.storage_engine.times import offset_since
 
 NOW_MS = 1_700_000_000_000
-NEVER_DELETED = {"cleanup.policy": "delete", "segment.bytes": "300", "retention.ms": "-1"}
+NEVER_DELETED = {"policy": "delete", "segment_bytes": 300, "retention_ms": -1}
 Pairs = list[tuple[int, int]]
 SECTIONS: list[tuple[int, int, Pairs]] = [
     (0, 100, [(3, 5), (9, 12)]),
@@ -397,43 +398,32 @@ def test_a_view_reads_on_with_the_list_of_its_moment(tmp_path: Path) -> None:
 # --- raw appends ---------------------------------------------------------------------------------
 
 
-def raw_log(root: Path) -> Engine:
-    engine = Engine(root)
-    engine.create_topic("t", 1, NEVER_DELETED)
-    return engine
-
-
-def raw(engine: Engine, *batches: BuiltBatch) -> None:
-    engine.append_raw("t", 0, joined(batches), now_ms=NOW_MS)
-
-
-def offsets(engine: Engine) -> list[int]:
-    return [o for rows in engine.read("t", 0) for o in rows["offset"].to_pylist()]
-
-
 def raw_gaps(root: Path) -> Pairs:
     path = root / "t-0" / "kl-raw-gaps"
     return [pair for _, _, pairs in parsed(path) for pair in pairs]
 
 
 def test_a_raw_append_lists_what_it_leaves_out(tmp_path: Path) -> None:
-    engine = raw_log(tmp_path)
-    raw(engine, at_times(5), at_times(6))
+    engine = LogBuilder(tmp_path).topic(**NEVER_DELETED).append_raw(at_times(5), at_times(6)).engine
     assert raw_gaps(tmp_path) == [(0, 5)]
     engine.append("t", [("k", "own")], now_ms=NOW_MS)
-    raw(engine, *(at_times(10 * n, (0, 0)) for n in range(1, 9)))
+    LogBuilder(engine).append_raw(*(at_times(10 * n, (0, 0)) for n in range(1, 9)))
     engine.append("t", [("k", "own")], now_ms=NOW_MS)
     pairs = [(0, 5), (8, 10), *((10 * n + 2, 10 * n + 10) for n in range(1, 8))]
     assert raw_gaps(tmp_path) == pairs
     whole = [5, 6, 7, *(o for n in range(1, 9) for o in (10 * n, 10 * n + 1)), 82]
     assert offsets(engine) == whole
     assert len(list((tmp_path / "t-0").glob("*.log"))) > 3
-    assert [f for f in verify(tmp_path) if f.is_damage] == []
+    assert damage(tmp_path) == []
 
 
 def test_a_partition_without_gaps_has_no_list(tmp_path: Path) -> None:
-    engine = raw_log(tmp_path)
-    raw(engine, at_times(0), at_times(1, (0, 0)))
+    engine = (
+        LogBuilder(tmp_path)
+        .topic(**NEVER_DELETED)
+        .append_raw(at_times(0), at_times(1, (0, 0)))
+        .engine
+    )
     engine.append("t", [("k", "own")], now_ms=NOW_MS)
     assert not list((tmp_path / "t-0").glob("kl-*gaps*"))
 
@@ -444,8 +434,7 @@ def test_a_raw_append_that_died_anywhere_leaves_no_gap(
     tmp_path: Path, make: Callable[[], BaseException]
 ) -> None:
     first = tmp_path / "template"
-    engine = raw_log(first)
-    raw(engine, at_times(3), at_times(8))
+    engine = LogBuilder(first).topic(**NEVER_DELETED).append_raw(at_times(3), at_times(8)).engine
     engine.close()
     n, fired = 0, True
     while fired:
@@ -454,7 +443,7 @@ def test_a_raw_append_that_died_anywhere_leaves_no_gap(
         shutil.copytree(first, root)
         engine = Engine(root)
         many = [at_times(10 * k) for k in range(2, 9)]
-        fired = each_act(lambda e=engine, b=many: raw(e, *b), n, make())
+        fired = each_act(lambda e=engine, b=many: LogBuilder(e).append_raw(*b), n, make())
         engine = Engine(root)
         before = offsets(engine)
         assert before in ([3, 8], [3, 8, 20, 30, 40, 50, 60, 70, 80]), n
@@ -465,27 +454,30 @@ def test_a_raw_append_that_died_anywhere_leaves_no_gap(
         if end > 9:
             expected += [(9, 20), *((10 * k + 1, 10 * k + 10) for k in range(2, 8))]
         assert raw_gaps(root) == expected, n
-        assert [f for f in verify(root) if f.is_damage] == [], n
+        assert damage(root) == [], n
         shutil.rmtree(root)
     assert n > 8
 
 
 def test_gaps_of_segments_that_are_deleted_are_forgotten(tmp_path: Path) -> None:
-    engine = raw_log(tmp_path)
-    raw(engine, *(at_times(10 * n) for n in range(1, 20)))
+    engine = (
+        LogBuilder(tmp_path)
+        .topic(**NEVER_DELETED)
+        .append_raw(*(at_times(10 * n) for n in range(1, 20)))
+        .engine
+    )
     engine.delete_records("t", 0, 150)
     engine.apply_retention(now_ms=NOW_MS)
     first = min(int(path.stem) for path in (tmp_path / "t-0").glob("*.log"))
     assert first > 100
     assert offsets(engine) == [150, 160, 170, 180, 190]
-    raw(engine, at_times(300))
+    LogBuilder(engine).append_raw(at_times(300))
     assert raw_gaps(tmp_path)[0][1] > first
     assert offsets(engine) == [150, 160, 170, 180, 190, 300]
 
 
 def test_a_damaged_list_of_raw_gaps_is_refused_by_reads_and_appends(tmp_path: Path) -> None:
-    engine = raw_log(tmp_path)
-    raw(engine, at_times(3))
+    engine = LogBuilder(tmp_path).topic(**NEVER_DELETED).append_raw(at_times(3)).engine
     path = tmp_path / "t-0" / "kl-raw-gaps"
     data = path.read_bytes()
     path.write_bytes(data[:-1])
@@ -510,7 +502,7 @@ def test_an_adopted_log_is_listed_from_its_end_on_and_a_released_one_nowhere(
     engine = Engine(root.path)
     state = engine.describe("t").partitions[0]
     assert state.listed_from == state.high_watermark == 100
-    raw(engine, at_times(110))
+    LogBuilder(engine).append_raw(at_times(110))
     whole = [*range(5), *range(20, 25), *range(40, 45), *range(50, 100), 110]
     assert offsets(engine) == whole
     engine.close()
@@ -528,13 +520,11 @@ def test_an_adopted_log_is_listed_from_its_end_on_and_a_released_one_nowhere(
 # --- verify --------------------------------------------------------------------------------------
 
 
-def damage(root: Path) -> list[str]:
-    return [str(finding) for finding in verify(root) if finding.is_damage]
-
-
 def test_verify_names_unlisted_gaps_missing_ones_and_damaged_lists(tmp_path: Path) -> None:
-    engine = raw_log(tmp_path)
-    raw(engine, at_times(5, (0, 0)), at_times(9), at_times(10), at_times(20), at_times(30))
+    engine = LogBuilder(tmp_path).topic(**NEVER_DELETED).engine
+    LogBuilder(engine).append_raw(
+        at_times(5, (0, 0)), at_times(9), at_times(10), at_times(20), at_times(30)
+    )
     directory = tmp_path / "t-0"
     assert damage(tmp_path) == []
     path = directory / "kl-raw-gaps"

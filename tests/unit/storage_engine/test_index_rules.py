@@ -14,8 +14,9 @@ import pytest
 
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex, offset_entry, time_entry
-from kafkalog.storage_engine.segment.segments import list_segments
 from tests.builders.batch_builder import batch
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import index_entries, segment_bases, time_index_entries
 from tests.builders.segment_files import name
 from tests.unit.storage_engine.test_index import cut
 
@@ -152,12 +153,6 @@ def test_time_entries_end_before_the_first_that_cannot_be(
 # --- what is written -----------------------------------------------------------------------------
 
 
-def topic(root: Path, **config: str) -> Engine:
-    engine = Engine(root)
-    engine.create_topic("t", 1, {key.replace("_", "."): text for key, text in config.items()})
-    return engine
-
-
 def append(engine: Engine, *timestamps: int, size: int = 10) -> None:
     """Append a batch of one record for each timestamp, in one append."""
     with engine.transaction() as transaction:
@@ -167,79 +162,70 @@ def append(engine: Engine, *timestamps: int, size: int = 10) -> None:
         transaction.publish(1)
 
 
-def segments(engine: Engine) -> list[int]:
-    return [segment.base_offset for segment in list_segments(engine.partition_directory("t", 0))]
-
-
-def stored(engine: Engine, suffix: str, form: str, base: int = 0) -> list[tuple[int, int]]:
-    data = (engine.partition_directory("t", 0) / name(base, suffix)).read_bytes()
-    return list(struct.iter_unpack(form, data))
-
-
 def test_the_first_batch_gets_no_entry_and_each_batch_of_an_append_is_decided_alone(
     tmp_path: Path,
 ) -> None:
-    engine = topic(tmp_path, index_interval_bytes="1")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=1).engine
     append(engine, 10, 20, 15, 30)
     size = len(batch(0, 1).data)
-    assert stored(engine, ".index", ">ii") == [(1, size), (2, 2 * size), (3, 3 * size)]
+    assert index_entries(engine) == [(1, size), (2, 2 * size), (3, 3 * size)]
     # The third batch is older than the second: the largest time so far has its entry already.
-    assert stored(engine, ".timeindex", ">qi") == [(20, 1), (30, 3)]
+    assert time_index_entries(engine) == [(20, 1), (30, 3)]
 
 
 def test_an_entry_needs_more_than_the_interval_behind_it(tmp_path: Path) -> None:
     size = len(batch(0, 1).data)
-    engine = topic(tmp_path / "on", index_interval_bytes=str(size))
+    engine = LogBuilder(tmp_path / "on").topic(index_interval_bytes=size).engine
     append(engine, *[5] * 5)
-    assert [at for _, at in stored(engine, ".index", ">ii")] == [2 * size, 4 * size]
-    engine = topic(tmp_path / "below", index_interval_bytes=str(size - 1))
+    assert [at for _, at in index_entries(engine)] == [2 * size, 4 * size]
+    engine = LogBuilder(tmp_path / "below").topic(index_interval_bytes=size - 1).engine
     append(engine, *[5] * 5)
-    assert [at for _, at in stored(engine, ".index", ">ii")] == [size, 2 * size, 3 * size, 4 * size]
+    assert [at for _, at in index_entries(engine)] == [size, 2 * size, 3 * size, 4 * size]
 
 
 def test_a_reopened_index_goes_on_after_its_last_entry(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="1")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=1).engine
     append(engine, 1, 2, 3)
-    before = stored(engine, ".index", ">ii"), stored(engine, ".timeindex", ">qi")
+    before = index_entries(engine), time_index_entries(engine)
     engine.close()
     append(Engine(tmp_path), 4)
-    assert stored(engine, ".index", ">ii")[:-1] == before[0]
-    assert stored(engine, ".timeindex", ">qi") == [*before[1], (4, 3)]
+    assert index_entries(engine)[:-1] == before[0]
+    assert time_index_entries(engine) == [*before[1], (4, 3)]
 
 
 def test_a_full_offset_index_begins_a_segment(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="1", segment_index_bytes="64")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=1, segment_index_bytes=64).engine
     append(engine, *[5] * 30)  # one time, so the time index does not fill up
-    assert segments(engine) == [0, 9, 18, 27]
-    assert len(stored(engine, ".index", ">ii")) == 8
+    assert segment_bases(engine) == [0, 9, 18, 27]
+    assert len(index_entries(engine)) == 8
 
 
 def test_a_time_index_is_full_one_entry_early_and_the_roll_takes_that_one(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="1", segment_index_bytes="60")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=1, segment_index_bytes=60).engine
     append(engine, *range(1, 31))
-    (_, second, *_) = segments(engine)
-    entries = stored(engine, ".timeindex", ">qi")
+    (_, second, *_) = segment_bases(engine)
+    entries = time_index_entries(engine)
     assert len(entries) in (4, 5)  # of 5 slots
     assert second == 5
     assert entries[-1] == (5, 4)
 
 
 def test_a_time_that_does_not_rise_is_not_written_nor_minus_one(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="1")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=1).engine
     append(engine, -1, -1, -1)
-    assert stored(engine, ".timeindex", ">qi") == []
+    assert time_index_entries(engine) == []
     append(engine, 7, 7, 6)
-    assert stored(engine, ".timeindex", ">qi") == [(7, 3)]
-    assert len(stored(engine, ".index", ">ii")) == 5
+    assert time_index_entries(engine) == [(7, 3)]
+    assert len(index_entries(engine)) == 5
 
 
 def test_index_files_of_any_size_ahead_are_taken_by_their_entries(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="1")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=1).engine
     append(engine, 1, 2, 3)
-    offsets, times = stored(engine, ".index", ">ii"), stored(engine, ".timeindex", ">qi")
+    offsets, times = index_entries(engine), time_index_entries(engine)
     for suffix, slots in ((".index", 8 * 100), (".timeindex", 12 * 100)):
         path = engine.partition_directory("t", 0) / name(0, suffix)
         path.write_bytes(path.read_bytes().ljust(slots, b"\0"))  # as a broker keeps them
     append(engine, 4)
-    assert stored(engine, ".index", ">ii")[:-1] == offsets
-    assert stored(engine, ".timeindex", ">qi")[:-1] == times
+    assert index_entries(engine)[:-1] == offsets
+    assert time_index_entries(engine)[:-1] == times

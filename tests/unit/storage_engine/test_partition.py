@@ -16,89 +16,69 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment import partition_directory
 from tests.builders.batch_builder import at_times
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import index_entries, segment_bases, time_index_entries
 
 NOW_MS = 1_700_000_000_000
 OTHER_ID = "fHq_kc1HQBmiynnrtAlnIQ"
 
 
-def topic(root: Path, **config: str) -> Engine:
-    engine = Engine(root)
-    engine.create_topic("t", 1, {name.replace("_", "."): text for name, text in config.items()})
-    return engine
-
-
-def bases(engine: Engine) -> list[int]:
-    names = (layout.parse_segment_file(name) for name in os.listdir(engine.root / "t-0"))
-    return sorted(parsed[0] for parsed in names if parsed and parsed[1:] == (layout.LOG, ""))
-
-
-def index_entries(engine: Engine, base_offset: int = 0) -> list[tuple[int, int]]:
-    data = (engine.root / "t-0" / layout.segment_file(base_offset, layout.INDEX)).read_bytes()
-    return list(struct.iter_unpack(">ii", data))
-
-
-def time_entries(engine: Engine, base_offset: int = 0) -> list[tuple[int, int]]:
-    data = (engine.root / "t-0" / layout.segment_file(base_offset, layout.TIME_INDEX)).read_bytes()
-    return list(struct.iter_unpack(">qi", data))
-
-
-def append(engine: Engine, count: int = 1, *, at_ms: int = NOW_MS, value: str = "v" * 20) -> None:
-    for _ in range(count):
-        engine.append("t", [("key", value)], now_ms=at_ms)
-
-
 def test_a_segment_never_exceeds_segment_bytes(tmp_path: Path) -> None:
-    engine = topic(tmp_path, segment_bytes="500")
-    append(engine, 20)
+    LogBuilder(tmp_path).topic(segment_bytes=500).fill(20)
     sizes = [path.stat().st_size for path in (tmp_path / "t-0").glob("*.log")]
     assert len(sizes) > 3 and max(sizes) <= 500
 
 
 def test_a_batch_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> None:
-    engine = topic(tmp_path, segment_bytes="100")
-    append(engine, 3, value="v" * 300)
-    assert bases(engine) == [0, 1, 2]
+    engine = LogBuilder(tmp_path).topic(segment_bytes=100).fill(3, value="v" * 300).engine
+    assert segment_bases(engine) == [0, 1, 2]
 
 
 def test_record_time_drives_rolling_not_the_clock(tmp_path: Path) -> None:
-    engine = topic(tmp_path, segment_ms="1000")
-    append(engine, at_ms=NOW_MS)
-    append(engine, at_ms=NOW_MS + 1000)
-    assert bases(engine) == [0]
-    append(engine, at_ms=NOW_MS + 1001)
-    assert bases(engine) == [0, 2]
+    engine = (
+        LogBuilder(tmp_path)
+        .topic(segment_ms=1000)
+        .fill(now_ms=NOW_MS)
+        .fill(now_ms=NOW_MS + 1000)
+        .engine
+    )
+    assert segment_bases(engine) == [0]
+    LogBuilder(engine).fill(now_ms=NOW_MS + 1001)
+    assert segment_bases(engine) == [0, 2]
 
 
 def test_an_older_timestamp_does_not_roll(tmp_path: Path) -> None:
-    engine = topic(tmp_path, segment_ms="1000")
-    append(engine, at_ms=NOW_MS)
-    append(engine, at_ms=5)
-    assert bases(engine) == [0]
+    engine = LogBuilder(tmp_path).topic(segment_ms=1000).fill(now_ms=NOW_MS).fill(now_ms=5).engine
+    assert segment_bases(engine) == [0]
 
 
 def test_max_compaction_lag_bounds_the_age_of_the_active_segment(tmp_path: Path) -> None:
-    engine = topic(tmp_path, segment_ms="100000", max_compaction_lag_ms="1000")
-    append(engine, at_ms=NOW_MS)
-    append(engine, at_ms=NOW_MS + 1001)
-    assert bases(engine) == [0, 1]
+    engine = (
+        LogBuilder(tmp_path)
+        .topic(segment_ms=100_000, max_compaction_lag_ms=1000)
+        .fill(now_ms=NOW_MS)
+        .fill(now_ms=NOW_MS + 1001)
+        .engine
+    )
+    assert segment_bases(engine) == [0, 1]
 
 
 def test_jitter_rolls_earlier_and_the_same_in_every_process(tmp_path: Path) -> None:
-    engine = topic(tmp_path, segment_ms="1000000", segment_jitter_ms="1000000")
+    engine = LogBuilder(tmp_path).topic(segment_ms=1_000_000, segment_jitter_ms=1_000_000).engine
     for n in range(40):
-        append(Engine(tmp_path), at_ms=NOW_MS + n * 100_000)
-    assert len(bases(engine)) > 4
+        LogBuilder(Engine(tmp_path)).fill(now_ms=NOW_MS + n * 100_000)
+    assert len(segment_bases(engine)) > 4
 
 
 def test_a_full_index_rolls(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="0", segment_index_bytes="36")
-    append(engine, 20)
-    assert len(bases(engine)) > 3
+    engine = (
+        LogBuilder(tmp_path).topic(index_interval_bytes=0, segment_index_bytes=36).fill(20).engine
+    )
+    assert len(segment_bases(engine)) > 3
 
 
 def test_many_small_commits_get_the_index_of_one_large_one(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="300")
-    append(engine, 50)
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=300).fill(50).engine
     entries = index_entries(engine)
     steps = [after[1] - before[1] for before, after in itertools.pairwise(entries)]
     size = (tmp_path / "t-0" / layout.segment_file(0, layout.LOG)).stat().st_size
@@ -107,8 +87,7 @@ def test_many_small_commits_get_the_index_of_one_large_one(tmp_path: Path) -> No
 
 
 def test_an_index_entry_is_the_last_offset_and_the_start_of_its_batch(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="100")
-    append(engine, 30)
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=100).fill(30).engine
     log = (tmp_path / "t-0" / layout.segment_file(0, layout.LOG)).read_bytes()
     assert index_entries(engine)
     for offset, position in index_entries(engine):
@@ -116,51 +95,52 @@ def test_an_index_entry_is_the_last_offset_and_the_start_of_its_batch(tmp_path: 
 
 
 def test_the_time_index_holds_the_largest_timestamp_so_far(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="100", segment_bytes="2000")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=100, segment_bytes=2000).engine
     for n in range(60):
-        append(engine, at_ms=NOW_MS + (n % 7) * 10)
-    for base_offset in bases(engine)[:-1]:
-        times = [timestamp for timestamp, _ in time_entries(engine, base_offset)]
+        LogBuilder(engine).fill(now_ms=NOW_MS + (n % 7) * 10)
+    for base_offset in segment_bases(engine)[:-1]:
+        times = [timestamp for timestamp, _ in time_index_entries(engine, base_offset)]
         assert times == sorted(set(times))
         assert times[-1] == NOW_MS + 60
 
 
 def test_a_roll_writes_the_last_time_index_entry(tmp_path: Path) -> None:
-    engine = topic(tmp_path, segment_bytes="400")
-    append(engine, 1, at_ms=NOW_MS)
-    append(engine, 1, at_ms=NOW_MS + 5)
-    append(engine, 5, at_ms=NOW_MS)
-    assert time_entries(engine) == [(NOW_MS + 5, 1)]
+    engine = (
+        LogBuilder(tmp_path)
+        .topic(segment_bytes=400)
+        .fill(1, now_ms=NOW_MS)
+        .fill(1, now_ms=NOW_MS + 5)
+        .fill(5, now_ms=NOW_MS)
+        .engine
+    )
+    assert time_index_entries(engine) == [(NOW_MS + 5, 1)]
 
 
 @pytest.mark.parametrize("garbage", [bytes(24), b"\xff" * 24, b"torn"])
 def test_the_cut_drops_index_entries_that_are_none(tmp_path: Path, garbage: bytes) -> None:
-    engine = topic(tmp_path, index_interval_bytes="100")
-    append(engine, 10)
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=100).fill(10).engine
     before = index_entries(engine)
     for suffix in (layout.INDEX, layout.TIME_INDEX):
         path = tmp_path / "t-0" / layout.segment_file(0, suffix)
         path.write_bytes(path.read_bytes() + garbage)
-    append(engine)
+    LogBuilder(engine).fill()
     assert index_entries(engine)[: len(before)] == before
     assert all(position > 0 for _, position in index_entries(engine))
 
 
 def test_the_cut_removes_bytes_that_were_never_committed(tmp_path: Path) -> None:
-    engine = topic(tmp_path)
-    append(engine)
+    engine = LogBuilder(tmp_path).topic().fill().engine
     path = tmp_path / "t-0" / layout.segment_file(0, layout.LOG)
     path.write_bytes(path.read_bytes() + b"uncommitted")
     assert sum(b.num_rows for b in engine.read("t", 0)) == 1
-    append(engine)
+    LogBuilder(engine).fill()
     assert sum(b.num_rows for b in engine.read("t", 0)) == 2
 
 
 def test_the_segment_that_a_failed_sync_closes_is_cut_and_synced_before_the_next_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = topic(tmp_path)
-    append(engine)
+    engine = LogBuilder(tmp_path).topic().fill().engine
     path = tmp_path / "t-0" / layout.segment_file(0, layout.LOG)
     written = b""
 
@@ -171,7 +151,7 @@ def test_the_segment_that_a_failed_sync_closes_is_cut_and_synced_before_the_next
 
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="lost"):
         patch.setattr(files, "sync_file", fail)
-        append(engine)
+        LogBuilder(engine).fill()
     path.write_bytes(written)  # the cut was not synced: a power cut has undone it
     synced: list[str] = []
     sync = files.sync_file
@@ -181,27 +161,26 @@ def test_the_segment_that_a_failed_sync_closes_is_cut_and_synced_before_the_next
         sync(fd)
 
     monkeypatch.setattr(files, "sync_file", note)
-    append(engine, at_ms=NOW_MS + 1)
+    LogBuilder(engine).fill(now_ms=NOW_MS + 1)
     assert str(path) in synced
-    assert bases(engine) == [0, 1]
-    assert time_entries(engine) == [(NOW_MS, 0)]
+    assert segment_bases(engine) == [0, 1]
+    assert time_index_entries(engine) == [(NOW_MS, 0)]
     assert sum(b.num_rows for b in engine.read("t", 0)) == 2
 
 
 def test_a_partition_may_be_finished_before_its_commit_is_published(tmp_path: Path) -> None:
-    engine = topic(tmp_path)
+    engine = LogBuilder(tmp_path).topic().engine
     with engine.transaction() as transaction:
         appender = transaction.appender("t", 0, NOW_MS)
         appender.append([(1, [at_times(0, (NOW_MS,)).data])])
         appender.finish()
         transaction.publish(NOW_MS, rows=1)
-    assert time_entries(engine) == [(NOW_MS, 0)]
+    assert time_index_entries(engine) == [(NOW_MS, 0)]
     assert sum(b.num_rows for b in engine.read("t", 0)) == 1
 
 
 def test_opening_never_cuts(tmp_path: Path) -> None:
-    engine = topic(tmp_path)
-    append(engine)
+    LogBuilder(tmp_path).topic().fill()
     path = tmp_path / "t-0" / layout.segment_file(0, layout.LOG)
     path.write_bytes(path.read_bytes() + b"uncommitted")
     size = path.stat().st_size
@@ -221,8 +200,7 @@ def test_opening_never_cuts(tmp_path: Path) -> None:
 def test_nothing_is_written_to_a_directory_of_another_topic(
     tmp_path: Path, metadata: str | None, found: str
 ) -> None:
-    engine = topic(tmp_path)
-    append(engine)
+    engine = LogBuilder(tmp_path).topic().fill().engine
     ours = engine.describe("t").topic_id
     path = tmp_path / "t-0" / layout.PARTITION_METADATA
     own = path.read_bytes()
@@ -234,41 +212,37 @@ def test_nothing_is_written_to_a_directory_of_another_topic(
     log.write_bytes(log.read_bytes() + b"of the other topic")
     before = {file: file.read_bytes() for file in (tmp_path / "t-0").iterdir()}
     with pytest.raises(StorageError, match=f"expected the topic id {ours}, found {found}: .*put"):
-        append(engine)
+        LogBuilder(engine).fill()
     assert {file: file.read_bytes() for file in (tmp_path / "t-0").iterdir()} == before
     path.write_bytes(own)
-    append(engine)
+    LogBuilder(engine).fill()
     assert sum(b.num_rows for b in engine.read("t", 0)) == 2
 
 
 def test_a_directory_that_was_announced_the_topics_new_id_gets_it(tmp_path: Path) -> None:
     """A release gives ids: it may die when the journal has the new one, and the files do not."""
-    engine = topic(tmp_path)
-    append(engine)
+    engine = LogBuilder(tmp_path).topic().fill().engine
     directory = tmp_path / "t-0"
     path = directory / layout.PARTITION_METADATA
     partition_directory.announce_topic_id(directory, OTHER_ID)
-    append(engine)
+    LogBuilder(engine).fill()
     own = path.read_bytes()
     assert OTHER_ID.encode() not in own
     path.write_text("version: 0\ntopic_id: " + "A" * 21 + "Q")
     with pytest.raises(StorageError, match="expected the topic id"):
-        append(engine)
+        LogBuilder(engine).fill()
     path.write_bytes(own)
     with engine.transaction() as transaction:
         transaction._change.topic("t", OTHER_ID, 1, {})
         transaction.publish(NOW_MS)
-    append(engine)
+    LogBuilder(engine).fill()
     assert path.read_bytes() == own.replace(own[-22:], OTHER_ID.encode())
 
 
 def test_a_forced_roll_begins_a_segment_at_the_log_end(tmp_path: Path) -> None:
-    engine = topic(tmp_path)
-    append(engine, 3)
+    engine = LogBuilder(tmp_path).topic().fill(3).engine
     for _ in range(2):
-        with engine.transaction() as transaction:
-            transaction.roll("t", 0, NOW_MS)
-            transaction.publish(NOW_MS)
-    assert bases(engine) == [0, 3]
-    append(engine, 1)
+        LogBuilder(engine).roll()
+    assert segment_bases(engine) == [0, 3]
+    LogBuilder(engine).fill(1)
     assert sum(b.num_rows for b in engine.read("t", 0)) == 4

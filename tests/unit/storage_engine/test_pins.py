@@ -23,6 +23,7 @@ from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.reading import ended_pins, pins
 from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins, Pin, PinnedPartition
+from tests.builders.log_builder import LogBuilder
 from tests.unit.storage_engine.faults import Died, each_act
 
 NOW = 1_700_000_000_000
@@ -33,15 +34,7 @@ TWO = Action("app", "execution 2")
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    log = Engine(tmp_path)
-    log.create_topic("t", 2)
-    append(log)
-    return log
-
-
-def append(engine: Engine, count: int = 1) -> None:
-    for _ in range(count):
-        engine.append("t", [("k", "v")], now_ms=NOW)
+    return LogBuilder(tmp_path).topic(partitions=2).fill().engine
 
 
 def pinned(engine: Engine, action: Action = ONE, now_ms: int = NOW) -> Pin:
@@ -65,7 +58,7 @@ def key_partition(engine: Engine) -> int:
 
 def test_an_action_keeps_its_first_moment_and_another_one_has_its_own(engine: Engine) -> None:
     first = pinned(engine)
-    append(engine, 3)
+    LogBuilder(engine).fill(3)
     number = key_partition(engine)
     topic_id = engine.describe("t").topic_id
 
@@ -94,7 +87,7 @@ def test_of_many_that_pin_at_once_one_wins(engine: Engine) -> None:
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
-    append(engine, 5)
+    LogBuilder(engine).fill(5)
     for thread in threads:
         thread.join()
 
@@ -106,7 +99,7 @@ def test_of_many_that_pin_at_once_one_wins(engine: Engine) -> None:
 def test_a_pin_holds_for_ten_minutes_after_it_was_renewed(engine: Engine) -> None:
     pin = pinned(engine)
     number = key_partition(engine)
-    append(engine)
+    LogBuilder(engine).fill()
 
     assert limit(engine, NOW + LEASE_MS - 1, number) == 1
     assert limit(engine, NOW + LEASE_MS, number) == layout.INT64_MAX
@@ -120,7 +113,7 @@ def test_a_pin_holds_for_ten_minutes_after_it_was_renewed(engine: Engine) -> Non
 def test_a_time_far_in_the_future_is_no_lease(engine: Engine) -> None:
     """A host whose clock is wrong must not stop the cleaner for a year."""
     pin = pinned(engine)
-    append(engine)
+    LogBuilder(engine).fill()
     pins.renew(pin.path, NOW + 365 * DAY)
     assert limit(engine, NOW, key_partition(engine)) == layout.INT64_MAX
     assert pins.sweep_pins(engine.root, NOW) == 1
@@ -130,7 +123,7 @@ def test_who_reads_by_a_pin_needs_no_lease_and_keeps_it_from_being_swept(engine:
     number = key_partition(engine)
     with contextlib.ExitStack() as reading:
         pin = pins.pin(engine.root, ONE, engine.state, NOW, held=reading)
-        append(engine)
+        LogBuilder(engine).fill()
         assert limit(engine, NOW + 2 * DAY, number) == 1
         assert pins.sweep_pins(engine.root, NOW + 2 * DAY) == 0
         assert pinned(engine, now_ms=NOW + 2 * DAY) == pin
@@ -140,7 +133,7 @@ def test_who_reads_by_a_pin_needs_no_lease_and_keeps_it_from_being_swept(engine:
 
 def test_who_asks_beside_others_takes_nobody_for_a_reader(engine: Engine) -> None:
     pinned(engine)
-    append(engine)
+    LogBuilder(engine).fill()
     number = key_partition(engine)
     wrong: list[int] = []
 
@@ -171,7 +164,7 @@ def test_a_pin_that_is_none_holds_nothing_and_stops_nobody(engine: Engine, conte
 
 def test_the_oldest_live_pin_counts(engine: Engine) -> None:
     pinned(engine)
-    append(engine)
+    LogBuilder(engine).fill()
     pinned(engine, TWO, NOW + 1)
     number = key_partition(engine)
 
@@ -189,7 +182,7 @@ def test_a_pin_is_of_a_topic_not_of_a_name(engine: Engine) -> None:
 def test_a_moment_that_a_cleaner_passed_while_it_was_pinned_is_not_pinned(engine: Engine) -> None:
     number = key_partition(engine)
     old = engine.state()
-    append(engine, 5)
+    LogBuilder(engine).fill(5)
     with engine.transaction() as transaction:
         transaction.change_partition("t", number, cleaning_offset=4)
         transaction.publish(NOW)
@@ -234,7 +227,7 @@ def test_a_look_asks_nothing_of_actions_that_have_ended(
         return read_bytes(path)
 
     monkeypatch.setattr(files, "read_file", counted)
-    append(engine)
+    LogBuilder(engine).fill()
     assert limit(engine, NOW + 999 * 60_000, key_partition(engine)) == 1
     assert len(names(engine.root)) == len(asked) == 10
     assert (engine.root / layout.ENDED_PINS).stat().st_size < 500_000
@@ -250,7 +243,7 @@ def test_an_application_leaves_few_pins_however_fast_its_actions_end(
         pinned(engine, other)
         kept = pins.pin(engine.root, held, engine.state, NOW, held=reading)
         made = [pinned(engine, Action("app", f"execution {n}"), NOW + n) for n in range(120)]
-        append(engine)
+        LogBuilder(engine).fill()
         assert len(names(engine.root)) == 2 + 32
         assert {other.file_name(), held.file_name()} < set(names(engine.root))
         assert pinned(engine, held) == kept
@@ -259,7 +252,7 @@ def test_an_application_leaves_few_pins_however_fast_its_actions_end(
 
 def test_a_late_task_of_an_ended_action_reads_as_of_its_moment(engine: Engine) -> None:
     first = pinned(engine)
-    append(engine, 3)
+    LogBuilder(engine).fill(3)
     late = NOW + LEASE_MS
     assert pins.sweep_pins(engine.root, late) == 1
 
@@ -281,7 +274,7 @@ def test_a_late_task_whose_moment_is_kept_no_more_is_refused(
     second = pinned(engine, TWO, NOW + LEASE_MS)
     pins.sweep_pins(engine.root, NOW + 2 * LEASE_MS)
 
-    append(engine)
+    LogBuilder(engine).fill()
     assert pinned(engine, TWO, NOW + 2 * LEASE_MS) == second
     with pytest.raises(
         StorageError, match="the snapshot they read is no longer kept; run the action"
@@ -371,10 +364,11 @@ def test_tasks_that_come_while_their_pin_ends_see_one_moment(engine: Engine) -> 
         except BaseException as fault:
             faults.append(fault)
 
-    beside = [
-        threading.Thread(target=repeat, args=(work,))
-        for work in (append, lambda own: pins.sweep_pins(own.root, NOW + 2 * LEASE_MS))
-    ]
+    works = (
+        lambda own: LogBuilder(own).fill(),
+        lambda own: pins.sweep_pins(own.root, NOW + 2 * LEASE_MS),
+    )
+    beside = [threading.Thread(target=repeat, args=(work,)) for work in works]
     readers = [threading.Thread(target=read) for _ in range(3)]
     for thread in (*beside, *readers):
         thread.start()
@@ -395,7 +389,7 @@ def test_a_pin_of_a_clock_that_is_a_day_off_does_not_end_at_once(
     """Who sweeps has the file system's clock; who pinned has not."""
     now_ms = clock.now_ms()
     first = pinned(engine, now_ms=now_ms + hours * 3_600_000)
-    append(engine)
+    LogBuilder(engine).fill()
     assert pins.sweep_pins(engine.root, now_ms) == 0
     assert pinned(engine, now_ms=now_ms) == first
     assert pins.sweep_pins(engine.root, now_ms + 3 * DAY) == 1
@@ -405,7 +399,7 @@ def test_a_look_keeps_one_offset_of_a_partition_however_many_pins_are_live(engin
     pinned(engine)
     one = LivePins(engine.root, NOW)
     for n in range(20):
-        append(engine)
+        LogBuilder(engine).fill()
         pinned(engine, Action("app", f"more {n}"))
     assert len(pickle.dumps(LivePins(engine.root, NOW))) == len(pickle.dumps(one))
     assert limit(engine, NOW, key_partition(engine)) == 1
@@ -416,7 +410,7 @@ def test_who_takes_hold_of_an_ended_pin_is_seen_by_the_next_look(
     engine: Engine, held_only: bool
 ) -> None:
     first = pinned(engine)
-    append(engine)
+    LogBuilder(engine).fill()
     now_ms = NOW + DAY // 2
 
     def seen(later_ms: int) -> int:
@@ -453,7 +447,7 @@ def test_where_only_what_may_be_written_is_locked_alone_readers_of_a_pin_are_see
     number = key_partition(engine)
     with contextlib.ExitStack() as reading:
         pins.pin(engine.root, ONE, engine.state, NOW, held=reading)
-        append(engine)
+        LogBuilder(engine).fill()
         assert limit(engine, NOW + 2 * DAY, number) == 1
         assert pins.sweep_pins(engine.root, NOW + 2 * DAY) == 0
     assert pins.sweep_pins(engine.root, NOW + 2 * DAY) == 1
@@ -464,7 +458,7 @@ def test_of_a_pin_that_cannot_be_asked_about_only_the_lease_counts(
 ) -> None:
     number = key_partition(engine)
     pinned(engine, Action("app", "execution 1", "query", 1))
-    append(engine)
+    LogBuilder(engine).fill()
     refuse_alone(monkeypatch, lambda fd: layout.PIN in os.readlink(f"/proc/self/fd/{fd}"))
     pinned(engine, Action("app", "execution 2", "query", 2))
     assert len(names(engine.root)) == 1
@@ -573,14 +567,14 @@ def test_who_dies_while_pinning_leaves_a_pin_or_none(tmp_path: Path, after: bool
         root = tmp_path / str(n)
         engine = Engine(root)
         engine.create_topic("t", 1)
-        append(engine)
+        LogBuilder(engine).fill()
 
         def work(log: Engine = engine) -> None:
             pinned(log)
 
         fired = each_act(work, n, Died(), after=after)
         before = LivePins(root, NOW).limit("t", engine.describe("t").topic_id, 0)
-        append(engine)
+        LogBuilder(engine).fill()
         found = pinned(engine).partition("t", engine.describe("t").topic_id, 0)
         assert found is not None
         assert found.last_stable_offset in (1, 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.log_builder import LogBuilder
 
 # The children are forked from one process that has imported and compiled everything.
 WRITERS = """
@@ -71,10 +72,7 @@ for _ in range(kills):
 
 
 def create(root: Path) -> Engine:
-    engine = Engine(root)
-    engine.create_topic("t", 4, {"segment.bytes": "3000"})
-    engine.create_topic("warm")
-    return engine
+    return LogBuilder(root).topic("t", 4, segment_bytes=3_000).topic("warm").engine
 
 
 def keys(engine: Engine) -> list[str]:

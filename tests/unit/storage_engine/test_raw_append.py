@@ -21,26 +21,16 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
-from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.writing import raw_append
 from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, at_times, joined, marker
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import offsets, state_of
 from tests.unit.storage_engine.faults import Died, each_act
 from tests.unit.storage_engine.raw_log import Model
 
 NOW_MS = 1_700_000_000_000
 UNSTABLE = ("read_committed", "read_uncommitted")
-
-
-def log(root: Path, **config: str) -> Engine:
-    engine = Engine(root)
-    overrides = {name.replace("_", "."): text for name, text in config.items()}
-    engine.create_topic("t", 1, {"cleanup.policy": "delete", **overrides})
-    return engine
-
-
-def state(engine: Engine) -> PartitionState:
-    return engine.describe("t").partitions[0]
 
 
 def raw(engine: Engine, *batches: BuiltBatch) -> tuple[int, int]:
@@ -50,13 +40,6 @@ def raw(engine: Engine, *batches: BuiltBatch) -> tuple[int, int]:
 
 def own(engine: Engine, count: int = 1) -> None:
     engine.append("t", [("k", "own")] * count, now_ms=NOW_MS)
-
-
-def offsets(engine: Engine, isolation_level: str = "read_committed") -> list[int]:
-    found: list[int] = []
-    for batch in engine.read("t", 0, isolation_level=isolation_level):
-        found += batch.column("offset").to_pylist()
-    return found
 
 
 def segment_bytes(engine: Engine, suffix: str = ".log") -> dict[int, bytes]:
@@ -84,7 +67,7 @@ def snapshots(engine: Engine) -> list[int]:
 
 def named(engine: Engine) -> dict[int, tuple[int, ...]]:
     """What the snapshot that the journal names says of each producer."""
-    offset = state(engine).producer_snapshot
+    offset = state_of(engine).producer_snapshot
     if offset < 0:
         return {}
     data = (engine.root / "t-0" / f"{offset:020d}.snapshot").read_bytes()
@@ -95,7 +78,7 @@ def named(engine: Engine) -> dict[int, tuple[int, ...]]:
 
 
 def test_batches_are_appended_byte_by_byte(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     batches = [at_times(0, (5, 6), 9, 3, 40), at_times(2, (7,), leader_epoch=4)]
     assert raw(engine, *batches) == (0, 3)
     assert segment_bytes(engine) == {0: joined(batches)}
@@ -104,20 +87,21 @@ def test_batches_are_appended_byte_by_byte(tmp_path: Path) -> None:
 
 def test_rows_are_the_records_of_data_batches(tmp_path: Path) -> None:
     source = joined([at_times(0, (5, 6), 9, transactional=True), marker(2, COMMIT, 9)])
-    assert log(tmp_path).append_raw("t", 0, source, now_ms=NOW_MS).rows == 2
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
+    assert engine.append_raw("t", 0, source, now_ms=NOW_MS).rows == 2
 
 
 def test_gaps_in_the_offsets_stay(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(7), at_times(100, (1, 2)))
     own(engine)
     raw(engine, at_times(10_000_000_000))
     assert offsets(engine) == [7, 100, 101, 102, 10_000_000_000]
-    assert state(engine).high_watermark == 10_000_000_001
+    assert state_of(engine).high_watermark == 10_000_000_001
 
 
 def test_a_file_a_stream_and_bytes_are_sources(tmp_path: Path) -> None:
-    engine = log(tmp_path / "log")
+    engine = LogBuilder(tmp_path / "log").topic(policy="delete").engine
     path = tmp_path / "backup.log"
     path.write_bytes(at_times(0).data)
     engine.append_raw("t", 0, path)
@@ -128,13 +112,13 @@ def test_a_file_a_stream_and_bytes_are_sources(tmp_path: Path) -> None:
 
 
 def test_a_compacted_topic_takes_records_without_a_key_as_a_follower_does(tmp_path: Path) -> None:
-    engine = log(tmp_path, cleanup_policy="compact")
+    engine = LogBuilder(tmp_path).topic(policy="compact").engine
     raw(engine, at_times(0, keyless=True))
     assert offsets(engine) == [0]
 
 
 def test_an_empty_source_appends_nothing(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     number = engine.state().number
     for source in (b"", io.BytesIO()):
         result = engine.append_raw("t", 0, source)
@@ -162,21 +146,21 @@ def files_of(engine: Engine) -> dict[str, bytes]:
 
 
 def test_a_batch_below_the_log_end_is_refused_with_both_offsets(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     own(engine, 5)
     words = "at byte 0: the batch begins at offset 3, below the log end 5 of t-0"
     refused(engine, at_times(3).data, InvalidInputError, words)
 
 
 def test_a_source_whose_offsets_fall_is_damaged(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     size = len(at_times(8).data)
     source = joined([at_times(8), at_times(8)])
     refused(engine, source, CorruptBatchError, f"at byte {size}: expected offsets from 9 on")
 
 
 def test_a_wrong_checksum_is_refused_with_its_position(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     first = at_times(0).data
     second = bytearray(at_times(1).data)
     second[-1] ^= 1
@@ -186,7 +170,7 @@ def test_a_wrong_checksum_is_refused_with_its_position(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     own(engine)
     first = at_times(1).data
     source = first + at_times(2).data
@@ -200,7 +184,7 @@ def test_a_source_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
 def test_a_byte_that_is_flipped_is_refused_unless_it_lies_outside_the_checksum(
     tmp_path: Path,
 ) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     good = at_times(0, (1, 2)).data
     for place in range(len(good)):
         bad = bytearray(good)
@@ -209,28 +193,31 @@ def test_a_byte_that_is_flipped_is_refused_unless_it_lies_outside_the_checksum(
             continue  # base offset and leader epoch: any may be right
         with pytest.raises(KafkaLogError):
             engine.append_raw("t", 0, bytes(bad))
-    assert state(engine).high_watermark == 0
+    assert state_of(engine).high_watermark == 0
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_old_messages_are_refused_with_the_way_out(tmp_path: Path, magic: int) -> None:
     message = struct.pack(">qiIbb", 0, 22 + 8 * magic, 0, magic, 0) + bytes(16)
-    refused(log(tmp_path), message, InvalidInputError, f"format v{magic}, .*kafkalog append")
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
+    refused(engine, message, InvalidInputError, f"format v{magic}, .*kafkalog append")
 
 
 def test_a_later_magic_is_refused(tmp_path: Path) -> None:
     data = bytearray(at_times(0).data)
     data[16] = 3
-    refused(log(tmp_path), bytes(data), CorruptBatchError, "expected magic 2, found magic 3")
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
+    refused(engine, bytes(data), CorruptBatchError, "expected magic 2, found magic 3")
 
 
 def test_what_no_broker_could_load_is_refused(tmp_path: Path) -> None:
     batches = [at_times(0, producer_id=5, transactional=True), at_times(1, producer_id=5)]
-    refused(log(tmp_path), joined(batches), InvalidInputError, "is not transactional, while")
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
+    refused(engine, joined(batches), InvalidInputError, "is not transactional, while")
 
 
 def test_a_source_that_is_no_binary_file_is_refused(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     refused(engine, tmp_path / "none", InvalidInputError, "none: cannot be read: No such file")
     refused(engine, tmp_path, InvalidInputError, "expected a file of record batches")
     text: io.StringIO = io.StringIO("text")
@@ -239,11 +226,11 @@ def test_a_source_that_is_no_binary_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_partition_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="there is no 3"):
-        log(tmp_path).append_raw("t", 3, at_times(0).data)
+        LogBuilder(tmp_path).topic(policy="delete").engine.append_raw("t", 3, at_times(0).data)
 
 
 def test_the_copy_of_a_stream_that_a_dead_process_left_is_swept(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
 
     class Stream(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
@@ -262,7 +249,7 @@ def test_the_copy_of_a_stream_that_a_dead_process_left_is_swept(tmp_path: Path) 
 
 
 def test_a_batch_larger_than_a_piece_is_checked_as_it_is_written(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     large = at_times(1, (1, 2), value_size=1_700_000, leader_epoch=3)
     batches = [at_times(0), large, at_times(3)]
     raw(engine, *batches)
@@ -275,40 +262,40 @@ def test_a_batch_larger_than_a_piece_is_checked_as_it_is_written(tmp_path: Path)
 
 @pytest.mark.slow
 def test_memory_is_bounded_by_the_piece_not_by_the_source(tmp_path: Path) -> None:
-    engine = log(tmp_path / "log", segment_bytes="4000000")
+    engine = LogBuilder(tmp_path / "log").topic(policy="delete", segment_bytes=4_000_000).engine
     path = tmp_path / "backup"
     with path.open("wb") as file:
         for base in range(60):
             file.write(at_times(base, value_size=700_000).data)
         file.write(at_times(60, value_size=30_000_000).data)
     engine.append_raw("t", 0, path)
-    engine = log(tmp_path / "other", segment_bytes="4000000")
+    engine = LogBuilder(tmp_path / "other").topic(policy="delete", segment_bytes=4_000_000).engine
     tracemalloc.start()
     engine.append_raw("t", 0, path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8_000_000
-    assert state(engine).high_watermark == 61
+    assert state_of(engine).high_watermark == 61
 
 
 # --- segments ------------------------------------------------------------------------------------
 
 
 def test_a_new_segment_is_named_by_the_first_offset_of_the_batch(tmp_path: Path) -> None:
-    engine = log(tmp_path, segment_bytes="100")
+    engine = LogBuilder(tmp_path).topic(policy="delete", segment_bytes=100).engine
     raw(engine, at_times(0), at_times(50), at_times(90))
     assert sorted(segment_bytes(engine)) == [0, 50, 90]
-    assert state(engine).active_base == 90
+    assert state_of(engine).active_base == 90
 
 
 def test_time_rolls(tmp_path: Path) -> None:
-    engine = log(tmp_path, segment_ms="1000")
+    engine = LogBuilder(tmp_path).topic(policy="delete", segment_ms=1000).engine
     raw(engine, at_times(0, (5,)), at_times(10, (1005,)), at_times(20, (1006,)))
     assert sorted(segment_bytes(engine)) == [0, 20]
 
 
 def test_an_offset_span_that_no_index_can_count_rolls(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(3_000_000_000), at_times(3_000_000_000 + 2**31 - 1))
     assert sorted(segment_bytes(engine)) == [0, 3_000_000_000]
     raw(engine, at_times(3_000_000_000 + 2**31))
@@ -317,13 +304,17 @@ def test_an_offset_span_that_no_index_can_count_rolls(tmp_path: Path) -> None:
 
 
 def test_a_full_index_rolls(tmp_path: Path) -> None:
-    engine = log(tmp_path, index_interval_bytes="0", segment_index_bytes="36")
+    engine = (
+        LogBuilder(tmp_path)
+        .topic(policy="delete", index_interval_bytes=0, segment_index_bytes=36)
+        .engine
+    )
     raw(engine, *(at_times(base, (base,)) for base in range(20)))
     assert len(segment_bytes(engine)) > 3
 
 
 def test_every_batch_may_have_an_index_entry(tmp_path: Path) -> None:
-    engine = log(tmp_path, index_interval_bytes="0")
+    engine = LogBuilder(tmp_path).topic(policy="delete", index_interval_bytes=0).engine
     batches = [at_times(base, (base, base + 1)) for base in range(0, 40, 4)]
     raw(engine, *batches)
     size = len(batches[0].data)
@@ -335,21 +326,21 @@ def test_every_batch_may_have_an_index_entry(tmp_path: Path) -> None:
 
 
 def test_our_own_appends_do_not_end_a_transaction(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     own(engine, 2)
     raw(engine, at_times(2, (1, 2), 5, transactional=True))
     own(engine, 3)
-    assert (state(engine).last_stable_offset, state(engine).high_watermark) == (2, 7)
+    assert (state_of(engine).last_stable_offset, state_of(engine).high_watermark) == (2, 7)
     assert offsets(engine) == [0, 1]
-    assert offsets(engine, "read_uncommitted") == list(range(7))
+    assert offsets(engine, isolation_level="read_uncommitted") == list(range(7))
     raw(engine, marker(7, COMMIT, 5))
     own(engine)
-    assert state(engine).last_stable_offset == 9
+    assert state_of(engine).last_stable_offset == 9
     assert offsets(engine) == [0, 1, 2, 3, 4, 5, 6, 8]
 
 
 def test_only_an_abort_makes_a_transaction_index(tmp_path: Path) -> None:
-    engine = log(tmp_path, segment_bytes="200")
+    engine = LogBuilder(tmp_path).topic(policy="delete", segment_bytes=200).engine
     raw(engine, at_times(0, producer_id=5, transactional=True), marker(1, COMMIT, 5))
     assert segment_bytes(engine, ".txnindex") == {}
     raw(engine, at_times(2, producer_id=6, transactional=True))
@@ -357,23 +348,23 @@ def test_only_an_abort_makes_a_transaction_index(tmp_path: Path) -> None:
     raw(engine, marker(4, ABORT, 5), marker(5, ABORT, 6))
     assert txn_entries(engine) == [(5, 3, 4, 2), (6, 2, 5, 6)]
     assert offsets(engine) == [0]
-    assert offsets(engine, "read_uncommitted") == [0, 2, 3]
+    assert offsets(engine, isolation_level="read_uncommitted") == [0, 2, 3]
 
 
 def test_a_transaction_stays_open_when_all_its_records_are_deleted(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(0, (1, 2), 5, transactional=True))
     engine.delete_records("t", 0, -1)
-    assert state(engine).last_stable_offset == 2
+    assert state_of(engine).last_stable_offset == 2
     own(engine, 3)
-    assert (state(engine).last_stable_offset, state(engine).high_watermark) == (2, 5)
+    assert (state_of(engine).last_stable_offset, state_of(engine).high_watermark) == (2, 5)
     assert offsets(engine) == []
     raw(engine, marker(5, ABORT, 5))
     assert offsets(engine) == [2, 3, 4]
 
 
 def test_reading_ends_at_the_last_stable_offset(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     own(engine, 2)
     raw(engine, at_times(2, (1, 2), 5, transactional=True))
     assert list(engine.read("t", 0, 3)) == []
@@ -386,16 +377,16 @@ def test_reading_ends_at_the_last_stable_offset(tmp_path: Path) -> None:
 
 
 def test_an_entry_of_a_commit_that_is_not_recorded_aborts_nothing(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(0, (1, 2), 5, transactional=True))
-    before = state(engine)
+    before = state_of(engine)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine._journal, "append", lambda *_, **__: (_ for _ in ()).throw(Died()))
         with pytest.raises(Died):
             raw(engine, marker(2, ABORT, 5))
     assert txn_entries(engine) == [(5, 0, 2, 3)]
-    assert state(engine) == before
-    assert offsets(engine, "read_uncommitted") == [0, 1]
+    assert state_of(engine) == before
+    assert offsets(engine, isolation_level="read_uncommitted") == [0, 1]
     with Engine(tmp_path).snapshot("t", 0) as snapshot:
         from kafkalog.schema import changelog_schema
 
@@ -407,35 +398,35 @@ def test_an_entry_of_a_commit_that_is_not_recorded_aborts_nothing(tmp_path: Path
 def test_the_cleaner_does_not_go_past_the_last_stable_offset(tmp_path: Path) -> None:
     from kafkalog.cleaner.schedule.manager import clean
 
-    engine = log(tmp_path, cleanup_policy="compact", segment_bytes="150")
+    engine = LogBuilder(tmp_path).topic(policy="compact", segment_bytes=150).engine
     for _ in range(4):
         own(engine)
     raw(engine, at_times(4, (NOW_MS,), 5, transactional=True))
     for _ in range(4):
         own(engine)
     assert [stats.error for stats in clean(engine, force=True, now_ms=NOW_MS)] == [None]
-    assert 0 < state(engine).first_dirty_offset <= 4
-    assert offsets(engine, "read_uncommitted")[-5:] == [4, 5, 6, 7, 8]
+    assert 0 < state_of(engine).first_dirty_offset <= 4
+    assert offsets(engine, isolation_level="read_uncommitted")[-5:] == [4, 5, 6, 7, 8]
 
 
 # --- producers -----------------------------------------------------------------------------------
 
 
 def test_the_journal_names_a_snapshot_at_the_high_watermark(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(0, (NOW_MS,)))
-    assert (state(engine).producer_snapshot, snapshots(engine)) == (-1, [])
+    assert (state_of(engine).producer_snapshot, snapshots(engine)) == (-1, [])
     raw(engine, at_times(1, (NOW_MS, NOW_MS), 5, 2, 30))
     assert named(engine) == {5: (2, 31, 2, 1, NOW_MS, -1, -1)}
     own(engine, 4)
-    assert (state(engine).producer_snapshot, snapshots(engine)) == (3, [3])
+    assert (state_of(engine).producer_snapshot, snapshots(engine)) == (3, [3])
     raw(engine, at_times(7, (NOW_MS,), 6))
     assert sorted(named(engine)) == [5, 6]
-    assert (state(engine).producer_snapshot, snapshots(engine)) == (8, [8])
+    assert (state_of(engine).producer_snapshot, snapshots(engine)) == (8, [8])
 
 
 def test_a_producer_expires_a_day_after_its_last_batch(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     day = 86_400_000
     raw(engine, at_times(0, (NOW_MS - day,), 5), at_times(1, (NOW_MS - day + 1,), 6))
     raw(engine, at_times(2, (NOW_MS - day,), 7, transactional=True))
@@ -444,7 +435,7 @@ def test_a_producer_expires_a_day_after_its_last_batch(tmp_path: Path) -> None:
 
 
 def test_a_roll_takes_a_snapshot_where_the_segment_begins(tmp_path: Path) -> None:
-    engine = log(tmp_path, segment_bytes="250")
+    engine = LogBuilder(tmp_path).topic(policy="delete", segment_bytes=250).engine
     raw(engine, at_times(0, (NOW_MS,), 5))
     for _ in range(6):
         own(engine)
@@ -466,7 +457,7 @@ def test_the_snapshot_that_is_named_outlives_retention_and_cleaning(tmp_path: Pa
     from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.cleaner.schedule.manager import clean
 
-    engine = log(tmp_path, segment_bytes="150", cleanup_policy="compact,delete")
+    engine = LogBuilder(tmp_path).topic(segment_bytes=150, policy="compact,delete").engine
     raw(engine, *(at_times(n, (NOW_MS,), 5, sequence=n) for n in range(4)))
     expected = named(engine)
     for _ in range(4):
@@ -476,7 +467,7 @@ def test_the_snapshot_that_is_named_outlives_retention_and_cleaning(tmp_path: Pa
     assert named(engine) == expected
     assert [s.error for s in engine.apply_retention(now_ms=2 * NOW_MS)] == [None]
     assert named(engine) == expected
-    assert state(engine).log_start_offset == 8
+    assert state_of(engine).log_start_offset == 8
     assert snapshots(engine) == [4, 8]
     assert engine.apply_retention(now_ms=2 * NOW_MS) == []
     raw(engine, at_times(8, (NOW_MS,), 6))
@@ -485,7 +476,7 @@ def test_the_snapshot_that_is_named_outlives_retention_and_cleaning(tmp_path: Pa
 
 
 def test_a_raw_append_is_synced_also_where_commits_are_not(tmp_path: Path) -> None:
-    engine = log(tmp_path, flush_messages="1000000")
+    engine = LogBuilder(tmp_path).topic(policy="delete", flush_messages=1_000_000).engine
     own(engine)
     assert engine.state().unsynced
     raw(engine, at_times(1, (NOW_MS,), 5))
@@ -498,7 +489,7 @@ def snapshot_path(engine: Engine, offset: int) -> Path:
 
 def lose(engine: Engine, how: str = "gone") -> Path:
     """Take away the snapshot that the journal names, or its content."""
-    path = snapshot_path(engine, state(engine).producer_snapshot)
+    path = snapshot_path(engine, state_of(engine).producer_snapshot)
     content = path.read_bytes()
     path.unlink()
     if how == "damaged":
@@ -527,7 +518,7 @@ PREALLOCATED = {"preallocate": "true", "segment_bytes": "65536"}
 def test_a_raw_append_tells_the_producers_from_the_log_when_their_snapshot_is_lost(
     tmp_path: Path, how: str, config: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine, model = log(tmp_path, **config), Model()
+    engine, model = LogBuilder(tmp_path).topic(policy="delete", **config).engine, Model()
     run_steps(engine, model, STEPS)
     assert damage(engine) == []
     path = lose(engine, how)
@@ -545,9 +536,9 @@ def test_a_raw_append_tells_the_producers_from_the_log_when_their_snapshot_is_lo
 
 
 def test_a_roll_after_a_lost_snapshot_takes_what_the_log_says(tmp_path: Path) -> None:
-    engine, model = log(tmp_path, segment_bytes="230"), Model()
+    engine, model = LogBuilder(tmp_path).topic(policy="delete", segment_bytes=230).engine, Model()
     run_steps(engine, model, STEPS)
-    expected = segment_bytes(engine, ".snapshot")[state(engine).producer_snapshot]
+    expected = segment_bytes(engine, ".snapshot")[state_of(engine).producer_snapshot]
     lose_all(engine)
     run_steps(engine, model, [1] * 6)
     taken = segment_bytes(engine, ".snapshot")
@@ -556,13 +547,11 @@ def test_a_roll_after_a_lost_snapshot_takes_what_the_log_says(tmp_path: Path) ->
 
 
 def test_a_roll_where_the_lost_snapshot_was_puts_it_back(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(0, (NOW_MS,), 5))
     expected = named(engine)
     path = lose(engine, "damaged")
-    with engine.transaction() as transaction:
-        transaction.roll("t", 0, NOW_MS)
-        transaction.publish(NOW_MS)
+    LogBuilder(engine).roll()
     assert path == snapshot_path(engine, 1)
     assert named(engine) == expected
     raw(engine, at_times(1, (NOW_MS,), 6))
@@ -571,7 +560,7 @@ def test_a_roll_where_the_lost_snapshot_was_puts_it_back(tmp_path: Path) -> None
 
 
 def test_the_latest_sound_snapshot_before_a_lost_one_is_gone_on_from(tmp_path: Path) -> None:
-    engine = log(tmp_path, segment_bytes="150")
+    engine = LogBuilder(tmp_path).topic(policy="delete", segment_bytes=150).engine
     raw(engine, *(at_times(n, (NOW_MS,), 10 + n) for n in range(4)))
     before = producer_snapshot.read_snapshot(tmp_path / "t-0", 2)
     before.append(parse_header(at_times(1, (NOW_MS,), 99).data))
@@ -583,7 +572,7 @@ def test_the_latest_sound_snapshot_before_a_lost_one_is_gone_on_from(tmp_path: P
 
 
 def test_only_a_damaged_log_stops_a_raw_append_and_none_our_own(tmp_path: Path) -> None:
-    engine = log(tmp_path, segment_bytes="150")
+    engine = LogBuilder(tmp_path).topic(policy="delete", segment_bytes=150).engine
     raw(engine, at_times(0, (NOW_MS,), 5), at_times(1, (NOW_MS,), 5, sequence=1))
     path = tmp_path / "t-0" / f"{0:020d}.log"
     sound = path.read_bytes()
@@ -594,7 +583,7 @@ def test_only_a_damaged_log_stops_a_raw_append_and_none_our_own(tmp_path: Path) 
     assert snapshots(engine) == []
     with pytest.raises(CorruptBatchError, match=f"{path}: at byte 0: .* found magic 7"):
         raw(engine, at_times(10, (NOW_MS,), 6))
-    assert state(engine).high_watermark == 10
+    assert state_of(engine).high_watermark == 10
     own(engine)
     path.write_bytes(sound)
     raw(engine, at_times(11, (NOW_MS,), 6))
@@ -602,12 +591,12 @@ def test_only_a_damaged_log_stops_a_raw_append_and_none_our_own(tmp_path: Path) 
 
 
 def test_an_empty_log_whose_snapshot_is_lost_has_no_producers(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(0, (1, 2), 5, transactional=True))
     engine.delete_records("t", 0, -1)
     lose(engine)
     own(engine, 3)
-    assert (state(engine).last_stable_offset, state(engine).high_watermark) == (5, 5)
+    assert (state_of(engine).last_stable_offset, state_of(engine).high_watermark) == (5, 5)
     raw(engine, at_times(5, (NOW_MS,), 6))
     assert sorted(named(engine)) == [6]
 
@@ -618,7 +607,7 @@ def test_a_raw_append_that_died_over_a_lost_snapshot_is_done_again(
     tmp_path: Path, after: bool
 ) -> None:
     template = tmp_path / "template"
-    engine, old = log(template, segment_bytes="230"), Model()
+    engine, old = LogBuilder(template).topic(policy="delete", segment_bytes=230).engine, Model()
     run_steps(engine, old, STEPS)
     lose(engine, "damaged")
     n, is_cut_short = 0, True
@@ -633,7 +622,7 @@ def test_a_raw_append_that_died_over_a_lost_snapshot_is_done_again(
 
         is_cut_short = each_act(work, n, Died(), after=after)
         survivor, model = Engine(root), Model(list(old.batches), old.end)
-        if state(survivor).high_watermark > old.end:
+        if state_of(survivor).high_watermark > old.end:
             model.add(LAST)
         run_steps(survivor, model, [1, [at_times(model.end + 1, (NOW_MS,), 9, leader_epoch=7)], 1])
         check_cut(survivor, model)
@@ -645,7 +634,7 @@ def test_a_raw_append_that_died_over_a_lost_snapshot_is_done_again(
 
 
 def test_an_epoch_is_assigned_from_its_first_offset(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     own(engine)
     raw(
         engine,
@@ -654,7 +643,7 @@ def test_an_epoch_is_assigned_from_its_first_offset(tmp_path: Path) -> None:
         at_times(9, leader_epoch=4),
     )
     assert epochs(engine) == [(0, 0), (3, 2), (4, 9)]
-    assert state(engine).leader_epoch == 4
+    assert state_of(engine).leader_epoch == 4
     own(engine)
     with engine.snapshot("t", 0) as snapshot:
         chunks = list(snapshot.chunks(10, 11))
@@ -662,14 +651,14 @@ def test_an_epoch_is_assigned_from_its_first_offset(tmp_path: Path) -> None:
 
 
 def test_an_epoch_below_the_last_one_replaces_it_as_with_kafka(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(0, leader_epoch=2), at_times(1, leader_epoch=5))
     raw(engine, at_times(2, leader_epoch=3))
     assert epochs(engine) == [(2, 0), (3, 2)]
 
 
 def test_a_batch_without_epoch_assigns_none(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(0, leader_epoch=-1))
     assert epochs(engine) == []
     own(engine)
@@ -677,7 +666,7 @@ def test_a_batch_without_epoch_assigns_none(tmp_path: Path) -> None:
 
 
 def test_an_epoch_of_a_commit_that_died_does_not_stay(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(0, leader_epoch=2), at_times(1, leader_epoch=5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine._journal, "append", lambda *_, **__: (_ for _ in ()).throw(Died()))
@@ -688,7 +677,7 @@ def test_an_epoch_of_a_commit_that_died_does_not_stay(tmp_path: Path) -> None:
 
 
 def test_deleting_records_drops_the_epochs_below(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, *(at_times(n, leader_epoch=n) for n in range(6)))
     engine.delete_records("t", 0, 4)
     assert epochs(engine) == [(4, 4), (5, 5)]
@@ -725,7 +714,7 @@ LAST = last(10)
 def run_steps(engine: Engine, model: Model, steps: Sequence[Sequence[BuiltBatch] | int]) -> None:
     for step in steps:
         if isinstance(step, int):
-            epoch = state(engine).leader_epoch
+            epoch = state_of(engine).leader_epoch
             batch = at_times(model.end, (NOW_MS,) * step, leader_epoch=epoch)
             own(engine, step)
             model.add([batch])
@@ -735,11 +724,11 @@ def run_steps(engine: Engine, model: Model, steps: Sequence[Sequence[BuiltBatch]
 
 
 def check(engine: Engine, model: Model) -> None:
-    found = state(engine)
+    found = state_of(engine)
     assert found.high_watermark == model.end
     assert found.last_stable_offset == model.last_stable_offset
     assert offsets(engine) == model.offsets(committed=True)
-    assert offsets(engine, "read_uncommitted") == model.offsets(committed=False)
+    assert offsets(engine, isolation_level="read_uncommitted") == model.offsets(committed=False)
     assert named(engine) == model.producers()
     # What lies above the high watermark belongs to a dead commit, until the next one cuts it.
     assert [e for e in txn_entries(engine) if e[2] < model.end] == model.aborted()
@@ -761,7 +750,7 @@ def test_a_raw_append_cut_short_at_any_act_is_there_or_is_not(
     tmp_path: Path, fault: type[BaseException], after: bool
 ) -> None:
     template = tmp_path / "template"
-    engine = log(template, segment_bytes="230")
+    engine = LogBuilder(template).topic(policy="delete", segment_bytes=230).engine
     old = Model()
     run_steps(engine, old, STEPS)
     n, is_cut_short, outcomes = 0, True, set()
@@ -777,7 +766,7 @@ def test_a_raw_append_cut_short_at_any_act_is_there_or_is_not(
         is_cut_short = each_act(work, n, fault(), after=after)
         survivor = Engine(root)
         model = Model(list(old.batches), old.end)
-        if state(survivor).high_watermark > old.end:
+        if state_of(survivor).high_watermark > old.end:
             model.add(LAST)
         outcomes.add(model.end)
         check(survivor, model)
@@ -789,7 +778,7 @@ def test_a_raw_append_cut_short_at_any_act_is_there_or_is_not(
 
 
 def test_old_snapshots_are_swept_and_one_above_the_cut_goes(tmp_path: Path) -> None:
-    engine = log(tmp_path)
+    engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(0, (NOW_MS,), 5))
     (tmp_path / "t-0" / f"{77:020d}.snapshot").write_bytes(b"of a commit that died")
     own(engine)
@@ -847,7 +836,11 @@ def test_any_sequence_of_appends_is_what_a_plain_model_says(
     is_preallocated: bool,
 ) -> None:
     root = tmp_path_factory.mktemp("log")
-    engine = log(root, segment_bytes=segment_size, preallocate=str(is_preallocated).lower())
+    engine = (
+        LogBuilder(root)
+        .topic(policy="delete", segment_bytes=segment_size, preallocate=is_preallocated)
+        .engine
+    )
     model = Model()
     for step in steps:
         run_steps(engine, model, [step])

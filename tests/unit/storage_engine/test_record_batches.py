@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kafkalog
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
 from kafkalog.schema import HEADERS
 from kafkalog.storage_engine.records.record_batches import record_batches
+from tests.builders.log_builder import LogBuilder
 
 TIME_MS = 1_700_000_000_000
 FORMS = ('[("k1", "v1")]', '[{"key": "k1", "value": "v1"}]')
@@ -25,8 +25,7 @@ FORMS = ('[("k1", "v1")]', '[{"key": "k1", "value": "v1"}]')
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[KafkaLog]:
-    with kafkalog.open(tmp_path / "log") as log:
-        log.create_topic("t", config={"cleanup.policy": "delete"})
+    with LogBuilder(tmp_path / "log").topic(policy="delete") as log:
         yield log
 
 

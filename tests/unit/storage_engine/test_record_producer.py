@@ -33,6 +33,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.records.murmur2 import partition_of
 from kafkalog.storage_engine.writing import record_producer
 from kafkalog.storage_engine.writing.sent_records import RecordMetadata
+from tests.builders.log_builder import LogBuilder
 from tests.unit.storage_engine.broker_root import BrokerRoot
 from tests.unit.storage_engine.faults import Acts, LyingPages
 from tests.unit.storage_engine.test_adopt import broker_root, take
@@ -44,8 +45,7 @@ WAIT_S = 60
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[KafkaLog]:
-    with kafkalog.open(tmp_path / "log") as log:
-        log.create_topic("t", 4)
+    with LogBuilder(tmp_path / "log").topic(partitions=4) as log:
         yield log
 
 

@@ -16,6 +16,8 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.segment import partition_directory
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import values
 from tests.torture.disk import Disk
 from tests.torture.recorder import Recorder
 from tests.torture.recording import booted
@@ -27,22 +29,15 @@ CONFIG = {"flush.messages": "3", "segment.bytes": "1000"}
 
 def begun(root: Path) -> Engine:
     """A log whose first record is synced, and the next two are not."""
-    engine = Engine(root)
-    engine.create_topic("t", 1, CONFIG)
-    engine.append("t", [("k", "0")])
+    engine = LogBuilder(root).topic(**CONFIG).append(("k", "0")).engine
     engine.sync()
-    for value in "12":
-        engine.append("t", [("k", value)])
+    LogBuilder(engine).append_each(("k", "1"), ("k", "2"))
     assert engine.state().unsynced == {("t", 0): (0, log(engine).stat().st_size // 3)}
     return engine
 
 
 def log(engine: Engine) -> Path:
     return engine.partition_directory("t", 0) / layout.segment_file(0, layout.LOG)
-
-
-def values(engine: Engine) -> list[bytes]:
-    return [value for b in engine.read("t", 0) for value in b.column("value").to_pylist()]
 
 
 def append(engine: Engine) -> None:

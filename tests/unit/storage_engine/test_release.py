@@ -17,13 +17,14 @@ from kafkalog.errors import (
     LockedByBrokerError,
     UnknownTopicError,
 )
-from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.broker import ownership, release
 from kafkalog.storage_engine.broker.release import ReleaseReport
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
 from tests.builders.batch_builder import at_times, joined, marker
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import damage
 from tests.unit.storage_engine.broker_root import BrokerRoot
 from tests.unit.storage_engine.faults import Died, each_act
 from tests.unit.storage_engine.raw_log import Model
@@ -34,12 +35,13 @@ TOPIC_ID = "fHq_kc1HQBmiynnrtAlnIQ"
 
 
 def write(root: Path, *, topics: tuple[str, ...] = ("t",), commits: int = 3) -> None:
-    with Engine(root) as engine:
-        for topic in topics:
-            engine.create_topic(topic, 2, {"segment.bytes": "300", "index.interval.bytes": "50"})
-            for commit in range(commits):
-                rows = [(b"k%d" % n, b"value %d of %d" % (n, commit)) for n in range(6)]
-                engine.append(topic, rows, now_ms=NOW_MS + commit, batch_size=100)
+    log = LogBuilder(root)
+    for topic in topics:
+        log.topic(topic, 2, segment_bytes=300, index_interval_bytes=50)
+        for commit in range(commits):
+            rows = [(f"k{n}", f"value {n} of {commit}") for n in range(6)]
+            log.append(*rows, now_ms=NOW_MS + commit, batch_size=100)
+    log.close()
 
 
 def give_back(root: Path, **options: object) -> ReleaseReport:
@@ -201,7 +203,7 @@ def test_producers_whose_snapshot_is_lost_are_told_from_the_log(
     assert end.read_bytes() == (whole / "t-0" / end.name).read_bytes()
     assert lost == end or not lost.exists()
     ownership.adopt(root, config={}, now_ms=NOW_MS)
-    assert [found for found in verify(root) if found.is_damage] == []
+    assert damage(root) == []
 
 
 def adopted_with_producers(root: Path) -> Model:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,8 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.segments import list_segments
 from kafkalog.storage_engine.writing.retention import count_expired
 from kafkalog.storage_engine.writing.transaction import Transaction
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import offsets, segment_bases
 from tests.unit.storage_engine.faults import Died, each_act
 
 START_MS = 1_700_000_000_000
@@ -27,9 +28,8 @@ HOUR = 3_600_000
 
 def filled(root: Path, *, hours: int = 6, **config: str) -> Engine:
     """A topic with one record an hour, each in a segment of its own."""
-    engine = Engine(root)
-    settings = {name.replace("_", "."): text for name, text in config.items()}
-    engine.create_topic("t", 1, {"cleanup.policy": "delete", "segment.bytes": "100", **settings})
+    settings = {"cleanup_policy": "delete", "segment_bytes": 100, **config}
+    engine = LogBuilder(root).topic(**settings).engine
     for hour in range(hours):
         append(engine, hour)
     return engine
@@ -37,15 +37,6 @@ def filled(root: Path, *, hours: int = 6, **config: str) -> Engine:
 
 def append(engine: Engine, hour: int) -> None:
     engine.append("t", [(f"k{hour}", f"{hour}".zfill(30))], now_ms=START_MS + hour * HOUR)
-
-
-def read(engine: Engine) -> list[int]:
-    return [offset for batch in engine.read("t", 0) for offset in batch["offset"].to_pylist()]
-
-
-def bases(engine: Engine, stage: str = "") -> list[int]:
-    names = (layout.parse_segment_file(name) for name in os.listdir(engine.root / "t-0"))
-    return sorted(parsed[0] for parsed in names if parsed and parsed[1:] == (layout.LOG, stage))
 
 
 def at(hour: float) -> int:
@@ -66,8 +57,8 @@ def test_segments_go_when_their_latest_record_is_older_than_retention_ms(tmp_pat
     assert (stats.log_start_offset, stats.segments, stats.error) == (2, 2, None)
     assert stats.bytes_removed == 2 * segment_size_of(engine, 2)
     assert engine.offsets("t") == {0: (2, 6)}
-    assert read(engine) == [2, 3, 4, 5]
-    assert (bases(engine), bases(engine, layout.DELETED)) == ([2, 3, 4, 5], [0, 1])
+    assert offsets(engine) == [2, 3, 4, 5]
+    assert (segment_bases(engine), segment_bases(engine, layout.DELETED)) == ([2, 3, 4, 5], [0, 1])
 
 
 def segment_size_of(engine: Engine, base: int) -> int:
@@ -78,11 +69,11 @@ def test_where_all_segments_go_the_active_one_is_rolled_first(tmp_path: Path) ->
     engine = filled(tmp_path, retention_ms=str(HOUR))
     (stats,) = engine.apply_retention(now_ms=at(100))
     assert (stats.log_start_offset, stats.segments) == (6, 6)
-    assert bases(engine) == [6]
+    assert segment_bases(engine) == [6]
     assert engine.offsets("t") == {0: (6, 6)}
     assert engine.apply_retention(now_ms=at(200)) == []  # an empty active segment stays
     append(engine, 201)
-    assert read(engine) == [6]
+    assert offsets(engine) == [6]
     assert next(iter(Engine(tmp_path).read("t", 0)))["value"][0].as_py() == b"201".zfill(30)
 
 
@@ -92,7 +83,7 @@ def test_the_walk_stops_at_the_first_segment_that_stays(tmp_path: Path) -> None:
     append(engine, 1)
     append(engine, 9)
     engine.apply_retention(now_ms=at(9))
-    assert bases(engine) == [1, 2, 3]
+    assert segment_bases(engine) == [1, 2, 3]
 
 
 def test_retention_ms_of_minus_one_keeps_everything(tmp_path: Path) -> None:
@@ -118,7 +109,7 @@ def test_a_time_index_that_is_wrong_deletes_nothing_that_is_young(
     for path in (tmp_path / "t-0").glob("*.timeindex"):
         path.write_bytes(entry)
     engine.apply_retention(now_ms=at(4.5))
-    assert bases(engine) == [2, 3, 4, 5]
+    assert segment_bases(engine) == [2, 3, 4, 5]
 
 
 def test_records_without_a_time_are_as_old_as_their_file(tmp_path: Path) -> None:
@@ -154,7 +145,7 @@ def test_the_oldest_segments_go_while_retention_bytes_stay(tmp_path: Path) -> No
     assert engine.apply_retention(now_ms=at(6))[0].log_start_offset == 3
     engine.alter_topic("t", {"retention.bytes": "0"})
     assert engine.apply_retention(now_ms=at(6))[0].log_start_offset == 6
-    assert bases(engine) == [6]
+    assert segment_bases(engine) == [6]
 
 
 def test_bytes_that_were_never_committed_do_not_count(tmp_path: Path) -> None:
@@ -164,7 +155,7 @@ def test_bytes_that_were_never_committed_do_not_count(tmp_path: Path) -> None:
     active.write_bytes(active.read_bytes() + bytes(10**5))
     (tmp_path / "t-0" / layout.segment_file(9, layout.LOG)).write_bytes(bytes(10**5))
     assert engine.apply_retention(now_ms=at(6)) == []
-    assert read(engine) == [0, 1, 2, 3, 4, 5]
+    assert offsets(engine) == [0, 1, 2, 3, 4, 5]
 
 
 def test_size_comes_before_time(tmp_path: Path) -> None:
@@ -185,7 +176,7 @@ def test_without_the_policy_delete_only_what_lies_below_the_log_start_goes(
     engine.alter_topic("t", {"cleanup.policy": policy})
     (stats,) = engine.apply_retention(now_ms=at(10**6))
     assert (stats.log_start_offset, stats.segments) == (3, 3)
-    assert read(engine) == [3, 4, 5]
+    assert offsets(engine) == [3, 4, 5]
 
 
 def test_a_segment_that_ends_above_the_high_watermark_never_goes(tmp_path: Path) -> None:
@@ -207,7 +198,7 @@ def test_only_the_named_topic_is_looked_at(tmp_path: Path) -> None:
     engine = filled(tmp_path, retention_ms="1")
     engine.create_topic("u", 2, {"cleanup.policy": "delete", "retention.ms": "1"})
     assert engine.apply_retention("u", now_ms=at(10**6)) == []
-    assert bases(engine) == [0, 1, 2, 3, 4, 5]
+    assert segment_bases(engine) == [0, 1, 2, 3, 4, 5]
     with pytest.raises(UnknownTopicError):
         engine.apply_retention("v")
 
@@ -317,7 +308,7 @@ def test_deleted_records_are_gone_at_once_and_their_segments_later(tmp_path: Pat
     engine = filled(tmp_path, hours=3, segment_bytes="100000")
     append(engine, 3)
     assert engine.delete_records("t", 0, 2, now_ms=at(4)) == 2
-    assert read(Engine(tmp_path)) == [2, 3]
+    assert offsets(Engine(tmp_path)) == [2, 3]
     assert engine.apply_retention(now_ms=at(4)) == []  # the segment holds younger records too
     state = engine.describe("t").partitions[0]
     assert (state.log_start_offset, state.first_dirty_offset) == (2, 2)
@@ -328,10 +319,10 @@ def test_deleted_records_are_gone_at_once_and_their_segments_later(tmp_path: Pat
 def test_minus_one_deletes_up_to_the_high_watermark(tmp_path: Path) -> None:
     engine = filled(tmp_path, hours=4)
     assert engine.delete_records("t", 0, -1, now_ms=at(4)) == 4
-    assert read(engine) == []
+    assert offsets(engine) == []
     assert engine.apply_retention(now_ms=at(4))[0].segments == 3  # the active one stays
     append(engine, 5)
-    assert read(engine) == [4]
+    assert offsets(engine) == [4]
 
 
 def test_the_log_start_is_never_lowered(tmp_path: Path) -> None:
@@ -386,13 +377,13 @@ def test_a_process_that_dies_at_any_act_of_a_retention_loses_nothing_that_stays(
         if not each_act(expire(root, hour), n, Died(), after=after):
             break
         reader = Engine(root, read_only=True)
-        assert read(reader) in ([0, 1, 2, 3, 4, 5], kept), n
+        assert offsets(reader) in ([0, 1, 2, 3, 4, 5], kept), n
         state = reader.describe("t").partitions[0]
         assert state.first_dirty_offset >= state.log_start_offset, n
         engine = Engine(root)
         append(engine, int(hour))  # whoever comes next may also be a writer
         expire(root, hour)()
-        assert read(engine) == [*kept, 6], n
+        assert offsets(engine) == [*kept, 6], n
         assert engine.apply_retention(now_ms=at(hour)) == [], n
         left = {base for base in range(6) if list((root / "t-0").glob(f"{base:020d}.*[!d]"))}
         assert left == set(kept), n
@@ -414,7 +405,7 @@ def test_any_act_of_a_retention_that_fails_once_is_done_by_the_next(tmp_path: Pa
             break
         append(engine, 6)
         engine.apply_retention(now_ms=at(4.5))
-        assert read(Engine(root)) == [2, 3, 4, 5, 6], n
-        assert bases(engine) == [2, 3, 4, 5, 6], n
+        assert offsets(Engine(root)) == [2, 3, 4, 5, 6], n
+        assert segment_bases(engine) == [2, 3, 4, 5, 6], n
         shutil.rmtree(root)
     assert n > 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +22,8 @@ from kafkalog.storage_engine.segment.segments import (
     sweep_deleted,
 )
 from tests.builders.batch_builder import BuiltBatch, at_times, batch
+from tests.builders.log_builder import LogBuilder
+from tests.builders.log_contents import index_entries, offsets, segment_bases, time_index_entries
 from tests.builders.message_builder import message
 from tests.builders.segment_files import name, write_segment
 from tests.unit.storage_engine.times import offset_since
@@ -51,7 +52,7 @@ def first_position(snapshot: PartitionSnapshot, offset: int) -> int | None:
     return None if found is None else found[1]
 
 
-def offsets(snapshot: PartitionSnapshot, start: int, end: int) -> list[int]:
+def offsets_of(snapshot: PartitionSnapshot, start: int, end: int) -> list[int]:
     tables = snapshot.read(start, end, schema=pa.schema([changelog_schema().field("offset")]))
     return [offset for table in tables for offset in table["offset"].to_pylist()]
 
@@ -59,26 +60,26 @@ def offsets(snapshot: PartitionSnapshot, start: int, end: int) -> list[int]:
 def test_an_empty_segment_has_nothing_at_its_base(tmp_path: Path) -> None:
     with open_segment(tmp_path, 40, []) as snapshot:
         assert first_position(snapshot, 40) is None
-        assert offsets(snapshot, 40, 40) == []
+        assert offsets_of(snapshot, 40, 40) == []
 
 
 def test_reading_before_the_first_offset_begins_with_the_first_batch(tmp_path: Path) -> None:
     with open_segment(tmp_path, 40, [batch(50, 4)]) as snapshot:
         assert first_position(snapshot, 41) == 0
-        assert offsets(snapshot, 41, 54) == [50, 51, 52, 53]
+        assert offsets_of(snapshot, 41, 54) == [50, 51, 52, 53]
 
 
 def test_reading_after_the_last_offset_finds_nothing(tmp_path: Path) -> None:
     with open_segment(tmp_path, 40, [batch(50, 2)]) as snapshot:
         assert first_position(snapshot, 52) is None
-        assert offsets(snapshot, 52, 52) == []
+        assert offsets_of(snapshot, 52, 52) == []
 
 
 def test_reading_from_a_gap_begins_with_the_batch_after_it(tmp_path: Path) -> None:
     first, second = batch(50, 2), batch(60, 2)
     with open_segment(tmp_path, 40, [first, second]) as snapshot:
         assert first_position(snapshot, 55) == len(first.data)
-        assert offsets(snapshot, 55, 62) == [60, 61]
+        assert offsets_of(snapshot, 55, 62) == [60, 61]
 
 
 @pytest.mark.parametrize("chunk_size", [1, 70, 1 << 20])
@@ -120,7 +121,7 @@ def test_damaged_indexes_hide_no_record(tmp_path: Path, garbage: bytes) -> None:
     state = PartitionState(100, 0, (tmp_path / name(0, ".log")).stat().st_size)
     with open_snapshot(tmp_path, "t", 0, lambda: state) as snapshot:
         for i in range(99):
-            assert offsets(snapshot, i, i + 1) == [i]
+            assert offsets_of(snapshot, i, i + 1) == [i]
             assert (offset_since(snapshot, i * 10), offset_since(snapshot, i * 10 + 1)) == (
                 i,
                 i + 1,
@@ -128,12 +129,6 @@ def test_damaged_indexes_hide_no_record(tmp_path: Path, garbage: bytes) -> None:
 
 
 # --- appending and cutting -----------------------------------------------------------------------
-
-
-def topic(root: Path, **config: str) -> Engine:
-    engine = Engine(root)
-    engine.create_topic("t", 1, {key.replace("_", "."): text for key, text in config.items()})
-    return engine
 
 
 def append(engine: Engine, *batches: BuiltBatch, publish: bool = True) -> None:
@@ -146,19 +141,6 @@ def append(engine: Engine, *batches: BuiltBatch, publish: bool = True) -> None:
             transaction.publish(1)
 
 
-def read(engine: Engine) -> list[int]:
-    return [offset for rows in engine.read("t", 0) for offset in rows["offset"].to_pylist()]
-
-
-def bases(engine: Engine) -> list[int]:
-    return [segment.base_offset for segment in list_segments(engine.partition_directory("t", 0))]
-
-
-def entries(engine: Engine, suffix: str, form: str, base: int = 0) -> list[tuple[int, int]]:
-    data = (engine.partition_directory("t", 0) / name(base, suffix)).read_bytes()
-    return list(struct.iter_unpack(form, data))
-
-
 def spanning(last_offset: int) -> BuiltBatch:
     """A batch of one record that stands for the offsets 0 to `last_offset`."""
     return at_times(0, [5], last_offset=last_offset)
@@ -168,59 +150,59 @@ def spanning(last_offset: int) -> BuiltBatch:
 def test_an_offset_that_the_indexes_cannot_tell_begins_a_segment(
     tmp_path: Path, first: int, expected: list[int]
 ) -> None:
-    engine = topic(tmp_path)
+    engine = LogBuilder(tmp_path).topic().engine
     append(engine, spanning(first))
     append(engine, spanning(0))
-    assert bases(engine) == expected
-    assert read(engine) == [0, first + 1]
+    assert segment_bases(engine) == expected
+    assert offsets(engine) == [0, first + 1]
 
 
 def test_what_was_not_committed_is_cut_again_and_again(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="1")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=1).engine
     for i in range(30):
         append(engine, batch(0, 1))
         append(engine, batch(0, 1, size=50), publish=False)
-        assert read(engine) == list(range(i + 1))
+        assert offsets(engine) == list(range(i + 1))
     append(engine, batch(0, 1))
-    ends = [offset for offset, _ in entries(engine, ".index", ">ii")]
+    ends = [offset for offset, _ in index_entries(engine)]
     assert ends == list(range(1, 31))
 
 
 def test_an_empty_segment_with_full_sized_indexes_is_not_rolled(tmp_path: Path) -> None:
-    engine = topic(tmp_path, segment_index_bytes="1000", segment_ms="1000")
+    engine = LogBuilder(tmp_path).topic(segment_index_bytes=1000, segment_ms=1000).engine
     directory = engine.partition_directory("t", 0)
     for suffix, size in ((".index", 1000), (".timeindex", 996)):
         (directory / name(0, suffix)).write_bytes(bytes(size))
     append(engine, batch(0, 1, timestamp=5))
-    assert bases(engine) == [0]
+    assert segment_bases(engine) == [0]
     append(engine, batch(0, 1, timestamp=9))
-    assert bases(engine) == [0]
+    assert segment_bases(engine) == [0]
 
 
 def test_largest_timestamp_and_next_offset_are_those_of_what_the_cut_leaves(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="100")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=100).engine
     append(engine, batch(0, 1, timestamp=400))
     append(engine, *(batch(i, 1, timestamp=410 + i) for i in range(29)), publish=False)
-    assert len(entries(engine, ".timeindex", ">qi")) > 9
+    assert len(time_index_entries(engine)) > 9
     with engine.transaction() as transaction:
         transaction.appender("t", 0, 1)  # cuts
-    assert entries(engine, ".timeindex", ">qi") == []
-    assert entries(engine, ".index", ">ii") == []
+    assert time_index_entries(engine) == []
+    assert index_entries(engine) == []
     (segment,) = list_segments(engine.partition_directory("t", 0))
     assert largest_timestamp(segment, segment.size) == 400
     assert next_offset(segment) == 1
 
 
 def test_a_segment_that_is_cut_to_nothing_takes_the_same_offsets_again(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="1")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=1).engine
     append(engine, *(batch(i, 1, timestamp=9000) for i in range(9)), publish=False)
     append(engine, batch(0, 2, timestamp=7))
-    assert (bases(engine), read(engine)) == ([0], [0, 1])
-    assert entries(engine, ".index", ">ii") == []
+    assert (segment_bases(engine), offsets(engine)) == ([0], [0, 1])
+    assert index_entries(engine) == []
 
 
 def test_a_cut_in_a_gap_takes_what_lies_behind_the_gap(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="1")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=1).engine
     engine.append_raw("t", 0, batch(0, 1).data + batch(3, 1).data, now_ms=1)
     directory = engine.partition_directory("t", 0)
     with engine.transaction() as transaction:
@@ -228,52 +210,52 @@ def test_a_cut_in_a_gap_takes_what_lies_behind_the_gap(tmp_path: Path) -> None:
         transaction.change_partition("t", 0, high_watermark=1, active_size=size)
         transaction.publish(1)
     append(engine, batch(0, 1, size=1))
-    assert read(engine) == [0, 1]
-    assert entries(engine, ".index", ">ii") == [(1, size)]
+    assert offsets(engine) == [0, 1]
+    assert index_entries(engine) == [(1, size)]
     assert (directory / name(0, ".log")).read_bytes().startswith(batch(0, 1).data)
 
 
 def test_a_reopened_log_is_cut_back_over_many_segments(tmp_path: Path) -> None:
-    engine = topic(tmp_path, segment_bytes="300")
+    engine = LogBuilder(tmp_path).topic(segment_bytes=300).engine
     append(engine, *(batch(i, 1) for i in range(3)))
     append(engine, *(batch(i, 1) for i in range(97)), publish=False)
-    assert len(bases(engine)) > 20
+    assert len(segment_bases(engine)) > 20
     engine.close()
     reopened = Engine(tmp_path)
-    assert read(reopened) == [0, 1, 2]
+    assert offsets(reopened) == [0, 1, 2]
     append(reopened, batch(0, 1))
-    assert (len(bases(reopened)), read(reopened)) == (2, [0, 1, 2, 3])
+    assert (len(segment_bases(reopened)), offsets(reopened)) == (2, [0, 1, 2, 3])
 
 
 def test_the_first_batchs_timestamp_drives_rolling_also_after_reopening(tmp_path: Path) -> None:
-    engine = topic(tmp_path, segment_ms="1000")
+    engine = LogBuilder(tmp_path).topic(segment_ms=1000).engine
     append(engine, batch(0, 1, timestamp=1000), batch(1, 1, timestamp=1500))
     append(Engine(tmp_path), batch(0, 1, timestamp=2000))
-    assert bases(engine) == [0]
+    assert segment_bases(engine) == [0]
     append(Engine(tmp_path), batch(0, 1, timestamp=2001))
-    assert bases(engine) == [0, 3]
+    assert segment_bases(engine) == [0, 3]
 
 
 def test_a_segment_without_timestamps_is_not_rolled_by_time(tmp_path: Path) -> None:
-    engine = topic(tmp_path, segment_ms="1")
+    engine = LogBuilder(tmp_path).topic(segment_ms=1).engine
     append(engine, batch(0, 1, timestamp=-1))
     append(engine, batch(0, 1, timestamp=-1))
-    assert bases(engine) == [0]
+    assert segment_bases(engine) == [0]
 
 
 def test_after_a_roll_the_indexes_hold_their_entries_and_nothing_else(tmp_path: Path) -> None:
-    engine = topic(tmp_path, index_interval_bytes="1", segment_bytes="500")
+    engine = LogBuilder(tmp_path).topic(index_interval_bytes=1, segment_bytes=500).engine
     directory = engine.partition_directory("t", 0)
     (directory / name(0, ".index")).write_bytes(bytes(8000))
     for i in range(9):
         append(engine, batch(0, 1, timestamp=100 + i))
-    first = entries(engine, ".index", ">ii")
-    assert len(first) == bases(engine)[1] - 1
+    first = index_entries(engine)
+    assert len(first) == segment_bases(engine)[1] - 1
     assert first == sorted(set(first)) and first[0][1] > 0
     # The largest timestamp has an entry at the end, though the first batch of a segment has none.
-    assert entries(engine, ".timeindex", ">qi")[-1] == (
-        100 + bases(engine)[1] - 1,
-        bases(engine)[1] - 1,
+    assert time_index_entries(engine)[-1] == (
+        100 + segment_bases(engine)[1] - 1,
+        segment_bases(engine)[1] - 1,
     )
 
 
@@ -302,6 +284,6 @@ def test_messages_before_v2_have_the_same_rules(tmp_path: Path) -> None:
         assert first_position(snapshot, 41) == 0
         assert first_position(snapshot, 55) == len(data[0]) * 2
         assert first_position(snapshot, 62) is None
-        assert offsets(snapshot, 41, 62) == [50, 51, 60, 61]
+        assert offsets_of(snapshot, 41, 62) == [50, 51, 60, 61]
         assert (offset_since(snapshot, 511), offset_since(snapshot, 611)) == (60, None)
         assert next_offset(snapshot.segments[0]) == 62

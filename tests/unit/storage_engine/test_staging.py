@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.errors import InvalidInputError, StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.records import records
 from kafkalog.storage_engine.writing import staged_contents, staged_topic, staging
 from kafkalog.storage_engine.writing.staged_contents import StagedContents
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from tests.builders.log_builder import LogBuilder
 
 NOW_MS = 1_700_000_000_000
 PARTITIONS = 5
@@ -30,10 +31,8 @@ PARTITIONS = 5
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = Engine(tmp_path / "log")
-    made.create_topic("t", PARTITIONS)
-    yield made
-    made.close()
+    with LogBuilder(tmp_path / "log").topic("t", PARTITIONS) as log:
+        yield engine_of(log)
 
 
 def rows(first: int, count: int, *, wrong: bool = False) -> pa.RecordBatch:
@@ -51,21 +50,9 @@ def rows(first: int, count: int, *, wrong: bool = False) -> pa.RecordBatch:
 def stage(
     engine: Engine, task: int, batches: Iterable[pa.RecordBatch], **options: Any
 ) -> StagedMessage:
-    writer = StagedWriter(
-        engine.root,
-        engine.state(),
-        now_ms=lambda: NOW_MS,
-        writer_slug="a" * 32,
-        spark_partition=task,
-        **options,
+    return LogBuilder(engine).stage_tables(
+        batches, writer_slug="a" * 32, spark_partition=task, **options
     )
-    try:
-        for batch in batches:
-            writer.append("t", batch)
-        return writer.finish()
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def keys(engine: Engine) -> list[list[bytes]]:

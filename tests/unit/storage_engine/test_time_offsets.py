@@ -24,9 +24,9 @@ from tests.builders.batch_builder import (
     at_times,
     batch,
     empty,
-    joined,
     marker,
 )
+from tests.builders.log_builder import LogBuilder
 from tests.builders.message_builder import messages, wrapper
 from tests.builders.segment_files import name, write_segment
 
@@ -206,26 +206,13 @@ def test_records_below_the_log_start_are_not_found(tmp_path: Path) -> None:
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
     """Offsets 0 to 2, a transaction that is open from 3 on, own records at 5 and 6."""
-    engine = Engine(tmp_path)
-    engine.create_topic("t", 2, {"cleanup.policy": "delete"})
+    log = LogBuilder(tmp_path, now_ms=40).topic(partitions=2, policy="delete")
     batches = [
         at_times(0, (10, 20), leader_epoch=2),
         at_times(2, (15,), leader_epoch=3),
         at_times(3, (30, 31), 9, transactional=True, leader_epoch=3),
     ]
-    engine.append_raw("t", 0, joined(batches), now_ms=40)
-    rows = [("a", "1"), ("b", "2")]
-    import pyarrow as pa
-
-    table = pa.table(
-        {
-            "key": [k.encode() for k, _ in rows],
-            "value": [v.encode() for _, v in rows],
-            "partition": pa.array([0, 0], pa.int32()),
-        }
-    )
-    engine.append("t", table, now_ms=40)
-    return engine
+    return log.append_raw(*batches).append(("a", "1"), ("b", "2"), partition=0).engine
 
 
 def test_the_ends_of_the_log_have_offsets_and_epochs_but_no_time(engine: Engine) -> None:

@@ -15,7 +15,7 @@ import kafkalog
 from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import log_size, verify
-from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.segment import log_scanner
 from tests.builders.batch_builder import (
     ABORT,
@@ -30,6 +30,7 @@ from tests.builders.batch_builder import (
     joined,
     marker,
 )
+from tests.builders.log_builder import LogBuilder
 from tests.builders.message_builder import message, wrapper
 from tests.builders.segment_files import aborted_entry, name, write_segment
 
@@ -46,15 +47,13 @@ def notices(root: Path) -> list[Finding]:
 
 
 def write(root: Path) -> None:
-    with kafkalog.open(root) as log:
-        log.create_topic("history", 2, {"cleanup.policy": "delete", **SMALL})
-        log.create_topic("table", 1, {"compression.type": "zstd", **SMALL})
-        for commit in range(12):
-            pairs = [(f"key-{commit * n % 31}", f"value {n}" * 5) for n in range(40)]
-            for topic in ("history", "table"):
-                engine_of(log).append(topic, pairs, now_ms=NOW_MS + 1000 * commit, batch_size=500)
-        log.clean("table", force=True, now_ms=NOW_MS + 60_000)
-        log.append("table", [("a", "b")], now_ms=NOW_MS + 70_000)
+    log = LogBuilder(root).topic("history", 2, policy="delete", **SMALL)
+    log.topic("table", compression_type="zstd", **SMALL)
+    for commit in range(12):
+        pairs = [(f"key-{commit * n % 31}", f"value {n}" * 5) for n in range(40)]
+        for topic in ("history", "table"):
+            log.to(topic).append(*pairs, now_ms=NOW_MS + 1000 * commit, batch_size=500)
+    log.clean(now_ms=NOW_MS + 60_000).append(("a", "b"), now_ms=NOW_MS + 70_000).close()
 
 
 @pytest.fixture(scope="module")

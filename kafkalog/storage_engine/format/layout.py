@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import re
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 # --- record batch v2: org.apache.kafka.common.record.DefaultRecordBatch --------------------------
@@ -315,6 +316,12 @@ def parse_segment_file(name: str) -> tuple[int, str, str] | None:
     if match is None:
         return None
     return int(match[1]), match[2], match[3] or ""
+
+
+def base_offsets(names: Iterable[str], suffix: str) -> list[int]:
+    """Return the offsets in the names of live files with a suffix, ascending."""
+    parsed = filter(None, map(parse_segment_file, names))
+    return sorted(offset for offset, *kind in parsed if kind == [suffix, ""])
 
 
 def parse_metadata_snapshot(name: str) -> tuple[int, int] | None:

@@ -19,8 +19,6 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader
 from kafkalog.storage_engine.records import codes
 
-__all__ = ["BatchTable", "Bytes", "ChunkFault", "Integers", "RecordTable"]
-
 Integers: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -123,6 +121,18 @@ class RecordTable:
         if not len(offsets) or (offsets.min() >= start and offsets.max() < end):
             return None
         return np.flatnonzero((offsets >= start) & (offsets < end))
+
+    def key(self, row: int) -> bytes | None:
+        """Return the key of one record."""
+        return self._value_at(self.key_positions, self.key_sizes, row)
+
+    def value(self, row: int) -> bytes | None:
+        """Return the value of one record, None for a tombstone."""
+        return self._value_at(self.value_positions, self.value_sizes, row)
+
+    def _value_at(self, positions: Integers, sizes: Integers, row: int) -> bytes | None:
+        start, size = int(positions[row]), int(sizes[row])
+        return None if size < 0 else self.arena[start : start + size].tobytes()
 
     def _row(self, index: int) -> Integers:
         row: Integers = self.fields[index]

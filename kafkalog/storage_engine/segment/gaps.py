@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from crc32c import crc32c
 
-from kafkalog.errors import CorruptLogError, StorageError
+from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
@@ -49,17 +49,6 @@ if TYPE_CHECKING:
 
 _UNLISTED = (-1, -1)
 """In place of the gaps of a segment whose gaps are not listed."""
-
-__all__ = [
-    "GapCollector",
-    "GapFile",
-    "GapSection",
-    "Section",
-    "SourceGaps",
-    "add_raw_gaps",
-    "list_sections",
-    "truncate_raw_gaps",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +153,9 @@ class GapFile:
         self._parts: list[_Part] | None = None
         self._by_base: dict[int, list[list[_Part]]] | None = None
         try:
-            self._fd = files.open_to_read(path)
+            self._fd = files.open_listed(path)
         except FileNotFoundError:
             self._parts = []
-        except OSError as fault:
-            raise StorageError(f"{path}: cannot be opened: {fault.strerror}") from fault
-
-    @property
-    def exists(self) -> bool:
-        """Whether there was a file of that name."""
-        return self._parts is None or self._fd >= 0
 
     def close(self) -> None:
         """Close the file."""
@@ -427,8 +409,7 @@ def _write(path: Path, stored: Sequence[_Stored]) -> None:
     )
     temporary = path.with_name(path.name + layout.TEMPORARY)
     files.create(temporary, table + layout.CHECKSUM.pack(crc32c(table)))
-    fd = files.open_to_write(temporary)
-    try:
+    with files.closing(files.open_to_write(temporary)) as fd:
         position = len(table) + layout.CHECKSUM.size
         for part, source in stored:
             data = source if isinstance(source, bytes) else source.data(part)
@@ -436,7 +417,5 @@ def _write(path: Path, stored: Sequence[_Stored]) -> None:
                 files.write_at(fd, data, position)
                 position += len(data)
         files.sync_file(fd)
-    finally:
-        os.close(fd)
     files.rename(temporary, path)
     files.sync_directory(path.parent)

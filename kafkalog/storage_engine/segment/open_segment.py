@@ -10,7 +10,6 @@ Kafka: LogSegment.read, FileRecords, FileLogInputStream.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
     from kafkalog.storage_engine.segment.offset_chain import GapLists, OffsetChain
-
-__all__ = ["Chunk", "OpenSegment"]
 
 RUN_SIZE = 2 << 20
 """Decompressed bytes held at once; the batch that makes it so many ends a run of batches."""
@@ -124,17 +121,7 @@ class OpenSegment:
         """Where the next segment begins, or the log ends."""
         self._gaps = gaps
         self._listed_from = listed_from
-        try:
-            self._fd = files.open_to_read(segment.log)
-        except FileNotFoundError:
-            raise
-        except OSError as fault:
-            advice = ""
-            if fault.errno == errno.EMFILE:
-                advice = f"; {files.MORE_FILES}, or clean the topic first"
-            raise StorageError(
-                f"{segment.log}: cannot be opened: {fault.strerror}{advice}"
-            ) from fault
+        self._fd = files.open_listed(segment.log, ", or clean the topic first")
         size = os.fstat(self._fd).st_size
         self.limit = size if committed is None else min(size, committed)
 

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.store import Store
     from kafkalog.storage_engine.writing.transaction import Transaction
 
-__all__ = ["RetentionStats", "apply_retention", "count_expired", "delete_records"]
-
 _logger = logging.getLogger(__name__)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 HIGH_WATERMARK = -1
@@ -131,16 +129,12 @@ def _committed(directory: Path, state: PartitionState) -> list[SegmentFiles]:
 # --- remove them ---------------------------------------------------------------------------------
 
 
-def _never(topic: str, partition: int, config: TopicConfig) -> bool:
-    return False
-
-
 def apply_retention(
     store: Store,
     topic: str | None = None,
     *,
     now_ms: int,
-    is_skipped: Callable[[str, int, TopicConfig], bool] = _never,
+    is_skipped: Callable[[str, int, TopicConfig], bool] = lambda *_: False,
 ) -> list[RetentionStats]:
     """Apply the retention of a topic, or of every topic.
 

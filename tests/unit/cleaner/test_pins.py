@@ -21,7 +21,8 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins, Pin
+from kafkalog.storage_engine.reading.pin_file import Pin
+from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins
 from kafkalog.storage_engine.writing.transaction import Transaction
 
 NOW = 1_700_000_000_000

@@ -30,7 +30,8 @@ import kafkalog
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.errors import KafkaLogError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.broker.ownership import adopt, release
+from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
@@ -267,7 +268,7 @@ class AdoptedJudge(BesideJudge):
         assert checkpoints.read_topic_id(path / "small-0") == topic_id
         is_clean = path / (layout.CLEAN_SHUTDOWN if back.exists() else layout.CLEAN_ASIDE)
         assert is_clean.read_bytes() == (
-            brokers[layout.CLEAN_ASIDE] or checkpoints.clean_shutdown()
+            brokers[layout.CLEAN_ASIDE] or checkpoints.CLEAN_SHUTDOWN_CONTENT
         )
         return "whole"
 

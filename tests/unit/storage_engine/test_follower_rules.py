@@ -125,12 +125,12 @@ def test_the_first_abort_makes_the_transaction_index_and_later_ones_follow(
     monkeypatch.setattr(files, "sync_file", note)
     append(engine, marker(3, 7, abort=True))
     first = AbortedTransaction(7, 0, 3, 4)
-    assert aborted_transactions([path]) == [first]
+    assert aborted_transactions(path) == [first]
     assert str(path) in synced
     engine.close()
     engine = Engine(tmp_path)
     append(engine, batch(4, producer=(8, 0, 1), attributes=TRANSACTIONAL), marker(5, 8, abort=True))
-    assert aborted_transactions([path]) == [first, AbortedTransaction(8, 4, 5, 6)]
+    assert aborted_transactions(path) == [first, AbortedTransaction(8, 4, 5, 6)]
     assert read(engine) == [1]
 
 

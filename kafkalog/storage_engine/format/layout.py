@@ -395,9 +395,9 @@ def staged_file(writer: str, batch_id: int, spark_partition: int, attempt: int, 
     return f"{OURS}{writer}-{batch_id}-{spark_partition}-{attempt}{tail}"
 
 
-def staged_prefix(writer: str, batch_id: int | None = None) -> str:
-    """Return the prefix of the names of all files staged by a writer (for one batch)."""
-    return f"{OURS}{writer}-" if batch_id is None else f"{OURS}{writer}-{batch_id}-"
+def staged_prefix(writer: str, batch_id: int) -> str:
+    """Return the prefix of the names of all files that a writer stages for a batch."""
+    return f"{OURS}{writer}-{batch_id}-"
 
 
 def parse_staged(name: str) -> tuple[str, int, int] | None:

@@ -122,16 +122,9 @@ class RecordTable:
             return None
         return np.flatnonzero((offsets >= start) & (offsets < end))
 
-    def key(self, row: int) -> bytes | None:
-        """Return the key of one record."""
-        return self._value_at(self.key_positions, self.key_sizes, row)
-
     def value(self, row: int) -> bytes | None:
         """Return the value of one record, None for a tombstone."""
-        return self._value_at(self.value_positions, self.value_sizes, row)
-
-    def _value_at(self, positions: Integers, sizes: Integers, row: int) -> bytes | None:
-        start, size = int(positions[row]), int(sizes[row])
+        start, size = int(self.value_positions[row]), int(self.value_sizes[row])
         return None if size < 0 else self.arena[start : start + size].tobytes()
 
     def _row(self, index: int) -> Integers:
@@ -207,11 +200,11 @@ class ChunkFault:
         self.report(section, expected, found)
 
     def report_status(self, section: int, status: int, place: int, count: int) -> NoReturn:
-        """Raise CorruptBatchError for a kernel's status; see `_record_fault`."""
-        self.report(section, *_record_fault(status, place, count))
+        """Raise CorruptBatchError for a kernel's status; see `record_fault`."""
+        self.report(section, *record_fault(status, place, count))
 
 
-def _record_fault(status: int, place: int, count: int) -> tuple[str, str]:
+def record_fault(status: int, place: int, count: int) -> tuple[str, str]:
     """Return (expected, found) for a status; `place` is a position in the record section."""
     at = f"byte {place} of its records"
     faults = {

@@ -235,6 +235,12 @@ class GapFile:
             raise CorruptLogError(self.path, part.position, expected, "others")
         return data
 
+    def gaps(self, part: _Part) -> Gaps:
+        """Return a part's gaps; raises CorruptLogError."""
+        import numpy as np
+
+        return np.frombuffer(self.data(part), dtype=">i8").astype(np.int64).reshape(-1, 2)
+
 
 class GapSection:
     """The gaps of one segment, or of all raw appends; only one part is in memory."""
@@ -287,12 +293,8 @@ class GapSection:
             yield part, self._file.data(part)
 
     def _gaps(self, place: int) -> Gaps:
-        import numpy as np
-
         if self._read is None or self._read[0] != place:
-            data = self._file.data(self.parts[place])
-            gaps = np.frombuffer(data, dtype=">i8").astype(np.int64).reshape(-1, 2)
-            self._read = place, gaps
+            self._read = place, self._file.gaps(self.parts[place])
         return self._read[1]
 
 
@@ -338,19 +340,13 @@ def add_raw_gaps(directory: Path, gaps: Gaps, *, first_base: int) -> None:
     """
     import numpy as np
 
-    path = directory / layout.RAW_GAPS
-    before = GapFile(path)
+    before = GapFile(directory / layout.RAW_GAPS)
     try:
         parts = before.parts()
         kept = [p for p, after in pairwise(parts) if after.first_from > first_base] + parts[-1:]
         if kept and kept[-1].count < layout.GAPS_PART_MAX:
-            last = np.frombuffer(before.data(kept.pop()), dtype=">i8").astype(np.int64)
-            gaps = np.concatenate((last.reshape(-1, 2), gaps))
-        stored: list[_Stored] = [
-            (dataclasses.replace(part, number=number), before) for number, part in enumerate(kept)
-        ]
-        section = Section(0, layout.RAW_GAPS_SIZE, gaps[gaps[:, 1] > first_base])
-        _write(path, stored + list(_parts(section, len(stored))))
+            gaps = np.concatenate((before.gaps(kept.pop()), gaps))
+        _write_raw(before, kept, gaps[gaps[:, 1] > first_base])
     finally:
         before.close()
 
@@ -362,22 +358,25 @@ def truncate_raw_gaps(directory: Path, end: int) -> None:
     """
     import numpy as np
 
-    path = directory / layout.RAW_GAPS
-    before = GapFile(path)
+    before = GapFile(directory / layout.RAW_GAPS)
     try:
         found = list(before.sections())
         if not found or found[0].last_to() <= end:
             return
         kept = [part for part in found[0].parts if part.first_from < end]
-        gaps: Gaps = np.empty((0, 2), dtype=np.int64)
-        if kept:
-            gaps = np.frombuffer(before.data(kept.pop()), dtype=">i8").astype(np.int64)
-            gaps = gaps.reshape(-1, 2)
-        stored: list[_Stored] = [(part, before) for part in kept]
-        section = Section(0, layout.RAW_GAPS_SIZE, gaps[gaps[:, 1] <= end])
-        _write(path, stored + list(_parts(section, len(stored))))
+        gaps = before.gaps(kept.pop()) if kept else np.empty((0, 2), dtype=np.int64)
+        _write_raw(before, kept, gaps[gaps[:, 1] <= end])
     finally:
         before.close()
+
+
+def _write_raw(before: GapFile, kept: Sequence[_Part], gaps: Gaps) -> None:
+    """Replace the list of raw gaps by some of its parts and the gaps after them."""
+    stored: list[_Stored] = [
+        (dataclasses.replace(part, number=number), before) for number, part in enumerate(kept)
+    ]
+    section = Section(0, layout.RAW_GAPS_SIZE, gaps)
+    _write(before.path, stored + list(_parts(section, len(stored))))
 
 
 def _is_alike(listed: GapSection, added: Sequence[_Stored]) -> bool:

@@ -20,7 +20,7 @@ from kafkalog.errors import CorruptBatchError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
+from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.segments import (
     SegmentFiles,
     header_at,
@@ -225,9 +225,7 @@ class OpenSegment:
         wrote, whatever those of the records in it are. The checksums of what is passed over are
         compared, lest a damaged time hide records. Raises CorruptBatchError, StorageError.
         """
-        index = OffsetIndex(self.files.index, self.files.base_offset)
-        times = TimeIndex(self.files.time_index, self.files.base_offset)
-        start = locate_time(self._fd, self.limit, index, times, timestamp)
+        start = locate_time(self._fd, self.limit, self.files, timestamp)
         passed = start
         for position, header in self._headers(start):
             end = position + header.size
@@ -248,9 +246,7 @@ class OpenSegment:
 
         If that entry is true, none before has a larger timestamp than the first one yielded.
         """
-        index = OffsetIndex(self.files.index, self.files.base_offset)
-        times = TimeIndex(self.files.time_index, self.files.base_offset)
-        yield from self._headers(locate_time(self._fd, self.limit, index, times, layout.INT64_MAX))
+        yield from self._headers(locate_time(self._fd, self.limit, self.files, layout.INT64_MAX))
 
     def first_since(
         self, position: int, header: BatchHeader, timestamp: int, *, start: int, end: int

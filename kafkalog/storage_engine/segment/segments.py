@@ -369,14 +369,14 @@ def locate(fd: int, limit: int, index: OffsetIndex, offset: int) -> int:
     return 0
 
 
-def locate_time(
-    fd: int, limit: int, index: OffsetIndex, time_index: TimeIndex, timestamp: int
-) -> int:
+def locate_time(fd: int, limit: int, segment: SegmentFiles, timestamp: int) -> int:
     """Return the position of a batch such that all earlier ones are older than `timestamp` (ms).
 
     It comes from a time index entry that its batch confirms, or is 0.
     """
-    for tried, (largest, offset) in enumerate(time_index.hints(timestamp)):
+    index = OffsetIndex(segment.index, segment.base_offset)
+    times = TimeIndex(segment.time_index, segment.base_offset)
+    for tried, (largest, offset) in enumerate(times.hints(timestamp)):
         if tried == _TIME_HINTS:
             break
         for position, header in headers(fd, locate(fd, limit, index, offset), limit):
@@ -416,9 +416,7 @@ def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
     time counts too. Kafka: LogSegment.largestTimestamp.
     """
     with files.closing(files.open_to_read(segment.log)) as fd:
-        index = OffsetIndex(segment.index, segment.base_offset)
-        times = TimeIndex(segment.time_index, segment.base_offset)
-        end = locate_time(fd, limit, index, times, layout.INT64_MAX)
+        end = locate_time(fd, limit, segment, layout.INT64_MAX)
         largest = layout.NO_TIMESTAMP
         for position, header in headers(fd, end, limit):
             largest = max(largest, header.max_timestamp)

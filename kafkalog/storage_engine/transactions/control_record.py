@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.errors import CorruptBatchError
-from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import BatchHeader, Buffer
 
 _MARKERS = (layout.CONTROL_ABORT, layout.CONTROL_COMMIT)
@@ -61,18 +61,30 @@ def read_control_record(
     """
     if not header.is_control or header.magic != layout.MAGIC or header.records_count == 0:
         return None
-    from kafkalog.storage_engine.records import records
-    from kafkalog.storage_engine.records.tables import BatchTable
+    import numpy as np
+
+    from kafkalog.storage_engine.records import codes
+    from kafkalog.storage_engine.records.kernels import decode
+    from kafkalog.storage_engine.records.tables import record_fault
 
     place = position if file_position is None else file_position
-    found = records.index_records(
-        batch,
-        BatchTable.of_headers([(position, header)]),
-        path=path,
-        file_position=place - position,
-        limit=_DECOMPRESSED_MAX,
-    )
-    key, value = found.key(0), found.value(0)
+    count = header.records_count
+    try:
+        with memoryview(batch) as view:
+            section = view[position + layout.BATCH_OVERHEAD : position + header.size]
+            data = compression.decompress(header.codec, section, limit=_DECOMPRESSED_MAX)
+    except ValueError as fault:
+        raise CorruptBatchError(path, place, "records that decompress", fault) from fault
+    fields = np.empty((codes.RECORD_FIELDS, 1), dtype=np.int64)
+    arena = np.frombuffer(data, dtype=np.uint8)
+    status = decode.read_record(arena, 0, len(data), fields, 0)
+    if status == codes.OK and (count < 0 or (count == 1 and fields[1, 0] != len(data))):
+        status = codes.BAD_COUNT
+    if status != codes.OK:
+        raise CorruptBatchError(path, place, *record_fault(status, 0, count))
+    _, _, _, delta, key_at, key_size, value_at, value_size, _ = fields[:, 0].tolist()
+    key = None if key_size < 0 else bytes(data[key_at : key_at + key_size])
+    value = None if value_size < 0 else bytes(data[value_at : value_at + value_size])
     words = _fault(key, value)
     if words is not None:
         raise CorruptBatchError(path, place, *words)
@@ -81,7 +93,9 @@ def read_control_record(
     epoch = -1
     if type_number in _MARKERS and value is not None:
         _, epoch = layout.END_TXN_VALUE.unpack_from(value)
-    return ControlRecord(type_number, version, epoch, int(found.timestamps[0]))
+    is_append_time = header.timestamp_type == layout.LOG_APPEND_TIME
+    timestamp = header.max_timestamp if is_append_time else header.base_timestamp + delta
+    return ControlRecord(type_number, version, epoch, timestamp)
 
 
 def _fault(key: bytes | None, value: bytes | None) -> tuple[str, str] | None:

@@ -266,11 +266,26 @@ def _retain(
 def delete_records(store: Store, topic: str, partition: int, before: int, *, now_ms: int) -> int:
     """Raise a partition's log start to `before` (rule P7); see `Engine.delete_records`."""
     with store.transaction() as transaction:
-        offset = _delete_records(transaction, topic, partition, before, now_ms)
+        known = transaction.topic(topic)
+        state = known.partitions[partition]
+        if not TopicConfig.parse(known.config).is_deleted:
+            policy = known.config.get("cleanup.policy", "delete")
+            raise InvalidInputError(
+                f"topic {topic!r}: records are deleted only if cleanup.policy has delete, it is "
+                f"{policy!r}: write tombstones, or alter the topic to compact,delete"
+            )
+        offset = state.high_watermark if before == HIGH_WATERMARK else before
+        if not 0 <= offset <= state.high_watermark:
+            raise OffsetOutOfRangeError(
+                topic, partition, before, state.log_start_offset, state.high_watermark
+            )
+        if offset > state.log_start_offset:
+            transaction.raise_log_start(topic, partition, offset)
+            transaction.publish(now_ms)
+        log_start = max(offset, state.log_start_offset)
         directory = store.partition_directory(topic, partition)
-        state = transaction.topic(topic).partitions[partition]
-        _trim_epochs(directory, offset, state.high_watermark)
-        return offset
+        _trim_epochs(directory, log_start, state.high_watermark)
+        return log_start
 
 
 def _trim_epochs(directory: Path, log_start: int, high_watermark: int) -> None:
@@ -279,26 +294,3 @@ def _trim_epochs(directory: Path, log_start: int, high_watermark: int) -> None:
         checkpoints.trim_leader_epochs(directory, log_start, high_watermark)
     except OSError as fault:
         _logger.warning("%s: the leader epochs were not trimmed: %s", directory, fault)
-
-
-def _delete_records(
-    transaction: Transaction, topic: str, partition: int, before: int, now_ms: int
-) -> int:
-    known = transaction.topic(topic)
-    state = known.partitions[partition]
-    if not TopicConfig.parse(known.config).is_deleted:
-        policy = known.config.get("cleanup.policy", "delete")
-        raise InvalidInputError(
-            f"topic {topic!r}: records are deleted only if cleanup.policy has delete, it is "
-            f"{policy!r}: write tombstones, or alter the topic to compact,delete"
-        )
-    offset = state.high_watermark if before == HIGH_WATERMARK else before
-    if not 0 <= offset <= state.high_watermark:
-        raise OffsetOutOfRangeError(
-            topic, partition, before, state.log_start_offset, state.high_watermark
-        )
-    if offset <= state.log_start_offset:
-        return state.log_start_offset
-    transaction.raise_log_start(topic, partition, offset)
-    transaction.publish(now_ms)
-    return offset

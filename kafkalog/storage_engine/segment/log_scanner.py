@@ -1,7 +1,7 @@
 """The scan of a `.log` file: its batches, chunk by chunk, and a policy for what is wrong with them.
 
 Everybody who goes through the batches of a file does it with a `LogScanner`. A `FaultPolicy` says
-what the scan does with each kind of fault: pass over it, end before it, report it, or raise it. The
+what the scan does with a wrong checksum and a wrong order. At every other fault the scan ends. The
 policies in use are below, each with its callers.
 
 The scanner holds a chunk of the file, or one batch where that alone is larger. A length that claims

@@ -17,7 +17,7 @@ from confluent_kafka.admin import NewTopic
 import kafkalog
 from bench.broker import full_size
 from bench.memory import peak_mib
-from kafkalog.storage_engine.broker.ownership import release
+from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.clock import now_ms
 from tests.conformance import kafka

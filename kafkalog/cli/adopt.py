@@ -45,12 +45,12 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> None:
     """Adopt, and print what was done."""
-    from kafkalog.storage_engine.broker import ownership
+    from kafkalog.storage_engine.broker import adopt as adopts
     from kafkalog.storage_engine.fs import clock
 
     given = _topic_configs(config or [])
     with share_progress("adopting") as show:
-        report = ownership.adopt(
+        report = adopts.adopt(
             Path(path),
             config=given,
             metadata=metadata,

@@ -47,12 +47,12 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> None:
     """Release, and print what was done."""
-    from kafkalog.storage_engine.broker import ownership
+    from kafkalog.storage_engine.broker import release as releases
     from kafkalog.storage_engine.fs import clock
 
     ids = None if topic_ids is None else _read_ids(topic_ids)
     with share_progress("releasing") as show:
-        report = ownership.release(
+        report = releases.release(
             Path(path),
             topic_ids=ids,
             meta_properties=meta_properties,

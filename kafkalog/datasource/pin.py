@@ -26,7 +26,8 @@ from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartitio
 from kafkalog.errors import InvalidInputError, MomentPassedError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.reading.pins import Action, Pin, hold, hold_changelog, pin, renew
+from kafkalog.storage_engine.reading.pin_file import Pin
+from kafkalog.storage_engine.reading.pins import Action, hold, hold_changelog, pin, renew
 
 if TYPE_CHECKING:
     from kafkalog.datasource.offset_range import OffsetRange

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
-    from kafkalog.storage_engine.reading.pins import Pin
+    from kafkalog.storage_engine.reading.pin_file import Pin
     from kafkalog.storage_engine.store import Store
 
 __all__ = ["OffsetRangePartition", "RangeReader", "SnapshotPartition"]

@@ -18,9 +18,9 @@ from kafkalog.errors import CorruptBatchError
 from kafkalog.inspection.finding import Finding
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
-from kafkalog.storage_engine.format.control_record import read_control_record
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
+from kafkalog.storage_engine.transactions.control_record import read_control_record
 
 __all__ = ["TransactionCheck"]
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.writing.transaction import Transaction
 
-__all__ = ["Store"]
-
 
 class Store:
     """One process's access to a log directory; a context manager.

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kafkalog.storage_engine.broker.ownership import adopt, release
+from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from tests import ROOT

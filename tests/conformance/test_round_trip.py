@@ -21,7 +21,8 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 import kafkalog
 from kafkalog.errors import LockedByBrokerError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.broker.ownership import adopt, release
+from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from tests.conformance import passage

@@ -139,7 +139,7 @@ def _aborted() -> Callable[[Path], None]:
 
     def decode(path: Path) -> None:
         size_kept(path, lambda entry: entry.last_offset < 50)
-        found = AbortedRanges.of(aborted_transactions([path]))
+        found = AbortedRanges.of(aborted_transactions(path))
         table, _, _ = scan_batches(data)
         found.cover(table)
         found.end_at(table.producer_ids, table.last_offsets)

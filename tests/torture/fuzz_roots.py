@@ -20,7 +20,7 @@ import kafkalog
 from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.broker.ownership import adopt
+from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import journal

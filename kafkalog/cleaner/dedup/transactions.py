@@ -104,7 +104,7 @@ class CleanedTransactions:
     def _keep_entry(self, chunk: Chunk, producer_id: int, marker_offset: int) -> None:
         if self._index_base != chunk.segment_base:
             name = layout.segment_file(chunk.segment_base, layout.TRANSACTION_INDEX)
-            entries = aborted_transactions([chunk.path.parent / name])
+            entries = aborted_transactions(chunk.path.parent / name)
             self._index = {entry.last_offset: entry for entry in entries}
             self._index_base = chunk.segment_base
         entry = self._index.get(marker_offset)

@@ -53,8 +53,6 @@ from kafkalog.storage_engine.metadata.state import Change, PartitionState, State
 from kafkalog.storage_engine.segment import segments
 from kafkalog.storage_engine.writing.transaction import Transaction, new_topic_id
 
-__all__ = ["AdoptReport", "adopt"]
-
 _NO_POLICY = {"cleanup.policy": ""}
 _READ_AS_FOUND = (layout.PARTITION_METADATA, layout.LEADER_EPOCH_CHECKPOINT)
 ALL_TOPICS = "*"
@@ -302,15 +300,8 @@ class _Adopting:
         return found if found is not None and found.topic_id == self._ids[topic] else None
 
     def _usable(self, topic: str, found: Mapping[str, str]) -> dict[str, str]:
-        usable = {}
-        left_out = []
-        for name, value in sorted(found.items()):
-            try:
-                config.TopicConfig.parse({name: value})
-            except InvalidInputError:
-                left_out.append(f"{name}={value}")
-            else:
-                usable[name] = value
+        usable = config.usable(found)
+        left_out = [f"{name}={found[name]}" for name in sorted(found.keys() - usable.keys())]
         if left_out:
             self._notices.append(
                 f"topic {topic!r}: kafkalog does not act upon {', '.join(left_out)}"

@@ -17,8 +17,6 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["differences", "write_adopted_topics"]
-
 _SHOWN = 20
 
 

@@ -18,32 +18,29 @@ Kafka: LogManager.loadLogs, OffsetCheckpointFile.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, overload
 
-from kafkalog.errors import InvalidInputError, KafkaLogError, LockedByBrokerError, StorageError
+from kafkalog.errors import KafkaLogError, LockedByBrokerError, StorageError
 from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.metadata import checkpoints
-from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.config import usable
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
-
-__all__ = ["BrokerDirectories"]
 
 _logger = logging.getLogger(__name__)
 
@@ -73,17 +70,8 @@ class BrokerDirectories:
     the same partition.
     """
 
-    def __init__(
-        self,
-        roots: Sequence[Path],
-        *,
-        is_held: bool = False,
-        now_ms: Callable[[], int] = clock.now_ms,
-    ) -> None:
-        """Name the directories; with `is_held` the caller holds them, so no broker is alive."""
+    def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = tuple(roots)
-        self._is_held = is_held
-        self._now_ms = now_ms
         self._guard = threading.RLock()
         self._found: tuple[_Root, ...] = ()
         self._directories: dict[_Key, tuple[_Root, Path]] = {}
@@ -96,7 +84,7 @@ class BrokerDirectories:
     def published(self) -> State:
         """Return the state, the same object while the broker changes nothing."""
         with self._guard:
-            stamps = tuple(_stamp(root, is_held=self._is_held) for root in self.roots)
+            stamps = tuple(_stamp(root) for root in self.roots)
             if self._state is None or stamps != tuple(root.stamp for root in self._found):
                 self._refresh(stamps)
             assert self._state is not None
@@ -186,7 +174,7 @@ class BrokerDirectories:
         for topic, partition in sorted(self._directories):
             numbers.setdefault(topic, []).append(partition)
         topics = {topic: self._topic(topic, numbers[topic]) for topic in numbers}
-        self._state = State(number=number, time_ms=self._now_ms(), topics=MappingProxyType(topics))
+        self._state = State(number=number, time_ms=clock.now_ms(), topics=MappingProxyType(topics))
 
     def _topic(self, name: str, numbers: list[int]) -> TopicState:
         known = self._metadata.get(name)
@@ -196,7 +184,7 @@ class BrokerDirectories:
         if known is not None and topic_id in (None, known.topic_id):
             topic_id = known.topic_id
             count = max(count, known.partitions)
-            config.update(_usable(known.config))
+            config.update(usable(known.config))
         absent = frozenset(range(count)) - frozenset(numbers)
         return TopicState(
             name,
@@ -234,7 +222,7 @@ class BrokerDirectories:
                     is_clean=root.is_clean,
                     first_dirty=root.first_dirty.get(key, 0),
                     end=end,
-                    now_ms=self._now_ms(),
+                    now_ms=clock.now_ms(),
                     earlier=earlier,
                 )
                 _check_is_brokers(root.path)
@@ -297,9 +285,9 @@ _CHECKPOINTS = (
 )
 
 
-def _stamp(root: Path, *, is_held: bool) -> tuple[object, ...]:
+def _stamp(root: Path) -> tuple[object, ...]:
     """Return a value that changes whenever the root must be read again."""
-    stamp: list[object] = [not is_held and locks.RootLock(root).is_held_alone()]
+    stamp: list[object] = [locks.RootLock(root).is_held_alone()]
     for name in (".", *_CHECKPOINTS, layout.CLEAN_SHUTDOWN):
         try:
             found = os.stat(root / name)
@@ -394,16 +382,7 @@ def _metadata(roots: Sequence[Path]) -> Mapping[str, BrokerTopic]:
     return {}
 
 
-def _usable(found: Mapping[str, str]) -> dict[str, str]:
-    usable = {}
-    for name, value in found.items():
-        with contextlib.suppress(InvalidInputError):
-            TopicConfig.parse({name: value})
-            usable[name] = value
-    return usable
-
-
 def _derived_id(topic: str) -> str:
     """Return an id for a topic without one, the same in every process."""
     digest = hashlib.blake2b(topic.encode(), digest_size=16, person=b"kafkalog").digest()
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    return layout.topic_id_text(digest)

@@ -24,7 +24,6 @@ Kafka: LogLoader, LogManager.loadLog, UnifiedLog.rebuildProducerState.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +43,6 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     aborted_transactions,
 )
-
-__all__ = ["LoadedPartition", "load_partition"]
 
 
 @dataclass(frozen=True)
@@ -177,8 +174,7 @@ class _Loading:
         """Find the end of the whole batches that begin below `end`, in one segment."""
         segment = self.segments[place]
         wanted = layout.INT64_MAX if end is None else end
-        fd = files.open_to_read(segment.log)
-        try:
+        with files.closing(files.open_to_read(segment.log)) as fd:
             index = OffsetIndex(segment.index, segment.base_offset)
             # The batch of `wanted` may have the index entry, so begin below it.
             position = locate(fd, segment.size, index, wanted - 1)
@@ -189,8 +185,6 @@ class _Loading:
                 following = header.next_offset
                 self.last_epoch = header.leader_epoch
                 position = start + header.size
-        finally:
-            os.close(fd)
         self.active_base, self.active_size = segment.base_offset, position
         if end is None or segment is self.segments[-1]:
             self.end_offset = min(wanted, following)
@@ -256,7 +250,7 @@ class _Loading:
             if segment.base_offset in found:
                 aborted += found[segment.base_offset]
             else:
-                aborted += aborted_transactions([segment.transaction_index])
+                aborted += aborted_transactions(segment.transaction_index)
         self.aborted = tuple(aborted)
 
     # --- epochs and the result -------------------------------------------------------------------
@@ -307,7 +301,7 @@ def _ignore(_: ScannedBatches) -> None:
 def _is_sound(segment: SegmentFiles) -> bool:
     """Return whether a segment's `.txnindex` is plausible. Kafka: TransactionIndex.sanityCheck."""
     try:
-        entries = aborted_transactions([segment.transaction_index])
+        entries = aborted_transactions(segment.transaction_index)
     except CorruptLogError:
         return False
     return all(entry.last_offset >= segment.base_offset for entry in entries)

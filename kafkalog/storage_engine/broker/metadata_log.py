@@ -20,11 +20,8 @@ from types import MappingProxyType
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.format.batch import BatchHeader, iterate_headers
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.log_scanner import METADATA, LogScanner
-
-__all__ = ["BrokerTopic", "has_metadata", "read_topics"]
 
 _BYTE_BITS = 7
 _VARINT_SIZE_MAX = 10
@@ -51,22 +48,19 @@ def read_topics(directory: Path) -> dict[str, BrokerTopic]:
     """
     directory, names = _listing(directory)
     snapshots = {found: n for n in names if (found := layout.parse_metadata_snapshot(n))}
-    segments = sorted(
-        (parsed[0], name)
-        for name in names
-        if (parsed := layout.parse_segment_file(name)) and parsed[1:] == (layout.LOG, "")
-    )
+    bases = layout.base_offsets(names, layout.LOG)
     topics = _Topics()
     start = 0
     if snapshots:
         (start, _), name = max(snapshots.items())
         for _, path, position, value in _values(directory / name, is_last=False):
             topics.replay(path, position, value)
-    for place, (_, name) in enumerate(segments):
-        is_last = place + 1 == len(segments)
-        if not is_last and segments[place + 1][0] <= start:
+    for place, base_offset in enumerate(bases):
+        is_last = place + 1 == len(bases)
+        if not is_last and bases[place + 1] <= start:
             continue
-        for offset, path, position, value in _values(directory / name, is_last=is_last):
+        log = directory / layout.segment_file(base_offset, layout.LOG)
+        for offset, path, position, value in _values(log, is_last=is_last):
             if offset >= start:
                 topics.replay(path, position, value)
     return topics.known()
@@ -75,10 +69,8 @@ def read_topics(directory: Path) -> dict[str, BrokerTopic]:
 def has_metadata(directory: Path) -> bool:
     """Return whether `read_topics` would find a metadata log."""
     names = _listing(directory)[1]
-    parsed = [layout.parse_segment_file(name) for name in names]
-    return any(layout.parse_metadata_snapshot(name) for name in names) or any(
-        found is not None and found[1:] == (layout.LOG, "") for found in parsed
-    )
+    has_snapshot = any(layout.parse_metadata_snapshot(name) for name in names)
+    return has_snapshot or bool(layout.base_offsets(names, layout.LOG))
 
 
 def _listing(directory: Path) -> tuple[Path, list[str]]:
@@ -95,47 +87,21 @@ def _listing(directory: Path) -> tuple[Path, list[str]]:
 
 def _values(path: Path, *, is_last: bool) -> Iterator[tuple[int, Path, int, bytes]]:
     """Yield (offset, path, position of its batch, value) of the records of a file."""
-    fd = files.open_to_read(path)
-    try:
+    with files.closing(files.open_to_read(path)) as fd:
         scan = LogScanner(fd, path, METADATA, limit=os.fstat(fd).st_size)
         for found in scan:
-            for place, header in iterate_headers(found.buffer, 0, found.size):
-                position = found.file_position + place
-                if header.magic != layout.MAGIC:
-                    magic = f"magic {header.magic}"
-                    raise CorruptBatchError(path, position, f"magic {layout.MAGIC}", magic)
-                yield from _values_of(found.buffer, place, header, path, position)
+            table = found.table
+            if table.has_messages:
+                position = found.position_of(int(table.is_message.argmax()))
+                raise CorruptBatchError(path, position, f"magic {layout.MAGIC}", "a lower one")
+            is_data = (table.attributes & layout.CONTROL_BIT == 0) & (table.counts != 0)
+            for records in found.records(is_data.nonzero()[0]):
+                for row, offset in enumerate(records.offsets.tolist()):
+                    position = found.position_of(int(records.batch_index[row]))
+                    yield offset, path, position, records.value(row) or b""
         scan.look_at_tail()
         if scan.fault is not None and not (is_last and scan.is_torn):
             raise scan.fault
-    finally:
-        os.close(fd)
-
-
-def _values_of(
-    buffer: bytes, place: int, header: BatchHeader, path: Path, position: int
-) -> Iterator[tuple[int, Path, int, bytes]]:
-    if header.is_control:
-        return
-    if header.codec != layout.CODEC_NONE:  # Kafka's controllers never compress
-        found = layout.CODEC_NAMES.get(header.codec, header.codec)
-        raise CorruptBatchError(path, position, "uncompressed metadata", found)
-    section = memoryview(buffer)[place + layout.BATCH_OVERHEAD : place + header.size]
-    fields = _RecordFields(bytes(section))
-    try:
-        for _ in range(header.records_count):
-            end = fields.signed() + fields.position
-            fields.bytes_of(1)
-            fields.signed()
-            offset = header.base_offset + fields.signed()
-            fields.bytes_of(max(fields.signed(), 0))
-            value = fields.bytes_of(max(fields.signed(), 0))
-            if end < fields.position:
-                raise ValueError("a record that ends inside its value")
-            fields.position = end
-            yield offset, path, position, value
-    except ValueError as fault:
-        raise CorruptBatchError(path, position, "whole records", fault) from None
 
 
 class _RecordFields:
@@ -161,10 +127,6 @@ class _RecordFields:
             if byte < 1 << _BYTE_BITS:
                 return value
         raise ValueError(f"a varint of more than {_VARINT_SIZE_MAX} bytes")
-
-    def signed(self) -> int:
-        value = self.unsigned()
-        return (value >> 1) ^ -(value & 1)
 
     def text(self) -> str | None:
         size = self.unsigned() - 1  # 0 stands for null

@@ -9,8 +9,6 @@ Kafka: LocalLog.splitOverflowedSegment (KAFKA-6264).
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +18,6 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment import segments
 from kafkalog.storage_engine.segment.log_scanner import REPLAY, LogScanner
 from kafkalog.storage_engine.segment.segments import SegmentFiles
-
-__all__ = ["is_overflowed", "split_segment"]
 
 _COPY_SIZE = 1 << 20
 
@@ -80,11 +76,10 @@ def _parts(segment: SegmentFiles) -> list[tuple[int, int, int]]:
 
 def _copy(source: Path, start: int, end: int, target: Path) -> None:
     files.create(target)
-    with contextlib.ExitStack() as opened:
-        source_fd = files.open_to_read(source)
-        opened.callback(os.close, source_fd)
-        fd = files.open_to_write(target)
-        opened.callback(os.close, fd)
+    with (
+        files.closing(files.open_to_read(source)) as source_fd,
+        files.closing(files.open_to_write(target)) as fd,
+    ):
         for position in range(start, end, _COPY_SIZE):
             data = files.read_at(source_fd, min(_COPY_SIZE, end - position), position)
             files.write_at(fd, data, position - start)

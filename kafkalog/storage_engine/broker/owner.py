@@ -13,8 +13,6 @@ from kafkalog.storage_engine.metadata import address, directory_signs
 if TYPE_CHECKING:
     from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 
-__all__ = ["check_has_log", "open_broker"]
-
 
 def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
     """Return the directories of a broker, or None for ours; several must be a broker's."""

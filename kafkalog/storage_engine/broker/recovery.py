@@ -35,8 +35,6 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     transaction_entry,
 )
 
-__all__ = ["repair_partition"]
-
 INDEX_INTERVAL_BYTES = 4096
 """Kafka's default of `index.interval.bytes`."""
 
@@ -107,16 +105,13 @@ class _Repair:
         size = self.state.active_size
         if active.size == size:
             return
-        fd = files.open_to_write(active.log)
-        try:
+        with files.closing(files.open_to_write(active.log)) as fd:
             if os.fstat(fd).st_size < size:
                 raise StorageError(
                     f"{active.log}: shorter than the {size} bytes it had when it was loaded"
                 )
             files.truncate(fd, size)
             files.sync_file(fd)
-        finally:
-            os.close(fd)
         self._recovered.add(active.base_offset)
 
     def _begin_anew(self) -> None:
@@ -186,13 +181,10 @@ class _Repair:
                 f"{scan.end_fault().damage}; the {size - scan.position} bytes from there on were "
                 "truncated"
             )
-        fd = files.open_to_write(segment.log)
-        try:
+        with files.closing(files.open_to_write(segment.log)) as fd:
             if scan.position < size:
                 files.truncate(fd, scan.position)
             files.sync_file(fd)
-        finally:
-            os.close(fd)
         self._write_indexes(segment, builder, aborted)
 
     def _write_indexes(

@@ -45,8 +45,6 @@ from kafkalog.storage_engine.transactions.producer_replay import recorded_produc
 from kafkalog.storage_engine.writing.partition import check_canary
 from kafkalog.storage_engine.writing.transaction import Transaction
 
-__all__ = ["Progress", "ReleaseReport", "release"]
-
 Progress = Callable[[str, int, int], None]
 """Called with a partition's name, the number done, and the total."""
 LOCK_WAIT_S = 10.0
@@ -296,7 +294,7 @@ class _Releasing:
     def _mark_clean(self, state: State) -> None:
         """Write `.kafka_cleanshutdown`, unless other partitions here had no clean shutdown."""
         aside = self.root / layout.CLEAN_ASIDE
-        content = checkpoints.clean_shutdown()
+        content = checkpoints.CLEAN_SHUTDOWN_CONTENT
         if aside.exists():
             content = files.read_file(aside) or content
         elif others := self._foreign_partitions(state):

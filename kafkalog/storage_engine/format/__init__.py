@@ -1,1 +1,1 @@
-"""Kafka's formats: names, batch headers, compression, control records."""
+"""Kafka's formats: names, batch headers, compression."""

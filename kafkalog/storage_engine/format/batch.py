@@ -1,4 +1,4 @@
-"""The header of a record batch v2: parse, pack, check and seal it.
+"""The header of a record batch v2: parse and seal it.
 
 A *batch* is a header of 61 bytes and its records, one section of bytes that may be compressed. The
 checksum does not cover `base_offset` and `partition_leader_epoch`. A finished batch thus gets its
@@ -24,24 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from crc32c import crc32c
 
-from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
-
-__all__ = [
-    "BatchHeader",
-    "Buffer",
-    "check_batch",
-    "iterate_headers",
-    "parse_header",
-    "read_header",
-    "seal_batch",
-    "seal_batches",
-]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -111,13 +98,6 @@ class BatchHeader:
         """Whether the batch holds a control record instead of data."""
         return self.attributes & layout.CONTROL_BIT != 0
 
-    @property
-    def delete_horizon_ms(self) -> int | None:
-        """The time from which a cleaning may remove the batch's tombstones, or None."""
-        if self.attributes & layout.DELETE_HORIZON_BIT:
-            return self.base_timestamp
-        return None
-
 
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Return the header at `position`, unchecked.
@@ -178,50 +158,13 @@ def _parse_message(buffer: Buffer, position: int, magic: int) -> BatchHeader:
     )
 
 
-def seal_batch(
-    target: bytearray | memoryview,
-    position: int,
-    size: int,
-    *,
-    base_offset: int,
-    last_offset_delta: int,
-    records_count: int,
-    base_timestamp: int,
-    max_timestamp: int,
-    attributes: int = 0,
-    leader_epoch: int = -1,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
-    base_sequence: int = -1,
-) -> None:
-    """Write the header, with its checksum, of a batch whose records begin at `position + 61`.
-
-    `size` is that of the whole batch. Kafka: DefaultRecordBatch.writeHeader.
-    """
-    fields = (
-        attributes,
-        last_offset_delta,
-        base_timestamp,
-        max_timestamp,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        records_count,
-    )
-    prefix = (base_offset, size - layout.LOG_OVERHEAD, leader_epoch, layout.MAGIC)
-    layout.BATCH_HEADER.pack_into(target, position, *prefix, 0, *fields)
-    with memoryview(target) as view:
-        crc = crc32c(view[position + layout.ATTRIBUTES_POSITION : position + size])
-    layout.CHECKSUM.pack_into(target, position + layout.CRC_POSITION, crc)
-
-
 def seal_batches(
     target: memoryview, batches: Iterable[tuple[int, int, int, int, int, int, int]]
 ) -> None:
-    """Write the headers of new batches without producers, faster than `seal_batch`.
+    """Write the headers, with their checksums, of new batches without producers.
 
     A batch is (position, size, base offset, number of records, base timestamp, max timestamp,
-    attributes).
+    attributes). Kafka: DefaultRecordBatch.writeHeader.
     """
     pack, pack_crc = layout.BATCH_HEADER.pack_into, layout.CHECKSUM.pack_into
     overhead, magic, covered = layout.LOG_OVERHEAD, layout.MAGIC, layout.ATTRIBUTES_POSITION
@@ -230,43 +173,6 @@ def seal_batches(
         pack(target, position, *before, base_timestamp, max_timestamp, -1, -1, -1, count)
         crc = crc32c(target[position + covered : position + size])
         pack_crc(target, position + layout.CRC_POSITION, crc)
-
-
-def check_batch(
-    buffer: Buffer, position: int, *, path: Path | str, file_position: int
-) -> BatchHeader:
-    """Return the header of the batch v2 at `position` after checking size, magic and checksum.
-
-    `path` and `file_position` (of the batch in that file) are for the error's message. Raises
-    CorruptBatchError. Kafka: DefaultRecordBatch.ensureValid.
-    """
-    remaining = len(buffer) - position
-    if remaining < layout.BATCH_OVERHEAD:
-        raise CorruptBatchError(
-            path,
-            file_position,
-            f"a batch of at least {layout.BATCH_OVERHEAD} bytes",
-            f"{remaining} bytes",
-        )
-    header = parse_header(buffer, position)
-    if header.magic != layout.MAGIC:
-        raise CorruptBatchError(
-            path, file_position, f"magic {layout.MAGIC}", f"magic {header.magic}"
-        )
-    if not layout.BATCH_OVERHEAD <= header.size <= remaining:
-        raise CorruptBatchError(
-            path,
-            file_position,
-            f"a batch of {layout.BATCH_OVERHEAD} to {remaining} bytes",
-            f"a batch of {header.size} bytes",
-        )
-    with memoryview(buffer) as view:
-        crc = crc32c(view[position + layout.ATTRIBUTES_POSITION : position + header.size])
-    if crc != header.crc:
-        raise CorruptBatchError(
-            path, file_position, f"checksum {header.crc:#010x}", f"checksum {crc:#010x}"
-        )
-    return header
 
 
 def iterate_headers(

@@ -26,8 +26,6 @@ from typing import Any, Final
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import Buffer
 
-__all__ = ["SIZE_MAX", "compress", "decompress"]
-
 SIZE_MAX: Final = 1 << 28
 """Largest decompressed size of a batch's record section; a larger one counts as a bomb."""
 XERIAL_BLOCK_SIZE: Final = 32 * 1024

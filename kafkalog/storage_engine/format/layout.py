@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import re
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 # --- record batch v2: org.apache.kafka.common.record.DefaultRecordBatch --------------------------
@@ -317,6 +318,12 @@ def parse_segment_file(name: str) -> tuple[int, str, str] | None:
     return int(match[1]), match[2], match[3] or ""
 
 
+def base_offsets(names: Iterable[str], suffix: str) -> list[int]:
+    """Return the offsets in the names of live files with a suffix, ascending."""
+    parsed = filter(None, map(parse_segment_file, names))
+    return sorted(offset for offset, *kind in parsed if kind == [suffix, ""])
+
+
 def parse_metadata_snapshot(name: str) -> tuple[int, int] | None:
     """Return (end offset, epoch) from the name of a KRaft metadata snapshot, or None."""
     match = _METADATA_SNAPSHOT.match(name)
@@ -388,9 +395,9 @@ def staged_file(writer: str, batch_id: int, spark_partition: int, attempt: int, 
     return f"{OURS}{writer}-{batch_id}-{spark_partition}-{attempt}{tail}"
 
 
-def staged_prefix(writer: str, batch_id: int | None = None) -> str:
-    """Return the prefix of the names of all files staged by a writer (for one batch)."""
-    return f"{OURS}{writer}-" if batch_id is None else f"{OURS}{writer}-{batch_id}-"
+def staged_prefix(writer: str, batch_id: int) -> str:
+    """Return the prefix of the names of all files that a writer stages for a batch."""
+    return f"{OURS}{writer}-{batch_id}-"
 
 
 def parse_staged(name: str) -> tuple[str, int, int] | None:

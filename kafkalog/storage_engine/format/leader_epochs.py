@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Epochs", "assigned", "committed", "in_order", "trimmed", "truncated"]
-
 Epochs = list[tuple[int, int]]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import resource
 
-__all__ = ["descriptor_limit", "raise_descriptor_limit"]
-
 
 def descriptor_limit() -> float:
     """Return how many files this process may have open as it is."""

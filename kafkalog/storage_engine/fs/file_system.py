@@ -11,8 +11,6 @@ import fcntl
 import os
 from collections.abc import Iterator
 
-__all__ = ["Data", "FileSystem", "Place", "current", "replaced"]
-
 Place = str | os.PathLike[str]
 Data = bytes | bytearray | memoryview
 

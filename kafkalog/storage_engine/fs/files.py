@@ -104,6 +104,29 @@ def open_empty(path: str | Path, *, exclusive: bool = False) -> int:
     return _open(path, os.O_RDWR | os.O_CREAT | (os.O_EXCL if exclusive else os.O_TRUNC))
 
 
+def open_listed(path: Path, advice: str = "") -> int:
+    """Open a file to read it; raises StorageError, and FileNotFoundError if it is gone.
+
+    `advice` is for a process with too many open files.
+    """
+    try:
+        return open_to_read(path)
+    except FileNotFoundError:
+        raise
+    except OSError as fault:
+        more = f"; {MORE_FILES}{advice}" if fault.errno == errno.EMFILE else ""
+        raise StorageError(f"{path}: cannot be opened: {fault.strerror}{more}") from fault
+
+
+@contextlib.contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Close an open file at the end of the block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def open_stream(path: Path) -> BinaryIO:
     """Open a file to read it from its beginning, as a user's file that may be a pipe needs it.
 
@@ -163,16 +186,13 @@ def read_at(fd: int, size: int, position: int) -> bytes:
 
 def read_file(path: str | Path) -> bytes:
     """Return the content of a file, up to its end as it is then; raises OSError."""
-    fd = open_to_read(path)
-    try:
+    with closing(open_to_read(path)) as fd:
         size = os.fstat(fd).st_size + 1
         data = read_at(fd, size, 0)
         while len(data) == size:  # the file has grown since
             size += _PIECE_SIZE
             data += read_at(fd, size - len(data), len(data))
         return data
-    finally:
-        os.close(fd)
 
 
 def write_at(fd: int, data: Buffer, position: int) -> None:
@@ -220,21 +240,14 @@ def sync_data(fd: int) -> None:
 
 def sync_path(path: Path) -> None:
     """Make the content of a closed file durable."""
-    fd = open_to_read(path)
-    try:
+    with closing(open_to_read(path)) as fd:
         sync_file(fd)
-    finally:
-        os.close(fd)
 
 
 def sync_directory(path: Path) -> None:
     """Make durable which names a directory has."""
-    fd = open_directory(path)
-    try:
-        with _named(fd):
-            file_system.current.fsync(fd)
-    finally:
-        os.close(fd)
+    with closing(open_directory(path)) as fd, _named(fd):
+        file_system.current.fsync(fd)
 
 
 def open_directory(path: Path) -> int:
@@ -333,13 +346,10 @@ def make_directories(path: Path) -> None:
 
 def create(path: Path, data: Buffer = b"") -> None:
     """Write a new file, content synced; its name is durable after `sync_directory`."""
-    fd = open_empty(path)
-    try:
+    with closing(open_empty(path)) as fd:
         if data:
             write_at(fd, data, 0)
             sync_file(fd)
-    finally:
-        os.close(fd)
 
 
 def write_atomically(path: Path, data: Buffer, *, temporary_name: str = "") -> None:

@@ -6,8 +6,6 @@ import functools
 import os
 from pathlib import Path
 
-__all__ = ["boot_id", "host_id"]
-
 
 @functools.cache
 def boot_id() -> str:

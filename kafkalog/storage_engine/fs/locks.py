@@ -28,8 +28,6 @@ from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system, files
 
-__all__ = ["FileLock", "RootLock", "SegmentsLock", "lock_fault"]
-
 _LOCK_TRIES = 10
 _LOCK_PAUSE_S = 0.05
 _SET_LOCK = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
@@ -115,13 +113,20 @@ class _Descriptor:
         self.close()
 
 
-def _flock(fd: int, operation: int, path: str) -> None:
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """Raise a StorageError for an OSError of a file system without locks."""
     try:
-        file_system.current.flock(fd, operation)
+        yield
     except BlockingIOError:
         raise
     except OSError as fault:
         raise StorageError(f"{path}: this file system has no locks ({fault.strerror})") from fault
+
+
+def _flock(fd: int, operation: int, path: Path) -> None:
+    with _refused(path):
+        file_system.current.flock(fd, operation)
 
 
 def _is_current(fd: int, path: str) -> bool:
@@ -169,11 +174,9 @@ class FileLock:
             if mutex.locked():
                 mutex.release()
 
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> contextlib.AbstractContextManager[None]:
         """Hold the lock together with other sharers."""
-        with self._held(fcntl.LOCK_SH):
-            yield
+        return self._held(fcntl.LOCK_SH)
 
     def is_held_alone(self) -> bool:
         """Tell whether somebody holds the lock exclusively; never waits.
@@ -193,16 +196,14 @@ class FileLock:
             if fd is None:
                 return False
             try:
-                _flock(fd, operation | fcntl.LOCK_NB, self._name)
+                _flock(fd, operation | fcntl.LOCK_NB, self.path)
             except BlockingIOError:
                 return True
             return False
 
-    @contextlib.contextmanager
-    def passing(self) -> Iterator[None]:
+    def passing(self) -> contextlib.AbstractContextManager[None]:
         """Hold the lock alone for a moment; like `shared`, also where nothing can be written."""
-        with self._held(fcntl.LOCK_EX):
-            yield
+        return self._held(fcntl.LOCK_EX)
 
     @contextlib.contextmanager
     def _held(self, operation: int) -> Iterator[None]:
@@ -224,7 +225,7 @@ class FileLock:
                 if opened.fd is None:
                     is_held = True
                     return opened
-                _flock(opened.fd, operation, self._name)
+                _flock(opened.fd, operation, self.path)
                 if _is_current(opened.fd, self._name):
                     is_held = True
                     return opened
@@ -293,20 +294,12 @@ class RootLock:
         Takes and creates nothing, so it may be asked for a directory that cannot be written.
         """
         try:
-            fd = files.open_to_read(self.path)
+            fd = files.open_listed(self.path)
         except FileNotFoundError:
             return False
-        except OSError as fault:
-            raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
-        try:
-            asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        with files.closing(fd), _refused(self.path):
             answer = file_system.current.fcntl(fd, _GET_LOCK, asked)
-        except OSError as fault:
-            raise StorageError(
-                f"{self.path}: this file system has no locks ({fault.strerror})"
-            ) from fault
-        finally:
-            os.close(fd)
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     @contextlib.contextmanager
@@ -337,15 +330,10 @@ class RootLock:
         )
 
     def _lock(self, fd: int, kind: int) -> bool:
-        try:
+        with _refused(self.path), contextlib.suppress(BlockingIOError, PermissionError):
             file_system.current.fcntl(fd, _SET_LOCK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError as fault:
-            raise StorageError(
-                f"{self.path}: this file system has no locks ({fault.strerror})"
-            ) from fault
-        return True
+            return True
+        return False
 
     def _check(self, fd: int) -> None:
         if not _is_current(fd, self._name):
@@ -365,11 +353,8 @@ def lock_fault(directory: Path) -> str | None:
     except OSError as fault:
         return f"{directory}: cannot be opened: {fault.strerror}"
     try:
-        file_system.current.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return None  # somebody has locked it, so it can be done
-    except OSError as fault:
-        return f"{directory}: this file system has no locks ({fault.strerror})"
-    finally:
-        os.close(fd)
+        with files.closing(fd), contextlib.suppress(BlockingIOError):  # locked: so it can be done
+            _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, directory)
+    except StorageError as fault:
+        return str(fault)
     return None

@@ -18,14 +18,6 @@ from urllib.parse import unquote, urlsplit
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 
-__all__ = [
-    "directories",
-    "is_broker_directory",
-    "log_directories",
-    "log_directory",
-    "looking",
-]
-
 PATH: Final = "path"
 _LOCAL_HOSTS: Final = ("", "localhost")
 

@@ -9,7 +9,6 @@ PropertiesUtils.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -22,6 +21,8 @@ from kafkalog.storage_engine.metadata.state import State
 
 _VERSION = 0
 _HEADER_LINES = 2
+CLEAN_SHUTDOWN_CONTENT = b'{"version":0,"brokerEpoch":-1}'
+"""The content of `.kafka_cleanshutdown`. Kafka: CleanShutdownFileHandler."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 
 
@@ -180,15 +181,11 @@ def _leader_epochs(directory: str, data: bytes) -> tuple[tuple[int, int], ...]:
 
 
 def _content(directory: Path, name: str) -> bytes | None:
-    """Return a small file's content, or None; three times as fast as `read_bytes`."""
+    """Return a file's content, or None without one."""
     try:
-        fd = files.open_to_read(f"{directory}/{name}")
+        return files.read_file(f"{directory}/{name}")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        return files.read_at(fd, os.fstat(fd).st_size, 0)
-    finally:
-        os.close(fd)
 
 
 def trim_leader_epochs(directory: Path, log_start_offset: int, high_watermark: int) -> None:
@@ -267,11 +264,3 @@ def is_clean(root: Path) -> bool:
         return True
     has_begun = (root / layout.META_ASIDE).exists() and not (root / layout.META_PROPERTIES).exists()
     return has_begun and (root / layout.CLEAN_ASIDE).exists()
-
-
-def clean_shutdown(broker_epoch: int = -1) -> bytes:
-    """Return the content of `.kafka_cleanshutdown`; `broker_epoch` is the broker's, or -1.
-
-    Kafka: CleanShutdownFileHandler.
-    """
-    return b'{"version":0,"brokerEpoch":%d}' % broker_epoch

@@ -10,6 +10,7 @@ Kafka: org.apache.kafka.storage.internals.log.LogConfig.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,8 +20,6 @@ from typing import Any
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
-
-__all__ = ["TopicConfig"]
 
 _MAX = layout.INT64_MAX
 
@@ -207,6 +206,16 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     }
 )
 """Kafka's other topic configs, and why they are refused."""
+
+
+def usable(config: Mapping[str, str]) -> dict[str, str]:
+    """Return those of a broker's topic configs that have an effect here."""
+    found = {}
+    for name, text in config.items():
+        with contextlib.suppress(InvalidInputError):
+            TopicConfig.parse({name: text})
+            found[name] = text
+    return found
 
 
 @lru_cache(maxsize=1024)

@@ -13,13 +13,6 @@ from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
-__all__ = [
-    "check_is_free",
-    "check_is_log",
-    "check_journal_is_not_lost",
-    "partitions_to_adopt",
-]
-
 _LOST_AND_FOUND = "lost+found"
 _OWNED = (layout.META_PROPERTIES, layout.META_ASIDE, layout.COMMIT, layout.COMMIT_RELEASED)
 """Files that occur only in a broker's directory or in one of ours."""
@@ -42,7 +35,8 @@ def partitions_to_adopt(root: Path) -> list[tuple[str, int]]:
         directory = root / name
         if key is None or key[0] in layout.INTERNAL_TOPICS or not directory.is_dir():
             continue
-        if is_owned or _has_segment(directory) or (directory / layout.CANARY).exists():
+        has_segment = layout.base_offsets(files.list_names(directory), layout.LOG)
+        if is_owned or has_segment or (directory / layout.CANARY).exists():
             _check_can_be_taken(directory, key[1])
             found.append(key)
     if found or not names.isdisjoint(_BEGUN):
@@ -57,23 +51,6 @@ def partitions_to_adopt(root: Path) -> list[tuple[str, int]]:
         f"directory of a partition (topic-0) with a segment (such as "
         f"{layout.segment_file(0, layout.LOG)})"
     )
-
-
-def _no_log(root: Path, creating: str) -> InvalidInputError:
-    """Return the error for a path without a log; `creating` says how to create one.
-
-    For a path inside a log, such as a partition's directory, the error names the log.
-    """
-    if (root.parent / layout.COMMIT).exists():
-        advice = f"the log is the directory that this lies in: {root.parent}"
-    else:
-        advice = f"create one with {creating}"
-    return InvalidInputError(f"{root}: no log here (it has no `{layout.COMMIT}` file); {advice}")
-
-
-def _has_segment(directory: Path) -> bool:
-    parsed = map(layout.parse_segment_file, files.list_names(directory))
-    return any(found is not None and found[1:] == (layout.LOG, "") for found in parsed)
 
 
 def _check_can_be_taken(directory: Path, partition: int) -> None:
@@ -119,10 +96,17 @@ def check_journal_is_not_lost(root: Path) -> None:
 
 
 def check_is_log(root: Path, creating: str = "kafkalog.open(path), or by writing to it") -> None:
-    """Raise InvalidInputError if the path has no log of ours; `creating` says how to create one."""
-    if not (root / layout.COMMIT).exists():
-        check_journal_is_not_lost(root)
-        raise _no_log(root, creating)
+    """Raise InvalidInputError if the path has no log of ours; `creating` says how to create one.
+
+    For a path inside a log, such as a partition's directory, the error names the log.
+    """
+    if (root / layout.COMMIT).exists():
+        return
+    check_journal_is_not_lost(root)
+    advice = f"create one with {creating}"
+    if (root.parent / layout.COMMIT).exists():
+        advice = f"the log is the directory that this lies in: {root.parent}"
+    raise InvalidInputError(f"{root}: no log here (it has no `{layout.COMMIT}` file); {advice}")
 
 
 def check_is_free(root: Path) -> None:

@@ -146,30 +146,24 @@ class Journal:
             ) from fault
 
     def _load(self) -> _Replay:
-        fd = self._open()
-        try:
+        with files.closing(self._open()) as fd:
             header = self._read_header(fd)
             known = self._replay
             if known is not None and known.header == header:
                 return known
             replay = self._read(fd, header)
-        finally:
-            os.close(fd)
         self._replay = replay
         return replay
 
     def is_recovered(self) -> bool:
         """Return whether no whole record follows the published ones."""
-        fd = self._open()
-        try:
+        with files.closing(self._open()) as fd:
             header = self._read_header(fd)
             self._replay = replay = self._read(fd, header)
             return (
                 not header.is_other_boot
                 and self._next_record(fd, replay.end, replay.state.number) is None
             )
-        finally:
-            os.close(fd)
 
     def records(self) -> tuple[dict[str, Any], Iterator[tuple[int, int, int, dict[str, Any]]]]:
         """Return the header's fields, and all whole records: (position, size, number, change).
@@ -177,11 +171,8 @@ class Journal:
         Includes records that are not published. The header is `formatVersion`, `generation` (hex),
         `publishedEnd` and `syncedEnd` (bytes). Raises CorruptJournalError and StorageError.
         """
-        fd = self._open()
-        try:
+        with files.closing(self._open()) as fd:
             header = self._read_header(fd)
-        finally:
-            os.close(fd)
         fields = {
             "formatVersion": layout.JOURNAL_VERSION,
             "generation": header.generation.hex(),
@@ -191,8 +182,7 @@ class Journal:
         return fields, self._all_records(header.published_end)
 
     def _all_records(self, published_end: int) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
-        fd = self._open()
-        try:
+        with files.closing(self._open()) as fd:
             position, number = layout.JOURNAL_RECORDS_POSITION, 0
             while (found := self._next_record(fd, position, number)) is not None:
                 end, number, change = found
@@ -202,8 +192,6 @@ class Journal:
                 raise CorruptJournalError(
                     self.path, position, f"record {number + 1}", "bytes that are no record"
                 )
-        finally:
-            os.close(fd)
 
     def _read_header(self, fd: int) -> _Header:
         for _ in range(_READ_TRIES):
@@ -321,13 +309,12 @@ class Journal:
     @classmethod
     def create(cls, path: Path, state: State | None = None) -> None:
         """Create a journal, empty or with a first state; the caller holds the commit lock."""
-        image = _image(state or State(), layout.JOURNAL_SIZE)
+        image = _image(state or State())
         files.write_atomically(path, image, temporary_name=layout.COMMIT_TEMPORARY)
 
     def recover(self) -> State:
         """Make the records of a dead process durable, publish them, and return the state."""
-        fd = self._open(files.open_to_write)
-        try:
+        with files.closing(self._open(files.open_to_write)) as fd:
             header = self._read_header(fd)
             # Only one host writes, so to a writer another boot is a later one, even if the host's
             # name differs (containers change their names).
@@ -356,14 +343,13 @@ class Journal:
                     start = known.synced_end
                     files.write_at(fd, files.read_at(fd, replay.end - start, start), start)
                 if header.outlived:
-                    self._erase(fd, replay.end)
+                    # Zero the rest, so that no record of a lost future fits behind a new one.
+                    files.write_at(fd, bytes(os.fstat(fd).st_size - replay.end), replay.end)
                 files.sync_data(fd)
                 replay = dataclasses.replace(replay, header=self._publish(fd, replay))
             self._in_doubt = False
             self._recovered = self._replay = replay
             return replay.state
-        finally:
-            os.close(fd)
 
     def append(
         self, change: Mapping[str, Any], *, sync: bool = True, ends_work: bool = False
@@ -383,8 +369,7 @@ class Journal:
             known = self.rewrite(content["time_ms"])  # all data are synced: see `is_full`
         # Apply it before writing: a record that `State.apply` refuses could never be read again.
         replay = known.after(known.end + len(record), number, content)
-        fd = self._open(files.open_to_write)
-        try:
+        with files.closing(self._open(files.open_to_write)) as fd:
             try:
                 files.write_at(fd, record, known.end)
                 if sync:
@@ -399,8 +384,6 @@ class Journal:
                 ) from fault
             self._recovered = self._replay = dataclasses.replace(replay, header=header)
             return replay.state
-        finally:
-            os.close(fd)
 
     def begin_syncs(self) -> bool:
         """Note that data are about to be synced; the next appended record clears the note.
@@ -418,14 +401,11 @@ class Journal:
         return self._note(layout.JOURNAL_WORKING_POSITION)
 
     def _note(self, position: int) -> bool:
-        fd = self._open(files.open_to_write)
-        try:
+        with files.closing(self._open(files.open_to_write)) as fd:
             if files.read_at(fd, 1, position) != b"\0":
                 return False
             files.write_at(fd, b"\1", position)
             return True
-        finally:
-            os.close(fd)
 
     def is_full(self, change: Mapping[str, Any]) -> bool:
         """Return whether the next record needs a rewrite first, and so a synced state."""
@@ -443,7 +423,7 @@ class Journal:
         horizon_ms = min(state.time_ms, now_ms) - WRITER_RETENTION_MS
         kept = {name: entry for name, entry in state.writers.items() if entry.time_ms >= horizon_ms}
         state = State(state.number, state.time_ms, state.topics, kept, deleting=state.deleting)
-        image = _image(state, layout.JOURNAL_SIZE)
+        image = _image(state)
         image[layout.JOURNAL_WORKING_POSITION] = 1  # as in the old file, if it matters
         files.write_atomically(self.path, image, temporary_name=layout.COMMIT_TEMPORARY)
         self._recovered = replay = self._load()
@@ -454,11 +434,6 @@ class Journal:
         files.write_at(fd, published, layout.JOURNAL_PUBLISHED_POSITION)
         generation, end, synced_end = replay.header.generation, replay.end, replay.synced_end
         return _Header(generation, end, synced_end, is_other_boot=False, outlived=False)
-
-    def _erase(self, fd: int, position: int) -> None:
-        """Zero the rest, so that no record of a lost future fits behind a new one."""
-        size = os.fstat(fd).st_size
-        files.write_at(fd, bytes(size - position), position)
 
 
 @functools.cache
@@ -482,10 +457,10 @@ def _published(end: int, synced_end: int) -> bytes:
     return content + layout.CHECKSUM.pack(crc32c(content))
 
 
-def _image(state: State, size_min: int) -> bytearray:
+def _image(state: State) -> bytearray:
     record = _record(state.number, state.snapshot()) if state.number else b""
     end = layout.JOURNAL_RECORDS_POSITION + len(record)
-    image = bytearray(max(size_min, 4 * end))
+    image = bytearray(max(layout.JOURNAL_SIZE, 4 * end))
     layout.JOURNAL_HEADER.pack_into(
         image, 0, layout.JOURNAL_MAGIC, layout.JOURNAL_VERSION, uuid.uuid4().bytes
     )

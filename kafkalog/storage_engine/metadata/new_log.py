@@ -11,8 +11,6 @@ from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import directory_signs
 from kafkalog.storage_engine.metadata.journal import Journal
 
-__all__ = ["create_log"]
-
 
 def create_log(root: Path) -> None:
     """Create a log, unless another process creates it at the same time.

@@ -13,8 +13,6 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 
-__all__ = ["NewTopic"]
-
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.segment.open_segment import Chunk
 
-__all__ = ["ChunkReader"]
-
 _COLUMNS: Final = {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType"}
 _ROOM: Final = 1 << 13
 """Initial rows of a column of constants; doubled for larger batches."""

@@ -24,8 +24,6 @@ from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 
-__all__ = ["add", "ending", "find", "making"]
-
 _TRIES: Final = 5
 _PAUSE_S: Final = 0.005
 _KEPT_MS: Final = 24 * 60 * 60_000

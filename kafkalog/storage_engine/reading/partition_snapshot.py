@@ -36,7 +36,6 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
@@ -54,12 +53,9 @@ from kafkalog.storage_engine.transactions.transaction_markers import log_identit
 from kafkalog.storage_engine.transactions.transaction_outcomes import TransactionOutcomes
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
 
     from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
-    from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
 __all__ = ["Chunk", "PartitionSnapshot", "open_snapshot"]
 
@@ -196,12 +192,7 @@ class PartitionSnapshot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -290,21 +281,6 @@ class PartitionSnapshot:
             for chunk in segment.chunks(offset, end, chunk_size):
                 offset = int(chunk.table.last_offsets[-1]) + 1
                 yield chunk
-
-    def runs(
-        self,
-        start: int,
-        end: int,
-        is_wanted: Callable[[BatchTable], npt.NDArray[np.bool_]],
-        *,
-        chunk_size: int = CHUNK_SIZE,
-    ) -> Iterator[tuple[Chunk, RecordTable]]:
-        """Yield the batches of `chunks` in runs, with the records of wanted ones; see `Chunk.runs`.
-
-        Includes records below `start` and at or above `end`.
-        """
-        for chunk in self.chunks(start, end, chunk_size=chunk_size):
-            yield from chunk.runs(is_wanted(chunk.table))
 
     def position_of(self, offset: int) -> tuple[SegmentFiles, int] | None:
         """Return the segment and position of the first batch with last_offset >= `offset`.

@@ -14,8 +14,6 @@ from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.state import PartitionState, State
 
-__all__ = ["Pin", "PinnedPartition", "encoded", "read", "read_either"]
-
 _VERSION: Final = 1
 
 

@@ -51,22 +51,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.reading import ended_pins, pin_file
-from kafkalog.storage_engine.reading.pin_file import Pin, PinnedPartition
-
-__all__ = [
-    "LEASE_MS",
-    "Action",
-    "LivePin",
-    "LivePins",
-    "Pin",
-    "PinnedPartition",
-    "hold",
-    "hold_changelog",
-    "live_pins",
-    "pin",
-    "renew",
-    "sweep_pins",
-]
+from kafkalog.storage_engine.reading.pin_file import Pin
 
 _logger = logging.getLogger(__name__)
 

@@ -29,21 +29,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
     from kafkalog.storage_engine.store import Store
 
-__all__ = [
-    "EARLIEST",
-    "EARLIEST_LOCAL",
-    "LATEST",
-    "LATEST_TIERED",
-    "MAX_TIMESTAMP",
-    "READ_COMMITTED",
-    "READ_UNCOMMITTED",
-    "TimeOffset",
-    "end_offset",
-    "first_since",
-    "latest",
-    "offset_for_time",
-]
-
 LATEST: Final = -1
 """The offset of the next visible record."""
 EARLIEST: Final = -2

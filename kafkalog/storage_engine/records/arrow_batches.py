@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kafkalog.storage_engine.records.records import to_arrow
+from kafkalog.storage_engine.records.columns import to_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.storage_engine.records.tables import BatchTable, Integers, RecordTable
-
-__all__ = ["ARROW_SIZE", "arrow_batches", "row_size"]
 
 ARROW_SIZE: Final = 4 << 20
 """Largest size of an Arrow batch in bytes, unless one row is larger."""
@@ -38,7 +36,7 @@ def arrow_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records `rows` (None: all), in order, in batches of at most about `max_bytes`.
 
-    `place` is their topic and partition. No batch is empty. Raises like `records.to_arrow`.
+    `place` is their topic and partition. No batch is empty. Raises like `to_arrow`.
     """
     topic, partition = place
     if rows is None:

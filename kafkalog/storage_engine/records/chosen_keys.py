@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from kafkalog.storage_engine.records.tables import Integers, RecordTable
 
-__all__ = ["ChosenKeys"]
-
 
 class ChosenKeys:
     """The keys of the wanted records; a record without a key never matches."""

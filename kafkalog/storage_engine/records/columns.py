@@ -23,19 +23,6 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
-__all__ = [
-    "BinaryColumn",
-    "HeaderColumn",
-    "allocate",
-    "binary_column",
-    "build",
-    "header_column",
-    "of_integers",
-    "of_values",
-    "repeated_integer",
-    "repeated_text",
-]
-
 MICROSECOND_MS_MAX: Final = layout.INT64_MAX // 1000
 _LARGE: Final = 1 << 20
 """From this size in bytes on, a single value is not copied."""
@@ -79,7 +66,7 @@ def allocate(count: int, dtype: type[Any] = np.uint8) -> npt.NDArray[Any]:
 
 
 # --- to Arrow ------------------------------------------------------------------------------------
-def build(
+def to_arrow(
     records: RecordTable,
     table: BatchTable,
     rows: npt.NDArray[np.int64] | None,
@@ -88,7 +75,13 @@ def build(
     topic: str,
     partition: int,
 ) -> pa.RecordBatch:
-    """Do the work of `records.to_arrow`."""
+    """Return `rows` (indexes of records; None for all) as an Arrow batch of `schema`.
+
+    The schema may have any columns of `schema.changelog_schema(include_headers=True)`, in any
+    order; only these are built. Timestamps outside the range of microseconds become the nearest
+    possible ones. Raises InvalidInputError for another column, and for a column of 2 GiB or more,
+    which needs a smaller chunk.
+    """
     import pyarrow as pa
 
     if rows is None:
@@ -328,10 +321,6 @@ def binary_column(array: pa.Array | None, count: int, name: str) -> BinaryColumn
 def _from_arrow(array: pa.Array, name: str) -> BinaryColumn:
     import pyarrow as pa
 
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):
-            array = pa.concat_arrays(array.chunks)
     if pa.types.is_binary(array.type) or pa.types.is_string(array.type):
         offset_type: Any = np.int32
     elif pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type):
@@ -370,8 +359,6 @@ def header_column(array: pa.Array | None, count: int) -> HeaderColumn:
     if array is None or array.null_count == count:
         none = BinaryColumn(np.empty(0, dtype=np.uint8), nobody)
         return HeaderColumn(nobody, none, none)
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
     is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
     if not is_list or not pa.types.is_struct(array.type.value_type):
         raise InvalidInputError(

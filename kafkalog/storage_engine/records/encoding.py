@@ -24,8 +24,6 @@ from kafkalog.storage_engine.records.kernels import encode as encode_kernels
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Encoded", "encode"]
-
 
 @dataclass(slots=True)
 class Encoded:
@@ -34,14 +32,12 @@ class Encoded:
     Base offsets count from 0 in each group and the leader epoch is -1, to be stamped.
 
     - positions, counts: byte position and number of records of each batch
-    - rows: the number of all records
     - ends: for each group, the number of batches up to its end
     """
 
     data: memoryview
     positions: list[int]
     counts: list[int]
-    rows: int
     ends: list[int]
 
 
@@ -182,7 +178,7 @@ def _sealed(
     if batches.shape[1] == 1:  # few rows; the same, faster
         first, end, size, *times = batches[:, 0].tolist()
         seal_batches(data, [(0, size, 0, end - first, *times, attributes[0])])
-        return Encoded(data, [0], [end - first], end - first, [1])
+        return Encoded(data, [0], [end - first], [1])
     ends = np.cumsum(batches[2])
     positions = (ends - batches[2]).tolist()
     counts = (batches[1] - batches[0]).tolist()
@@ -194,7 +190,7 @@ def _sealed(
     first, _, sizes, base_timestamps, max_timestamps = batches.tolist()
     times = base_timestamps, max_timestamps
     seal_batches(data, zip(positions, sizes, first, counts, *times, attributes, strict=True))
-    return Encoded(data, positions, counts, sum(counts), group_ends)
+    return Encoded(data, positions, counts, group_ends)
 
 
 def _too_large(row: int, size: int, limit: int) -> NoReturn:

@@ -21,13 +21,12 @@ rise, and exceed the last offset before the wrapper as far as that is known.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kafkalog.errors import CorruptBatchError
-from kafkalog.storage_engine.format import compression, layout
+from kafkalog.storage_engine.format import compression, layout, ops
 from kafkalog.storage_engine.format.batch import Buffer
 from kafkalog.storage_engine.records import codes, columns
 from kafkalog.storage_engine.records.kernels import legacy
@@ -38,20 +37,6 @@ from kafkalog.storage_engine.records.tables import (
     Integers,
     RecordTable,
 )
-
-__all__ = [
-    "bound_wrappers",
-    "check_crcs",
-    "count_alike",
-    "find_first_wrapper_end",
-    "index_messages",
-    "merge",
-]
-
-NO_APPEND_TIME: Final = -(2**63)
-_POSITIONS: Final = [0, 1, 4, 6]
-"""Rows of `RecordTable.fields` that are always positions in the arena."""
-_HEADER_POSITIONS: Final = 8
 
 
 def bound_wrappers(table: BatchTable, previous: int) -> None:
@@ -141,7 +126,7 @@ def index_messages(
             rows.base_offsets,
             np.where(is_relative & (lasts == 0), inner_lasts, lasts),
             np.where(is_relative & (lasts != 0), lasts - inner_lasts, 0),
-            np.where(is_append_time, rows.max_timestamps, NO_APPEND_TIME),
+            np.where(is_append_time, rows.max_timestamps, ops.INT64_MIN),
             is_wrapper.astype(np.int64),
         )
     )
@@ -237,16 +222,3 @@ def count_alike(is_message: npt.NDArray[np.bool_]) -> int:
     """Return how many of the first batches (at least one) have the same kind as the first."""
     differs = is_message != is_message[0]
     return int(differs.argmax()) if differs.any() else len(is_message)
-
-
-def merge(first: RecordTable, second: RecordTable) -> RecordTable:
-    """Return the records of both in the order of their batches; they share no batch."""
-    moved = second.fields.copy()
-    moved[_POSITIONS] += len(first.arena)
-    moved[_HEADER_POSITIONS] += np.where(moved[_HEADER_POSITIONS] < 0, 0, len(first.arena))
-    batch_index = np.concatenate((first.batch_index, second.batch_index))
-    order = np.argsort(batch_index, kind="stable")
-    fields = np.concatenate((first.fields, moved), axis=1)[:, order]
-    arena = np.concatenate((first.arena, second.arena))
-    batch_count = first.batch_count + second.batch_count
-    return RecordTable(arena, batch_index[order], np.ascontiguousarray(fields), batch_count)

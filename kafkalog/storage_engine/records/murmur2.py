@@ -17,8 +17,6 @@ from kafkalog.storage_engine.records.kernels import murmur2
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["murmur2_partitions", "partition_of"]
-
 
 def murmur2_partitions(keys: pa.Array, partition_count: int) -> npt.NDArray[np.int32]:
     """Return the partition of each key (binary or string), -1 for null: int32 (n,).

@@ -18,8 +18,6 @@ from kafkalog.storage_engine.records.record_fields import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["record_batches"]
-
 _FIELDS: Final = ("key", "value", "headers", "timestamp")
 _SIZES: Final = {2, 3, 4}
 _SINGLE: Final = (Mapping, str, bytes, bytearray, memoryview)

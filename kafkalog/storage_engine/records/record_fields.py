@@ -12,8 +12,6 @@ from typing import Any, Final, TypeAlias
 
 from kafkalog.storage_engine.format import layout
 
-__all__ = ["Headers", "names_of", "shown", "to_bytes", "to_headers", "to_int64"]
-
 Headers: TypeAlias = (
     Mapping[str, bytes | str | None]
     | Iterable[tuple[str, bytes | str | None] | Mapping[str, bytes | str | None]]

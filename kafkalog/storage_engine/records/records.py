@@ -3,7 +3,7 @@
 A *chunk* is a piece of a .log file. `scan_batches` finds its batches (a `BatchTable`), and
 `check_crcs` compares their checksums. `index_records` finds the records: a `RecordTable` has the
 place of each in an *arena*, which is the chunk or its decompressed record sections. `to_arrow`
-copies columns out. `decode` does all of it for a range of offsets.
+copies columns out.
 
 Invariants, checked on everything that is read:
 
@@ -22,7 +22,7 @@ Kafka: DefaultRecordBatch, DefaultRecord, MemoryRecordsBuilder.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,9 @@ from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.storage_engine.format import compression, layout
-from kafkalog.storage_engine.format.batch import Buffer, seal_batch
-from kafkalog.storage_engine.records import codes, columns, messages
+from kafkalog.storage_engine.format.batch import Buffer
+from kafkalog.storage_engine.records import codes, messages
+from kafkalog.storage_engine.records.columns import to_arrow
 from kafkalog.storage_engine.records.encoding import Encoded, encode
 from kafkalog.storage_engine.records.kernels import encode as encode_kernels
 from kafkalog.storage_engine.records.kernels import scan
@@ -39,15 +40,11 @@ from kafkalog.storage_engine.records.murmur2 import murmur2_partitions
 from kafkalog.storage_engine.records.sections import find_sections, index_sections
 from kafkalog.storage_engine.records.tables import BatchTable, ChunkFault, Integers, RecordTable
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 __all__ = [
     "BatchTable",
     "Encoded",
     "RecordTable",
     "check_crcs",
-    "decode",
     "empty_batch",
     "encode",
     "index_records",
@@ -121,77 +118,20 @@ def index_records(
 ) -> RecordTable:
     """Find the records of the selected batches (ascending indexes; None for all).
 
-    Decompresses each batch to at most `limit` bytes. With a `run_size`, indexes only the first
-    batches of one format (messages v0 and v1, or batches v2). They end with the batch that makes
-    the decompressed bytes this many. Raises CorruptBatchError. Kafka: DefaultRecordBatch.iterator,
+    Indexes only the first batches of one format: messages v0 and v1, or batches v2. With a
+    `run_size`, ends with the one that makes the decompressed bytes this many. Decompresses each
+    batch to at most `limit` bytes. Raises CorruptBatchError. Kafka: DefaultRecordBatch.iterator,
     AbstractLegacyRecordBatch.iterator.
     """
     if selection is None:
         selection = np.arange(len(table))
     is_message = table.is_message[selection]
-    if not is_message.any():
-        fault = ChunkFault(path, file_position, table, selection)
-        return _index_batches(buffer, table, limit, run_size, fault)
-    if run_size is not None:
-        count = messages.count_alike(is_message)
-        selection, is_message = selection[:count], is_message[:count]
-    tables = []
     if is_message.any():
-        fault = ChunkFault(path, file_position, table, selection[is_message])
-        tables.append(messages.index_messages(buffer, table, limit, run_size, fault))
-    if not is_message.all():
-        fault = ChunkFault(path, file_position, table, selection[~is_message])
-        tables.append(_index_batches(buffer, table, limit, run_size, fault))
-    return tables[0] if len(tables) == 1 else messages.merge(*tables)
-
-
-def _index_batches(
-    buffer: Buffer, table: BatchTable, limit: int, run_size: int | None, fault: ChunkFault
-) -> RecordTable:
+        selection = selection[: messages.count_alike(is_message)]
+    fault = ChunkFault(path, file_position, table, selection)
+    if is_message[:1].any():
+        return messages.index_messages(buffer, table, limit, run_size, fault)
     return index_sections(find_sections(buffer, table, limit=limit, run_size=run_size, fault=fault))
-
-
-def decode(
-    buffer: Buffer,
-    table: BatchTable,
-    *,
-    start: int,
-    end: int,
-    schema: pa.Schema,
-    topic: str,
-    partition: int,
-    path: Path | str,
-    file_position: int,
-    selection: npt.NDArray[Any] | None = None,
-) -> pa.RecordBatch:
-    """Return the records with `start` <= offset < `end` of the selected batches.
-
-    The caller omits control batches. Raises CorruptBatchError; see `to_arrow`.
-    """
-    records = index_records(
-        buffer, table, path=path, file_position=file_position, selection=selection
-    )
-    rows = records.rows_between(start, end)
-    return to_arrow(records, table, rows, schema=schema, topic=topic, partition=partition)
-
-
-def to_arrow(
-    records: RecordTable,
-    table: BatchTable,
-    rows: Integers | None,
-    *,
-    schema: pa.Schema,
-    topic: str,
-    partition: int,
-) -> pa.RecordBatch:
-    """Return `rows` (indexes of records; None for all) as an Arrow batch of `schema`.
-
-    The schema may have any columns of `schema.changelog_schema(include_headers=True)`, in any
-    order; only these are built. Timestamps outside the range of microseconds become the nearest
-    possible ones. Raises InvalidInputError for another column, and for a column of 2 GiB or more,
-    which needs a smaller chunk.
-    """
-    return columns.build(records, table, rows, schema=schema, topic=topic, partition=partition)
 
 
 def rebuild_batch(
@@ -278,19 +218,23 @@ def _sealed(
     max_timestamp: int,
 ) -> bytes:
     base_offset = int(table.base_offsets[batch])
-    seal_batch(
+    layout.BATCH_HEADER.pack_into(
         target,
         0,
-        len(target),
-        base_offset=base_offset,
-        last_offset_delta=int(table.last_offsets[batch]) - base_offset,
-        records_count=records_count,
-        base_timestamp=base_timestamp,
-        max_timestamp=max_timestamp,
-        attributes=attributes,
-        leader_epoch=int(table.leader_epochs[batch]),
-        producer_id=int(table.producer_ids[batch]),
-        producer_epoch=int(table.producer_epochs[batch]),
-        base_sequence=int(table.base_sequences[batch]),
+        base_offset,
+        len(target) - layout.LOG_OVERHEAD,
+        int(table.leader_epochs[batch]),
+        layout.MAGIC,
+        0,
+        attributes,
+        int(table.last_offsets[batch]) - base_offset,
+        base_timestamp,
+        max_timestamp,
+        int(table.producer_ids[batch]),
+        int(table.producer_epochs[batch]),
+        int(table.base_sequences[batch]),
+        records_count,
     )
+    crc = crc32c(memoryview(target)[layout.ATTRIBUTES_POSITION :])
+    layout.CHECKSUM.pack_into(target, layout.CRC_POSITION, crc)
     return bytes(target)

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from kafkalog.storage_engine.format import compression, layout
+from kafkalog.storage_engine.format import compression, layout, ops
 from kafkalog.storage_engine.format.batch import Buffer
-from kafkalog.storage_engine.records import arena, codes, columns
+from kafkalog.storage_engine.records import codes, columns
 from kafkalog.storage_engine.records.kernels import decode
 from kafkalog.storage_engine.records.tables import (
     BatchTable,
@@ -19,9 +19,10 @@ from kafkalog.storage_engine.records.tables import (
     RecordTable,
 )
 
-__all__ = ["Sections", "find_sections", "index_sections"]
-
-NO_APPEND_TIME: Final = -(2**63)
+_RATIO: Final = 4
+"""The arena has room for so many times the compressed bytes at first."""
+_BEHIND: Final = 1 << 18
+"""Room for the section that ends a run, unless it is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def find_sections(
     fault: ChunkFault,
 ) -> Sections:
     """Decompress the batches v2 that `fault` selects, or the first of them; see `index_records`."""
-    data, starts, ends = arena.sections(buffer, table, limit=limit, run_size=run_size, fault=fault)
+    data, starts, ends = _arena(buffer, table, limit=limit, run_size=run_size, fault=fault)
     selection = fault.selection[: len(starts)]
     counts = table.counts[selection]
     # Check each count against its bytes, because it determines the next allocation.
@@ -87,7 +88,7 @@ def find_sections(
             base_offsets,
             table.last_offsets[selection] - base_offsets,
             table.base_timestamps[selection],
-            np.where(append_time, table.max_timestamps[selection], NO_APPEND_TIME),
+            np.where(append_time, table.max_timestamps[selection], ops.INT64_MIN),
         )
     )
     return Sections(data, places, fault)
@@ -103,3 +104,49 @@ def index_sections(sections: Sections) -> RecordTable:
     selection = sections.fault.selection[: len(sections)]
     batch_index = np.repeat(selection.astype(np.int32), sections.places[2])
     return RecordTable(sections.arena, batch_index, fields, len(selection))
+
+
+def _arena(
+    buffer: Buffer, table: BatchTable, *, limit: int, run_size: int | None, fault: ChunkFault
+) -> tuple[Bytes, Integers, Integers]:
+    """Return an *arena*, and the start and end of the record section of each batch of `fault`.
+
+    The arena is the chunk itself if nothing is compressed, else its decompressed record sections,
+    one after the other. No section has more than `limit` bytes. With a `run_size`, it stops after
+    the batch that makes the decompressed sections this large. Raises CorruptBatchError.
+    """
+    selection = fault.selection
+    starts = table.positions[selection] + layout.BATCH_OVERHEAD
+    ends = table.positions[selection] + table.sizes[selection]
+    codecs = table.attributes[selection] & layout.CODEC_MASK
+    if not codecs.any():
+        return np.frombuffer(buffer, dtype=np.uint8), starts, ends
+    room = _RATIO * int(table.sizes[selection].sum())
+    arena = columns.allocate(room if run_size is None else min(room, run_size + _BEHIND))
+    target = arena.data
+    section_ends: list[int] = []
+    end = 0
+    places = zip(starts.tolist(), ends.tolist(), table.counts[selection].tolist(), strict=True)
+    with memoryview(buffer) as view:
+        for (first, last, count), codec in zip(places, codecs.tolist(), strict=True):
+            if count == 0:  # no caller reads an empty batch
+                section_ends.append(end)
+                continue
+            try:
+                section = compression.decompress(codec, view[first:last], limit=limit)
+            except ValueError as error:
+                fault.report_undecodable(len(section_ends), error)
+            start, end = end, end + len(section)
+            if len(codecs) == 1:  # a large batch is not copied once more
+                arena = np.frombuffer(section, dtype=np.uint8)
+            else:
+                if end > len(target):
+                    larger = columns.allocate(max(2 * len(arena), end))
+                    larger[:start] = arena[:start]
+                    arena, target = larger, larger.data
+                target[start:end] = section
+            section_ends.append(end)
+            if run_size is not None and end >= run_size:
+                break
+    ends = np.array(section_ends, dtype=np.int64)
+    return arena[:end], np.append(0, ends[:-1]), ends

@@ -19,8 +19,6 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader
 from kafkalog.storage_engine.records import codes
 
-__all__ = ["BatchTable", "Bytes", "ChunkFault", "Integers", "RecordTable"]
-
 Integers: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -124,6 +122,11 @@ class RecordTable:
             return None
         return np.flatnonzero((offsets >= start) & (offsets < end))
 
+    def value(self, row: int) -> bytes | None:
+        """Return the value of one record, None for a tombstone."""
+        start, size = int(self.value_positions[row]), int(self.value_sizes[row])
+        return None if size < 0 else self.arena[start : start + size].tobytes()
+
     def _row(self, index: int) -> Integers:
         row: Integers = self.fields[index]
         return row
@@ -197,11 +200,11 @@ class ChunkFault:
         self.report(section, expected, found)
 
     def report_status(self, section: int, status: int, place: int, count: int) -> NoReturn:
-        """Raise CorruptBatchError for a kernel's status; see `_record_fault`."""
-        self.report(section, *_record_fault(status, place, count))
+        """Raise CorruptBatchError for a kernel's status; see `record_fault`."""
+        self.report(section, *record_fault(status, place, count))
 
 
-def _record_fault(status: int, place: int, count: int) -> tuple[str, str]:
+def record_fault(status: int, place: int, count: int) -> tuple[str, str]:
     """Return (expected, found) for a status; `place` is a position in the record section."""
     at = f"byte {place} of its records"
     faults = {

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from crc32c import crc32c
 
-from kafkalog.errors import CorruptLogError, StorageError
+from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
@@ -49,17 +49,6 @@ if TYPE_CHECKING:
 
 _UNLISTED = (-1, -1)
 """In place of the gaps of a segment whose gaps are not listed."""
-
-__all__ = [
-    "GapCollector",
-    "GapFile",
-    "GapSection",
-    "Section",
-    "SourceGaps",
-    "add_raw_gaps",
-    "list_sections",
-    "truncate_raw_gaps",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +153,9 @@ class GapFile:
         self._parts: list[_Part] | None = None
         self._by_base: dict[int, list[list[_Part]]] | None = None
         try:
-            self._fd = files.open_to_read(path)
+            self._fd = files.open_listed(path)
         except FileNotFoundError:
             self._parts = []
-        except OSError as fault:
-            raise StorageError(f"{path}: cannot be opened: {fault.strerror}") from fault
-
-    @property
-    def exists(self) -> bool:
-        """Whether there was a file of that name."""
-        return self._parts is None or self._fd >= 0
 
     def close(self) -> None:
         """Close the file."""
@@ -253,6 +235,12 @@ class GapFile:
             raise CorruptLogError(self.path, part.position, expected, "others")
         return data
 
+    def gaps(self, part: _Part) -> Gaps:
+        """Return a part's gaps; raises CorruptLogError."""
+        import numpy as np
+
+        return np.frombuffer(self.data(part), dtype=">i8").astype(np.int64).reshape(-1, 2)
+
 
 class GapSection:
     """The gaps of one segment, or of all raw appends; only one part is in memory."""
@@ -305,12 +293,8 @@ class GapSection:
             yield part, self._file.data(part)
 
     def _gaps(self, place: int) -> Gaps:
-        import numpy as np
-
         if self._read is None or self._read[0] != place:
-            data = self._file.data(self.parts[place])
-            gaps = np.frombuffer(data, dtype=">i8").astype(np.int64).reshape(-1, 2)
-            self._read = place, gaps
+            self._read = place, self._file.gaps(self.parts[place])
         return self._read[1]
 
 
@@ -356,19 +340,13 @@ def add_raw_gaps(directory: Path, gaps: Gaps, *, first_base: int) -> None:
     """
     import numpy as np
 
-    path = directory / layout.RAW_GAPS
-    before = GapFile(path)
+    before = GapFile(directory / layout.RAW_GAPS)
     try:
         parts = before.parts()
         kept = [p for p, after in pairwise(parts) if after.first_from > first_base] + parts[-1:]
         if kept and kept[-1].count < layout.GAPS_PART_MAX:
-            last = np.frombuffer(before.data(kept.pop()), dtype=">i8").astype(np.int64)
-            gaps = np.concatenate((last.reshape(-1, 2), gaps))
-        stored: list[_Stored] = [
-            (dataclasses.replace(part, number=number), before) for number, part in enumerate(kept)
-        ]
-        section = Section(0, layout.RAW_GAPS_SIZE, gaps[gaps[:, 1] > first_base])
-        _write(path, stored + list(_parts(section, len(stored))))
+            gaps = np.concatenate((before.gaps(kept.pop()), gaps))
+        _write_raw(before, kept, gaps[gaps[:, 1] > first_base])
     finally:
         before.close()
 
@@ -380,22 +358,25 @@ def truncate_raw_gaps(directory: Path, end: int) -> None:
     """
     import numpy as np
 
-    path = directory / layout.RAW_GAPS
-    before = GapFile(path)
+    before = GapFile(directory / layout.RAW_GAPS)
     try:
         found = list(before.sections())
         if not found or found[0].last_to() <= end:
             return
         kept = [part for part in found[0].parts if part.first_from < end]
-        gaps: Gaps = np.empty((0, 2), dtype=np.int64)
-        if kept:
-            gaps = np.frombuffer(before.data(kept.pop()), dtype=">i8").astype(np.int64)
-            gaps = gaps.reshape(-1, 2)
-        stored: list[_Stored] = [(part, before) for part in kept]
-        section = Section(0, layout.RAW_GAPS_SIZE, gaps[gaps[:, 1] <= end])
-        _write(path, stored + list(_parts(section, len(stored))))
+        gaps = before.gaps(kept.pop()) if kept else np.empty((0, 2), dtype=np.int64)
+        _write_raw(before, kept, gaps[gaps[:, 1] <= end])
     finally:
         before.close()
+
+
+def _write_raw(before: GapFile, kept: Sequence[_Part], gaps: Gaps) -> None:
+    """Replace the list of raw gaps by some of its parts and the gaps after them."""
+    stored: list[_Stored] = [
+        (dataclasses.replace(part, number=number), before) for number, part in enumerate(kept)
+    ]
+    section = Section(0, layout.RAW_GAPS_SIZE, gaps)
+    _write(before.path, stored + list(_parts(section, len(stored))))
 
 
 def _is_alike(listed: GapSection, added: Sequence[_Stored]) -> bool:
@@ -427,8 +408,7 @@ def _write(path: Path, stored: Sequence[_Stored]) -> None:
     )
     temporary = path.with_name(path.name + layout.TEMPORARY)
     files.create(temporary, table + layout.CHECKSUM.pack(crc32c(table)))
-    fd = files.open_to_write(temporary)
-    try:
+    with files.closing(files.open_to_write(temporary)) as fd:
         position = len(table) + layout.CHECKSUM.size
         for part, source in stored:
             data = source if isinstance(source, bytes) else source.data(part)
@@ -436,7 +416,5 @@ def _write(path: Path, stored: Sequence[_Stored]) -> None:
                 files.write_at(fd, data, position)
                 position += len(data)
         files.sync_file(fd)
-    finally:
-        os.close(fd)
     files.rename(temporary, path)
     files.sync_directory(path.parent)

@@ -19,8 +19,6 @@ from typing import ClassVar
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
-__all__ = ["OffsetIndex", "TimeIndex", "offset_entry", "time_entry"]
-
 
 def offset_entry(base_offset: int, offset: int, position: int) -> bytes:
     """Return the 8 bytes of an entry: the batch at byte `position` ends with `offset`.
@@ -99,7 +97,7 @@ class _IndexFile(ABC):
             fd = files.open_to_read(self.path)
         except (FileNotFoundError, PermissionError):
             return
-        try:
+        with files.closing(fd):
             low, high = 0, os.fstat(fd).st_size // self.entry_size
             while low < high:
                 middle = (low + high) // 2
@@ -114,8 +112,6 @@ class _IndexFile(ABC):
                     yield place, entry
                 place -= step
                 step *= 2
-        finally:
-            os.close(fd)
 
     def _at(self, fd: int, place: int) -> tuple[int, int]:
         data = files.read_at(fd, self.entry_size, place * self.entry_size)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["IndexBuilder"]
-
 
 class IndexBuilder:
     """Packs the entries of a segment's `.index` and `.timeindex`, batch by batch in their order.
@@ -70,46 +68,31 @@ class IndexBuilder:
         self.offset_count, self.indexed_position = offsets
         self.time_count, self.indexed_timestamp = times
 
-    def add(self, position: int, last_offset: int, max_timestamp: int) -> None:
-        """Take the next batch, which begins at byte `position` of the segment."""
+    def add(self, position: int, last_offset: int, max_timestamp: int) -> bool:
+        """Take the next batch, which begins at byte `position` of the segment.
+
+        Returns whether the batch is due for an entry.
+        """
         if max_timestamp > self._largest[0]:
             self._largest = max_timestamp, last_offset
-        if position - self.indexed_position > self._interval:
-            self.add_time()
-            if self.offset_count < self._offset_entries_max:
-                self.offset_entries += offset_entry(self.base_offset, last_offset, position)
-                self.offset_count += 1
-            self.indexed_position = position
+        if position - self.indexed_position <= self._interval:
+            return False
+        self.add_time()
+        if self.offset_count < self._offset_entries_max:
+            self.offset_entries += offset_entry(self.base_offset, last_offset, position)
+            self.offset_count += 1
+        self.indexed_position = position
+        return True
 
     def add_batches(
         self,
         positions: npt.NDArray[np.int64],
         last_offsets: npt.NDArray[np.int64],
         max_timestamps: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
-        """Take the next batches, (b) each, as `add` would; return which ones have an entry now."""
-        import numpy as np
-
-        from kafkalog.storage_engine.segment import kernels
-
-        rows, tops, top_offsets = np.empty((3, len(positions)), dtype=np.int64)
-        count, indexed_position, *largest = kernels.choose_index_entries(
-            positions, last_offsets, max_timestamps,
-            self.indexed_position, self._interval, *self._largest, rows, tops, top_offsets,
-        )  # fmt: skip
-        rows = rows[:count]
-        room = rows[: max(0, self._offset_entries_max - self.offset_count)]
-        for offset, position in zip(
-            last_offsets[room].tolist(), positions[room].tolist(), strict=True
-        ):
-            self.offset_entries += offset_entry(self.base_offset, offset, position)
-        self.offset_count += len(room)
-        self.indexed_position = int(indexed_position)
-        for top in zip(tops[:count].tolist(), top_offsets[:count].tolist(), strict=True):
-            self._largest = top
-            self.add_time()
-        self._largest = int(largest[0]), int(largest[1])
-        return rows
+    ) -> list[int]:
+        """Take the next batches, (b) each; return those that are due for an entry."""
+        columns = positions.tolist(), last_offsets.tolist(), max_timestamps.tolist()
+        return [row for row, batch in enumerate(zip(*columns, strict=True)) if self.add(*batch)]
 
     def add_time(self) -> None:
         """Add a time entry if the largest timestamp has grown: also when the segment ends."""

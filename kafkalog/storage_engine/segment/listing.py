@@ -20,8 +20,6 @@ from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.segments import SegmentFiles, file_names, list_segments
 
-__all__ = ["Listing"]
-
 REST_S: Final = 2.0
 """The longest tick of a file system (FAT's)."""
 _LISTINGS: Final = 100

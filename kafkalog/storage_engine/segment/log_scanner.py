@@ -1,7 +1,7 @@
 """The scan of a `.log` file: its batches, chunk by chunk, and a policy for what is wrong with them.
 
 Everybody who goes through the batches of a file does it with a `LogScanner`. A `FaultPolicy` says
-what the scan does with each kind of fault: pass over it, end before it, report it, or raise it. The
+what the scan does with a wrong checksum and a wrong order. At every other fault the scan ends. The
 policies in use are below, each with its callers.
 
 The scanner holds a chunk of the file, or one batch where that alone is larger. A length that claims
@@ -32,19 +32,6 @@ from kafkalog.storage_engine.format.batch import read_header
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.records import messages, records
 from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
-
-__all__ = [
-    "FRAMES",
-    "INSPECT",
-    "METADATA",
-    "RECOVER",
-    "REPLAY",
-    "FaultAction",
-    "FaultKind",
-    "FaultPolicy",
-    "LogScanner",
-    "ScannedBatches",
-]
 
 CHUNK_SIZE: Final = 1 << 20
 LARGE_SIZE: Final = 16 << 20
@@ -84,39 +71,31 @@ class FaultAction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FaultPolicy:
-    """The action for each kind of fault.
+    """The action for a wrong checksum, and for a wrong order.
 
-    Behind a fault of `tail` (TORN and SHORT) or `frame` nobody knows where the next batch begins.
-    These two therefore stop or raise.
+    Behind any other fault nobody knows where the next batch begins, so the scan stops there.
     """
 
-    tail: FaultAction
-    frame: FaultAction
     checksum: FaultAction
     order: FaultAction
 
-    def of(self, kind: FaultKind) -> FaultAction:
+    def of(self, kind: FaultKind | None) -> FaultAction:
         """Return what becomes of a fault."""
-        match kind:
-            case FaultKind.CHECKSUM:
-                return self.checksum
-            case FaultKind.ORDER:
-                return self.order
-            case FaultKind.FRAME:
-                return self.frame
-        return self.tail
+        if kind is FaultKind.CHECKSUM:
+            return self.checksum
+        return self.order if kind is FaultKind.ORDER else FaultAction.STOP
 
 
 _IGNORE, _STOP = FaultAction.IGNORE, FaultAction.STOP
-RECOVER: Final = FaultPolicy(tail=_STOP, frame=_STOP, checksum=_STOP, order=_STOP)
+RECOVER: Final = FaultPolicy(checksum=_STOP, order=_STOP)
 """To load a broker's log: it ends before the first batch that is wrong."""
-REPLAY: Final = FaultPolicy(tail=_STOP, frame=_STOP, checksum=_IGNORE, order=_STOP)
+REPLAY: Final = FaultPolicy(checksum=_IGNORE, order=_STOP)
 """To replay producers from a log that is known to be sound."""
-INSPECT: Final = FaultPolicy(tail=_STOP, frame=_STOP, checksum=FaultAction.SKIP, order=_IGNORE)
+INSPECT: Final = FaultPolicy(checksum=FaultAction.SKIP, order=_IGNORE)
 """To see all that is there: `verify`, `dump` and erasures. `verify` looks at the order itself."""
-METADATA: Final = FaultPolicy(tail=_STOP, frame=_STOP, checksum=FaultAction.RAISE, order=_IGNORE)
+METADATA: Final = FaultPolicy(checksum=FaultAction.RAISE, order=_IGNORE)
 """To read KRaft's metadata; the reader judges the tail itself."""
-FRAMES: Final = FaultPolicy(tail=_STOP, frame=_STOP, checksum=_IGNORE, order=_IGNORE)
+FRAMES: Final = FaultPolicy(checksum=_IGNORE, order=_IGNORE)
 """For callers with checks of their own: a reader checks what it is asked for, a commit the file."""
 
 
@@ -229,13 +208,7 @@ class LogScanner:
 
         Raises FileNotFoundError, and StorageError when it cannot be opened or read.
         """
-        try:
-            fd = files.open_to_read(path)
-        except FileNotFoundError:
-            raise
-        except OSError as fault:
-            raise StorageError(f"{path}: cannot be opened: {fault.strerror}") from fault
-        try:
+        with files.closing(files.open_listed(path)) as fd:
             size = os.fstat(fd).st_size
             scan = cls(
                 fd,
@@ -252,8 +225,6 @@ class LogScanner:
                 raise StorageError(
                     f"{path}: cannot be read at byte {scan.position}: {fault.strerror}"
                 ) from fault
-        finally:
-            os.close(fd)
 
     @property
     def is_torn(self) -> bool:
@@ -299,8 +270,7 @@ class LogScanner:
             self.next_offset = int(found.table.last_offsets[-1]) + 1
             yield found
             del found
-        is_raised = self.kind is not None and self._policy.of(self.kind) is FaultAction.RAISE
-        if self.fault is not None and is_raised:
+        if self.fault is not None and self._policy.of(self.kind) is FaultAction.RAISE:
             raise self.fault
 
     def end_fault(self) -> CorruptBatchError:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["GapLists", "OffsetChain"]
-
 
 class GapLists:
     """The lists of a partition's gaps, as of one time; `close` it.

@@ -10,7 +10,6 @@ Kafka: LogSegment.read, FileRecords, FileLogInputStream.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from kafkalog.errors import CorruptBatchError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
+from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.segments import (
     SegmentFiles,
     header_at,
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
     from kafkalog.storage_engine.segment.offset_chain import GapLists, OffsetChain
-
-__all__ = ["Chunk", "OpenSegment"]
 
 RUN_SIZE = 2 << 20
 """Decompressed bytes held at once; the batch that makes it so many ends a run of batches."""
@@ -124,17 +121,7 @@ class OpenSegment:
         """Where the next segment begins, or the log ends."""
         self._gaps = gaps
         self._listed_from = listed_from
-        try:
-            self._fd = files.open_to_read(segment.log)
-        except FileNotFoundError:
-            raise
-        except OSError as fault:
-            advice = ""
-            if fault.errno == errno.EMFILE:
-                advice = f"; {files.MORE_FILES}, or clean the topic first"
-            raise StorageError(
-                f"{segment.log}: cannot be opened: {fault.strerror}{advice}"
-            ) from fault
+        self._fd = files.open_listed(segment.log, ", or clean the topic first")
         size = os.fstat(self._fd).st_size
         self.limit = size if committed is None else min(size, committed)
 
@@ -238,9 +225,7 @@ class OpenSegment:
         wrote, whatever those of the records in it are. The checksums of what is passed over are
         compared, lest a damaged time hide records. Raises CorruptBatchError, StorageError.
         """
-        index = OffsetIndex(self.files.index, self.files.base_offset)
-        times = TimeIndex(self.files.time_index, self.files.base_offset)
-        start = locate_time(self._fd, self.limit, index, times, timestamp)
+        start = locate_time(self._fd, self.limit, self.files, timestamp)
         passed = start
         for position, header in self._headers(start):
             end = position + header.size
@@ -261,9 +246,7 @@ class OpenSegment:
 
         If that entry is true, none before has a larger timestamp than the first one yielded.
         """
-        index = OffsetIndex(self.files.index, self.files.base_offset)
-        times = TimeIndex(self.files.time_index, self.files.base_offset)
-        yield from self._headers(locate_time(self._fd, self.limit, index, times, layout.INT64_MAX))
+        yield from self._headers(locate_time(self._fd, self.limit, self.files, layout.INT64_MAX))
 
     def first_since(
         self, position: int, header: BatchHeader, timestamp: int, *, start: int, end: int

@@ -64,24 +64,21 @@ def write_again(directory: Path, start: Place, end: Place) -> None:
             fd = files.open_to_write(log)
         except FileNotFoundError:
             continue  # a cleaner replaced it, by synced files
-        try:
+        with files.closing(fd):
             position = start[1] if base_offset == start[0] else 0
             stop = end[1] if base_offset == end[0] else os.fstat(fd).st_size
             for place in range(position, stop, _PIECE_SIZE):
                 size = min(_PIECE_SIZE, stop - place)
                 files.write_at(fd, files.read_at(fd, size, place), place)
-        finally:
-            os.close(fd)
 
 
 def _logs(directory: Path, start: Place) -> Iterator[tuple[int, Path]]:
     names: list[str] = []
     with contextlib.suppress(*_MISSING):
         names = files.list_names(directory)
-    for name in names:
-        parsed = layout.parse_segment_file(name)
-        if parsed and parsed[1:] == (layout.LOG, "") and parsed[0] >= start[0]:
-            yield parsed[0], directory / name
+    for base_offset in layout.base_offsets(names, layout.LOG):
+        if base_offset >= start[0]:
+            yield base_offset, directory / layout.segment_file(base_offset, layout.LOG)
 
 
 def create_partition(directory: Path, topic_id: str) -> None:

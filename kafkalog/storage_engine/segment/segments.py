@@ -32,24 +32,6 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
 from kafkalog.storage_engine.segment.offset_chain import GapLists
 
-__all__ = [
-    "SegmentFiles",
-    "bases_below",
-    "file_names",
-    "finish_swaps",
-    "header_at",
-    "headers",
-    "largest_timestamp",
-    "list_segments",
-    "locate",
-    "locate_time",
-    "next_offset",
-    "remove_key_indexes",
-    "retire",
-    "swap_in",
-    "sweep_deleted",
-]
-
 _HEADERS_SIZE = 64 << 10
 """Bytes to read at once when skipping small batches."""
 _SMALL_BATCH = 8 << 10
@@ -148,8 +130,7 @@ def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
             sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
             fault = CorruptLogError(segment.log, segment.size, f"{sizes} bytes", segment.size)
         end = base
-        fd = files.open_to_read(segment.log)
-        try:
+        with files.closing(files.open_to_read(segment.log)) as fd:
             for position, header in headers(fd, 0, segment.size):
                 if not chain.follows(header.base_offset, header.last_offset):
                     expected = f"a batch from offset {chain.expected_after(end)} on"
@@ -157,8 +138,6 @@ def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
                     fault = CorruptLogError(segment.log, position, expected, found)
                     break
                 end = max(end, header.next_offset)
-        finally:
-            os.close(fd)
         if fault is not None and is_strict:
             raise fault
         return end
@@ -390,14 +369,14 @@ def locate(fd: int, limit: int, index: OffsetIndex, offset: int) -> int:
     return 0
 
 
-def locate_time(
-    fd: int, limit: int, index: OffsetIndex, time_index: TimeIndex, timestamp: int
-) -> int:
+def locate_time(fd: int, limit: int, segment: SegmentFiles, timestamp: int) -> int:
     """Return the position of a batch such that all earlier ones are older than `timestamp` (ms).
 
     It comes from a time index entry that its batch confirms, or is 0.
     """
-    for tried, (largest, offset) in enumerate(time_index.hints(timestamp)):
+    index = OffsetIndex(segment.index, segment.base_offset)
+    times = TimeIndex(segment.time_index, segment.base_offset)
+    for tried, (largest, offset) in enumerate(times.hints(timestamp)):
         if tried == _TIME_HINTS:
             break
         for position, header in headers(fd, locate(fd, limit, index, offset), limit):
@@ -414,8 +393,7 @@ def next_offset(segment: SegmentFiles) -> int:
     No checksum covers a batch's base offset. A batch below the ones before it, or above the ones
     after it, is damaged and does not count. Kafka: LogSegment.readNextOffset.
     """
-    fd = files.open_to_read(segment.log)
-    try:
+    with files.closing(files.open_to_read(segment.log)) as fd:
         limit = os.fstat(fd).st_size
         index = OffsetIndex(segment.index, segment.base_offset)
         before = following = segment.base_offset
@@ -428,8 +406,6 @@ def next_offset(segment: SegmentFiles) -> int:
             # Otherwise the batch before was damaged, and lay above the others.
             following = header.next_offset
         return following
-    finally:
-        os.close(fd)
 
 
 def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
@@ -439,11 +415,8 @@ def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
     by the result. If the batches have no timestamps, or not all are readable, the file's change
     time counts too. Kafka: LogSegment.largestTimestamp.
     """
-    fd = files.open_to_read(segment.log)
-    try:
-        index = OffsetIndex(segment.index, segment.base_offset)
-        times = TimeIndex(segment.time_index, segment.base_offset)
-        end = locate_time(fd, limit, index, times, layout.INT64_MAX)
+    with files.closing(files.open_to_read(segment.log)) as fd:
+        end = locate_time(fd, limit, segment, layout.INT64_MAX)
         largest = layout.NO_TIMESTAMP
         for position, header in headers(fd, end, limit):
             largest = max(largest, header.max_timestamp)
@@ -451,5 +424,3 @@ def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
         if end == limit and largest >= 0:
             return largest
         return max(largest, os.fstat(fd).st_mtime_ns // 1_000_000)
-    finally:
-        os.close(fd)

@@ -41,8 +41,7 @@ def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch
 
     `directory` is the partition's, for a StorageError.
     """
-    fd = files.open_to_write(log)
-    try:
+    with files.closing(files.open_to_write(log)) as fd:
         size, position, next_offset = os.fstat(fd).st_size, 0, base_offset
         while position < size:
             head = files.read_at(fd, layout.BATCH_OVERHEAD, position)
@@ -65,5 +64,3 @@ def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch
             position += header.size
         files.sync_file(fd)
         return next_offset
-    finally:
-        os.close(fd)

@@ -1,1 +1,1 @@
-"""Transactions: producer states, aborted transactions, markers, outcomes."""
+"""Transactions: producer states, control records, aborted transactions, markers, outcomes."""

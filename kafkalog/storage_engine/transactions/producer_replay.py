@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ import numpy.typing as npt
 from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
-from kafkalog.storage_engine.format.control_record import read_control_record
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.records.tables import BatchTable
@@ -38,10 +36,9 @@ from kafkalog.storage_engine.segment.log_scanner import (
 )
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments, locate
 from kafkalog.storage_engine.transactions import producer_snapshot
+from kafkalog.storage_engine.transactions.control_record import read_control_record
 from kafkalog.storage_engine.transactions.producers import Producers
 from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
-
-__all__ = ["ProducerHistory", "recorded_producers", "replay"]
 
 _logger = logging.getLogger(__name__)
 
@@ -250,9 +247,6 @@ def _telling(table: BatchTable) -> npt.NDArray[np.int64]:
 
 
 def _position_of(segment: SegmentFiles, offset: int) -> int:
-    fd = files.open_to_read(segment.log)
-    try:
+    with files.closing(files.open_to_read(segment.log)) as fd:
         index = OffsetIndex(segment.index, segment.base_offset)
         return locate(fd, segment.size, index, offset)
-    finally:
-        os.close(fd)

@@ -25,16 +25,6 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment import segments
 from kafkalog.storage_engine.transactions.producers import ProducerEntry, Producers
 
-__all__ = [
-    "latest_snapshot",
-    "pack_snapshot",
-    "parse_snapshot",
-    "read_snapshot",
-    "snapshot_offsets",
-    "sweep_snapshots",
-    "write_snapshot",
-]
-
 
 def pack_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
     """Return the content of a snapshot file, with the entries in ascending order of their ids.
@@ -129,11 +119,7 @@ def read_snapshot(directory: Path, offset: int) -> Producers:
 
 def snapshot_offsets(directory: Path) -> list[int]:
     """Return the offsets of the partition's snapshots, ascending, including damaged ones."""
-    return sorted(
-        parsed[0]
-        for name in files.list_names(directory)
-        if (parsed := layout.parse_segment_file(name)) and parsed[1:] == (layout.SNAPSHOT, "")
-    )
+    return layout.base_offsets(files.list_names(directory), layout.SNAPSHOT)
 
 
 def latest_snapshot(directory: Path, *, log_start: int, end: int) -> Producers:

@@ -30,10 +30,8 @@ from dataclasses import dataclass, replace
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader
-from kafkalog.storage_engine.format.control_record import ControlRecord
+from kafkalog.storage_engine.transactions.control_record import ControlRecord
 from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
-
-__all__ = ["EXPIRATION_MS", "ProducerEntry", "Producers", "last_sequence"]
 
 EXPIRATION_MS = 86_400_000
 """The default of Kafka's `producer.id.expiration.ms`: a day."""
@@ -93,9 +91,6 @@ class Producers:
         return self.end_offset == other.end_offset and self.entries == other.entries
 
     __hash__ = None  # type: ignore[assignment]  # mutable; mypy has object's method in mind
-
-    def __repr__(self) -> str:
-        return f"Producers({list(self.entries.values())}, end_offset={self.end_offset})"
 
     def append(
         self, header: BatchHeader, control: ControlRecord | None = None

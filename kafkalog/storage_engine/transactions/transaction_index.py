@@ -11,7 +11,7 @@ Kafka: TransactionIndex, AbortedTxn.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kafkalog.storage_engine.records.records import BatchTable
-
-__all__ = [
-    "AbortedRanges",
-    "AbortedTransaction",
-    "IndexedTransactions",
-    "aborted_transactions",
-    "size_kept",
-    "transaction_entry",
-]
 
 _VERSION = 0
 
@@ -49,24 +40,22 @@ class AbortedTransaction:
     """The last stable offset of the log after this abort."""
 
 
-def aborted_transactions(paths: Iterable[Path]) -> list[AbortedTransaction]:
-    """Read `.txnindex` files; ignore missing files and a torn last entry.
+def aborted_transactions(path: Path) -> list[AbortedTransaction]:
+    """Read a `.txnindex` file; a missing one has no entries. Ignores a torn last entry.
 
     Raises CorruptLogError for an entry of another version.
     """
     entry = layout.TRANSACTION_INDEX_ENTRY
+    try:
+        data = files.read_file(path)
+    except FileNotFoundError:
+        return []
     found = []
-    for path in paths:
-        try:
-            data = files.read_file(path)
-        except FileNotFoundError:
-            continue
-        whole = len(data) - len(data) % entry.size
-        for position in range(0, whole, entry.size):
-            version, *fields = entry.unpack_from(data, position)
-            if version > _VERSION:
-                raise CorruptLogError(path, position, f"entry version {_VERSION}", version)
-            found.append(AbortedTransaction(*fields))
+    for position in range(0, len(data) - entry.size + 1, entry.size):
+        version, *fields = entry.unpack_from(data, position)
+        if version > _VERSION:
+            raise CorruptLogError(path, position, f"entry version {_VERSION}", version)
+        found.append(AbortedTransaction(*fields))
     return found
 
 
@@ -212,7 +201,7 @@ class IndexedTransactions:
 
     def _read(self, path: Path) -> AbortedRanges | CorruptLogError:
         try:
-            entries = aborted_transactions([path])
+            entries = aborted_transactions(path)
         except CorruptLogError as fault:
             return fault
         # A marker lies above its data, so this also skips an entry of zeros.

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.segment.segments import SegmentFiles
 
-__all__ = ["LogIdentity", "MarkerCache", "Markers", "known_markers", "log_identity"]
-
 _SLACK: Final = 1 << 20
 """Bytes of markers that are kept before passed ones are dropped."""
 _MARKER_SIZE: Final = 9

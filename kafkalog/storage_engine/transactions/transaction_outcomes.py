@@ -22,13 +22,12 @@ itself, as Kafka does when it rebuilds that index (LogSegment.recover).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
-from kafkalog.storage_engine.format.control_record import read_control_record
+from kafkalog.storage_engine.transactions.control_record import read_control_record
 from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedRanges,
     IndexedTransactions,
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kafkalog.storage_engine.segment.open_segment import Chunk
-
-__all__ = ["TransactionOutcomes", "control_types"]
 
 _KIND: Final = layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
 _MARKERS: Final = (layout.CONTROL_ABORT, layout.CONTROL_COMMIT)
@@ -86,12 +83,7 @@ class TransactionOutcomes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         markers, self._markers = self._markers, None
         is_sound = kind is None or issubclass(kind, GeneratorExit)
         if is_sound and markers is not None and self._identity is not None:

@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from kafkalog.errors import CorruptBatchError, StorageError
+from crc32c import crc32c
+
+from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.format.batch import Buffer, check_batch
+from kafkalog.storage_engine.format.batch import BatchHeader, Buffer
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.index import OffsetIndex
@@ -31,8 +33,6 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     size_kept,
     transaction_entry,
 )
-
-__all__ = ["ActiveSegment"]
 
 _BLOCK = 4096
 """Index entries read at once if the last one is not kept."""
@@ -151,11 +151,8 @@ class ActiveSegment:
                 files.remove(path)
                 self.has_new_name = True
                 return
-            fd = _open(path)
-            try:
+            with files.closing(_open(path)) as fd:
                 _truncate_durably(fd, self._transactions_size)
-            finally:
-                os.close(fd)
 
     def _has_marker(self, entry: AbortedTransaction, end_offset: int) -> bool:
         """Return whether the entry's producer has a control batch at the entry's offset.
@@ -176,16 +173,13 @@ class ActiveSegment:
             next_offset = header.next_offset
             if header.base_offset <= offset < next_offset:
                 is_producers = header.is_control and header.producer_id == entry.producer_id
-                return is_producers or not self._is_sound(position, header.size)
+                return is_producers or not self._is_sound(position, header)
         return end < self.size or next_offset > end_offset
 
-    def _is_sound(self, position: int, size: int) -> bool:
-        data = files.read_at(self._log_fd, size, position)
-        try:
-            check_batch(data, 0, path=self._path(layout.LOG), file_position=position)
-        except CorruptBatchError:
-            return False
-        return True
+    def _is_sound(self, position: int, header: BatchHeader) -> bool:
+        data = files.read_at(self._log_fd, header.size, position)
+        is_whole = header.magic == layout.MAGIC and len(data) == header.size
+        return is_whole and crc32c(data[layout.ATTRIBUTES_POSITION :]) == header.crc
 
     # --- append ----------------------------------------------------------------------------------
 

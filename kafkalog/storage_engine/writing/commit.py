@@ -183,7 +183,7 @@ def _by_partition(
         for run in message.runs:
             found.setdefault((run.topic, run.partition), []).append((message, run))
     for topic, number in found:
-        transaction.check_is_here(topic, number)
+        transaction.topic(topic).check_is_here(number)
     return found
 
 

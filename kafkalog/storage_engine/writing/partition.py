@@ -19,7 +19,6 @@ Kafka: UnifiedLog.append, UnifiedLog.roll, UnifiedLog.truncateTo.
 from __future__ import annotations
 
 import logging
-import os
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -98,7 +97,8 @@ class Appender:
         self._epochs = self._truncate_epochs() if layout.LEADER_EPOCH_CHECKPOINT in names else []
         if layout.RAW_GAPS in names:
             gaps.truncate_raw_gaps(directory, state.high_watermark)
-        self._active = self._truncate(names)
+        self.active = self._truncate(names)
+        """The active segment; a roll replaces it."""
 
     # --- truncate --------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Appender:
                 pending += piece
                 next_offset = self._stamp(pending, start, first_offset, next_offset)
                 if len(pending) >= _WRITE_SIZE:
-                    self._active.write(pending)
+                    self.active.write(pending)
                     pending = bytearray()
             self._check_rows(rows, next_offset - first_offset)
         self.write(memoryview(pending), next_offset)
@@ -198,7 +198,7 @@ class Appender:
         """
         position, written, epoch = start, 0, self.state.leader_epoch
         while True:
-            position, next_offset = self._active.stamp(
+            position, next_offset = self.active.stamp(
                 pending, position, first_offset, next_offset, epoch
             )
             rest = len(pending) - position
@@ -213,7 +213,7 @@ class Appender:
                 )
             check_log_end(self.directory, next_offset + header.last_offset_delta + 1)
             with memoryview(pending) as view:
-                self._active.write(view[written:position])
+                self.active.write(view[written:position])
             written = position
             self.roll(first_offset + header.base_offset)
         del pending[:written]
@@ -227,16 +227,16 @@ class Appender:
         their bytes to `write`.
         """
         size, time = header.size, header.max_timestamp
-        is_new = not self._active.has_room(size, time, header.base_offset, header.last_offset)
+        is_new = not self.active.has_room(size, time, header.base_offset, header.last_offset)
         if is_new:
-            self._active.write(pending)
+            self.active.write(pending)
             self.roll(header.base_offset)
-        self._active.add(size, time, header.last_offset)
+        self.active.add(size, time, header.last_offset)
         return is_new
 
     def write(self, data: memoryview, next_offset: int) -> None:
         """Write the next bytes of the placed batches, and move the log end."""
-        active = self._active
+        active = self.active
         active.write(data)
         self._advance(next_offset, active_base=active.base_offset, active_size=active.size)
 
@@ -245,11 +245,6 @@ class Appender:
         self.state = replace(
             self.state, high_watermark=next_offset, last_stable_offset=stable, **active
         )
-
-    @property
-    def active(self) -> ActiveSegment:
-        """The active segment; a roll replaces it."""
-        return self._active
 
     # --- producers and their transactions --------------------------------------------------------
 
@@ -374,12 +369,8 @@ class Appender:
         import numpy as np
 
         found = np.frombuffer(pairs, dtype=np.int64).reshape(-1, 2)
-        bases = [
-            parsed[0]
-            for name in files.list_names(self.directory)
-            if (parsed := layout.parse_segment_file(name)) and parsed[1:] == (layout.LOG, "")
-        ]
-        gaps.add_raw_gaps(self.directory, found, first_base=min(bases, default=0))
+        bases = layout.base_offsets(files.list_names(self.directory), layout.LOG)
+        gaps.add_raw_gaps(self.directory, found, first_base=bases[0] if bases else 0)
 
     # --- roll, adopt -----------------------------------------------------------------------------
 
@@ -389,7 +380,7 @@ class Appender:
         Or at `base_offset`, the first offset of the next batch (rule R5). Keeps an empty active
         segment that begins there.
         """
-        active = self._active
+        active = self.active
         if base_offset is None:
             base_offset = self.state.high_watermark
         if active.size == 0 and active.base_offset == base_offset:
@@ -405,7 +396,7 @@ class Appender:
     def _begin(self, base_offset: int, size: int) -> None:
         end = max(base_offset, self.state.high_watermark)
         self.state = replace(self.state, active_base=base_offset, active_size=size)
-        self._active = ActiveSegment(
+        self.active = ActiveSegment(
             self.directory,
             self._topic_id,
             self._config,
@@ -419,8 +410,8 @@ class Appender:
         """Rename a staged file, with its indexes, to become the active segment."""
         self._note_own_epoch()
         base_offset = self.state.high_watermark
-        self._active.finish()
-        self._names_changed |= self._active.has_new_name
+        self.active.finish()
+        self._names_changed |= self.active.has_new_name
         self._take_snapshot(base_offset)
         log = staged.with_name(staged.name + layout.STAGED)
         epoch = self.state.leader_epoch
@@ -443,18 +434,18 @@ class Appender:
 
     def sync(self) -> None:
         """Make all appended data durable: the files, and the new names."""
-        self._active.sync()
-        if self._names_changed or self._active.has_new_name:
+        self.active.sync()
+        if self._names_changed or self.active.has_new_name:
             files.sync_directory(self.directory)
-            self._names_changed = self._active.has_new_name = False
+            self._names_changed = self.active.has_new_name = False
 
     def finish(self) -> None:
         """Close the files as a broker does at a clean shutdown: trimmed, indexed, synced."""
-        self._active.finish()
+        self.active.finish()
 
     def close(self) -> None:
         """Close the files; undo nothing."""
-        self._active.close()
+        self.active.close()
 
     def abandon(self) -> None:
         """Truncate after a failure before the commit point, and continue in a new segment.
@@ -462,7 +453,7 @@ class Appender:
         After a failed sync, the pages of the old file look clean but may not be on disk. The next
         commit must not append to them.
         """
-        self._active.close()
+        self.active.close()
         self.state = self._recorded
         with locks.SegmentsLock(self.directory).exclusive():
             self._remove_later(self._later_segments(files.list_names(self.directory)))
@@ -470,11 +461,8 @@ class Appender:
             if self.state.active_base == self.state.high_watermark:
                 files.remove(log)
             elif log.exists():
-                fd = files.open_to_write(log)
-                try:
+                with files.closing(files.open_to_write(log)) as fd:
                     files.truncate(fd, self.state.active_size)
-                finally:
-                    os.close(fd)
             files.create(self._path(self.state.high_watermark, layout.LOG))
             files.sync_directory(self.directory)
 

@@ -32,9 +32,9 @@ from crc32c import crc32c
 from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, parse_header
-from kafkalog.storage_engine.format.control_record import read_control_record
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.segment.segments import list_segments, retire
+from kafkalog.storage_engine.transactions.control_record import read_control_record
 from kafkalog.storage_engine.transactions.producer_snapshot import sweep_snapshots
 from kafkalog.storage_engine.writing.commit import CommitResult
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.store import Store
     from kafkalog.storage_engine.writing.partition import Appender
-
-__all__ = ["Source", "append_raw"]
 
 Source: TypeAlias = Path | str | IO[bytes] | bytes | bytearray | memoryview
 
@@ -142,16 +140,13 @@ def _open_file(path: Path) -> IO[bytes]:
 
 
 def _copy(source: IO[bytes], target: Path) -> None:
-    fd = files.open_empty(target, exclusive=True)
-    try:
+    with files.closing(files.open_empty(target, exclusive=True)) as fd:
         position = 0
         while piece := source.read(_PIECE_SIZE):
             if not isinstance(piece, bytes | bytearray | memoryview):
                 raise InvalidInputError("the stream to append gives text: open it in binary mode")
             files.write_at(fd, piece, position)
             position += len(piece)
-    finally:
-        os.close(fd)
 
 
 # --- batch by batch ------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.writing.staging import StagedMessage
-
-__all__ = ["Producer"]
 
 _BATCH_SIZE_MAX: Final = 1 << 30
 """Each commit makes one Arrow column, which holds less than 2 GiB."""
@@ -189,12 +186,7 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.store import Store
     from kafkalog.storage_engine.writing.transaction import Transaction
 
-__all__ = ["RetentionStats", "apply_retention", "count_expired", "delete_records"]
-
 _logger = logging.getLogger(__name__)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 HIGH_WATERMARK = -1
@@ -131,16 +129,12 @@ def _committed(directory: Path, state: PartitionState) -> list[SegmentFiles]:
 # --- remove them ---------------------------------------------------------------------------------
 
 
-def _never(topic: str, partition: int, config: TopicConfig) -> bool:
-    return False
-
-
 def apply_retention(
     store: Store,
     topic: str | None = None,
     *,
     now_ms: int,
-    is_skipped: Callable[[str, int, TopicConfig], bool] = _never,
+    is_skipped: Callable[[str, int, TopicConfig], bool] = lambda *_: False,
 ) -> list[RetentionStats]:
     """Apply the retention of a topic, or of every topic.
 
@@ -272,11 +266,26 @@ def _retain(
 def delete_records(store: Store, topic: str, partition: int, before: int, *, now_ms: int) -> int:
     """Raise a partition's log start to `before` (rule P7); see `Engine.delete_records`."""
     with store.transaction() as transaction:
-        offset = _delete_records(transaction, topic, partition, before, now_ms)
+        known = transaction.topic(topic)
+        state = known.partitions[partition]
+        if not TopicConfig.parse(known.config).is_deleted:
+            policy = known.config.get("cleanup.policy", "delete")
+            raise InvalidInputError(
+                f"topic {topic!r}: records are deleted only if cleanup.policy has delete, it is "
+                f"{policy!r}: write tombstones, or alter the topic to compact,delete"
+            )
+        offset = state.high_watermark if before == HIGH_WATERMARK else before
+        if not 0 <= offset <= state.high_watermark:
+            raise OffsetOutOfRangeError(
+                topic, partition, before, state.log_start_offset, state.high_watermark
+            )
+        if offset > state.log_start_offset:
+            transaction.raise_log_start(topic, partition, offset)
+            transaction.publish(now_ms)
+        log_start = max(offset, state.log_start_offset)
         directory = store.partition_directory(topic, partition)
-        state = transaction.topic(topic).partitions[partition]
-        _trim_epochs(directory, offset, state.high_watermark)
-        return offset
+        _trim_epochs(directory, log_start, state.high_watermark)
+        return log_start
 
 
 def _trim_epochs(directory: Path, log_start: int, high_watermark: int) -> None:
@@ -285,26 +294,3 @@ def _trim_epochs(directory: Path, log_start: int, high_watermark: int) -> None:
         checkpoints.trim_leader_epochs(directory, log_start, high_watermark)
     except OSError as fault:
         _logger.warning("%s: the leader epochs were not trimmed: %s", directory, fault)
-
-
-def _delete_records(
-    transaction: Transaction, topic: str, partition: int, before: int, now_ms: int
-) -> int:
-    known = transaction.topic(topic)
-    state = known.partitions[partition]
-    if not TopicConfig.parse(known.config).is_deleted:
-        policy = known.config.get("cleanup.policy", "delete")
-        raise InvalidInputError(
-            f"topic {topic!r}: records are deleted only if cleanup.policy has delete, it is "
-            f"{policy!r}: write tombstones, or alter the topic to compact,delete"
-        )
-    offset = state.high_watermark if before == HIGH_WATERMARK else before
-    if not 0 <= offset <= state.high_watermark:
-        raise OffsetOutOfRangeError(
-            topic, partition, before, state.log_start_offset, state.high_watermark
-        )
-    if offset <= state.log_start_offset:
-        return state.log_start_offset
-    transaction.raise_log_start(topic, partition, offset)
-    transaction.publish(now_ms)
-    return offset

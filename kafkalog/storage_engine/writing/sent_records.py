@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import Integers
     from kafkalog.storage_engine.writing.single_record import SingleRecord
 
-__all__ = ["UNKNOWN", "RecordMetadata", "SentRecord", "SentRecords"]
-
 UNKNOWN: Final = -1
 
 

@@ -19,8 +19,6 @@ from kafkalog.storage_engine.records.record_fields import Headers, to_bytes, to_
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SingleRecord", "TopicRules", "record_batch", "with_any_time"]
-
 _OVERHEAD: Final = 36
 _HEADER_OVERHEAD: Final = 10
 """The most bytes of a record besides its key, value and headers, and of a header besides its own.

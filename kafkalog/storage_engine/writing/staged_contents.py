@@ -59,7 +59,7 @@ class StagedContents:
                 f"{path}: the staged file is missing; is the log's directory shared by driver and "
                 "executors, and no other run of this writer was committed? run the batch again"
             ) from None
-        try:
+        with files.closing(fd):
             size = os.fstat(fd).st_size
             if runs is None and size == file.size:
                 data = files.read_at(fd, size, 0)
@@ -68,8 +68,6 @@ class StagedContents:
                 self._kept_size += size
             else:
                 crc = self._checksum(fd, file.name, size, runs or ())
-        finally:
-            os.close(fd)
         if (size, crc) != (file.size, file.crc):
             raise StorageError(
                 f"{path}: the task staged {file.size} bytes with CRC-32C {file.crc:#010x}, found "
@@ -106,13 +104,10 @@ class StagedContents:
     def _read(self, name: str, run: Run) -> Iterator[batch.Buffer]:
         crc = 0
         path = self._root / name
-        fd = files.open_to_read(path)
-        try:
+        with files.closing(files.open_to_read(path)) as fd:
             for piece in _read_batches(fd, path, run.position, run.position + run.size):
                 crc = crc32c(piece, crc)
                 yield piece
-        finally:
-            os.close(fd)
         if crc != self._crcs[name, run.position, run.size]:
             raise StorageError(
                 f"{path}: the staged file has changed while it was committed; run the batch again"

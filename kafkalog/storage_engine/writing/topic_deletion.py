@@ -31,8 +31,6 @@ from kafkalog.storage_engine.writing.transaction import DeletionUnfinishedError
 if TYPE_CHECKING:
     from kafkalog.storage_engine.store import Store
 
-__all__ = ["finish_deletions", "try_deletions", "with_directories_away"]
-
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ committed records.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import errno
 import functools
@@ -130,10 +129,6 @@ class Transaction:
         TopicConfig.parse(config)
         self._change.topic(name, topic.topic_id, len(topic.partitions), config, topic.absent)
 
-    def check_is_here(self, topic: str, number: int) -> None:
-        """Raise InvalidInputError for a partition that another broker has."""
-        self.topic(topic).check_is_here(number)
-
     def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         """Return a partition's appender; the first call truncates it to its recorded state."""
         key = topic, number
@@ -155,7 +150,7 @@ class Transaction:
         appender = self._appenders.get((topic, number))
         if appender is None:
             known = self.topic(topic)
-            self.check_is_here(topic, number)
+            known.check_is_here(number)
             self._begin_work()
             if (topic, number) in self._uncertain:
                 raise self._uncertain[topic, number]
@@ -398,6 +393,6 @@ class Transaction:
 def new_topic_id() -> str:
     """Draw a topic id in Kafka's form: 22 characters, never beginning with `-`."""
     while True:
-        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        text = layout.topic_id_text(uuid.uuid4().bytes)
         if not text.startswith("-"):
             return text

@@ -6,8 +6,6 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BATCH_SIZE", "CHECKPOINT", "TRANSACTION", "Writer", "writer_slug"]
-
 BATCH_SIZE: Final = 65_536
 """Bytes of records, before compression, in a full batch (Kafka's producer: batch.size)."""
 CHECKPOINT: Final = ("checkpoint", "continue with the newer checkpoint")

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.store import Store
 
-__all__ = ["forget_writer", "writers"]
-
 _NAMED: Final = 20
 
 

@@ -7,15 +7,15 @@ Nothing here calls the cleaner. `dump` reads a log back as the same lists, batch
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
-from kafkalog.storage_engine.records.records import index_records
+from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
+from kafkalog.storage_engine.records.tables import RecordTable
 from tests.builders.batch_builder import Record, batch_data
 from tests.builders.segment_files import producer_snapshot
 
@@ -151,16 +151,19 @@ def naive_clean(
 # --- a log on disk -------------------------------------------------------------------------------
 
 
+def runs(snapshot: PartitionSnapshot, start: int, end: int) -> Iterator[tuple[Chunk, RecordTable]]:
+    for chunk in snapshot.chunks(start, end):
+        yield from chunk.runs(np.ones(len(chunk.table), dtype=np.bool_))
+
+
 def dump_snapshot(
     snapshot: PartitionSnapshot, start: int = 0, end: int | None = None
 ) -> list[Batch]:
     """What a view holds, batch by batch, empty ones too."""
     found = []
-    for chunk in snapshot.chunks(start, snapshot.state.high_watermark if end is None else end):
-        table = chunk.table
-        records = index_records(
-            chunk.buffer, table, path=chunk.path, file_position=chunk.file_position
-        )
+    end = snapshot.state.high_watermark if end is None else end
+    for run, records in runs(snapshot, start, end):
+        table = run.table
         rows = list(
             zip(
                 records.batch_index.tolist(),

@@ -21,7 +21,8 @@ from kafkalog.cleaner.rewrite import swap
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.manager import clean, retain
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
-from kafkalog.storage_engine.broker.ownership import adopt, release
+from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system, files, locks

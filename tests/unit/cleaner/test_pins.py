@@ -19,7 +19,8 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins, Pin
+from kafkalog.storage_engine.reading.pin_file import Pin
+from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins
 from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import latest_column

@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from kafkalog.cleaner import CleanerConfig
@@ -14,17 +13,20 @@ from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.records.records import BatchTable
 from kafkalog.storage_engine.segment import open_segment
 from tests.builders.log_builder import LogBuilder
-from tests.unit.cleaner.naive import Batch, dump, latest_values, naive_clean, offsets, records_of
+from tests.unit.cleaner.naive import (
+    Batch,
+    dump,
+    latest_values,
+    naive_clean,
+    offsets,
+    records_of,
+    runs,
+)
 
 SCHEMA = changelog_schema()
 DRAWN = {"keys": 60, "rows_max": 11, "tombstones": 0.3}
-
-
-def everything(table: BatchTable) -> npt.NDArray[np.bool_]:
-    return np.ones(len(table), dtype=np.bool_)
 
 
 @pytest.mark.parametrize("run_size", [1, 400, 1000])
@@ -94,7 +96,7 @@ def test_what_is_decompressed_at_once_is_bounded(tmp_path: Path, codec: str) -> 
     bases: list[int] = []
     with engine.snapshot("t", 0) as snapshot:
         expected = [b for c in snapshot.chunks(0, 300) for b in c.table.base_offsets.tolist()]
-        for run, records in snapshot.runs(0, 300, everything):
+        for run, records in runs(snapshot, 0, 300):
             # A batch may take a mebibyte (max.message.bytes), and one may exceed the size of a run.
             assert records.arena.size < open_segment.RUN_SIZE + (1 << 20)
             assert set(records.batch_index.tolist()) == set(range(len(run.table)))
@@ -114,13 +116,10 @@ def test_batches_that_are_not_looked_into_are_in_a_run_too(
         engine.append("t", [(f"{i}", "x")], now_ms=1)
     with engine.snapshot("t", 0) as snapshot:
         for wanted in ([], [0, 1, 19], [5, 7, 8], list(range(20))):
-
-            def is_wanted(table: BatchTable) -> npt.NDArray[np.bool_]:
-                return np.isin(table.base_offsets, wanted)  # noqa: B023
-
             found = [
                 (run.table.base_offsets.tolist(), records.offsets.tolist())
-                for run, records in snapshot.runs(0, 20, is_wanted)
+                for chunk in snapshot.chunks(0, 20)
+                for run, records in chunk.runs(np.isin(chunk.table.base_offsets, wanted))
             ]
             assert [base for bases, _ in found for base in bases] == list(range(20))
             assert [offset for _, inside in found for offset in inside] == wanted

@@ -19,7 +19,7 @@ import kafkalog
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
 from kafkalog.errors import KafkaLogError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.broker.ownership import adopt
+from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.transactions.transaction_markers import known_markers

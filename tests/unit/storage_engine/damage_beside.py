@@ -30,11 +30,12 @@ import kafkalog
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.errors import KafkaLogError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.broker.ownership import adopt, release
+from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
-from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.reading import pin_file, pins
 from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.writer import Writer
@@ -118,7 +119,7 @@ class CleanedJudge(BesideJudge):
     """
 
     kinds = (layout.KEYS, layout.PIN, layout.ENDED_PINS, layout.LAST_CLEANING, layout.SPILLING)
-    pins: dict[str, pins.Pin | None] = field(init=False)
+    pins: dict[str, pin_file.Pin | None] = field(init=False)
     count: int = field(init=False)
 
     @classmethod
@@ -181,7 +182,7 @@ def _latest(log: KafkaLog) -> list[Row]:
 _PINNED: Final = (layout.PIN, layout.ENDED_PINS)
 
 
-def _pinned(path: Path, kind: str) -> pins.Pin | None:
+def _pinned(path: Path, kind: str) -> pin_file.Pin | None:
     """Pin the action of a kind of file; that of the ended ones is found there alone."""
     log = kafkalog.open(path, create=False)
     action = pins.Action("app", kind)
@@ -267,7 +268,7 @@ class AdoptedJudge(BesideJudge):
         assert checkpoints.read_topic_id(path / "small-0") == topic_id
         is_clean = path / (layout.CLEAN_SHUTDOWN if back.exists() else layout.CLEAN_ASIDE)
         assert is_clean.read_bytes() == (
-            brokers[layout.CLEAN_ASIDE] or checkpoints.clean_shutdown()
+            brokers[layout.CLEAN_ASIDE] or checkpoints.CLEAN_SHUTDOWN_CONTENT
         )
         return "whole"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import InvalidInputError, KafkaLogError, LockedByBrokerError, StorageError
-from kafkalog.storage_engine.broker import ownership
-from kafkalog.storage_engine.broker.ownership import AdoptReport, ReleaseReport
+from kafkalog.storage_engine.broker.adopt import AdoptReport, adopt
+from kafkalog.storage_engine.broker.release import ReleaseReport, release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
@@ -70,11 +70,11 @@ def broker_root(tmp_path: Path, *, is_clean: bool = True) -> Path:
 
 
 def take(root: Path, **options: object) -> AdoptReport:
-    return ownership.adopt(root, now_ms=NOW_MS, **options)
+    return adopt(root, now_ms=NOW_MS, **options)
 
 
 def give_back(root: Path, **options: object) -> ReleaseReport:
-    return ownership.release(root, now_ms=NOW_MS, **options)
+    return release(root, now_ms=NOW_MS, **options)
 
 
 def content(root: Path, *, of: str = "*") -> dict[str, bytes]:

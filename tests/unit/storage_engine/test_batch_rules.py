@@ -17,10 +17,10 @@ import pytest
 from kafkalog.errors import CorruptBatchError
 from kafkalog.schema import HEADERS, changelog_schema
 from kafkalog.storage_engine.format import batch as batches
-from kafkalog.storage_engine.format.control_record import read_control_record
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
 from kafkalog.storage_engine.records import records
+from kafkalog.storage_engine.transactions.control_record import read_control_record
 from tests.builders.batch_builder import (
     GZIP,
     LOG_APPEND_TIME,
@@ -50,9 +50,8 @@ def found_in(data: bytes) -> list[tuple[Any, ...]]:
     assert (position, reason) == (len(data), None)
     records.check_crcs(data, table, **PLACE)
     schema = changelog_schema()
-    rows = records.decode(
-        data, table, start=0, end=2**62, schema=schema, topic="t", partition=0, **PLACE
-    )
+    found = records.index_records(data, table, **PLACE)
+    rows = records.to_arrow(found, table, None, schema=schema, topic="t", partition=0)
     times = rows["timestamp"].cast(pa.int64()).to_pylist()
     types = rows["timestampType"].to_pylist()
     columns = [rows[key].to_pylist() for key in ("offset", "key", "value")]
@@ -222,7 +221,7 @@ def test_a_transactions_marker_is_78_bytes_and_says_how_it_ended(kind: int) -> N
     data = marker(
         983, kind, 73, timestamp=5000, epoch=13, coordinator_epoch=347, leader_epoch=29
     ).data
-    header = batches.check_batch(data, 0, **PLACE)
+    header = batches.parse_header(data)
     assert (len(data), header.base_offset, header.records_count) == (78, 983, 1)
     assert header.is_control and header.is_transactional
     assert (header.producer_id, header.producer_epoch, header.leader_epoch) == (73, 13, 29)
@@ -235,7 +234,7 @@ def test_a_transactions_marker_is_78_bytes_and_says_how_it_ended(kind: int) -> N
 def test_a_leader_change_is_a_control_batch_that_no_reader_sees(tmp_path: Path, kind: int) -> None:
     change = Record(983, 5000, struct.pack(">hh", 0, kind), b"of a quorum")
     data = batch_data([change], control=True, leader_epoch=20)
-    header = batches.check_batch(data, 0, **PLACE)
+    header = batches.parse_header(data)
     found = read_control_record(data, 0, header)
     assert found is not None
     assert (found.type, found.is_marker, header.is_transactional) == (kind, False, False)
@@ -350,7 +349,7 @@ def test_a_delete_horizon_takes_the_base_timestamps_place_and_no_time_changes(co
     horizon = (2**31 - 1) // 2
     kept = filtered(batch_data(items, codec=codec), lambda offset: True, horizon)
     (header,) = headers_of(kept)
-    assert (header.delete_horizon_ms, header.base_timestamp) == (horizon, horizon)
+    assert (header.attributes & 0x40, header.base_timestamp) == (0x40, horizon)
     assert [row[3] for row in found_in(kept)] == [5, 10, 15]
 
 
@@ -368,7 +367,7 @@ def test_a_batch_kept_for_its_range_alone_is_a_header_of_61_bytes(
     )
     table, _, _ = records.scan_batches(data)
     emptied = records.empty_batch(data, table, 0)
-    header = batches.check_batch(emptied, 0, **PLACE)
+    header = batches.parse_header(emptied)
     assert (len(emptied), header.records_count, header.codec) == (61, 0, NONE)
     assert (header.base_offset, header.last_offset, header.base_sequence) == (3, 4, 10)
     assert (header.max_timestamp, header.timestamp_type, header.leader_epoch) == (12, 0, 293)
@@ -395,7 +394,7 @@ def test_a_horizon_goes_with_the_last_record() -> None:
     )
     table, _, _ = records.scan_batches(data)
     header = batches.parse_header(records.empty_batch(data, table, 0))
-    assert (header.delete_horizon_ms, header.base_timestamp) == (None, -1)
+    assert (header.attributes & 0x40, header.base_timestamp) == (0, -1)
 
 
 def test_a_segment_of_empty_batches_has_a_time_and_no_records(tmp_path: Path) -> None:
@@ -412,6 +411,6 @@ def test_bits_above_the_low_byte_of_the_attributes_mean_nothing(bits: int) -> No
     items = [Record(0, 5, b"0", b"0"), Record(1, 10, b"1", None)]
     plain, odd = batch_data(items, codec=GZIP), batch_data(items, codec=GZIP, attributes=bits)
     (header,) = headers_of(odd)
-    assert (header.codec, header.timestamp_type, header.delete_horizon_ms) == (GZIP, 0, None)
+    assert (header.codec, header.timestamp_type, header.attributes & 0x40) == (GZIP, 0, 0)
     assert not header.is_control and not header.is_transactional
     assert found_in(odd) == found_in(plain)

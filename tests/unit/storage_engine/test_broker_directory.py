@@ -12,7 +12,6 @@ import pytest
 import kafkalog
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 from kafkalog.storage_engine.engine import Engine, engine_of
 from tests.builders.log_contents import offsets
 from tests.builders.segment_files import name
@@ -327,10 +326,3 @@ def test_a_directory_whose_adoption_has_begun_is_still_readable(tmp_path: Path) 
     root = stopped(tmp_path / "log")
     (root.path / "meta.properties").rename(root.path / "kl-meta.properties")
     assert offsets(Engine(root.path)) == list(range(100))
-
-
-def test_who_holds_the_lock_does_not_take_itself_for_a_broker(tmp_path: Path) -> None:
-    root = stopped(tmp_path / "log")
-    with root.alive():
-        state = BrokerDirectories([root.path], is_held=True).published()
-    assert state.topics["t"].partitions[0].high_watermark == 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,4 +73,5 @@ def test_the_root_has_four_checkpoints_of_topic_partition_and_offset(tmp_path: P
 
 
 def test_the_file_of_a_clean_shutdown_is_json() -> None:
-    assert checkpoints.clean_shutdown(42) == b'{"version":0,"brokerEpoch":42}'
+    found = json.loads(checkpoints.CLEAN_SHUTDOWN_CONTENT)
+    assert found == {"version": 0, "brokerEpoch": -1}

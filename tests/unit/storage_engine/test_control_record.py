@@ -10,7 +10,7 @@ import pytest
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format.batch import parse_header
-from kafkalog.storage_engine.format.control_record import ControlRecord, read_control_record
+from kafkalog.storage_engine.transactions.control_record import ControlRecord, read_control_record
 from tests.builders.batch_builder import batch_data, sized, varint
 
 CONTROL = 0x30
@@ -25,9 +25,11 @@ def record(
     value: bytes | None = EPOCH_9,
     *,
     timestamp_delta: int = 0,
+    offset_delta: int = 0,
     headers: bytes = b"\0",
 ) -> bytes:
-    body = b"\0" + varint(timestamp_delta) + b"\0" + sized(key) + sized(value) + headers
+    deltas = varint(timestamp_delta) + varint(offset_delta)
+    body = b"\0" + deltas + sized(key) + sized(value) + headers
     return varint(len(body)) + body
 
 
@@ -106,7 +108,7 @@ def test_headers_are_passed_over() -> None:
 
 
 def test_of_several_records_the_first_one_counts() -> None:
-    section = record() + record(b"\0\0\0\0")
+    section = record() + record(b"\0\0\0\0", offset_delta=1)
     assert read(batch(section, count=2)) == ControlRecord(1, 0, 9, 1000)
 
 
@@ -119,17 +121,17 @@ def test_of_several_records_the_first_one_counts() -> None:
         (batch(record(value=None)), "value of at least 6 bytes, found null"),
         (batch(record(value=b"\0\0\0\0\0")), "value of at least 6 bytes, found 5 bytes"),
         (batch(record(value=b"\x80\0\0\0\0\0")), "value of version 0 or later"),
-        (batch(record(), count=-1), "a count of records, found -1"),
-        (batch(b""), "expected a number, found the end of the record"),
-        (batch(b"\xff" * 5 + record()), "a number of at most 5 bytes"),
-        (batch(record() + b"\0"), "one record, found 1 bytes after it"),
-        (batch(varint(-5) + bytes(20)), "found one of -5"),
-        (batch(varint(2**31 - 1) + bytes(20)), "a record of at most 20 bytes"),
-        (batch(record(headers=varint(-1))), "at most 0 headers, found -1"),
-        (batch(record(headers=varint(2**31 - 1))), "headers, found 2147483647"),
-        (batch(record(headers=varint(1) + sized(None))), "a header's key, found none"),
-        (batch(record(headers=b"\0\0\0")), "fields of"),
-        (batch(varint(5) + b"\0\0\0" + varint(100)), "bytes more in a record"),
+        (batch(record(), count=-1), "-1 records that fill the batch"),
+        (batch(b""), "a varint in the record at byte 0"),
+        (batch(b"\xff" * 5 + record()), "a varint in the record at byte 0"),
+        (batch(record() + b"\0"), "1 records that fill the batch"),
+        (batch(varint(-5) + bytes(20)), "a length beyond its end"),
+        (batch(varint(2**31 - 1) + bytes(20)), "a record within its batch at byte 0"),
+        (batch(record(headers=varint(-1))), "the header count of the record"),
+        (batch(record(headers=varint(2**31 - 1))), "the header count of the record"),
+        (batch(record(headers=varint(1) + sized(None))), "fields within the record"),
+        (batch(record(headers=b"\0\0\0")), "a record that ends with its fields"),
+        (batch(varint(6) + b"\0\0\0" + varint(100) + b"\0"), "fields within the record"),
         (batch(b"\x1f\x8b", attributes=CONTROL | GZIP), "records that decompress"),
         (batch(b"", attributes=CONTROL | 7), "records that decompress"),
     ],

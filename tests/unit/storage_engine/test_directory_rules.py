@@ -16,7 +16,7 @@ def broker_directory(root: Path, *names: str) -> Engine:
     """What a broker that was shut down leaves: a record in each partition."""
     root.mkdir(exist_ok=True)
     (root / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=0\n")
-    (root / ".kafka_cleanshutdown").write_bytes(checkpoints.clean_shutdown())
+    (root / ".kafka_cleanshutdown").write_bytes(checkpoints.CLEAN_SHUTDOWN_CONTENT)
     for name in names:
         (root / name).mkdir()
         write_segment(root / name, 0, [batch(0, 1)])

@@ -96,12 +96,12 @@ def test_the_first_abort_makes_the_transaction_index_and_later_ones_follow(
     monkeypatch.setattr(files, "sync_file", note)
     append(engine, marker(3, ABORT, 7))
     first = AbortedTransaction(7, 0, 3, 4)
-    assert aborted_transactions([path]) == [first]
+    assert aborted_transactions(path) == [first]
     assert str(path) in synced
     engine.close()
     engine = Engine(tmp_path)
     append(engine, batch(4, 1, of=8), marker(5, ABORT, 8))
-    assert aborted_transactions([path]) == [first, AbortedTransaction(8, 4, 5, 6)]
+    assert aborted_transactions(path) == [first, AbortedTransaction(8, 4, 5, 6)]
     assert read(engine) == [1]
 
 

@@ -72,16 +72,8 @@ def decoded(data: bytes) -> list[Message]:
     assert (position, reason) == (len(data), None)
     records.check_crcs(data, table, path="x", file_position=0)
     schema = changelog_schema(include_headers=True)
-    found = records.decode(
-        *(data, table),
-        start=0,
-        end=1 << 40,
-        schema=schema,
-        topic="t",
-        partition=0,
-        path="x",
-        file_position=0,
-    )
+    indexed = records.index_records(data, table, path="x", file_position=0)
+    found = records.to_arrow(indexed, table, None, schema=schema, topic="t", partition=0)
     found.validate(full=True)
     assert found["offset"].to_pylist() == list(range(found.num_rows))
     zero = datetime.fromtimestamp(0, UTC)

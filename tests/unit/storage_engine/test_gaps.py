@@ -17,7 +17,8 @@ import pytest
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, KafkaLogError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.broker.ownership import adopt, release
+from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState

@@ -67,7 +67,7 @@ def add_in_tables(builder: IndexBuilder, found: list[Batch], size: int = 7) -> l
             [batch.max_timestamp for batch in part],
         )
         rows = builder.add_batches(*(np.array(column, dtype=np.int64) for column in columns))
-        chosen += [part[row].position for row in rows.tolist()]
+        chosen += [part[row].position for row in rows]
     return chosen
 
 

@@ -572,7 +572,8 @@ ABORTED = [AbortedTransaction(1, 0, 29, 8), AbortedTransaction(2, 8, 74, 36)]
 
 def all_aborted(log: Log, loaded: LoadedPartition) -> list[AbortedTransaction]:
     """As the files say it, which is what memory said of them."""
-    found = aborted_transactions(s.transaction_index for s in list_segments(log.directory))
+    indexes = [segment.transaction_index for segment in list_segments(log.directory)]
+    found = [entry for index in indexes for entry in aborted_transactions(index)]
     assert loaded.aborted is None or list(loaded.aborted) == found
     return found
 

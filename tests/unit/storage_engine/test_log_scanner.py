@@ -128,13 +128,7 @@ def with_faults() -> dict[str, tuple[bytes, int]]:
     }
 
 
-STOP_OR_RAISE = (FaultAction.STOP, FaultAction.RAISE)
-POLICIES = [
-    FaultPolicy(tail=tail, frame=frame, checksum=checksum, order=order)
-    for tail, frame, checksum, order in itertools.product(
-        STOP_OR_RAISE, STOP_OR_RAISE, FaultAction, FaultAction
-    )
-]
+POLICIES = [FaultPolicy(*actions) for actions in itertools.product(FaultAction, FaultAction)]
 
 
 @pytest.mark.parametrize("chunk_size", [64, 500, 1 << 20])

@@ -264,9 +264,7 @@ def test_what_wrappers_hold_is_decompressed_in_bounded_runs(
     sizes = []
     with log.snapshot() as snapshot:
         (chunk,) = snapshot.chunks(0, offset)
-        for run, table in snapshot.runs(
-            0, offset, lambda table: np.ones(len(table), dtype=np.bool_)
-        ):
+        for run, table in chunk.runs(np.ones(len(chunk.table), dtype=np.bool_)):
             assert set(table.batch_index.tolist()) == set(range(len(run.table)))
             bases += run.table.base_offsets.tolist()
             found += table.offsets.tolist()
@@ -277,16 +275,18 @@ def test_what_wrappers_hold_is_decompressed_in_bounded_runs(
     assert found == [m.offset for item in items for m in item.messages]
 
 
-def test_all_batches_of_a_chunk_of_all_formats_are_indexed_without_a_run_size() -> None:
+def test_only_the_first_batches_of_one_format_are_indexed_at_once() -> None:
     items = [e for entries in mixed().values() for e in entries]
     data = b"".join(e.data for e in items)
     table, _, _ = records.scan_batches(data)
-    found = records.index_records(data, table, path="x", file_position=0)
-    batch = records.to_arrow(found, table, None, schema=SCHEMA, topic="t", partition=0)
-    assert messages_of([batch]) == [m for item in items for m in item.messages]
-    assert found.batch_count == len(table) == len(items)
-    numbers = [i for i, item in enumerate(items) for _ in item.messages]
-    assert found.batch_index.tolist() == numbers
+    left = np.arange(len(table))
+    batches = []
+    while len(left):
+        found = records.index_records(data, table, path="x", file_position=0, selection=left)
+        assert len(set(table.is_message[left[: found.batch_count]].tolist())) == 1
+        batches.append(records.to_arrow(found, table, None, schema=SCHEMA, topic="t", partition=0))
+        left = left[found.batch_count :]
+    assert messages_of(batches) == [m for item in items for m in item.messages]
 
 
 def test_the_timestamp_type_says_that_v0_has_none(log: Log) -> None:
@@ -329,9 +329,7 @@ def test_headers_of_messages_say_what_is_known(log: Log) -> None:
     assert (first.codec, first.timestamp_type, first.max_timestamp) == (SNAPPY, -1, -1)
     assert (second.magic, second.base_offset, second.last_offset) == (1, 30, 30)
     assert (second.timestamp_type, second.max_timestamp, second.records_count) == (0, 1300, 1)
-    assert (second.is_control, second.is_transactional, second.delete_horizon_ms) == (
-        *(False, False, None),
-    )
+    assert (second.is_control, second.is_transactional) == (False, False)
     fd = os.open(log.path(24), os.O_RDONLY)
     try:
         assert list(headers(fd, 0, len(data))) == list(iterate_headers(data))
@@ -606,10 +604,10 @@ def test_messages_are_not_rewritten_as_batches() -> None:
     for item in (plain(1, 1)[0], packed(0, GZIP, 1, 3)):
         data = modern(0, 1).data + item.data
         table, _, _ = records.scan_batches(data)
-        found = records.index_records(data, table, path="x", file_position=0)
-        with pytest.raises(InvalidInputError, match="v0 and v1"):
-            records.rebuild_batch(found, table, 0, np.arange(2))
-        with pytest.raises(InvalidInputError, match="v0 and v1"):
-            records.rebuild_batch(found, table, 1, np.arange(1, 2))
+        for number in range(2):
+            place = {"path": "x", "file_position": 0, "selection": np.array([number])}
+            found = records.index_records(data, table, **place)
+            with pytest.raises(InvalidInputError, match="v0 and v1"):
+                records.rebuild_batch(found, table, 1, np.arange(1))
         with pytest.raises(InvalidInputError, match="v0 and v1"):
             records.empty_batch(data, table, 1)

@@ -22,7 +22,8 @@ from kafkalog.storage_engine.fs import clock, file_system, files, locks
 from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.reading import ended_pins, pins
-from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins, Pin, PinnedPartition
+from kafkalog.storage_engine.reading.pin_file import Pin, PinnedPartition
+from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins
 from tests.builders.log_builder import LogBuilder
 from tests.unit.storage_engine.faults import Died, each_act
 

@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 from kafkalog.storage_engine.format.batch import iterate_headers
-from kafkalog.storage_engine.format.control_record import read_control_record
 from kafkalog.storage_engine.segment.log_scanner import RECOVER, LogScanner
 from kafkalog.storage_engine.segment.segments import list_segments
+from kafkalog.storage_engine.transactions.control_record import read_control_record
 from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory, replay
 from kafkalog.storage_engine.transactions.producer_snapshot import write_snapshot
 from kafkalog.storage_engine.transactions.producers import Producers

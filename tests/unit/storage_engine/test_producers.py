@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format.batch import BatchHeader
-from kafkalog.storage_engine.format.control_record import ControlRecord
+from kafkalog.storage_engine.transactions.control_record import ControlRecord
 from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot, parse_snapshot
 from kafkalog.storage_engine.transactions.producers import (
     EXPIRATION_MS,

@@ -17,7 +17,8 @@ from kafkalog.errors import (
     LockedByBrokerError,
     UnknownTopicError,
 )
-from kafkalog.storage_engine.broker import ownership, release
+from kafkalog.storage_engine.broker import release
+from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.broker.release import ReleaseReport
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files, locks
@@ -202,7 +203,7 @@ def test_producers_whose_snapshot_is_lost_are_told_from_the_log(
     assert {entry[0]: entry[1:] for entry in entries} == model.producers()
     assert end.read_bytes() == (whole / "t-0" / end.name).read_bytes()
     assert lost == end or not lost.exists()
-    ownership.adopt(root, config={}, now_ms=NOW_MS)
+    adopt(root, config={}, now_ms=NOW_MS)
     assert damage(root) == []
 
 
@@ -223,7 +224,7 @@ def adopted_with_producers(root: Path) -> Model:
     (directory / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}")
     broker.checkpoint("recovery-point-offset-checkpoint", {"t-0": 0})
     model.add(batches)
-    ownership.adopt(root, config={}, now_ms=NOW_MS)
+    adopt(root, config={}, now_ms=NOW_MS)
     return model
 
 

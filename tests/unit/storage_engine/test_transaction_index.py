@@ -69,9 +69,9 @@ def test_read_uncommitted_leaves_out_markers_only(engine: Engine) -> None:
 
 def test_a_missing_index_has_no_entries_and_a_torn_entry_is_none(tmp_path: Path) -> None:
     path = tmp_path / "index"
-    assert aborted_transactions([path]) == []
+    assert aborted_transactions(path) == []
     path.write_bytes(aborted_entry(7, 0, 5) + aborted_entry(8, 6, 9)[:-1])
-    assert aborted_transactions([path]) == [AbortedTransaction(7, 0, 5, 6)]
+    assert aborted_transactions(path) == [AbortedTransaction(7, 0, 5, 6)]
 
 
 def test_an_entry_of_an_unknown_version_is_an_error_that_names_its_position(
@@ -80,7 +80,7 @@ def test_an_entry_of_an_unknown_version_is_an_error_that_names_its_position(
     path = tmp_path / "index"
     path.write_bytes(aborted_entry(7, 0, 5) + aborted_entry(8, 6, 9, version=1))
     with pytest.raises(CorruptLogError, match=r"at byte 34: expected entry version 0, found 1"):
-        aborted_transactions([path])
+        aborted_transactions(path)
 
 
 # --- which batches they cover --------------------------------------------------------------------

@@ -405,9 +405,9 @@ def test_only_the_indexes_that_a_read_concerns_are_read(
     log = Log(tmp_path, segments)
     asked: list[Path] = []
 
-    def noted(paths: list[Path]) -> list[AbortedTransaction]:
-        asked.extend(paths)
-        return aborted_transactions(paths)
+    def noted(path: Path) -> list[AbortedTransaction]:
+        asked.append(path)
+        return aborted_transactions(path)
 
     monkeypatch.setattr(transaction_index, "aborted_transactions", noted)
     assert log.offsets(30, 50) == []

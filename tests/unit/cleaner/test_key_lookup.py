@@ -301,9 +301,9 @@ def test_the_transaction_index_is_read_once_for_many_lookups(
     read: list[str] = []
     read_bytes = files.read_file
 
-    def counted(path: Path) -> bytes:
-        if path.suffix == layout.TRANSACTION_INDEX:
-            read.append(path.name)
+    def counted(path: Path | str) -> bytes:
+        if Path(path).suffix == layout.TRANSACTION_INDEX:
+            read.append(Path(path).name)
         return read_bytes(path)
 
     monkeypatch.setattr(files, "read_file", counted)

@@ -117,7 +117,7 @@ def test_records_without_a_time_are_as_old_as_their_file(tmp_path: Path) -> None
 
     def timeless(base: int) -> object:
         item = batch(base, [("a", "1")])
-        records = tuple(type(r)(r.offset, r.key, r.value, -1) for r in item.records)
+        records = tuple(type(r)(r.offset, -1, r.key, r.value) for r in item.records)
         return type(item)(item.base, item.last, records)
 
     engine = foreign_log(

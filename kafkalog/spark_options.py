@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["OF_A_READ", "OF_A_WRITE"]
-
 OF_A_READ: Final = (
     "path",
     "subscribe",

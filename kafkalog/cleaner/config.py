@@ -13,8 +13,6 @@ from typing import Any, Final, Self
 
 from kafkalog.errors import InvalidInputError
 
-__all__ = ["CleanerConfig"]
-
 _SLOT_SIZE = 24
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.schedule.thread import CleanerThread
     from kafkalog.storage_engine.engine import Engine, OpenedLog
 
-__all__ = ["CleanerMetrics", "served"]
-
 _MANAGER = "kafka_log_logcleanermanager_"
 _Figures: TypeAlias = Iterator[tuple[str, float, str]]
 """Name, value and text of metrics."""

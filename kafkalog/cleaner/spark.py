@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["clean"]
-
 _SCHEMA = "stats string"
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State, WriterState
 
-__all__ = ["cleaner_row", "pin_rows", "staged_rows", "writer_row", "writer_rows"]
-
 
 def writer_rows(state: State, topic: str | None = None) -> list[dict[str, Any]]:
     """Return the writers, optionally only of one topic."""

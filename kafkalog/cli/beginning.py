@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from kafkalog.cli.changelog import Changelog
     from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["Beginning"]
-
 
 @dataclass(frozen=True, slots=True)
 class Beginning:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
-__all__ = ["Changelog"]
-
 _SPAN: Final = 1 << 20
 """Offsets that are read at once, since a span may have no records of the key."""
 

@@ -12,8 +12,6 @@ from kafkalog.cleaner.report.explain import utc_time
 from kafkalog.cli.erasure_report import NOW_WARNING
 from kafkalog.cli.terminal.output import counted
 
-__all__ = ["last_lines", "lines"]
-
 _PARTITIONS_SHOWN: Final = 8
 
 

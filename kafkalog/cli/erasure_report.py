@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from kafkalog.erasure.occurrences import Occurrences
     from kafkalog.erasure.residuals import Residual
 
-__all__ = ["NOW_WARNING", "report", "text"]
-
 NOW_WARNING: Final = (
     "with --now the deletions of these keys do not stay for delete.retention.ms: a follower (a "
     "stream, a replica, a table made from the log) that has not read them by now keeps the keys "

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kafkalog.cli.changelog import Changelog
     from kafkalog.storage_engine.metadata.state import TopicState
 
-__all__ = ["follow"]
-
 
 def follow(
     changelog: Changelog,

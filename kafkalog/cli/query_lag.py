@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["print_query_lag"]
-
 
 def print_query_lag(
     log: Engine, directory: str, topic: str | None, *, is_live: bool, json: bool

@@ -14,8 +14,6 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files
 
-__all__ = ["reserved"]
-
 
 @contextlib.contextmanager
 def reserved(given: Path | None, stem: str, root: Path) -> Iterator[Path]:

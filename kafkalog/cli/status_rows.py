@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["cleaning_row", "log_row", "status_rows"]
-
 
 def status_rows(
     path: str, log: Engine, topic: str | None = None, plans: Plans | None = None

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from kafkalog.datasource.offsets import TopicPartition, listed
 from kafkalog.errors import DataLossError
 
-__all__ = ["check_available_now"]
-
 
 def check_available_now(
     end: Mapping[TopicPartition, int],

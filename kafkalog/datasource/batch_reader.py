@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["KafkaLogBatchReader"]
-
 _LOGGER = logging.getLogger(__name__)
 
 

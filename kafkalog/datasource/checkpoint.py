@@ -17,8 +17,6 @@ from kafkalog.datasource.offsets import Offsets, from_json
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.fs import files
 
-__all__ = ["QueryCheckpoint", "read_checkpoint"]
-
 _NO_OFFSET: Final = "-"
 _ATTEMPTS: Final = 5
 """Spark may remove the files of old batches during a read."""

@@ -21,8 +21,6 @@ from kafkalog.errors import InvalidInputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["arrow_schema", "check_columns", "spark_schema"]
-
 _HEADERS = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 )

@@ -6,8 +6,6 @@ import logging
 
 from kafkalog.errors import DataLossError
 
-__all__ = ["report_data_loss"]
-
 _LOGGER = logging.getLogger(__name__)
 
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.store import Store
 
-__all__ = ["InitialOffsets"]
-
 _FROM_NOW_ON: Final = StartOrEnd(everywhere=LATEST)
 _FROM_THE_START: Final = StartOrEnd(everywhere=EARLIEST)
 _ENDS: Final = (LATEST, EARLIEST)

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from kafkalog.errors import InvalidInputError
 
-__all__ = ["parse_keys"]
-
 _EXAMPLE: Final = '["apple", {"base64": "AAE="}]'
 _SHOWN: Final = 60
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
 
-__all__ = ["KTable"]
-
 FORMAT: Final = "kafkalog"
 
 

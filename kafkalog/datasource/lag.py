@@ -18,8 +18,6 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from kafkalog.datasource.offsets import Offsets, from_json
 from kafkalog.errors import InvalidInputError
 
-__all__ = ["LagListener", "offsets_behind_latest"]
-
 _LOGGER = logging.getLogger(__name__)
 _ONE_DECIMAL: Final = Decimal("0.1")
 

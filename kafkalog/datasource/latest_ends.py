@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.store import Store
 
-__all__ = ["LatestEnds"]
-
 _LOGGER = logging.getLogger(__name__)
 
 _WAIT_S: Final = 120.0

@@ -12,8 +12,6 @@ from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST, TopicPartition
 from kafkalog.storage_engine.metadata.state import PartitionState, State
 
-__all__ = ["held_partition", "micro_batch_ranges", "report_deleted"]
-
 
 def micro_batch_ranges(
     begin: Mapping[TopicPartition, int],

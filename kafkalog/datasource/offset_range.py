@@ -9,8 +9,6 @@ from itertools import accumulate, pairwise
 
 from kafkalog.datasource.offsets import TopicPartition
 
-__all__ = ["OffsetRange", "split_ranges"]
-
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:

@@ -15,20 +15,6 @@ from typing import Any, Final, NamedTuple
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format.layout import INT64_MAX
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "OffsetJson",
-    "Offsets",
-    "StartOrEnd",
-    "TopicPartition",
-    "add_partitions",
-    "from_json",
-    "listed",
-    "parse_object",
-    "to_json",
-]
-
 LATEST: Final = -1
 EARLIEST: Final = -2
 _NAMES: Final = {"earliest": EARLIEST, "latest": LATEST}

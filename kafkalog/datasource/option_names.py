@@ -9,8 +9,6 @@ from typing import Final
 from kafkalog.errors import InvalidInputError
 from kafkalog.spark_options import OF_A_READ, OF_A_WRITE
 
-__all__ = ["INERT_INTEGERS", "check_names"]
-
 INERT_INTEGERS: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",

@@ -18,8 +18,6 @@ from kafkalog.storage_engine.format.layout import INT32_MAX, INT64_MAX
 from kafkalog.storage_engine.metadata.address import log_directories
 from kafkalog.storage_engine.metadata.state import PartitionState, State
 
-__all__ = ["SourceOptions"]
-
 _CHANGELOG: Final = "changelog"
 _LATEST_VIEW: Final = "latest"
 _READ_COMMITTED: Final = "read_committed"

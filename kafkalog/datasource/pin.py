@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import State, TopicState
     from kafkalog.storage_engine.store import Store
 
-__all__ = [
-    "are_passed",
-    "as_pinned",
-    "driver_name",
-    "held_pin",
-    "pin_ends",
-    "refuse_passed",
-    "renewed",
-]
-
 _RENEWAL_S: Final = 60.0
 _OF_ONE_DRIVER: Final = "blockmgr-"
 """The start of that directory's name, before an id that is unique."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, ValueState
 
-__all__ = ["with_previous"]
-
 _PROVIDER_CONF: Final = "spark.sql.streaming.stateStore.providerClass"
 _PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _COLUMNS: Final = (

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.pin_file import Pin
     from kafkalog.storage_engine.store import Store
 
-__all__ = ["OffsetRangePartition", "RangeReader", "SnapshotPartition"]
-
 _VIEW_BUDGET: Final = 128 << 20
 """Bytes of the map that finds the latest record of each key; the cleaner's default."""
 _CLEANER_WAIT_S: Final = 10.0

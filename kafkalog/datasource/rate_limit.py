@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from kafkalog.datasource.offsets import Offsets, TopicPartition
 
-__all__ = ["limit_offsets"]
-
 
 def limit_offsets(
     begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], limit: int

@@ -21,8 +21,6 @@ from kafkalog.storage_engine.reading.time_offsets import offset_for_time
 if TYPE_CHECKING:
     from kafkalog.storage_engine.store import Store
 
-__all__ = ["ending_offsets", "no_offset_matched", "offsets_for_times", "starting_offsets"]
-
 
 def offsets_for_times(
     store: Store, times: Mapping[TopicPartition, int], *, isolation_level: str

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from kafkalog.datasource.offset_range import OffsetRange
     from kafkalog.storage_engine.store import Store
 
-__all__ = ["HeldViews", "has_snapshot", "split_off_snapshots"]
-
 _LOGGER = logging.getLogger(__name__)
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from kafkalog.datasource.batch_reader import KafkaLogBatchReader
     from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 
-__all__ = ["KafkaLogDataSource"]
-
 _LOGGER = logging.getLogger(__name__)
 _WARNED: set[tuple[str, ...]] = set()
 

@@ -22,8 +22,6 @@ from kafkalog.datasource.offsets import (
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format.layout import INT64_MAX
 
-__all__ = ["StartOrEndTime"]
-
 _EXAMPLE: Final = (
     '{"topicA": {"0": 123456789, "1": 123456789}, "topicB": {"0": 123456789, "1": 123456789}}'
 )

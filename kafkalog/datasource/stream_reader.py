@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.store import Store
 
-__all__ = ["KafkaLogStreamReader"]
-
 
 _TRIES: Final = 5
 """Attempts to choose an end that no cleaner passes before it is pinned."""

@@ -15,8 +15,6 @@ from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.format.layout import INTERNAL_TOPICS, topic_name_fault
 from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["STRATEGIES", "Subscription"]
-
 STRATEGIES: Final = ("assign", "subscribe", "subscribePattern")
 _EXAMPLE: Final = '{"topicA":[0,1],"topicB":[0,1]}'
 

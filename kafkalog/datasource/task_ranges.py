@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.store import Store
 
-__all__ = ["SPLIT_BYTES", "split_by_bytes", "task_ranges"]
-
 SPLIT_BYTES: Final = 128 << 20
 """The most bytes of the log for one task, as Spark's `maxPartitionBytes` for files."""
 

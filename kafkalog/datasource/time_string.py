@@ -11,8 +11,6 @@ from typing import Final
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format.layout import INT64_MAX
 
-__all__ = ["milliseconds"]
-
 _MICROSECONDS: Final = {
     "us": 1,
     "ms": 1_000,

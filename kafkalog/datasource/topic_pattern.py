@@ -14,8 +14,6 @@ from typing import Final
 
 from kafkalog.errors import InvalidInputError
 
-__all__ = ["topic_pattern"]
-
 _ESCAPES: Final = frozenset("dDwWsSbBAZtnrfaxu123456789")
 """Letters and digits that mean the same in both languages after a backslash."""
 _NOT_IN_CLASSES: Final = frozenset("bBAZ123456789")

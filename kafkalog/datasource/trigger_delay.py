@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from kafkalog.datasource.offsets import TopicPartition
 
-__all__ = ["TriggerDelay"]
-
 
 @dataclass(slots=True)
 class TriggerDelay:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["value_columns"]
-
 _VALUE: Final = "value"
 
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
-__all__ = ["Erasure", "Progress", "erase"]
-
 _NO_RECORD, _DATA, _DELETION = 0, 1, 2
 Progress = Callable[[str, int, int], None]
 """Receives the current step, the bytes done, and of how many."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
     from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 
-__all__ = ["FileOccurrences", "scan_file"]
-
 _PIECE_SIZE: Final = 4 << 20
 
 

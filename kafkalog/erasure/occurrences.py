@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["KindTotal", "Occurrences", "find_occurrences"]
-
 
 @dataclass(frozen=True, slots=True)
 class KindTotal:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kafkalog.erasure.file_occurrences import FileOccurrences
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["ERASE", "Residual", "residuals"]
-
 _OBSTACLES: Final = {
     *("policy", "broker", "unreadable", "cleaning", "paused", "uncleanable"),
     *("transaction", "lag", "pin"),

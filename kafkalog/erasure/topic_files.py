@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["FileKind", "TopicFile", "topic_files"]
-
 
 class FileKind(StrEnum):
     """The content of a file; the first five kinds hold record batches."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import State
 
-__all__ = ["TopicScan"]
-
 _ROUNDS: Final = 100
 _FREE_ROUNDS: Final = 8
 _MOVED: Final = {FileKind.LOG, FileKind.RETIRED, FileKind.UNFINISHED}

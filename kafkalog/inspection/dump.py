@@ -18,8 +18,6 @@ from kafkalog.inspection.dump_entry import DumpOptions, Entry, finding
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
-__all__ = ["dump_file"]
-
 ROOT_CHECKPOINTS: Final = (
     layout.RECOVERY_POINT_CHECKPOINT,
     layout.LOG_START_CHECKPOINT,

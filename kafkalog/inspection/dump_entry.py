@@ -8,8 +8,6 @@ from typing import Any, Final, TypeAlias
 
 from kafkalog.storage_engine.format import layout
 
-__all__ = ["NUMBER_MAX", "DumpOptions", "Entry", "finding", "is_damage"]
-
 Entry: TypeAlias = dict[str, Any]
 
 NUMBER_MAX: Final = layout.INT32_MAX

@@ -21,8 +21,6 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.segments import header_at, headers, locate
 
-__all__ = ["entries"]
-
 Found: TypeAlias = Iterable[tuple[int, int]]
 """The two fields of each entry of an index."""
 

@@ -22,8 +22,6 @@ from kafkalog.storage_engine.segment.log_scanner import (
     ScannedBatches,
 )
 
-__all__ = ["batches"]
-
 TIMESTAMP_TYPES: Final = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 _FIELDS: Final = (
     "positions",

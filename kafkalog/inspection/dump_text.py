@@ -11,8 +11,6 @@ from pathlib import Path
 
 from kafkalog.inspection.dump_entry import Entry
 
-__all__ = ["heading", "line"]
-
 
 def line(entry: Entry, encode: Callable[[bytes], str]) -> str:
     """Return an entry's line; `encode` turns keys and values into text."""

@@ -21,8 +21,6 @@ from kafkalog.inspection.finding import Finding
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
-__all__ = ["OffsetIndexCheck", "TimeIndexCheck"]
-
 Integers = npt.NDArray[np.int64]
 
 _REPORTED_MAX: Final = 10

@@ -13,8 +13,6 @@ from kafkalog.inspection.finding import Finding
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
-__all__ = ["verify_key_indexes"]
-
 _BLOCKS_AT_ONCE: Final = 256
 
 

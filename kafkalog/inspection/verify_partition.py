@@ -30,8 +30,6 @@ from kafkalog.storage_engine.segment.offset_chain import GapLists, OffsetChain
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
 
-__all__ = ["PartitionFiles", "verify_partition"]
-
 _TRIES: Final = 100
 """Attempts to list a directory while a broker removes files from it."""
 _KNOWN: Final = (

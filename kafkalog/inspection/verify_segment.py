@@ -24,8 +24,6 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.log_scanner import LogScanner, ScannedBatches
 from kafkalog.storage_engine.segment.offset_chain import OffsetChain
 
-__all__ = ["LogCheck", "SegmentCheck"]
-
 Integers = npt.NDArray[np.int64]
 
 

@@ -22,8 +22,6 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 from kafkalog.storage_engine.transactions.control_record import read_control_record
 
-__all__ = ["TransactionCheck"]
-
 _ABORTED: Final = layout.CONTROL_ABORT
 _UNKNOWN: Final = -1
 _FILE_SIZE_MAX: Final = 256 << 20

@@ -28,8 +28,6 @@ from kafkalog.storage_engine.segment.segments import list_segments
 if TYPE_CHECKING:
     from kafkalog.storage_engine.store import Store
 
-__all__ = ["dirty_partitions", "neglected_partitions", "warn_of_backlog"]
-
 _log = logging.getLogger("kafkalog.sink")
 _PATIENCE_MS = 60_000
 """Background cleaners look every 15 seconds, and clean the dirtiest partition first."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["SinkColumns"]
-
 _HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _NO_TOPIC = (
     "topic option required when no 'topic' attribute is present. "

@@ -21,8 +21,6 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.writing.writer import BATCH_SIZE
 
-__all__ = ["SinkOptions"]
-
 _TOPIC_PREFIX = "topic."
 _CLIENT_PREFIX = "kafka."
 _BY_LOWER_CASE = {name.lower(): name for name in OF_A_WRITE}

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["in_order"]
-
 _ROWS_MAX = 10_000
 _BYTES_MAX = 16 << 20
 _NOT_IN_ARROW = {"yearmonthinterval", "interval"}

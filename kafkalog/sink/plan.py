@@ -18,8 +18,6 @@ from kafkalog.errors import StorageError
 from kafkalog.sink.query import checkpoint_directory
 from kafkalog.storage_engine.fs import files
 
-__all__ = ["sync_plan", "syncing_plan"]
-
 _SYNCED_MAX = 64
 _synced: dict[Path, tuple[int, ...]] = {}
 """The files that Spark writes once per query, and their identity when this process synced them."""

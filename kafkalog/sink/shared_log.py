@@ -16,8 +16,6 @@ from kafkalog.storage_engine.store import Store
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["shared_engine", "shared_store"]
-
 _Opened = TypeVar("_Opened", bound=Store)
 _OPENED_MAX = 8
 _opened: dict[tuple[Path, type[Store], bool], tuple[tuple[int, int], Store]] = {}

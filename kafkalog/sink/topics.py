@@ -9,8 +9,6 @@ from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import TopicState
 
-__all__ = ["options_without_effect", "prepare_topic"]
-
 
 def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
     """Create the log and the option's topic; raises InvalidInputError if it needs keys."""

@@ -42,14 +42,6 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 
-__all__ = [
-    "SinkMessage",
-    "StreamWriter",
-    "TableBatchWriter",
-    "batch_writer",
-    "stream_writer",
-]
-
 _log = logging.getLogger("kafkalog.sink")
 _warned: set[tuple[str, ...]] = set()
 

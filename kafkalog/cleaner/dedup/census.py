@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
-__all__ = ["SegmentCensus", "census"]
-
 
 @dataclass(slots=True)
 class SegmentCensus:

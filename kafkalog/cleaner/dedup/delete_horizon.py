@@ -12,8 +12,6 @@ from pathlib import Path
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
-__all__ = ["is_told", "read_delete_horizon", "write_delete_horizon"]
-
 _VERSION = 1
 
 

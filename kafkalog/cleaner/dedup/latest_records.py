@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.records.records import RecordTable
 
-__all__ = ["IsMapped", "LatestRecords", "build_offset_map", "find_latest_records"]
-
 IsMapped: TypeAlias = "Callable[[Chunk], npt.NDArray[np.bool_]]"
 """Returns which batches (b) of a chunk have keys that count; called for each chunk in log order."""
 

@@ -23,8 +23,6 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.index import TimeIndex
 from kafkalog.storage_engine.segment.segments import SegmentFiles, header_at
 
-__all__ = ["LogToClean", "group_segments_by_size", "largest_timestamp", "log_to_clean"]
-
 
 @dataclass(frozen=True, slots=True)
 class LogToClean:

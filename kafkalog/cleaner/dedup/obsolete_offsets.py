@@ -17,8 +17,6 @@ from kafkalog.cleaner.dedup import kernels
 if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import BatchTable, Integers
 
-__all__ = ["ObsoleteOffsets"]
-
 Flags = npt.NDArray[np.bool_]
 
 SHARE: Final = 16

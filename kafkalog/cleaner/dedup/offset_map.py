@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.records import RecordTable
     from kafkalog.storage_engine.records.tables import BatchTable
 
-__all__ = ["SLOT_SIZE", "OffsetMap", "Part", "parts_that_fit"]
-
 Int64s = npt.NDArray[np.int64]
 Uint64s = npt.NDArray[np.uint64]
 

@@ -15,8 +15,6 @@ from kafkalog.errors import KafkaLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 
-__all__ = ["announced", "is_being_cleaned", "is_cleaner_running", "may_clean"]
-
 
 @contextlib.contextmanager
 def announced(root: Path) -> Iterator[None]:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
 
-__all__ = ["CleanedTransactions", "Seen", "mapped_batches"]
-
 _KIND = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
 
 

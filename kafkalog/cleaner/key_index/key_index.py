@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import Bytes, Integers, RecordTable
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
 
-__all__ = ["KeyIndex", "KeyIndexWriter", "key_hashes"]
-
 RUN_ENTRIES: Final = 1 << 18
 """Entries held in memory before they are sorted and written to a temporary file: 2 MiB."""
 _SLICES: Final = 256

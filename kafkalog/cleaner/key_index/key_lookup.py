@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.transactions.transaction_index import IndexedTransactions
     from kafkalog.storage_engine.transactions.transaction_outcomes import TransactionOutcomes
 
-__all__ = ["KeyLookup", "PartitionLookup", "Record", "key_bytes"]
-
 _ABORTED_MAX: Final = 1 << 20
 """Aborted transactions of a partition kept between lookups: 24 MiB."""
 _INDEXED_SIZE: Final = 1 << 16

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import RecordTable
     from kafkalog.storage_engine.store import Store
 
-__all__ = ["latest", "latest_of_topic"]
-
 
 def latest(
     snapshot: PartitionSnapshot,

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
-__all__ = ["Explanation", "Reason", "duration", "explain", "utc_time"]
-
 _CLEAN = "kafkalog clean {path} {topic} --force"
 _ALTER = "kafkalog topics alter {path} {topic} --config "
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
-__all__ = ["PartitionStatus", "status"]
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:

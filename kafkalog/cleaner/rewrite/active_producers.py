@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import BatchTable
     from kafkalog.storage_engine.transactions.producers import ProducerEntry
 
-__all__ = ["ActiveProducers", "active_producers"]
-
 
 class ActiveProducers:
     """The last offset of each active producer."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk
     from kafkalog.storage_engine.records.tables import Integers, RecordTable
 
-__all__ = ["BatchWriter"]
-
 
 class BatchWriter:
     """Write the output segments of one group: `add` runs, then `finish` or `discard`.

@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.writing.transaction import Transaction
 
-__all__ = ["CleaningAborted", "clean_round"]
-
 _log = logging.getLogger(__name__)
 
 SWAP_SIZE: Final = 1 << 30

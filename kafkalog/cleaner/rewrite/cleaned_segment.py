@@ -29,8 +29,6 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.gaps import GapCollector, Section
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 
-__all__ = ["CleanedSegment"]
-
 _log = logging.getLogger(__name__)
 
 _SAMPLED_MAX: Final = 1024

@@ -24,8 +24,6 @@ from kafkalog.storage_engine.format import layout
 if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import BatchTable, Integers
 
-__all__ = ["converted"]
-
 
 def converted(table: BatchTable, first_offsets: Integers, last_offsets: Integers) -> BatchTable:
     """Return v2 headers for messages v0 and v1; rows of batches v2 stay unchanged.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.records.tables import BatchTable, Bytes, Integers, RecordTable
 
-__all__ = ["BYTES_MIN", "ErasedKeys"]
-
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 BYTES_MIN: Final = 8

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
-__all__ = ["Retained", "RetentionRules"]
-
 Flags = npt.NDArray[np.bool_]
 
 

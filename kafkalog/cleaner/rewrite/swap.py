@@ -35,16 +35,6 @@ from kafkalog.storage_engine.segment.segments import (
     swap_in,
 )
 
-__all__ = [
-    "LiveFiles",
-    "RewrittenGroup",
-    "adjacent_groups",
-    "drop_replaced_gaps",
-    "keep_key_index",
-    "list_gaps",
-    "replace_segments",
-]
-
 SEGMENTS_MAX: Final = 128
 """Sources of one swap, unless a single group has more; writers and readers wait for a swap."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import RecordTable
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
 
-__all__ = ["UnchangedSegments"]
-
 WORTHWHILE: Final = 2
 """The clean part must be at least so many times as large as the dirty one."""
 KEYS_MAX: Final = 1 << 18

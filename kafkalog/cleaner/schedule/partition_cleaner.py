@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["PartitionCleaner", "fault_reason", "never", "unwatched"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -29,8 +29,6 @@ from kafkalog.storage_engine.fs import locks
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine, OpenedLog
 
-__all__ = ["abort_and_pause", "is_paused"]
-
 _TRIES = 3
 _PAUSE_S = 0.002
 

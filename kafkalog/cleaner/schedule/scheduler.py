@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
-__all__ = ["Plans", "Schedule", "choose", "may_be_cleaned"]
-
 _log = logging.getLogger(__name__)
 
 

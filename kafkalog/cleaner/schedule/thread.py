@@ -29,8 +29,6 @@ from kafkalog.storage_engine.fs.clock import now_ms
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["CleanerThread"]
-
 _log = logging.getLogger(__name__)
 
 

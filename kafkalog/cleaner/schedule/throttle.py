@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats
 
-__all__ = ["Throttler", "bytes_moved"]
-
 _CHECK_INTERVAL_S = 0.3
 _LONGEST_NAP_S = 0.1
 

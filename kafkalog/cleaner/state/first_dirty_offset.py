@@ -19,8 +19,6 @@ from kafkalog.storage_engine.metadata.state import PartitionState, State
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["heal_first_dirty_offsets", "valid_first_dirty_offset"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from kafkalog.storage_engine.fs import files
 if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats
 
-__all__ = ["LastCleaning", "read_cleanings", "read_last_cleaning", "write_last_cleaning"]
-
 _VERSION: Final = 1
 _EARLIER: Final = "earlier"
 """The name of the earlier cleanings' figures, latest first; older files lack it."""

@@ -16,8 +16,6 @@ from pathlib import Path
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
-__all__ = ["Uncleanable", "clear_uncleanable", "mark_uncleanable", "read_uncleanable"]
-
 _VERSION = 1
 _FIRST_BACKOFF_MS = 60_000
 _LAST_BACKOFF_MS = 3_600_000

@@ -8,8 +8,6 @@ import typer
 
 from kafkalog.cli.app.completion import topic_names
 
-__all__ = ["TOPIC_HELP", "AnyTopic", "LogPath", "ReadablePath", "Topic"]
-
 TOPIC_HELP: Final = "A topic's name."
 
 LogPath: TypeAlias = Annotated[

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import typer
 
-__all__ = ["topic_names"]
-
 
 def topic_names(context: typer.Context, incomplete: str) -> list[str]:
     """Return the topics that begin with `incomplete`; none if the log cannot be read."""

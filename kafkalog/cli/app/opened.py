@@ -9,8 +9,6 @@ from kafkalog.errors import InvalidInputError
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["open_readable", "open_writable"]
-
 
 def open_readable(path: str) -> Engine:
     """Open a log, or the directories of a broker; raises InvalidInputError if there is none."""

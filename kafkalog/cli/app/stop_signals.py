@@ -7,8 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 
-__all__ = ["stop_signals"]
-
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[threading.Event]:

@@ -7,8 +7,6 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-__all__ = ["VerbCommand", "examples"]
-
 
 def examples(lines: Sequence[str]) -> str:
     """Return the last part of a help: commands as they are typed."""

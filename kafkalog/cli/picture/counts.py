@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
-__all__ = ["Counts", "count_partition"]
-
 _BUDGET_BYTES: Final = 64 << 20
 _REST: Final = 10
 """The next count of a partition waits this many times as long as the last one took."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.config import TopicConfig
 
-__all__ = ["figures"]
-
 
 def figures(
     path: str, log: Engine, counts: Counts, now_ms: int, topic: str | None = None

@@ -6,8 +6,6 @@ import json
 import pkgutil
 from typing import Any, Final
 
-__all__ = ["CONTENT_SECURITY", "figures_json", "page"]
-
 CONTENT_SECURITY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

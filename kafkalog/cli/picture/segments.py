@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.segment.segments import SegmentFiles
 
-__all__ = ["leftovers", "segment_rows"]
-
 
 def segment_rows(
     log: LogToClean, state: PartitionState, counts: dict[int, SegmentCensus], *, is_refused: bool

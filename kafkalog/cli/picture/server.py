@@ -22,8 +22,6 @@ from kafkalog.storage_engine.fs import clock
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
 
-__all__ = ["HOST", "serving"]
-
 HOST: Final = "127.0.0.1"
 _LOOPBACK: Final = (HOST, "localhost")
 _COUNT_EVERY_S: Final = 2.0

@@ -9,8 +9,6 @@ from rich import progress as bars
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["bar"]
-
 
 class _Rate(bars.ProgressColumn):
     """The speed per second."""

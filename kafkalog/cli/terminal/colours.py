@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from typing import IO, Final, Literal
 
-__all__ = ["Style", "is_terminal", "styled"]
-
 Style = Literal["bold", "red", "green", "yellow"]
 _CODES: Final[dict[Style, str]] = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
 

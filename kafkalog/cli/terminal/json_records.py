@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from kafkalog.cli.terminal.output import Encoding, decoded
 
-__all__ = ["json_record"]
-
 _FIELDS: Final = ("key", "value", "headers", "timestamp", "partition")
 _PASSED_OVER: Final = {"topic", "offset", "timestampType"}
 

@@ -7,8 +7,6 @@ import sys
 import traceback
 from typing import Any, Final
 
-__all__ = ["LogLines"]
-
 _ROOT: Final = "kafkalog"
 _ENGINE: Final = "kafkalog.storage_engine.engine"
 _CLEANER: Final = "kafkalog.cleaner.schedule.partition_cleaner"

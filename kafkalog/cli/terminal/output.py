@@ -20,26 +20,6 @@ from kafkalog.cli.terminal.colours import Style, is_terminal, styled
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.fs import files
 
-__all__ = [
-    "Encoding",
-    "PipeClosed",
-    "check_input",
-    "check_outside",
-    "configs",
-    "counted",
-    "decoded",
-    "encoder",
-    "flush",
-    "json_row",
-    "note",
-    "pause",
-    "print_json",
-    "print_line",
-    "print_table",
-    "progress",
-    "share_progress",
-]
-
 
 class Encoding(StrEnum):
     """How keys, values and header values are written as text."""

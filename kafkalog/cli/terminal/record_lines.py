@@ -10,8 +10,6 @@ from kafkalog.cli.terminal.time_text import utc_text
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["print_records"]
-
 _TIMESTAMP_TYPES: Final = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from kafkalog.cli.terminal.output import Encoding, decoded
 
-__all__ = ["TextLines"]
-
 
 @dataclass(frozen=True, slots=True)
 class TextLines:

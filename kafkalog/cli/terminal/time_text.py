@@ -11,8 +11,6 @@ from typing import Final
 
 from kafkalog.errors import InvalidInputError
 
-__all__ = ["epoch_ms", "utc_text"]
-
 _UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _AGO: Final = re.compile(r"-([0-9]{1,12})(ms|s|m|h|d)")
 _EPOCH: Final = re.compile(r"[0-9]{1,18}")

@@ -14,8 +14,6 @@ import numpy as np
 from kafkalog.cleaner.dedup.offset_map import Int64s, Uint64s
 from kafkalog.cleaner.dedup.spill.spill_file import SpillFile
 
-__all__ = ["BUCKETS", "KeyRuns"]
-
 BUCKETS = 256
 _WIDTH = 3
 _RUN = 1 << 15

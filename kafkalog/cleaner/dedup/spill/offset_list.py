@@ -12,8 +12,6 @@ import numpy.typing as npt
 from kafkalog.cleaner.dedup.offset_map import Int64s
 from kafkalog.cleaner.dedup.spill.spill_file import SpillFile
 
-__all__ = ["OffsetList"]
-
 _WINDOW_MIN = 512
 _WINDOW_MAX = 1 << 16
 _NONE: Int64s = np.empty(0, dtype=np.int64)

@@ -19,8 +19,6 @@ from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
-__all__ = ["SpillFile", "sweep_spill_files"]
-
 
 class SpillFile:
     """Words of 8 bytes, appended and read back; `close` removes the file. Raises StorageError."""

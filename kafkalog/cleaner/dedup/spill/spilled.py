@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.records import RecordTable
     from kafkalog.storage_engine.records.tables import BatchTable
 
-__all__ = ["Spill", "Spilled"]
-
 _File = TypeVar("_File", KeyRuns, OffsetList)
 
 

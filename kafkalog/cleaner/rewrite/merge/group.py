@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.config import TopicConfig
     from kafkalog.storage_engine.records.tables import Integers
 
-__all__ = ["Group", "NewBatch", "compression_level", "encode"]
-
 _POSITIONS: Final = [0, 1, 4, 6, 8]
 """Rows of `RecordTable.fields` that are positions in the arena."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk
     from kafkalog.storage_engine.records.tables import BatchTable, Integers, RecordTable
 
-__all__ = ["MERGE_SIZE", "Plan", "merge_size", "plan_run"]
-
 MERGE_SIZE: Final = 1 << 16
 """Bytes of records in a merged batch, before compression; our writers use the same size.
 

@@ -121,10 +121,11 @@ class StagedFileWriter:
         return last, rows
 
     def finish(self) -> StagedFile:
-        """Sync and close; return the description for the commit.
+        """Close the file; return the description for the commit.
 
-        Raises StorageError if a segment's file is gone. The commit of another attempt has then
-        removed it, and the indexes must not be left behind.
+        The commit renames a segment, so the task syncs it. It copies any other file, and syncs the
+        copy. Raises StorageError if a segment's file is gone. The commit of another attempt has
+        then removed it, and the indexes must not be left behind.
         """
         if self._index is not None:
             self._index.add_time()
@@ -138,7 +139,7 @@ class StagedFileWriter:
                     f"{self._beside(layout.STAGED)}: the staged file was removed while it was "
                     "written; another attempt of this task, or run of this writer, was committed"
                 )
-        files.sync_file(self._fd)
+            files.sync_file(self._fd)
         os.close(self._fd)
         self._fd = -1
         return StagedFile(self._stem + layout.STAGED, self.size, self._crc)

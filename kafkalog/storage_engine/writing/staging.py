@@ -1,12 +1,12 @@
 """The task's part of a write: finished batches in a staged file, and a small message.
 
-A task encodes, compresses and syncs. The commit, in another process, verifies and appends. A batch
-lacks only its base offset and leader epoch, which its checksum does not cover; in a run the base
-offsets count from 0.
+A task encodes and compresses. The commit, in another process, verifies and appends. A batch lacks
+only its base offset and leader epoch, which its checksum does not cover; in a run the base offsets
+count from 0.
 
 A task has **one** staged file in the root, with a run per log partition. A run that is large enough
-to become a segment gets its own file in its partition's directory, with its indexes, and the commit
-renames it.
+to become a segment gets its own file in its partition's directory, with its indexes. The task syncs
+that file, since the commit renames it. The commit syncs what it copies.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs import file_system, files
+from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.records import records
 from kafkalog.storage_engine.writing import staged_contents, staged_topic, staging
 from kafkalog.storage_engine.writing.staged_contents import StagedContents
@@ -53,6 +55,25 @@ def stage(
     return LogBuilder(engine).stage_tables(
         batches, writer_slug="a" * 32, spark_partition=task, **options
     )
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_task_syncs_only_a_file_that_the_commit_renames(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, is_renamed: bool
+) -> None:
+    if is_renamed:
+        monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 1)
+        monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
+    synced = []
+
+    class Noted(FileSystem):
+        def fsync(self, fd: int) -> None:
+            synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).suffix)
+            super().fsync(fd)
+
+    with file_system.replaced(Noted()):
+        stage(engine, 0, [rows(0, 50)])
+    assert (layout.STAGED in synced) == is_renamed
 
 
 def keys(engine: Engine) -> list[list[bytes]]:

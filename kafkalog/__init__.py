@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.datasource.ktable import KTable
     from kafkalog.datasource.lag import LagListener, offsets_behind_latest
+    from kafkalog.datasource.register import register
     from kafkalog.datasource.values import value_columns
     from kafkalog.log import KafkaLog
     from kafkalog.sink.order import in_order
@@ -36,6 +37,7 @@ __all__ = [
     "in_order",
     "offsets_behind_latest",
     "open",
+    "register",
     "value_columns",
 ]
 
@@ -92,6 +94,10 @@ def __getattr__(name: str) -> Any:
         from kafkalog.sink.views.table_view import KTableView
 
         return KTableView
+    if name == "register":
+        from kafkalog.datasource.register import register
+
+        return register
     if name == "value_columns":
         from kafkalog.datasource.values import value_columns
 

@@ -81,6 +81,7 @@ LIGHT = [
     "kafkalog.cleaner.metrics",
     "kafkalog.cleaner.spark",
     "kafkalog.datasource.ktable",
+    "kafkalog.datasource.register",
 ]
 """Modules whose import is free of the heavy packages: 0.7 s and 110 MiB in every fresh worker."""
 PICKLED = {

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
-
 _VARIABLE: Final = "PYSPARK_PYTHON"
 _CAUSE: Final = re.compile(
     r"No module named \S+|Cannot run program [^\n]*|\[PYTHON_VERSION_MISMATCH\][^\n]*"

@@ -58,7 +58,7 @@ NOT_BELOW = {
     ("inspection", "cleaner"),
 }
 """Rooms that do without one that is below them."""
-LEAVES = {"errors", "schema", "cleaner/config"}
+LEAVES = {"errors", "plain_errors", "schema", "cleaner/config"}
 """Modules that every room may import."""
 ONLY_INSIDE_FUNCTIONS = {("datasource", "sink"), ("datasource", "cleaner")}
 """Spark wants one class per format, and `view=latest` needs the first pass; planning needs none."""

@@ -1,1 +1,1 @@
-"""What Spark and a log need of this host and this environment, for `kafkalog doctor`."""
+"""Checks of this host and this environment, for `kafkalog doctor`: one module per part."""

@@ -1,4 +1,4 @@
-"""Which host this is, which of its boots, and how much memory it gives this process.
+"""The host, its boot, and the memory that it gives this process.
 
 The journal asks for the first two: what may a power cut have taken?
 """

@@ -75,7 +75,8 @@ def main(master: str, scratch: str) -> None:
 
 def serve(port: str, scratch: str) -> None:
     """Run a Spark Connect server until the standard input ends."""
-    builder = SparkSession.builder.remote("local[1]")
+    builder = SparkSession.builder.master("local[1]")
+    builder = builder.config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
     builder.config("spark.connect.grpc.binding.port", port).getOrCreate()
     Path(scratch, "ready").touch()
     sys.stdin.read()

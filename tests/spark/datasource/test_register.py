@@ -55,7 +55,8 @@ def test_a_registered_session_reads_and_writes_by_this_python(
 ) -> None:
     if master.startswith("connect"):
         pytest.importorskip("grpc", reason="pyspark[connect] is not installed")
-    printed = run(bare, "run", master, str(tmp_path))
+    # By this variable a local server of Spark Connect takes a free port.
+    printed = run({**bare, "SPARK_TESTING": "1"}, "run", master, str(tmp_path))
     three = ["1", "2", "3"]
     assert json.loads(printed.splitlines()[-1]) == {
         "read": three[:2],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.datasource.ktable import KTable
     from kafkalog.datasource.lag import LagListener, offsets_behind_latest
+    from kafkalog.datasource.register import register
     from kafkalog.datasource.values import value_columns
     from kafkalog.log import KafkaLog
     from kafkalog.sink.order import in_order
@@ -36,6 +37,7 @@ __all__ = [
     "in_order",
     "offsets_behind_latest",
     "open",
+    "register",
     "value_columns",
 ]
 
@@ -48,6 +50,7 @@ _HOMES = {
     "LagListener": "kafkalog.datasource.lag",
     "in_order": "kafkalog.sink.order",
     "offsets_behind_latest": "kafkalog.datasource.lag",
+    "register": "kafkalog.datasource.register",
     "value_columns": "kafkalog.datasource.values",
 }
 """The modules of names that are imported when they are first used."""

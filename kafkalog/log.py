@@ -144,13 +144,16 @@ class KafkaLog:
 
         `records` are tuples or dicts, also mixed, or a pyarrow table or record batch:
 
-            [("k1", "v1"), ("k2", None), ("k3", b"v3", headers, timestamp)]
-            [{"key": "k1", "value": "v1", "headers": headers, "timestamp": timestamp}]
-            pyarrow.table({"key": ["k1"], "value": ["v1"]})
+            log.append("stock", [("k1", "v1"), ("k2", None)])  # None is a tombstone
+            log.append("stock", [("k3", b"v3", [("by", b"ann")], 1_700_000_000_000)])
+            log.append("stock", [{"key": "k4", "value": json.dumps({"n": 1})}])
+            log.append("stock", [{"value": "v5", "headers": {"by": "ann"}, "timestamp": 0}])
+            log.append("stock", pyarrow.table({"key": ["k6"], "value": ["v6"]}))
 
-        Keys and values are bytes or text (UTF-8); a value of None is a tombstone. Dicts and tables
-        need a value alone: no key is a null key, no timestamp is now. headers: (text, bytes) pairs,
-        or a mapping; timestamp: epoch ms. A table may have a column partition. Raises
+        A tuple is (key, value[, headers, timestamp]); a dict and a table have these names. Keys and
+        values are bytes or text (UTF-8); a value of None is a tombstone. Dicts and tables need a
+        value alone: no key is a null key, no timestamp is now. headers: (text, bytes) pairs, or a
+        mapping; timestamp: epoch ms. A table may have a column partition. Raises
         UnknownTopicError, and InvalidInputError for any other form and for a record that the topic
         does not take.
         """

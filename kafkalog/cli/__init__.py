@@ -41,6 +41,7 @@ VERBS: Final = {
     "erase": "delete keys for good, and prove that no file has them",
     "adopt": "take over a stopped Kafka broker's log directory",
     "release": "give a log directory to a Kafka broker",
+    "doctor": "check Java, Spark, Python, memory and file locks, and say what to do",
 }
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141

@@ -16,6 +16,7 @@ from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
 from kafkalog.datasource.resolve import ending_offsets, starting_offsets
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.errors import InvalidInputError
+from kafkalog.plain_errors import plain
 from kafkalog.storage_engine.records.murmur2 import partition_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 
+@plain
 class KafkaLogBatchReader(DataSourceReader):
     """Plans the ranges of a batch read, and reads them (Spark: KafkaBatch, KafkaRelation).
 

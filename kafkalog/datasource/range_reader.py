@@ -18,6 +18,7 @@ from kafkalog.datasource.offsets import EARLIEST, LATEST
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import as_pinned, held_pin, refuse_passed, renewed
 from kafkalog.errors import InvalidInputError, MomentPassedError
+from kafkalog.plain_errors import plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +61,7 @@ class SnapshotPartition(OffsetRangePartition):
             )
 
 
+@plain
 @dataclass(frozen=True, slots=True)
 class RangeReader:
     """Reads ranges with the same options and columns; plain data."""

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSource
 from kafkalog.datasource.columns import check_columns, spark_schema
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
+from kafkalog.plain_errors import plain
 from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.metadata import address
 
@@ -30,6 +31,7 @@ _LOGGER = logging.getLogger(__name__)
 _WARNED: set[tuple[str, ...]] = set()
 
 
+@plain
 class KafkaLogDataSource(DataSource):
     """A log directory as a Spark table, with the options and columns of `format("kafka")`.
 

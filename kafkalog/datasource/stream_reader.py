@@ -27,6 +27,7 @@ from kafkalog.datasource.rate_limit import limit_offsets
 from kafkalog.datasource.snapshot import HeldViews, has_snapshot, split_off_snapshots
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.datasource.trigger_delay import TriggerDelay
+from kafkalog.plain_errors import plain
 from kafkalog.storage_engine.fs import clock
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _TRIES: Final = 5
 """Attempts to choose an end that no cleaner passes before it is pinned."""
 
 
+@plain
 class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Chooses the ends of micro-batches and plans their ranges (Spark: KafkaMicroBatchStream).
 

@@ -12,6 +12,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.plain_errors import plain_in_batch
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan
 from kafkalog.sink.query import MicroBatch, checkpoint_of_driver, micro_batch_of_driver
@@ -59,6 +60,7 @@ class Append:
                 "micro-batch apart give each its name="
             )
 
+    @plain_in_batch
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; `batch_id` is Spark's."""
         running = micro_batch_of_driver(df, "kafkalog.sink.Append")

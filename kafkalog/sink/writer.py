@@ -26,6 +26,7 @@ from pyspark.sql.datasource import (
 )
 
 from kafkalog.errors import InvalidInputError, KafkaLogError
+from kafkalog.plain_errors import plain
 from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan, syncing_plan
@@ -210,6 +211,7 @@ class _LogWriter:
                 )
 
 
+@plain
 class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
     """The writer of one `df.write`: Spark pickles this object for its tasks and its commit."""
 
@@ -255,6 +257,7 @@ class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
         return Writer(app_id, self.options.target, self._batch_id, kind)
 
 
+@plain
 class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
     """The writer of one micro-batch; one object writes and another one commits."""
 

@@ -58,7 +58,7 @@ NOT_BELOW = {
     ("inspection", "cleaner"),
 }
 """Rooms that do without one that is below them."""
-LEAVES = {"errors", "schema", "spark_options", "cleaner/config"}
+LEAVES = {"errors", "plain_errors", "schema", "spark_options", "cleaner/config"}
 """Modules that every room may import."""
 ONLY_INSIDE_FUNCTIONS = {("datasource", "sink"), ("datasource", "cleaner")}
 """Spark wants one class per format, and `view=latest` needs the first pass; planning needs none."""
@@ -81,6 +81,7 @@ LIGHT = [
     "kafkalog.cleaner.metrics",
     "kafkalog.cleaner.spark",
     "kafkalog.datasource.ktable",
+    "kafkalog.datasource.register",
 ]
 """Modules whose import is free of the heavy packages: 0.7 s and 110 MiB in every fresh worker."""
 PICKLED = {

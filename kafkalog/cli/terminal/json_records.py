@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json as json_module
-from typing import Any, Final
+import re
+from typing import Any, Final, NoReturn
 
 from kafkalog.cli.terminal.output import Encoding, decoded
 
 _FIELDS: Final = ("key", "value", "headers", "timestamp", "partition")
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
 _PASSED_OVER: Final = {"topic", "offset", "timestampType"}
 
 
@@ -16,7 +18,8 @@ def json_record(line: bytes, partition: int | None, encoding: Encoding) -> dict[
     if not line.strip():
         return None
     try:
-        found = json_module.loads(line)
+        text = line.decode("utf-8-sig")
+        found = json_module.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("the object is nested too deeply") from None
     except UnicodeDecodeError:
@@ -41,11 +44,41 @@ def json_record(line: bytes, partition: int | None, encoding: Encoding) -> dict[
         raise ValueError("headers: expected a list of objects with key and value")
     return {
         "key": _bytes(found.get("key"), "key", encoding),
-        "value": _bytes(found["value"], "value", encoding),
+        "value": _value(found["value"], text, encoding),
         "headers": [_header(header, encoding) for header in headers],
         "timestamp": _integer(found.get("timestamp"), "timestamp", 64),
         "partition": _integer(found.get("partition"), "partition", 32),
     }
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _value(value: Any, line: str, encoding: Encoding) -> bytes | None:
+    """Return text as its bytes, and an object, list, number or truth value as JSON."""
+    if value is None or isinstance(value, str) or encoding is not Encoding.UTF8:
+        return _bytes(value, "value", encoding)
+    return _bytes(_json_of_value(line), "value", encoding)
+
+
+def _json_of_value(line: str) -> str:
+    """Return the JSON of the field value as the line has it, so that no number is rounded."""
+    decoder = json_module.JSONDecoder()
+    json, place = "", line.index("{")
+    while place >= 0:
+        name, end = decoder.raw_decode(line, _skip_space(line, place + 1))
+        start = _skip_space(line, line.index(":", end) + 1)
+        _, end = decoder.raw_decode(line, start)
+        if name == "value":  # the last one counts, as in json.loads
+            json = line[start:end]
+        place = line.find(",", end)
+    return json
+
+
+def _skip_space(line: str, place: int) -> int:
+    found = _SPACE.match(line, place)
+    return found.end() if found else place
 
 
 def _header(header: Any, encoding: Encoding) -> tuple[str, bytes | None]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import CommitConflictError, InvalidInputError
+from kafkalog.plain_errors import plain_in_batch
 from kafkalog.sink.query import EndOffsets, MicroBatch, end_offsets_of_driver, micro_batch_of_driver
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import RowShape
@@ -127,6 +128,7 @@ class Upsert(ABC):
         """The table, as errors and warnings name it."""
         return f"table {self.table}"
 
+    @plain_in_batch
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Apply one micro-batch; `batch_id` is Spark's."""
         running = micro_batch_of_driver(df, type(self).__name__)

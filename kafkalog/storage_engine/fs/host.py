@@ -1,10 +1,14 @@
-"""This host and its boot: the journal asks by them what a power cut may have taken."""
+"""The host, its boot, and the memory that it gives this process.
+
+The journal asks for the first two: what may a power cut have taken?
+"""
 
 from __future__ import annotations
 
 import functools
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 
 @functools.cache
@@ -23,3 +27,35 @@ def host_id() -> str:
         return Path("/etc/machine-id").read_text().strip()
     except OSError:
         return os.uname().nodename
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Return the bytes that the control groups of this process may use; None without a limit.
+
+    `root` is the directory with `proc` and `sys`.
+    """
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [limit for limit in _group_limits(root) if limit < physical]
+    return min(limits, default=None)
+
+
+def _group_limits(root: Path) -> Iterator[int]:
+    """Yield the limits of the groups of version 2 and 1, and of those above them."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        place = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        path = PurePosixPath(group)
+        for above in (path, *path.parents):
+            limit = _text(place / above.relative_to("/") / name).strip()
+            if limit.isdigit():  # else "max"
+                yield int(limit)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

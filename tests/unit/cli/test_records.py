@@ -68,6 +68,26 @@ def test_bytes_that_are_no_text_are_not_lost(kafkalog: Command, root: Path) -> N
     assert "\ufffd" in kafkalog("read", root, "t").out
 
 
+@pytest.mark.parametrize(
+    "value",
+    ['{"n": 1, "tags": ["a", "ä"], "in": {"value": 2}}', "[1,2]", "0.10", "1e400", "true", "{}"],
+)
+def test_a_value_that_is_no_text_is_written_as_the_json_of_its_line(
+    kafkalog: Command, root: Path, value: str
+) -> None:
+    line = '{"headers":[{"key":"value","value":"x"}], "value" :\t' + value + ' , "key":"k"}'
+    assert kafkalog("append", root, "t", stdin=line.encode()).status == 0
+    (found,) = kafkalog("read", root, "t", "--json").json
+    assert (found["key"], found["value"]) == ("k", value)
+
+
+def test_a_value_in_an_encoding_is_text_or_null(kafkalog: Command, root: Path) -> None:
+    line = lines({"key": "00", "value": {"n": 1}})
+    refused = kafkalog("append", root, "t", "--encoding", "hex", stdin=line)
+    assert (refused.status, refused.out) == (2, "")
+    assert "line 1: value: expected text or null, found" in refused.err
+
+
 def test_a_range_of_one_partition_is_read(kafkalog: Command, root: Path) -> None:
     records = [{"key": f"{n}", "value": "v"} for n in range(10)]
     kafkalog("append", root, "t", "--partition", 0, stdin=lines(*records))
@@ -105,7 +125,8 @@ def test_a_record_without_a_key_is_told_which_topics_take_it(kafkalog: Command, 
         (b"apple=6", "lines of text are for --text and --key-separator"),
         (b"[" * 100_000, "line 2: "),
         (b'{"key":"a"}', "the field 'value' is missing"),
-        (b'{"value":1}', "value: expected text or null, found '1'"),
+        (b'{"key":{"n":1},"value":"v"}', "line 2: key: expected text or null, found"),
+        (b'{"key":"k","value":{"n":NaN}}', "line 2: expected a JSON object: NaN is not JSON"),
         (b'{"value":"v","kye":"a"}', "unknown field 'kye'"),
         (b'{"key":"k","value":"v","timestamp":"now"}', "timestamp: expected a whole number"),
         (b'{"key":"k","value":"v","timestamp":9223372036854775808}', "timestamp: expected a whole"),

@@ -28,7 +28,7 @@ NOW_MS = 1_700_000_000_000
 PRINTS_NO_DATA = {"cleaner", "ui"}
 ENDLESS = {"cleaner", "ui"}
 """They run until they are told to stop."""
-MAY_SAY_NO = {"erase"}
+MAY_SAY_NO = {"erase", "doctor"}
 """Their exit status is 1 where the answer is no."""
 BEFORE = {"release": "kafkalog adopt /data/kafka-logs"}
 WRONG = {

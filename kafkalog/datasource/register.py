@@ -1,0 +1,139 @@
+"""`register`: a live session finds the format, and its workers run this Python.
+
+Spark starts its workers by the name in `PYSPARK_PYTHON`, else `python3`, which it reads when a
+session starts. In a notebook, or with an environment that is not activated, that is another Python.
+The SparkContext keeps the name as `pythonExec`. A Spark Connect server reads it from the
+environment of its JVM for each request. Both can be changed if the JVM was started from here.
+
+A write by Spark classic looks for a format in the session that is active in its thread of the JVM.
+A thread of Python has a thread of the JVM as its twin, in which no session is active at first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkalog.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+_VARIABLE: Final = "PYSPARK_PYTHON"
+_CAUSE: Final = re.compile(
+    r"No module named \S+|Cannot run program [^\n]*|\[PYTHON_VERSION_MISMATCH\][^\n]*"
+)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("kafkalog")` known to a session, and let Spark's workers run this Python.
+
+    Call it once per session, at any time before its first read or write; a second call changes
+    nothing. It works with Spark classic and with Spark Connect, and from any thread. A local master
+    then starts its workers with this process's Python. On a cluster the executors keep the Python
+    that `PYSPARK_PYTHON` names, unless only this one has kafkalog. One task tries the import.
+
+    Raises InvalidInputError, which says what to set, if the workers cannot import kafkalog. Nobody
+    can change the Python of a Spark Connect server that was started elsewhere.
+    """
+    from kafkalog.datasource.source import KafkaLogDataSource
+
+    context = _context()
+    if context is not None and hasattr(spark, "_jsparkSession"):
+        _activate_in_new_threads(spark)
+    fault = ""
+    for python in _candidates(context):
+        before = _run_workers_with(context, python)
+        spark.dataSource.register(KafkaLogDataSource)
+        try:
+            spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id long").collect()
+        except Exception as error:
+            fault = fault or _cause(error)
+            _run_workers_with(context, before)
+        else:
+            return
+    version = ".".join(map(str, sys.version_info[:2]))
+    raise InvalidInputError(
+        f"register: Spark's workers cannot run kafkalog (expected Python {version} with kafkalog, "
+        f"found: {fault}). Install it for the workers' Python, and set {_VARIABLE} to that Python "
+        "before the session, or its Spark Connect server, is started."
+    )
+
+
+def _context() -> SparkContext | None:
+    """Return the context of the JVM that this process has started; a remote session has none."""
+    import pyspark
+
+    holder = getattr(pyspark, "SparkContext", None)  # the package pyspark-client lacks it
+    return None if holder is None else holder._active_spark_context
+
+
+def _activate_in_new_threads(spark: SparkSession) -> None:
+    """Make a classic session the active one in this thread, and in each that meets Spark later."""
+    client = _jvm(spark)._gateway_client
+    client._create_new_connection = functools.partial(_connected, client, spark)
+    _activate(spark)
+
+
+def _connected(client: Any, spark: SparkSession) -> Any:
+    """Return a new connection of py4j for this thread, whose twin has an active session."""
+    connection = type(client)._create_new_connection(client)  # py4j keeps it weakly until used
+    _activate(spark)
+    client.deque.remove(connection)  # the command that is to follow adds it again
+    return connection
+
+
+def _activate(spark: SparkSession) -> None:
+    _jvm(spark).org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def _jvm(owner: SparkSession | SparkContext) -> Any:
+    return owner._jvm
+
+
+def _candidates(context: SparkContext | None) -> list[str]:
+    """Return the Pythons to try for the workers."""
+    if context is None:
+        return [""]
+    if re.match(r"local(\[|$)", context.master or ""):
+        return [sys.executable]
+    return list(dict.fromkeys([context.pythonExec, sys.executable]))
+
+
+def _run_workers_with(context: SparkContext | None, python: str) -> str:
+    """Let workers that Spark starts from now on run a Python; return the one before."""
+    if context is None:
+        return ""
+    before, context.pythonExec = context.pythonExec, python
+    from py4j.protocol import Py4JJavaError
+
+    # A JVM that hides its environment serves Spark classic without it; the probe decides.
+    with contextlib.suppress(Py4JJavaError):
+        _environment(context).put(_VARIABLE, python)
+    return str(before)
+
+
+def _environment(context: SparkContext) -> Any:
+    """Return the environment of the JVM, which Java shows as a map that cannot be changed."""
+    lang = _jvm(context).java.lang
+    field = lang.Class.forName("java.util.Collections$UnmodifiableMap").getDeclaredField("m")
+    field.setAccessible(True)
+    return field.get(lang.System.getenv())
+
+
+def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return what a task gets: a worker imports kafkalog to find this function."""
+    return batches
+
+
+def _cause(error: Exception) -> str:
+    """Return why a worker failed, in some words."""
+    text = str(error)
+    found = _CAUSE.search(text)
+    return found[0].rstrip(".") if found else text.strip().partition("\n")[0]

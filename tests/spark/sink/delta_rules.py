@@ -7,9 +7,9 @@ import logging
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -244,32 +244,69 @@ def test_a_commit_lands_only_on_the_positions_that_were_read(
     assert table.rows() == [("c", 30)]
 
 
+def wait_for(file: Path, patience_s: float = PATIENCE_S) -> bool:
+    """Return whether another thread or task has made the file in time."""
+    until = time.monotonic() + patience_s
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    return file.exists()
+
+
+def slowed(frame: Any, begun: Path, end: Path) -> Any:
+    """Return rows whose task makes the file `begun`, and waits for the file `end`."""
+
+    def wait(batches: Iterator[Any]) -> Iterator[Any]:
+        begun.touch()
+        wait_for(end)
+        yield from batches
+
+    return frame.mapInArrow(wait, frame.schema)
+
+
 def test_a_conflict_with_a_foreign_writer_is_tried_again(
     upsert: DeltaUpsert, table: Table, tmp_path: Path
 ) -> None:
     store(upsert, batch(0), *[change(f"k{n}", n, n) for n in range(5)])
     merging, deleted = tmp_path / "merging", tmp_path / "deleted"
 
-    def wait(batches: Iterator[Any]) -> Iterator[Any]:
-        merging.touch()
-        until = time.monotonic() + PATIENCE_S
-        while not deleted.exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        yield from batches
-
     def delete() -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not merging.exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_for(merging)
         table.spark.newSession().sql(f"DELETE FROM {table.name} WHERE key = 'k4'").collect()
         deleted.touch()
 
-    writer = threading.Thread(target=delete)
-    writer.start()
-    frame = frame_of(table.spark, change("k0", 10, 5))
-    upsert._apply(frame.mapInArrow(wait, frame.schema), batch(1), None)
-    writer.join()
+    with ThreadPoolExecutor(1) as writer:
+        done = writer.submit(delete)
+        upsert._apply(
+            slowed(frame_of(table.spark, change("k0", 10, 5)), merging, deleted), batch(1), None
+        )
+        done.result()
     assert table.rows() == [("k0", 10), ("k1", 1), ("k2", 2), ("k3", 3)]
+
+
+def test_upserts_of_one_query_into_two_tables_at_once_keep_their_own_positions(
+    spark: SparkSession, upsert: DeltaUpsert, tmp_path: Path
+) -> None:
+    other = DeltaUpsert(tmp_path / "other", schema="n int", key_type="string")
+    merging, seen, done = (tmp_path / name for name in ("merging", "seen", "done"))
+
+    def second() -> None:
+        wait_for(merging)
+        store(other, batch(0, 20), change("b", 2))
+        done.touch()
+
+    with ThreadPoolExecutor(2) as threads:
+        frame = slowed(frame_of(spark, change("a", 1)), merging, seen)
+        ends = [
+            threads.submit(upsert._apply, frame, batch(0, 10), None),
+            threads.submit(second),
+        ]
+        wait_for(merging)
+        assert not wait_for(done, patience_s=5)
+        seen.touch()
+        for each in ends:
+            each.result()
+    found = [each.positions()["q"].end_offsets for each in (upsert, other)]
+    assert found == [{"t": {"0": 10}}, {"t": {"0": 20}}]
 
 
 def test_tables_with_deletion_vectors_column_mapping_and_constraints_follow(

@@ -26,7 +26,7 @@ help: ## show this list
 
 setup: $(READY) ## install what is missing: gcc, Java and venv (as root), then .venv and the package
 
-peers: $(PEERS) ## fetch Kafka's broker and tools, and Spark's connector, into .peers/ (Maven; as root it is installed)
+peers: $(PEERS) ## fetch Kafka's broker and tools, Spark's connector and Delta, into .peers/ (Maven; as root it is installed)
 
 demo: $(DEMO_READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
 	$(BIN)/python -m examples.git_table $(ARGS)
@@ -117,6 +117,6 @@ $(READY): pyproject.toml $(KERNELS)
 $(FUZZ): $(READY)
 	@$(BIN)/python -m pip install --quiet -e '.[fuzz]' && touch $@ || echo "atheris cannot be installed here"
 
-$(PEERS): tests/conformance/pom.xml .ci/peers
+$(PEERS): tests/conformance/pom.xml .ci/peers | $(READY)
 	@sh ./.ci/peers
 	@touch $@

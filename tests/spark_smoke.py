@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import kafkalog
-from kafkalog.sink.upsert import DeltaUpsert, SQLiteUpsert
+from kafkalog.sink.upsert import SQLiteUpsert
 
 ROCKS_DB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -71,18 +70,12 @@ def main(scratch: Path) -> None:
     updates.foreachBatch(collect).start().awaitTermination()
     found["previous"] = previous
 
-    database, delta = str(scratch / "table.db"), str(scratch / "delta")
-
-    def upsert(rows: Any, batch: int) -> None:
-        SQLiteUpsert(database, "t", key_type="string")(rows, batch)
-        DeltaUpsert(delta, key_type="string")(rows, batch)
-
+    database = str(scratch / "table.db")
+    upsert = SQLiteUpsert(database, "t", key_type="string")
     changes = stream.options(path=path, subscribe="t").load()
     writer(changes, "tables").foreachBatch(upsert).start().awaitTermination()
     rows = sqlite3.connect(database).execute("SELECT key, value FROM t ORDER BY key").fetchall()
     found["sqlite"] = [(key, value.decode()) for key, value in rows]
-    merged = DeltaTable(delta).to_pyarrow_table().to_pylist()
-    found["delta"] = sorted((row["key"], row["value"].decode()) for row in merged)
     spark.stop()
     print(json.dumps(found))
 

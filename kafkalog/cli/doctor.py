@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kafkalog.cli.terminal.colours import Style, styled
-from kafkalog.cli.terminal.output import PATH_HELP, print_json, print_line
+from kafkalog.cli.terminal.output import print_json, print_line
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ _STYLES: Final[dict[str, Style]] = {"fine": "green", "advice": "yellow", "wrong"
 def command(
     path: Annotated[
         str | None,
-        typer.Argument(metavar="PATH", envvar="KAFKALOG_PATH", show_default=False, help=PATH_HELP),
+        typer.Argument(
+            metavar="PATH", envvar="KAFKALOG_PATH", show_default=False, help="A log's directory."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per check.")] = False,
 ) -> int:

@@ -84,11 +84,6 @@ from kafkalog.cleaner.schedule.thread import CleanerThread
 with kafkalog.open(sys.argv[1]) as log, served(log, CleanerThread(log), 0) as port:
     assert b"kafkalog_" in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read()
 """,
-    "delta": """
-import sys
-from kafkalog.sink.upsert import DeltaUpsert
-print(DeltaUpsert(sys.argv[1]).positions())
-""",
     "postgres": """
 import sys
 from kafkalog.sink.upsert import PostgresUpsert
@@ -362,7 +357,7 @@ def test_spark_finds_the_format_of_an_editable_install(sources: Path, tmp_path: 
 def test_the_oldest_spark_does_everything_in_a_clean_environment(
     bare: Path, with_extra: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    extras = map(with_extra, ("spark", "state", "delta"))
+    extras = map(with_extra, ("spark", "state"))
     own = python(clean_environment(tmp_path / "venv", *extras, bare))
     smoke = str(ROOT / "tests" / "spark_smoke.py")
     printed = run(
@@ -382,5 +377,4 @@ def test_the_oldest_spark_does_everything_in_a_clean_environment(
         "lookup": "3",
         "previous": [None, "1"],
         "sqlite": table,
-        "delta": table,
     }

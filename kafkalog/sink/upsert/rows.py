@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["DELETED", "RECORD", "RowShape", "UpsertRows", "column_of", "deletion_column"]
+__all__ = [
+    "DELETED",
+    "RECORD",
+    "RowShape",
+    "UpsertRows",
+    "column_of",
+    "deletion_column",
+    "record_fault",
+]
 
 DELETED = "kl_deleted"
 RECORD = {
@@ -180,7 +188,9 @@ def _parsed(records: DataFrame, schema: StructType | str, key: str) -> DataFrame
     document = F.from_json(
         F.col("value").cast("string"), whole, {"columnNameOfCorruptRecord": _CORRUPT}
     )
-    fault = _fault(f"the value is not a JSON document of {fields.simpleString()}", F.col("kl_text"))
+    fault = record_fault(
+        f"the value is not a JSON document of {fields.simpleString()}", F.col("kl_text")
+    )
     # Each step is its own projection, so that Spark parses once, not once per field.
     parsed = records.select(
         *_of_record(),
@@ -211,7 +221,7 @@ def _struct(schema: StructType | str) -> StructType:
     return fields
 
 
-def _fault(text: str, found: Column | None = None) -> Column:
+def record_fault(text: str, found: Column | None = None) -> Column:
     """Return an expression that fails the micro-batch and names the record."""
     from pyspark.sql import functions as F
 
@@ -248,7 +258,7 @@ def _rows(
             f"select gives no column 'key'; its columns are: {', '.join(given) or 'none'}"
         )
     marked = shaped.select(deleted, *record, *[column_of(name) for name in names])
-    checked = F.coalesce(F.col("key"), _fault("select makes the key null")).alias("key")
+    checked = F.coalesce(F.col("key"), record_fault("select makes the key null")).alias("key")
     frame = marked.select(
         DELETED, *RECORD, *[checked if name == "key" else column_of(name) for name in names]
     )

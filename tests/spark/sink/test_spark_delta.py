@@ -1,98 +1,77 @@
-"""DeltaUpsert inside a streaming query."""
+"""DeltaUpsert in Spark with Delta Lake: the rules of `delta_rules`, in a process of their own.
+
+Delta Lake is published for an earlier Spark than this run has, so that process has the PySpark that
+`make peers` installs.
+"""
 
 from __future__ import annotations
 
-import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 
-from kafkalog.sink.upsert import Batch, DeltaUpsert
-from kafkalog.storage_engine.engine import Engine
-from tests.spark.sink.test_spark_foreach_batch import forget_commit
-from tests.spark.sink.test_spark_writes import finish
+from kafkalog.errors import InvalidInputError
+from kafkalog.sink.upsert import DeltaUpsert
+from tests import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
+DELTA = ROOT / ".peers" / "delta"
+SOURCE = Path(__file__).with_name("delta_rules.py")
+RULES = re.findall(r"^def (test_\w+)", SOURCE.read_text(), re.MULTILINE)
+PATIENCE_S = 1200
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = DeltaTable(path).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: str(row["key"]))
-
-
-def test_delta_upsert_follows_exactly_once(spark: Any, tmp_path: Path) -> None:
-    log, table, checkpoint = (tmp_path / name for name in ("log", "table", "checkpoint"))
-    engine = Engine(log)
-    engine.create_topic("t", 2)
-    upsert = DeltaUpsert(table, schema="n int, at timestamp", key_type="string")
-
-    def run() -> int:
-        reader = spark.readStream.format("kafkalog").option("subscribe", "t")
-        stream = reader.option("startingOffsets", "earliest").load(str(log))
-        finish(
-            stream.writeStream.foreachBatch(upsert).option("checkpointLocation", str(checkpoint))
-        )
-        return int(DeltaTable(table).version())
-
-    def ends() -> dict[str, dict[str, int]]:
-        return {"t": {str(number): end for number, (_, end) in engine.offsets("t").items()}}
-
-    time = "2024-01-01T00:00:00Z"
-    engine.append("t", [(f"k{n}", json.dumps({"n": n, "at": time})) for n in range(5)])
-    engine.append("t", [("k0", '{"n": 10}'), ("k1", None)])
-    run()
-    assert [(row["key"], row["n"]) for row in rows_of(table)] == [
-        ("k0", 10),
-        ("k2", 2),
-        ("k3", 3),
-        ("k4", 4),
-    ]
-    engine.append("t", [("k2", '{"n": 22}'), ("k3", None), ("unknown", None)])
-    version = run()
-    (position,) = upsert.positions().values()
-    assert (position.batch_id, position.end_offsets) == (1, ends())
-
-    forget_commit(checkpoint, 1)
-    engine.append("t", [("unknown", None)])
-    assert run() == version + 1
-    (position,) = upsert.positions().values()
-    assert (position.batch_id, position.end_offsets) == (2, ends())
-    assert [(row["key"], row["n"]) for row in rows_of(table)] == [("k0", 10), ("k2", 22), ("k4", 4)]
-
-
-def test_what_select_makes_is_stored(spark: Any, tmp_path: Path) -> None:
-    frame = spark.sql(
-        "select binary(key) key, binary(value) value, 't' topic, 0 partition, offset, "
-        "timestamp'2024-01-01' timestamp from values ('a', '1', 0L), ('a', '2', 1L), "
-        "('b', '3', 2L), (null, '4', 3L), ('c', null, 4L) as t(key, value, offset)"
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what each rule failed with; "" if it holds."""
+    if not (DELTA / "python" / "pyspark").is_dir():
+        reason = "no Delta Lake: `make peers` fetches it"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    scratch = tmp_path_factory.mktemp("delta")
+    report = scratch / "report.xml"
+    python = [sys.executable, "-m", "pytest", "--noconftest", "-c", os.devnull]
+    ended = subprocess.run(
+        [*python, "-q", f"--rootdir={ROOT}", f"--junit-xml={report}", str(SOURCE)],
+        check=False,
+        cwd=scratch,
+        env={
+            **{name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
+            "PYTHONPATH": os.pathsep.join([str(DELTA / "python"), str(ROOT)]),
+            "KAFKALOG_DELTA_JARS": ",".join(map(str, sorted(DELTA.glob("*.jar")))),
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
+    assert report.exists(), ended.stdout[-8000:] + ended.stderr[-2000:]
+    found: dict[str, str] = {}
+    for case in ET.parse(report).iter("testcase"):
+        name = str(case.get("name")).partition("[")[0]
+        faults = [str(each.text) for kind in ("failure", "error") for each in case.iter(kind)]
+        found[name] = "\n".join(filter(None, [found.get(name, ""), *faults]))
+    return found
 
-    def batch(number: int) -> Batch:
-        return Batch("q", number, "run", {"t": {"0": 5}}, number)
 
-    shaped = DeltaUpsert(
-        tmp_path / "shaped",
-        select=[
-            "cast(key as string) key",
-            "value is null deleted",
-            "make_dt_interval(0, cast(cast(value as string) as int)) span",
-            "array(named_struct('n', cast(cast(value as string) as smallint))) nested",
-        ],
+@pytest.mark.parametrize("rule", RULES)
+def test_delta(rule: str, outcomes: dict[str, str]) -> None:
+    assert rule in outcomes
+    if outcomes[rule]:
+        pytest.fail(outcomes[rule], pytrace=False)
+
+
+def test_a_session_without_delta_is_answered_with_what_to_add(spark: Any, tmp_path: Path) -> None:
+    release = ".".join(spark.version.split(".")[:2])
+    words = (
+        rf"no Delta Lake; start it with --packages io\.delta:delta-spark_{release}_2\.13:4\.4\.1"
     )
-    for number in range(2):
-        shaped._apply(frame, batch(number), None)
-    assert rows_of(tmp_path / "shaped") == [
-        {"key": "a", "span": "INTERVAL '0 02:00:00' DAY TO SECOND", "nested": [{"n": 2}]},
-        {"key": "b", "span": "INTERVAL '0 03:00:00' DAY TO SECOND", "nested": [{"n": 3}]},
-    ]
-    typed = DeltaUpsert(tmp_path / "shaped", schema="span int, nested array<int>")
-    wrong = frame.selectExpr("key", 'binary(\'{"span": "x"}\') value', "* except (key, value)")
-    with pytest.raises(Exception, match="t-0 offset 1: the value is not a JSON document"):
-        typed._apply(wrong.where("key = 'a'"), batch(2), None)
-    assert DeltaTable(tmp_path / "shaped").version() == 2
-    many = DeltaUpsert(tmp_path / "many", select=lambda df: df.withColumn("key", df.topic))
-    with pytest.raises(Exception, match=r"t-0 offset \d: .*select makes one key of several keys"):
-        many._apply(frame, batch(0), None)
-    assert many.positions() == {}
+    with pytest.raises(InvalidInputError, match=words + ".*DeltaSparkSessionExtension"):
+        DeltaUpsert(tmp_path / "table").positions()

@@ -2,72 +2,73 @@
 
 Invariants:
 
-- One commit of the table holds rows and position. The position is a set of Delta's application
-  transactions, see `log`.
-- A commit builds on exactly the version whose position was read. If another commit comes between,
+- One commit of the table holds rows and positions, see `commits`.
+- A commit lands only on the positions that were read for it. If another upsert commits meanwhile,
   the attempt starts again, so two runs of one query never apply a micro-batch twice.
-- A commit that replaces all rows resets the positions of all other queries.
-- A micro-batch that changes no row makes an empty commit, which carries the position.
+- A commit that replaces all rows keeps no position of another query.
+- The rows stay in Spark: executors merge them.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import random
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from os import PathLike, fspath
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
-from kafkalog.sink.upsert.delta.columns import DeltaColumns, delta_type, table_schema
-from kafkalog.sink.upsert.delta.log import (
-    ApplicationTransaction,
-    application_transactions,
-    ends_of,
-    positions_of,
-    transactions_of_batch,
-)
-from kafkalog.sink.upsert.delta.rows import KEY_COUNT, FittingRows, RepeatableRows
-from kafkalog.sink.upsert.driver_batches import in_driver_batches, parts_for
+from kafkalog.sink.upsert.delta.columns import DeltaRows
+from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
 from kafkalog.sink.upsert.position import Position
-from kafkalog.sink.upsert.rows import DELETED, RECORD, UpsertRows
+from kafkalog.sink.upsert.rows import DELETED
 from kafkalog.sink.upsert.upsert import Batch, Upsert
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from deltalake import CommitProperties, DeltaTable
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 __all__ = ["DeltaUpsert"]
 
 _ATTEMPTS = 12
-_PAUSE_S, _PAUSE_MAX_S = 0.05, 5.0
-_SOURCE, _TARGET = "kl_source", "kl_target"
+_PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
+_SOURCE = "kl_source"
+_MISSING = ("DELTA_TABLE_ONLY_OPERATION", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND")
+_CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
+_REASON = re.compile(r"\[[A-Z][A-Z0-9_.]+\].*?(?=\n\s+at |\nCaused by|\n\nJVM|\Z)", re.DOTALL)
+"""An error of Spark or Delta in the text of an exception, before its stack trace."""
 _turns: dict[str, threading.Lock] = {}
-"""Per table: upserts of one process take turns, since a commit makes the attempts beside it void.
-"""
+"""Per table, since a commit makes the attempts beside it void; and per query, whose session has the
+settings of one commit at a time."""
 
 
 class DeltaUpsert(Upsert):
     """Keep a Delta Lake table equal to the latest records of a stream of this source.
 
-    `table_uri` is a directory, or another address that deltalake takes, with its `storage_options`.
+    `table` is a path or URI if it has a slash, else a name in the catalog. The session needs Delta:
+
+        --packages io.delta:delta-spark_4.3_2.13:4.4.1
+        spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension
+        spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog
+
     A missing table is created with the types of the rows. Types that Delta lacks (intervals,
     variants) are stored as text. An existing table must have the rows' columns, in any order. A
     column's type may be wider, or narrower if every value fits. Further columns keep their values
     and are null in new rows. If all rows are replaced, as in a view's rebuild, they become null in
-    all rows. `key` must be unique; Delta does not check that. A record with a date or time outside
-    the years 1 to 9999 is refused, since readers could not open the table.
+    all rows. `key` must be unique; Delta does not check that. The table may have deletion vectors,
+    column mapping, constraints and generated columns.
 
-    Spark reduces each micro-batch to the latest record per key. The merge reads the keys of the
-    whole table and rewrites the files it changes, so few large micro-batches cost less than many
-    small ones. Calls of `DeltaTable.optimize.compact()` and `vacuum()` are up to you. Delta's
-    RESTORE brings back the rows but not the position, so rebuild the table after it. On a local
-    disk deltalake does not sync what it writes: a killed process loses nothing, but a power cut may
-    take back or damage the last commits.
+    Spark reduces each micro-batch to the latest record per key and merges it, in executors. The
+    merge reads the keys of the whole table and rewrites the files it changes, so few large
+    micro-batches cost less than many small ones. OPTIMIZE and VACUUM are up to you. Delta's RESTORE
+    brings back the rows but not the position, so rebuild the table after it.
+
+    The positions are in the commits. Delta forgets commits after `delta.logRetentionDuration` (30
+    days). If other writers alone commit for that long, the table forgets its positions: a view is
+    then rebuilt, and a query of your own continues with a warning.
 
     `Upsert` describes the other arguments and the errors. End offsets below those of an earlier
     micro-batch are refused, like a lower batch id. The exception is the last micro-batch, which
@@ -76,29 +77,24 @@ class DeltaUpsert(Upsert):
 
     def __init__(
         self,
-        table_uri: str | PathLike[str],
+        table: str | PathLike[str],
         *,
         select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None = None,
         schema: StructType | str | None = None,
         key_type: str = "binary",
-        storage_options: Mapping[str, str] | None = None,
         reset_writer: bool = False,
         replace_first: bool = False,
     ) -> None:
+        address = table if isinstance(table, str) else str(Path(table).absolute())
         super().__init__(
-            fspath(table_uri),
+            address,
             select=select,
             schema=schema,
             key_type=key_type,
             reset_writer=reset_writer,
             replace_first=replace_first,
         )
-        if importlib.util.find_spec("deltalake") is None:
-            raise InvalidInputError(
-                "DeltaUpsert needs the package deltalake: pip install 'kafkalog[delta]'"
-            )
-        self.storage_options = dict(storage_options or {})
-        self._makes_keys = select is not None
+        self._in_sql = f"delta.{_quoted(address)}" if "/" in address else address
 
     @property
     def where(self) -> str:
@@ -107,155 +103,134 @@ class DeltaUpsert(Upsert):
 
     def positions(self) -> dict[str, Position]:
         """Return the position of each query that has written to the table, by query id."""
-        table = self._open()
-        if table is None:
-            return {}
-        return positions_of(self._transactions(table))
+        found = self._last_commit(self._active_session())
+        return {} if found is None else dict(found.positions)
 
     def has_rows(self) -> bool:
         """Return whether the table exists and has rows."""
-        table = self._open()
-        if table is None:
-            return False
-        # A file that another writer made without statistics counts as one with rows.
-        return any(count != 0 for count in table.get_add_actions()["num_records"].to_pylist())
+        spark = self._active_session()
+        return self._last_commit(spark) is not None and not spark.table(self._in_sql).isEmpty()
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
-        parts = parts_for(batch.record_count_max(position))
-        rows = self.shape.rows(df, latest=True, parts=parts)
-        frame, columns = _for_delta(rows, count_keys=self._makes_keys)
-        self.apply(batch, columns, lambda: in_driver_batches(frame))
+        rows = self.shape.rows(df, latest=True)
+        # Other rows are the latest of their key already.
+        self._store(batch, DeltaRows(rows, may_repeat_keys=not self.shape.is_row_by_row))
 
-    def apply(
-        self,
-        batch: Batch,
-        columns: StructType,
-        driver_batches: Callable[[], Iterator[pa.RecordBatch]],
-    ) -> bool:
-        """Commit the rows of a micro-batch; return False if the table has them already.
-
-        Each call of `driver_batches` returns the same rows: `kl_deleted`, the record's columns,
-        those of `columns`, and perhaps `kl_count`, the number of rows with the row's key.
-        """
-        from deltalake.exceptions import CommitFailedError
-
-        rows = RepeatableRows(driver_batches)
+    def _store(self, batch: Batch, rows: DeltaRows) -> None:
+        """Commit the rows and the position of a micro-batch, unless the table has them already."""
         for attempt in range(_ATTEMPTS):
             if attempt:
                 pause_s = min(_PAUSE_MAX_S, _PAUSE_S * 2**attempt)
                 time.sleep(pause_s * random.uniform(0.5, 1))
-            # The first rows cost Spark's whole reduction, so they are read before locking.
-            reading = rows.read()
-            with _turns.setdefault(self.table, threading.Lock()):
-                try:
-                    return self._commit(batch, columns, rows, reading)
-                except CommitFailedError as fault:
-                    conflict = fault
+            with (
+                _turns.setdefault(self.table, threading.Lock()),
+                _turns.setdefault(batch.query_id, threading.Lock()),
+            ):
+                if self._commit(batch, rows):
+                    return
         raise StorageError(
             f"{self.where}: each of {_ATTEMPTS} attempts to commit met another writer's commit, so "
             f"nothing of micro-batch {batch.batch_id} is written; let fewer streams and jobs write "
-            f"to the table at once: {_one_line(conflict)}"
+            "to the table at once"
         )
 
-    def _commit(
-        self,
-        batch: Batch,
-        columns: StructType,
-        rows: RepeatableRows,
-        reading: Iterator[pa.RecordBatch],
-    ) -> bool:
-        """Make one attempt; raise CommitFailedError if the table changed meanwhile."""
-        import pyarrow as pa
-        from deltalake.exceptions import CommitFailedError
-
-        table = self._open()
-        known = {} if table is None else self._transactions(table)
-        positions = positions_of(known)
-        position = positions.get(batch.query_id)
+    def _commit(self, batch: Batch, rows: DeltaRows) -> bool:
+        """Make one attempt; return False if another writer's commit came between."""
+        spark = rows.frame.sparkSession
+        last = self._last_commit(spark)
+        known = {} if last is None else last.positions
+        position = known.get(batch.query_id)
         if not self.is_due(batch, position):
-            return False
+            return True
         self._check_gap(batch, position)
         # Spark may plan the last micro-batch again, with more of one partition and less of another.
         if position is not None and batch.batch_id != position.batch_id:
-            self._check_offsets(batch, ends_of(known, batch.query_id))
+            self._check_offsets(batch, position)
         is_replacing = batch.is_replacing and position is None
-        if table is None:
-            table = self._create(columns)
-            if table.version() > 0:
-                raise CommitFailedError("it was created and written to meanwhile")
-        schema = pa.schema(table.schema().to_arrow())
-        target = DeltaColumns.of(self.where, schema, columns.names)
-        source = FittingRows(target, reading)
-        properties = _commit_properties(batch, replaced=positions if is_replacing else ())
-        version = table.version()
+        commit = UpsertCommit(
+            1 if last is None else last.number + 1,
+            {**({} if is_replacing else known), batch.query_id: batch.position()},
+        )
         try:
-            if is_replacing:
-                _replace(table, source.as_table(schema), properties)
-            elif not rows.are_none:
-                _merge(table, source.as_changes(), target.names, properties)
-            if table.version() == version:
-                table.create_write_transaction(
-                    [],
-                    "append",
-                    table.schema(),
-                    partition_by=table.metadata().partition_columns,
-                    commit_properties=properties,
-                )
+            if last is None:
+                columns = rows.schema.toDDL()
+                spark.sql(f"CREATE TABLE IF NOT EXISTS {self._in_sql} ({columns}) USING delta")
+            rows.check(self.where, spark.table(self._in_sql).schema)
+            with commit.settings(spark):
+                if is_replacing:
+                    self._replace(rows)
+                else:
+                    self._merge(rows)
         except KafkaLogError:
             raise
-        except CommitFailedError as fault:
-            now = self._open()
-            if now is not None and now.version() == version:
-                raise StorageError(
-                    f"{self.where}: the table refuses micro-batch {batch.batch_id}; nothing of it "
-                    f"is written: {_one_line(fault)}"
-                ) from fault
-            raise
         except Exception as fault:
-            if source.fault is not None:
-                raise source.fault from None
-            raise StorageError(
-                f"{self.where}: micro-batch {batch.batch_id}: {_one_line(fault)}"
+            reason = _reason(fault)
+            if any(word in reason for word in _CONFLICTS):
+                return False
+            kind = InvalidInputError if "USER_RAISED_EXCEPTION" in reason else StorageError
+            raise kind(
+                f"{self.where}: nothing of micro-batch {batch.batch_id} is written: {reason}"
             ) from fault
-        return True
+        landed = self._last_commit(spark)
+        # Delta has skipped the commit if another upsert took its number.
+        return landed is not None and landed.positions.get(batch.query_id) == batch.position()
 
-    def _open(self) -> DeltaTable | None:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import TableNotFoundError
-
+    def _merge(self, rows: DeltaRows) -> None:
+        names = [_quoted(name) for name in rows.names]
+        updates = ", ".join(f"t.{name} = s.{name}" for name in names)
+        values = ", ".join(f"s.{name}" for name in names)
+        rows.frame.createOrReplaceTempView(_SOURCE)
         try:
-            return DeltaTable(self.table, storage_options=self.storage_options or None)
-        except TableNotFoundError:
-            return None
-        except Exception as fault:
-            raise StorageError(f"{self.where}: {_one_line(fault)}") from fault
-
-    def _transactions(self, table: DeltaTable) -> dict[str, ApplicationTransaction]:
-        try:
-            return application_transactions(table, self.storage_options)
-        except Exception as fault:
-            raise StorageError(f"{self.where}: its log: {_one_line(fault)}") from fault
-
-    def _create(self, columns: StructType) -> DeltaTable:
-        from deltalake import DeltaTable, Schema
-
-        try:
-            DeltaTable.create(
-                self.table,
-                Schema.from_json(columns.json()),
-                mode="ignore",
-                storage_options=self.storage_options or None,
+            rows.frame.sparkSession.sql(
+                f"MERGE INTO {self._in_sql} t USING {_SOURCE} s ON t.key = s.key "
+                f"WHEN MATCHED AND s.{DELETED} THEN DELETE "
+                f"WHEN MATCHED THEN UPDATE SET {updates} "
+                f"WHEN NOT MATCHED AND NOT s.{DELETED} "
+                f"THEN INSERT ({', '.join(names)}) VALUES ({values})"
             )
-            return DeltaTable(self.table, storage_options=self.storage_options or None)
-        except Exception as fault:
-            raise StorageError(f"{self.where}: creating it: {_one_line(fault)}") from fault
+        finally:
+            rows.frame.sparkSession.catalog.dropTempView(_SOURCE)
 
-    def _check_offsets(self, batch: Batch, known: Mapping[str, Mapping[str, int]]) -> None:
+    def _replace(self, rows: DeltaRows) -> None:
+        from pyspark.sql import functions as F
+
+        stored = rows.frame.where(~F.col(DELETED)).drop(DELETED)
+        stored.writeTo(self._in_sql).overwrite(F.lit(True))
+
+    def _last_commit(self, spark: SparkSession) -> UpsertCommit | None:
+        """Return the last commit of an upsert; None if the table is missing."""
+        try:
+            return last_commit(spark, self._in_sql)
+        except Exception as fault:
+            reason = _reason(fault)
+            if any(word in reason for word in _MISSING):
+                return None
+            if "PARSE_SYNTAX_ERROR" in reason:  # Spark itself does not know DESCRIBE HISTORY
+                release = ".".join(spark.version.split(".")[:2])
+                raise InvalidInputError(
+                    f"{self.where}: this Spark session has no Delta Lake; start it with --packages "
+                    f"io.delta:delta-spark_{release}_2.13:4.4.1 and the settings "
+                    "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+                    "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
+                ) from fault
+            raise StorageError(f"{self.where}: its history: {reason}") from fault
+
+    def _active_session(self) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        try:
+            return SparkSession.active()
+        except Exception as fault:
+            raise InvalidInputError(
+                f"{self.where}: Spark reads its position; start a Spark session first"
+            ) from fault
+
+    def _check_offsets(self, batch: Batch, position: Position) -> None:
         if self.reset_writer:
             return
         for topic, partitions in batch.end_offsets.items():
             for partition, offset in partitions.items():
-                reached = known.get(topic, {}).get(partition, 0)
+                reached = position.end_offsets.get(topic, {}).get(partition, 0)
                 if offset < reached:
                     raise CommitConflictError(
                         f"{self.where}: the log of this stream is older than the table: "
@@ -266,65 +241,12 @@ class DeltaUpsert(Upsert):
                     )
 
 
-def _merge(
-    table: DeltaTable,
-    source: pa.RecordBatchReader,
-    names: Sequence[str],
-    properties: CommitProperties,
-) -> None:
-    quoted = [_quoted(name) for name in names]
-    key = quoted[[name.lower() for name in names].index("key")]
-    values = {name: f"{_SOURCE}.{name}" for name in quoted}
-    merger = table.merge(
-        source,
-        f"{_TARGET}.{key} = {_SOURCE}.{key}",
-        source_alias=_SOURCE,
-        target_alias=_TARGET,
-        commit_properties=properties,
-    )
-    deleted = f"{_SOURCE}.{DELETED}"
-    merger.when_matched_delete(deleted).when_matched_update(values).when_not_matched_insert(
-        values, f"NOT {deleted}"
-    ).execute()
-
-
-def _replace(table: DeltaTable, rows: pa.RecordBatchReader, properties: CommitProperties) -> None:
-    from deltalake import write_deltalake
-
-    write_deltalake(table, rows, mode="overwrite", commit_properties=properties)
-
-
-def _commit_properties(batch: Batch, replaced: Iterable[str]) -> CommitProperties:
-    from deltalake import CommitProperties
-
-    text = f"kafkalog: micro-batch {batch.batch_id} of query {batch.query_id}"
-    return CommitProperties(
-        custom_metadata={"userMetadata": text},
-        # Never commit on a version whose position was not read.
-        max_commit_retries=0,
-        app_transactions=transactions_of_batch(batch, replaced),
-    )
-
-
-def _for_delta(rows: UpsertRows, *, count_keys: bool) -> tuple[DataFrame, StructType]:
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StringType
-
-    kinds = [delta_type(kind) for kind in rows.types]
-    columns = [F.col("`" + name.replace("`", "``") + "`") for name in rows.names]
-    stored = [
-        column if kind is not None else column.cast("string").alias(name)
-        for name, kind, column in zip(rows.names, kinds, columns, strict=True)
-    ]
-    count = [F.count("*").over(Window.partitionBy("key")).alias(KEY_COUNT)] if count_keys else []
-    frame = rows.frame.select(DELETED, *RECORD, *stored, *count)
-    return frame, table_schema(rows.names, [kind or StringType() for kind in kinds])
-
-
 def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    return "`" + name.replace("`", "``") + "`"
 
 
-def _one_line(fault: Exception) -> str:
-    return " ".join(str(fault).split())[:500]
+def _reason(fault: Exception) -> str:
+    """Return the innermost error of Spark's or Delta's in one line."""
+    text = str(fault)
+    found = _REASON.findall(text)
+    return " ".join((found[-1] if found else text).split())[:500]

@@ -1,0 +1,94 @@
+"""What a commit of an upsert leaves in a Delta table's history.
+
+Each commit carries two things beside the rows:
+
+- Delta's transaction identifier `kafkalog`. Its version counts the upserts' commits. Delta skips a
+  commit whose number the table has, and refuses it if another commit takes the number meanwhile. A
+  commit therefore lands only on the positions that its writer has read.
+- The positions of all queries, as JSON in the commit's user metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from kafkalog.sink.upsert.position import Position
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["UpsertCommit", "last_commit"]
+
+_FORMAT = "kafkalog/1"
+_ROWS_FIRST, _ROWS_FACTOR = 10, 10
+
+
+@dataclass(frozen=True, slots=True)
+class UpsertCommit:
+    """A commit of an upsert."""
+
+    number: int
+    """Counts the upserts' commits of the table; never above the table's version."""
+    positions: Mapping[str, Position]
+    """The positions of all queries after the commit, by query id."""
+
+    def to_json(self) -> str:
+        """Return the commit's user metadata."""
+        positions = {query_id: asdict(each) for query_id, each in self.positions.items()}
+        return json.dumps({"format": _FORMAT, "commit": self.number, "positions": positions})
+
+    @contextmanager
+    def settings(self, spark: SparkSession) -> Iterator[None]:
+        """Make the next commit of the session this one; put its settings back afterwards."""
+        values = {
+            "spark.databricks.delta.write.txnAppId": "kafkalog",
+            "spark.databricks.delta.write.txnVersion": str(self.number),
+            "spark.databricks.delta.commitInfo.userMetadata": self.to_json(),
+            # Otherwise a value that does not fit could be stored as another one.
+            "spark.sql.storeAssignmentPolicy": "ANSI",
+        }
+        before = {name: spark.conf.get(name, None) for name in values}
+        try:
+            for name, value in values.items():
+                spark.conf.set(name, value)
+            yield
+        finally:
+            for name, known in before.items():
+                if known is None:
+                    spark.conf.unset(name)
+                else:
+                    spark.conf.set(name, known)
+
+
+def last_commit(spark: SparkSession, table: str) -> UpsertCommit:
+    """Return the last commit of an upsert to a table, which is given as in SQL.
+
+    If the history has none, the result has no positions, and the table's version as its number. No
+    commit that Delta has removed from the history has a higher number.
+    """
+    wanted = _ROWS_FIRST
+    while True:
+        history = spark.sql(f"DESCRIBE HISTORY {table} LIMIT {wanted}")
+        rows = history.select("version", "userMetadata").collect()
+        for row in rows:
+            found = _of_metadata(row.userMetadata)
+            if found is not None:
+                return found
+        if len(rows) < wanted:
+            return UpsertCommit(rows[0].version, {})
+        wanted *= _ROWS_FACTOR
+
+
+def _of_metadata(text: str | None) -> UpsertCommit | None:
+    try:
+        found = json.loads(text or "null")
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        return None
+    positions = {query_id: Position(**each) for query_id, each in found["positions"].items()}
+    return UpsertCommit(found["commit"], positions)

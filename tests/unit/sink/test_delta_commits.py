@@ -1,0 +1,103 @@
+"""What a commit of DeltaUpsert says, and which types keep values; without Spark."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import types
+
+from kafkalog.sink.upsert import Position
+from kafkalog.sink.upsert.delta.columns import _keeps_values, delta_type
+from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
+from kafkalog.sink.upsert.delta.upsert import _reason
+
+COMMIT = UpsertCommit(7, {"q": Position(3, {"t": {"0": 9}}, 1000)})
+
+
+class History:
+    """A session whose only table has this user metadata, oldest first."""
+
+    def __init__(self, *metadata: str | None) -> None:
+        rows = [SimpleNamespace(version=at, userMetadata=text) for at, text in enumerate(metadata)]
+        self.rows = rows[::-1]
+
+    def sql(self, statement: str) -> Any:
+        asked = re.fullmatch(r"DESCRIBE HISTORY t LIMIT (\d+)", statement)
+        assert asked is not None
+        found = SimpleNamespace(collect=lambda: self.rows[: int(asked[1])])
+        return SimpleNamespace(select=lambda *_: found)
+
+
+@pytest.mark.parametrize("newer", [0, 9, 10, 250])
+def test_the_last_commit_is_found_below_those_of_others(newer: int) -> None:
+    older = UpsertCommit(6, {}).to_json()
+    others = [None, "by hand", "[1]", '{"commit": 1}', "{"] * (newer // 5 + 1)
+    session: Any = History(None, older, COMMIT.to_json(), *others[:newer])
+    assert last_commit(session, "t") == COMMIT
+
+
+def test_without_an_upsert_in_the_history_the_tables_version_counts() -> None:
+    session: Any = History(*[None] * 12)
+    assert last_commit(session, "t") == UpsertCommit(11, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "keeps"),
+    [
+        ("long", "short", True),  # Spark refuses what does not fit
+        ("integer", "decimal(9,2)", True),
+        ("integer", "double", True),
+        ("long", "double", False),
+        ("double", "float", False),
+        ("decimal(9,2)", "decimal(5,2)", True),
+        ("decimal(9,2)", "decimal(9,1)", False),
+        ("timestamp", "date", False),
+        ("timestamp", "timestamp_ntz", False),
+        ("string", "integer", False),
+        ("integer", "string", False),
+        ("array<int>", "array<int>", True),
+        ("array<int>", "array<string>", False),
+    ],
+)
+def test_a_type_keeps_values_or_is_refused(given: str, wanted: str, keeps: bool) -> None:
+    assert _keeps_values(kind(given), kind(wanted)) is keeps
+
+
+def test_delta_has_no_type_for_intervals_and_variants_however_deep() -> None:
+    for wrong in (types.DayTimeIntervalType(), types.VariantType()):
+        nested = types.StructType([types.StructField("a", types.ArrayType(wrong))])
+        assert delta_type(types.MapType(types.StringType(), nested)) is None
+    plain = types.ArrayType(types.DecimalType(9, 2), containsNull=False)
+    assert delta_type(plain) == types.ArrayType(types.DecimalType(9, 2))
+
+
+def test_the_innermost_error_is_the_reason() -> None:
+    fault = Exception(
+        "An error occurred while calling o43.sql.\n: org.apache.spark.SparkException: "
+        "[TASK_WRITE_FAILED] Task failed. SQLSTATE: 58030\n\tat org.apache.X.y(X.scala:1)\n"
+        "Caused by: io.delta.Z: [DELTA_VIOLATE_CONSTRAINT] CHECK small violated:\n - n : 1\n"
+        "\tat org.apache.X.y(X.scala:2)\n\t... 1 more"
+    )
+    assert _reason(fault) == "[DELTA_VIOLATE_CONSTRAINT] CHECK small violated: - n : 1"
+    assert _reason(Exception("no\nSpark")) == "no Spark"
+
+
+def kind(name: str) -> types.DataType:
+    """Return a type by its name."""
+    if name.startswith("decimal"):
+        precision, scale = re.findall(r"\d+", name)
+        return types.DecimalType(int(precision), int(scale))
+    if name.startswith("array"):
+        return types.ArrayType(kind({"int": "integer"}.get(name[6:-1], name[6:-1])))
+    named: dict[str, types.DataType] = {
+        each.typeName(): each
+        for each in (
+            *(types.ShortType(), types.IntegerType(), types.LongType(), types.FloatType()),
+            *(types.DoubleType(), types.StringType(), types.DateType(), types.TimestampType()),
+            types.TimestampNTZType(),
+        )
+    }
+    return named[name]

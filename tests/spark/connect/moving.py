@@ -9,7 +9,7 @@ from typing import Any
 
 from kafkalog.sink import Append
 from kafkalog.sink.upsert import SQLiteUpsert
-from tests.spark.connect.cells import SETTINGS
+from tests.spark.connect.cells import SETTINGS, patiently
 
 __all__ = ["copy_and_keep"]
 
@@ -23,7 +23,8 @@ def copy_and_keep(spark: Any, root: Path) -> None:
         ("table", SQLiteUpsert(root / "t.db", "t", key_type="string", name="table")),
     ):
         writer = frame.writeStream.option("checkpointLocation", str(root / name))
-        writer.foreachBatch(sink).trigger(availableNow=True).start().awaitTermination()
+        writer = writer.foreachBatch(sink).trigger(availableNow=True)
+        patiently(writer.start).awaitTermination()
 
 
 def main() -> None:

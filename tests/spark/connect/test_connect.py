@@ -51,7 +51,7 @@ def test_a_feature_does_what_the_table_says(
     else:
         outcome = request.getfixturevalue(f"{session}_outcomes")[feature]
     if TABLE[feature][SESSIONS.index(session)] == RUNS:
-        assert outcome == RUNS
+        assert outcome == RUNS, outcome
     else:
         assert outcome.replace(pyspark.__version__, "VERSION") in SENTENCES
 

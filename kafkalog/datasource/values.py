@@ -46,7 +46,8 @@ def value_columns(
     options = dict(options or {})
     if json is not None:
         text = functions.col(_VALUE).cast("string")
-        document = functions.from_json(text, _spark_schema(json), options)
+        # Spark Connect refuses an empty map.
+        document = functions.from_json(text, _spark_schema(json), options or None)
     else:
         assert avro is not None
         document = _from_avro(avro, options)
@@ -112,7 +113,7 @@ def _from_avro(schema: str, options: dict[str, str]) -> Column:
     if not is_record:
         raise InvalidInputError("avro= takes the schema of a record, in Avro's JSON")
     try:
-        return from_avro(_VALUE, schema, options)
+        return from_avro(_VALUE, schema, options or None)
     except (TypeError, AttributeError):  # releases without the built-in function
         raise _no_avro() from None
 
@@ -122,7 +123,9 @@ def _replaced(df: DataFrame, document: Column) -> DataFrame:
     from pyspark.errors import AnalysisException
 
     try:
-        return df.withColumn(_VALUE, document)
+        parsed = df.withColumn(_VALUE, document)
+        _ = parsed.schema  # Spark Connect resolves nothing before it is asked for the schema
+        return parsed
     except AnalysisException as fault:
         if "AVRO_NOT_LOADED" in str(fault):
             raise _no_avro() from None

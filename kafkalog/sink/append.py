@@ -29,12 +29,16 @@ _DONE_MAX = 1024
 
 
 class Append:
-    """Write each micro-batch into the log at `path`, once per (query, micro-batch, name).
+    """Write each micro-batch into the log at `path`, exactly once.
 
     Use it as `stream.writeStream.foreachBatch(Append(path, "t")).outputMode("update").start()`, or
     call `Append(path, "t")(df, batch_id)` in your own function. A micro-batch that Spark repeats
     after a failure is skipped. Two writes to one topic in one micro-batch need two names; without
     them the second raises InvalidInputError, since it looks like a repetition.
+
+    The log remembers the micro-batches by the query's id and the name. Spark Connect hides the id,
+    so a query needs a name there, and the name belongs to one checkpoint: a query with a new
+    checkpoint needs a new name.
 
     With `topic` None, each row's `topic` column names the topic. Further keywords are options of
     the sink; put those with a dot into `options`: `options={"topic.segment.bytes": "1048576"}`.
@@ -63,7 +67,7 @@ class Append:
     @plain_in_batch
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; `batch_id` is Spark's."""
-        running = micro_batch_of_driver(df, "kafkalog.sink.Append")
+        running = micro_batch_of_driver(df, batch_id, self.name, "kafkalog.sink.Append")
         options = {**self.options, "path": self.path}
         if self.topic is not None:
             options["topic"] = self.topic
@@ -92,4 +96,5 @@ class Append:
 
     def writer_id(self, running: MicroBatch) -> str:
         """Return the name under which the log remembers this write's batch ids."""
-        return f"{running.query_id}/{self.name}" if self.name else running.query_id
+        is_known = running.query_id != self.name  # under Spark Connect the name is all there is
+        return f"{running.query_id}/{self.name}" if self.name and is_known else running.query_id

@@ -2,6 +2,10 @@
 
 Spark sets these properties for everything that a micro-batch runs. Its tasks see them, and so does
 the driver's thread inside `foreachBatch`. A plain batch job has none of them.
+
+Spark Connect runs the function of `foreachBatch` in a Python process of its own beside the server,
+one for each run of a query. That process sees neither the properties nor the query. The name that
+the user gives is the query's identity there, and the rows say how far the micro-batch reaches.
 """
 
 from __future__ import annotations
@@ -12,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
@@ -27,7 +31,9 @@ __all__ = [
     "checkpoint_of_driver",
     "checkpoint_query_id",
     "end_offsets",
+    "end_offsets_of_checkpoint",
     "end_offsets_of_driver",
+    "is_connect",
     "micro_batch_of_driver",
     "micro_batch_of_task",
 ]
@@ -38,6 +44,8 @@ EndOffsets = dict[str, dict[str, int]]
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 _RUN_ID = "spark.jobGroup.id"
+_PROCESS = str(uuid4())
+"""The run of a query under Spark Connect: this process runs the micro-batches of no other run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,8 @@ class MicroBatch:
     """One micro-batch of a query."""
 
     query_id: str
-    """Stays the same as long as the checkpoint."""
+    """Stays the same as long as the checkpoint. Under Spark Connect it is the name that the user
+    gave."""
     batch_id: int
     run_id: str
     """Each start of the query has a new one; "" if it is not known."""
@@ -59,16 +68,24 @@ def micro_batch_of_task() -> MicroBatch | None:
     return None if context is None else _read(context.getLocalProperty)
 
 
-def micro_batch_of_driver(frame: DataFrame, caller: str) -> MicroBatch:
+def is_connect(frame: DataFrame) -> bool:
+    """Return whether a frame belongs to a session of Spark Connect."""
+    return type(frame).__module__.startswith("pyspark.sql.connect.")
+
+
+def micro_batch_of_driver(frame: DataFrame, batch_id: int, name: str, caller: str) -> MicroBatch:
     """Return the micro-batch that `foreachBatch` is running; errors begin with `caller`.
 
-    Raises InvalidInputError outside foreachBatch, and under Spark Connect, which hides the
-    properties from the client.
+    Raises InvalidInputError outside foreachBatch, and under Spark Connect without a `name`.
     """
-    try:
-        found = _read(frame.sparkSession.sparkContext.getLocalProperty)
-    except AttributeError as fault:  # what Spark Connect raises
-        raise InvalidInputError(f"{caller} needs a classic Spark session: {fault}") from fault
+    if is_connect(frame):
+        if not name:
+            raise InvalidInputError(
+                f"{caller}: Spark Connect does not show which query runs; give it a name= that no "
+                "other query uses for the same target"
+            )
+        return MicroBatch(name, batch_id, _PROCESS)
+    found = _read(frame.sparkSession.sparkContext.getLocalProperty)
     if found is None:
         raise InvalidInputError(
             f"{caller} works inside foreachBatch only, which has a query and a micro-batch "
@@ -78,18 +95,26 @@ def micro_batch_of_driver(frame: DataFrame, caller: str) -> MicroBatch:
     return replace(found, run_id=str(_execution(frame, found).runId().toString()))
 
 
-def checkpoint_of_driver(frame: DataFrame, running: MicroBatch) -> str:
-    """Return where the running query's checkpoint is."""
+def checkpoint_of_driver(frame: DataFrame, running: MicroBatch) -> str | None:
+    """Return where the running query's checkpoint is; None under Spark Connect, which hides it."""
+    if is_connect(frame):
+        return None
     return str(_execution(frame, running).resolvedCheckpointRoot())
 
 
-def end_offsets_of_driver(frame: DataFrame, running: MicroBatch) -> EndOffsets:
+def end_offsets_of_driver(
+    frame: DataFrame, running: MicroBatch, reached: Callable[[], EndOffsets]
+) -> EndOffsets:
     """Return the end of the micro-batch: {topic: {partition: next offset}}.
 
     The query's offset log has it, so markers, compacted tails and micro-batches without rows count
-    too. Sources whose offsets are not those of a Kafka log are left out. Raises InvalidInputError
-    if `running` does not run in this Spark session.
+    too. Sources whose offsets are not those of a Kafka log are left out. Under Spark Connect the
+    end is behind the last row of each partition; one without rows is where earlier micro-batches
+    have `reached`.
+    Raises InvalidInputError if `running` does not run in this Spark session.
     """
+    if is_connect(frame):
+        return _behind_the_rows(frame, reached())
     entry = _execution(frame, running).offsetLog().get(running.batch_id)
     if entry.isEmpty():
         raise InvalidInputError(
@@ -99,6 +124,32 @@ def end_offsets_of_driver(frame: DataFrame, running: MicroBatch) -> EndOffsets:
     offsets = entry.get().offsets()
     found = [offsets.apply(number) for number in range(offsets.size())]
     return end_offsets(each.get().json() for each in found if each.isDefined())
+
+
+def _behind_the_rows(frame: DataFrame, reached: EndOffsets) -> EndOffsets:
+    from pyspark.sql import functions as F
+
+    ends = {topic: dict(partitions) for topic, partitions in reached.items()}
+    if {"topic", "partition", "offset"} <= {*frame.columns}:
+        last = frame.groupBy("topic", "partition").agg(F.max("offset"))
+        for topic, partition, offset in last.collect():
+            ends.setdefault(topic, {})[str(partition)] = offset + 1
+    return ends
+
+
+def end_offsets_of_checkpoint(directory: Path, batch_id: int) -> EndOffsets:
+    """Return the end of a micro-batch as the checkpoint's offset log has it.
+
+    Spark writes it there before it runs the micro-batch. Raises StorageError if it cannot be read.
+    """
+    path = directory / "offsets" / str(batch_id)
+    try:
+        version, _, *sources = files.read_file(path).decode().split("\n")
+    except (OSError, ValueError) as fault:
+        raise StorageError(f"{path}: the plan of the micro-batch: {fault}") from fault
+    if version == "v2":
+        sources = [line.partition(":")[2] for line in sources]
+    return end_offsets(sources)
 
 
 def _execution(frame: DataFrame, running: MicroBatch) -> Any:

@@ -30,6 +30,7 @@ DOCUMENTS = [
     "docs/promises.md",
     "docs/quick-start.md",
     "docs/spark.md",
+    "docs/spark-connect.md",
     "docs/testing.md",
 ]
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")

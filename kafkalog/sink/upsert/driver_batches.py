@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from kafkalog.sink.query import is_connect
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -33,12 +35,25 @@ def in_driver_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
 
     Driver and JVM hold the packed rows of two Spark partitions: one is read while the next one
     comes. Each partition is a job outside any SQL execution, since Spark's scheduler keeps all
-    results of an execution's jobs until it ends.
+    results of an execution's jobs until it ends. Spark Connect has no such jobs: its server sends
+    the results of one job, a driver batch at a time.
     """
     import pyarrow as pa
+
+    packed = frame.mapInArrow(_pack, "packed binary")
+    cells = (
+        (row.packed for row in packed.toLocalIterator()) if is_connect(frame) else _cells(packed)
+    )
+    for cell in cells:
+        with pa.ipc.open_stream(cell) as reader:
+            yield from reader
+
+
+def _cells(frame: DataFrame) -> Iterator[Any]:
+    """Yield the cells of a frame's only column, by a job for each Spark partition."""
     from pyspark.util import inheritable_thread_target
 
-    packed = frame.mapInArrow(_pack, "packed binary").rdd
+    packed = frame.rdd
     session, context = frame.sparkSession, frame.sparkSession.sparkContext
 
     # The thread inherits this one's properties, by which a stopped query cancels its jobs.
@@ -55,8 +70,7 @@ def in_driver_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
         while ahead is not None:
             cells, ahead = ahead.result(), next(jobs, None)
             for (cell,) in cells:
-                with pa.ipc.open_stream(cell) as reader:
-                    yield from reader
+                yield cell
 
 
 def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

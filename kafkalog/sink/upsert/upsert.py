@@ -18,12 +18,17 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.plain_errors import plain_in_batch
-from kafkalog.sink.query import EndOffsets, MicroBatch, end_offsets_of_driver, micro_batch_of_driver
+from kafkalog.sink.query import (
+    EndOffsets,
+    MicroBatch,
+    end_offsets_of_driver,
+    micro_batch_of_driver,
+)
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import RowShape
 from kafkalog.storage_engine.fs import clock
@@ -91,6 +96,9 @@ class Upsert(ABC):
     Args:
         select, schema: shape the rows, see `RowShape`.
         key_type: "string" makes the column `key` text, if `select` does not make it.
+        name: the query, as the table's positions name it, instead of the query's id. A name belongs
+            to one checkpoint: a query with a new checkpoint needs a new name. A query under Spark
+            Connect needs a name, and may then move between Connect and a classic session.
         reset_writer: accept a batch id below the last one, after you restored a checkpoint.
         replace_first: a query that the table does not know replaces all rows with its first
             micro-batch. The stream must start at the beginning of the log.
@@ -113,13 +121,19 @@ class Upsert(ABC):
         select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None = None,
         schema: StructType | str | None = None,
         key_type: str = "binary",
+        name: str = "",
         reset_writer: bool = False,
         replace_first: bool = False,
     ) -> None:
         if not table or "\0" in table:
             raise InvalidInputError(f"{type(self).__name__}: {table!r} is not a table name")
+        if "/" in name:  # which separates a query from its topics in a Delta table
+            raise InvalidInputError(
+                f"{type(self).__name__}: name (expected a word without a slash, found {name!r})"
+            )
         self.table = table
         self.shape = RowShape(select=select, schema=schema, key_type=key_type)
+        self.name = name
         self.reset_writer = reset_writer
         self.replace_first = replace_first
 
@@ -131,12 +145,15 @@ class Upsert(ABC):
     @plain_in_batch
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Apply one micro-batch; `batch_id` is Spark's."""
-        running = micro_batch_of_driver(df, type(self).__name__)
-        self._take(df, batch_id, running, end_offsets_of_driver(df, running))
+        running = micro_batch_of_driver(df, batch_id, self.name, type(self).__name__)
+        query_id = self.name or running.query_id
+        end_offsets = end_offsets_of_driver(df, running, lambda: self._reached(query_id))
+        self.take(df, batch_id, replace(running, query_id=query_id), end_offsets)
 
-    def _take(
+    def take(
         self, df: DataFrame, batch_id: int, running: MicroBatch, end_offsets: EndOffsets
     ) -> None:
+        """Apply one micro-batch of a query that the caller knows."""
         place, turn = (self.where, running.query_id), (running.run_id, batch_id)
         if _applied.get(place) == turn:
             raise InvalidInputError(
@@ -161,6 +178,10 @@ class Upsert(ABC):
     def position(self, query_id: str) -> Position | None:
         """Return the query's position; None if it has not written, or a table is missing."""
         return self.positions().get(query_id)
+
+    def _reached(self, query_id: str) -> EndOffsets:
+        position = self.position(query_id)
+        return {} if position is None else position.end_offsets
 
     @abstractmethod
     def positions(self) -> dict[str, Position]:

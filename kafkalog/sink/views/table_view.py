@@ -16,12 +16,15 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.sink.query import MicroBatch, end_offsets_of_checkpoint
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.upsert import Upsert
 from kafkalog.sink.views.generations import Generations
@@ -109,6 +112,11 @@ class KTableView:
         self._held = ExitStack()
         self._mutex = threading.RLock()
         taken = sorted(key for key in self.options if key.lower() in _OURS)
+        if target.name:
+            raise InvalidInputError(
+                f"{target.where}: a view knows its query by the checkpoint (expected an upsert "
+                f"without a name, found {target.name!r}). Leave name= out."
+            )
         if taken:
             raise InvalidInputError(
                 f"a view reads its whole topic from the beginning: it sets {', '.join(taken)} "
@@ -307,10 +315,7 @@ class KTableView:
         self.target.replace_first = True
         self.target.refuses_gaps = True
 
-        def apply(df: DataFrame, batch_id: int) -> None:
-            self.target(df, batch_id)
-            self._generations.remove_before(number)
-
+        apply = _Apply(self.target, self._generations, number, run_id=str(uuid4()))
         reader = spark.readStream.format("kafkalog").options(**self.options)
         reader = reader.options(path=self.path, subscribe=self.topic, startingOffsets="earliest")
         writer = reader.load().writeStream.foreachBatch(apply)
@@ -320,6 +325,26 @@ class KTableView:
         if self.trigger:
             writer = writer.trigger(**self.trigger)
         return writer.start()
+
+
+@dataclass(frozen=True, slots=True)
+class _Apply:
+    """What a view's query runs for each micro-batch; Spark Connect sends a copy to its server.
+
+    The checkpoint names the query and says how far the micro-batch reaches.
+    """
+
+    target: Upsert
+    generations: Generations
+    number: int
+    run_id: str
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        query_id = self.generations.query_id(self.number)
+        assert query_id is not None, "Spark names a query before its first micro-batch"
+        ends = end_offsets_of_checkpoint(self.generations.path(self.number), batch_id)
+        self.target.take(df, batch_id, MicroBatch(query_id, batch_id, self.run_id), ends)
+        self.generations.remove_before(self.number)
 
 
 def _local(checkpoint: str) -> Path:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.sink.query import checkpoint_query_id, end_offsets
+from kafkalog.errors import StorageError
+from kafkalog.sink.query import checkpoint_query_id, end_offsets, end_offsets_of_checkpoint
 
 
 def test_the_query_id_is_in_the_checkpoints_metadata(tmp_path: Path) -> None:
@@ -25,6 +26,26 @@ def test_an_unknown_place_gives_none(location: str | None) -> None:
 def test_a_torn_metadata_file_gives_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "metadata").write_text(content)
     assert checkpoint_query_id(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        'v1\n{"batchTimestampMs":1}\n{"t":{"0":7}}\n-\n{"u":{"1":2}}',
+        'v2\n{"batchTimestampMs":1}\n0:{"t":{"0":7}}\norders:{"u":{"1":2}}',
+    ],
+)
+def test_the_offset_log_of_a_checkpoint_has_the_end_of_a_micro_batch(
+    tmp_path: Path, plan: str
+) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "3").write_text(plan)
+    assert end_offsets_of_checkpoint(tmp_path, 3) == {"t": {"0": 7}, "u": {"1": 2}}
+
+
+def test_a_micro_batch_that_no_offset_log_has_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="offsets/4: the plan of the micro-batch: "):
+        end_offsets_of_checkpoint(tmp_path, 4)
 
 
 def test_sources_on_other_partitions_add_up_and_on_the_same_the_lower_offset_counts() -> None:

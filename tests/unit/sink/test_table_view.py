@@ -425,6 +425,9 @@ def test_wrong_arguments_are_refused(place: Place) -> None:
         KTableView(None, place.log, "t", place.target(), checkpoint="hdfs://host/c")
     with pytest.raises(InvalidInputError, match="its path is empty"):
         KTableView(None, place.log, "t", place.target(), checkpoint="")
+    named = SQLiteUpsert(place.database, "stock", name="mine")
+    with pytest.raises(InvalidInputError, match="found 'mine'"):
+        KTableView(None, place.log, "t", named, checkpoint=place.checkpoint)
     place.database.touch()
     with pytest.raises(InvalidInputError, match="checkpoint is a directory, this is a file"):
         KTableView(None, place.log, "t", place.target(), checkpoint=place.database)._lock()

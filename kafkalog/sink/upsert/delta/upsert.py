@@ -82,6 +82,7 @@ class DeltaUpsert(Upsert):
         select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None = None,
         schema: StructType | str | None = None,
         key_type: str = "binary",
+        name: str = "",
         reset_writer: bool = False,
         replace_first: bool = False,
     ) -> None:
@@ -91,6 +92,7 @@ class DeltaUpsert(Upsert):
             select=select,
             schema=schema,
             key_type=key_type,
+            name=name,
             reset_writer=reset_writer,
             replace_first=replace_first,
         )

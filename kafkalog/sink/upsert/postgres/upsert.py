@@ -97,6 +97,7 @@ class PostgresUpsert(Upsert):
         select: Callable[[DataFrame], DataFrame] | Sequence[str | SparkColumn] | None = None,
         schema: StructType | str | None = None,
         key_type: str = "binary",
+        name: str = "",
         reset_writer: bool = False,
         replace_first: bool = False,
     ) -> None:
@@ -105,6 +106,7 @@ class PostgresUpsert(Upsert):
             select=select,
             schema=schema,
             key_type=key_type,
+            name=name,
             reset_writer=reset_writer,
             replace_first=replace_first,
         )

@@ -80,6 +80,7 @@ class SQLiteUpsert(Upsert):
         select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None = None,
         schema: StructType | str | None = None,
         key_type: str = "binary",
+        name: str = "",
         reset_writer: bool = False,
         replace_first: bool = False,
         timeout_s: float = 60.0,
@@ -89,6 +90,7 @@ class SQLiteUpsert(Upsert):
             select=select,
             schema=schema,
             key_type=key_type,
+            name=name,
             reset_writer=reset_writer,
             replace_first=replace_first,
         )

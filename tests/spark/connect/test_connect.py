@@ -1,0 +1,83 @@
+"""The table of docs/spark-connect.md: each of its cells is run."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+import kafkalog
+from tests import ROOT
+from tests.builders.log_contents import values
+from tests.spark.connect.cells import CELLS, RUNS, run_cell
+from tests.spark.connect.conftest import run_program
+from tests.spark.connect.moving import copy_and_keep
+from tests.spark.sink.test_spark_foreach_batch import forget_commit
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+DOCUMENT = (ROOT / "docs" / "spark-connect.md").read_text()
+SENTENCES = {" ".join(text.split()) for text in re.findall(r"`([^`]+)`", DOCUMENT)}
+ROW = re.compile(r"^\| (.+?) \| (\w+) \| (\w+) \| (\w+) \|$", re.M)
+TABLE = {feature: outcomes for feature, *outcomes in ROW.findall(DOCUMENT)}
+SESSIONS = ["classic", "local", "server"]
+
+
+def test_the_table_has_a_row_for_each_feature() -> None:
+    assert list(TABLE) == ["feature", *CELLS]
+    assert TABLE["feature"] == SESSIONS
+
+
+@pytest.mark.parametrize("feature", CELLS)
+@pytest.mark.parametrize("session", SESSIONS)
+def test_a_feature_does_what_the_table_says(
+    session: str,
+    feature: str,
+    request: pytest.FixtureRequest,
+    conninfo: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "Postgres" in feature and not conninfo:
+        pytest.skip("no PostgreSQL server")
+    if session == "classic":
+        monkeypatch.setenv("KAFKALOG_POSTGRES", conninfo)
+        spark: Any = request.getfixturevalue("spark")
+        outcome = run_cell(feature, spark, tmp_path / "cell")
+    else:
+        outcome = request.getfixturevalue(f"{session}_outcomes")[feature]
+    if TABLE[feature][SESSIONS.index(session)] == RUNS:
+        assert outcome == RUNS, outcome
+    else:
+        assert outcome.replace(pyspark.__version__, "VERSION") in SENTENCES
+
+
+def test_a_named_query_moves_between_sessions_and_goes_on_exactly_once(
+    spark: Any, tmp_path: Path
+) -> None:
+    def write(value: str) -> None:
+        with kafkalog.open(tmp_path / "log") as log:
+            log.append("t", [("key", value)])
+
+    with kafkalog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+    write("classic")
+    copy_and_keep(spark, tmp_path)
+    write("connect")
+    for name in ("copy", "table"):
+        forget_commit(tmp_path / name, 0)  # Connect repeats the micro-batch of the classic session
+    run_program("moving", "local[2]", tmp_path, tmp_path, SPARK_TESTING="1")
+    write("classic again")
+    for name in ("copy", "table"):
+        forget_commit(tmp_path / name, 1)
+    copy_and_keep(spark, tmp_path)
+    with kafkalog.open(tmp_path / "log") as log:
+        assert values(log, "copy") == [b"classic", b"connect", b"classic again"]
+    with closing(sqlite3.connect(tmp_path / "t.db")) as database:
+        assert database.execute("SELECT key, value, offset FROM t").fetchall() == [
+            ("key", b"classic again", 2)
+        ]

@@ -6,7 +6,7 @@ cells, so a driver batch costs a few calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["in_driver_batches", "parts_for"]
 
-_PART_ROWS = 50_000
-_PARTS_MAX = 200
-"""Each part is its own Spark job: some 20 ms even if it is empty."""
+_PART_ROWS = 25_000
+_PARTS_MAX = 400
+_PARTS_AT_ONCE = 2
+"""Parts of one Spark job, which costs some 20 ms even if they are empty."""
 _OF_AN_EXECUTION = ("spark.sql.execution.id", "spark.sql.execution.root.id")
 """Spark's local properties that assign a job to an SQL execution."""
 
@@ -31,9 +32,9 @@ def parts_for(rows_max: int | None) -> int | None:
 def in_driver_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches of at most `spark.sql.execution.arrow.maxRecordsPerBatch`.
 
-    Driver and JVM hold the packed rows of two Spark partitions: one is read while the next one
-    comes. Each partition is a job outside any SQL execution, since Spark's scheduler keeps all
-    results of an execution's jobs until it ends.
+    Each job brings two Spark partitions, outside any SQL execution, since Spark's scheduler keeps
+    all results of an execution's jobs until it ends. Driver and JVM hold the packed rows of two
+    jobs: one is read while the next one comes.
     """
     import pyarrow as pa
     from pyspark.util import inheritable_thread_target
@@ -43,14 +44,18 @@ def in_driver_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
 
     # The thread inherits this one's properties, by which a stopped query cancels its jobs.
     @inheritable_thread_target(session)
-    def fetch(part: int) -> list[Any]:
+    def fetch(parts: Sequence[int]) -> list[Any]:
         for name in _OF_AN_EXECUTION:
             # None removes it: pyspark documents that, but its types do not allow it.
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
-        return context.runJob(packed, iter, [part])
+        return context.runJob(packed, iter, parts)
 
     with ThreadPoolExecutor(1) as beside:
-        jobs = (beside.submit(fetch, part) for part in range(packed.getNumPartitions()))
+        numbers = range(packed.getNumPartitions())
+        starts = range(0, len(numbers), _PARTS_AT_ONCE)
+        jobs = (
+            beside.submit(fetch, list(numbers[start : start + _PARTS_AT_ONCE])) for start in starts
+        )
         ahead = next(jobs, None)
         while ahead is not None:
             cells, ahead = ahead.result(), next(jobs, None)

@@ -1,12 +1,12 @@
 """The rows of a DataFrame on the driver, one bounded driver batch at a time.
 
-Spark's own row iterator unpickles row by row. Here each task packs its Arrow batches into single
-cells, so a driver batch costs a few calls.
+Spark's own row iterator unpickles row by row, and its `toArrow` brings all rows at once. Here the
+JVM turns rows into Arrow batches, and each job brings those of a few Spark partitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +33,19 @@ def in_driver_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches of at most `spark.sql.execution.arrow.maxRecordsPerBatch`.
 
     Each job brings two Spark partitions, outside any SQL execution, since Spark's scheduler keeps
-    all results of an execution's jobs until it ends. Driver and JVM hold the packed rows of two
+    all results of an execution's jobs until it ends. Driver and JVM hold the rows of two
     jobs: one is read while the next one comes.
     """
     import pyarrow as pa
+    from pyspark import RDD
+    from pyspark.serializers import NoOpSerializer
     from pyspark.util import inheritable_thread_target
 
-    packed = frame.mapInArrow(_pack, "packed binary").rdd
     session, context = frame.sparkSession, frame.sparkSession.sparkContext
+    schema = frame.limit(0).toArrow().schema
+    # Spark's Dataset has this method for its own use; each item is one batch without its schema.
+    batches = frame._jdf.toArrowBatchRdd().toJavaRDD()
+    messages: RDD[Any] = RDD(batches, context, NoOpSerializer())
 
     # The thread inherits this one's properties, by which a stopped query cancels its jobs.
     @inheritable_thread_target(session)
@@ -48,28 +53,16 @@ def in_driver_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
         for name in _OF_AN_EXECUTION:
             # None removes it: pyspark documents that, but its types do not allow it.
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
-        return context.runJob(packed, iter, parts)
+        return context.runJob(messages, iter, parts)
 
     with ThreadPoolExecutor(1) as beside:
-        numbers = range(packed.getNumPartitions())
+        numbers = range(messages.getNumPartitions())
         starts = range(0, len(numbers), _PARTS_AT_ONCE)
         jobs = (
             beside.submit(fetch, list(numbers[start : start + _PARTS_AT_ONCE])) for start in starts
         )
         ahead = next(jobs, None)
         while ahead is not None:
-            cells, ahead = ahead.result(), next(jobs, None)
-            for (cell,) in cells:
-                with pa.ipc.open_stream(cell) as reader:
-                    yield from reader
-
-
-def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    for batch in batches:
-        target = pa.BufferOutputStream()
-        with pa.ipc.new_stream(target, batch.schema) as stream:
-            stream.write_batch(batch)
-        cell = pa.array([target.getvalue().to_pybytes()], pa.binary())
-        yield pa.RecordBatch.from_arrays([cell], names=["packed"])
+            found, ahead = ahead.result(), next(jobs, None)
+            for message in found:
+                yield pa.ipc.read_record_batch(pa.py_buffer(message), schema)

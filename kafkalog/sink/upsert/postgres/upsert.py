@@ -45,7 +45,7 @@ __all__ = ["PostgresUpsert"]
 _SMALL = 20_000
 """A micro-batch of at most this many records passes through the driver."""
 _PACKED_SIZE_MAX = 4 << 20
-"""Bytes that a task hands to the driver. If a task has more, the micro-batch is staged."""
+"""Bytes that a task hands to the driver. If a task has more, all tasks copy their rows."""
 _LOGGED = (
     "SELECT set_config('synchronous_commit', 'on', true) "
     "WHERE current_setting('synchronous_commit') = 'off'"

@@ -89,6 +89,14 @@ import sys
 from kafkalog.sink.upsert import PostgresUpsert
 print(PostgresUpsert(sys.argv[1], "t").positions())
 """,
+    "sqlite": """
+import sys
+from kafkalog.sink.upsert import SQLiteUpsert
+from kafkalog.sink.upsert.upsert import Batch
+upsert = SQLiteUpsert(sys.argv[1], "t")
+assert upsert.apply(Batch("q", 0, "run", {}, 0), ["key"], ["TEXT"], [])
+assert upsert.positions()["q"].batch_id == 0
+""",
 }
 """A program for each extra: with it, it works; without, its error names it."""
 
@@ -357,7 +365,7 @@ def test_spark_finds_the_format_of_an_editable_install(sources: Path, tmp_path: 
 def test_the_oldest_spark_does_everything_in_a_clean_environment(
     bare: Path, with_extra: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    extras = map(with_extra, ("spark", "state"))
+    extras = map(with_extra, ("spark", "state", "sqlite"))
     own = python(clean_environment(tmp_path / "venv", *extras, bare))
     smoke = str(ROOT / "tests" / "spark_smoke.py")
     printed = run(

@@ -1,12 +1,13 @@
 """The rows of a DataFrame on the driver, one bounded driver batch at a time.
 
-Spark's own row iterator unpickles row by row. Here each task packs its Arrow batches into single
-cells, so a driver batch costs a few calls.
+Spark's own row iterator unpickles row by row, and its `toArrow` brings all rows at once. Here the
+JVM turns rows into Arrow batches. In a classic session each job brings those of a few Spark
+partitions. A server of Spark Connect sends those of one job, one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["in_driver_batches", "parts_for"]
 
-_PART_ROWS = 50_000
-_PARTS_MAX = 200
-"""Each part is its own Spark job: some 20 ms even if it is empty."""
+_PART_ROWS = 25_000
+_PARTS_MAX = 400
+_PARTS_AT_ONCE = 2
+"""Parts of one Spark job, which costs some 20 ms even if they are empty."""
 _OF_AN_EXECUTION = ("spark.sql.execution.id", "spark.sql.execution.root.id")
 """Spark's local properties that assign a job to an SQL execution."""
 
@@ -31,54 +33,54 @@ def parts_for(rows_max: int | None) -> int | None:
 
 
 def in_driver_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of at most `spark.sql.execution.arrow.maxRecordsPerBatch`.
+    """Yield the rows in batches of at most `spark.sql.execution.arrow.maxRecordsPerBatch`."""
+    return _from_server(frame) if is_connect(frame) else _from_jvm(frame)
 
-    Driver and JVM hold the packed rows of two Spark partitions: one is read while the next one
-    comes. Each partition is a job outside any SQL execution, since Spark's scheduler keeps all
-    results of an execution's jobs until it ends. Spark Connect has no such jobs: its server sends
-    the results of one job, a driver batch at a time.
+
+def _from_server(frame: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the batches as the client of Spark Connect gets them, after the frame's schema."""
+    from pyspark.sql.types import StructType
+
+    client, plan = frame.sparkSession.client, frame._plan
+    for found in client.to_table_as_iterator(plan.to_proto(client), plan.observations):
+        if not isinstance(found, StructType):
+            yield from found.to_batches()
+
+
+def _from_jvm(frame: DataFrame) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of one job after the other.
+
+    Each job brings two Spark partitions, outside any SQL execution, since Spark's scheduler keeps
+    all results of an execution's jobs until it ends. Driver and JVM hold the rows of two jobs: one
+    is read while the next one comes.
     """
     import pyarrow as pa
-
-    packed = frame.mapInArrow(_pack, "packed binary")
-    cells = (
-        (row.packed for row in packed.toLocalIterator()) if is_connect(frame) else _cells(packed)
-    )
-    for cell in cells:
-        with pa.ipc.open_stream(cell) as reader:
-            yield from reader
-
-
-def _cells(frame: DataFrame) -> Iterator[Any]:
-    """Yield the cells of a frame's only column, by a job for each Spark partition."""
+    from pyspark import RDD
+    from pyspark.serializers import NoOpSerializer
     from pyspark.util import inheritable_thread_target
 
-    packed = frame.rdd
     session, context = frame.sparkSession, frame.sparkSession.sparkContext
+    schema = frame.limit(0).toArrow().schema
+    # Spark's Dataset has this method for its own use; each item is one batch without its schema.
+    batches = frame._jdf.toArrowBatchRdd().toJavaRDD()
+    messages: RDD[Any] = RDD(batches, context, NoOpSerializer())
 
     # The thread inherits this one's properties, by which a stopped query cancels its jobs.
     @inheritable_thread_target(session)
-    def fetch(part: int) -> list[Any]:
+    def fetch(parts: Sequence[int]) -> list[Any]:
         for name in _OF_AN_EXECUTION:
             # None removes it: pyspark documents that, but its types do not allow it.
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
-        return context.runJob(packed, iter, [part])
+        return context.runJob(messages, iter, parts)
 
     with ThreadPoolExecutor(1) as beside:
-        jobs = (beside.submit(fetch, part) for part in range(packed.getNumPartitions()))
+        numbers = range(messages.getNumPartitions())
+        starts = range(0, len(numbers), _PARTS_AT_ONCE)
+        jobs = (
+            beside.submit(fetch, list(numbers[start : start + _PARTS_AT_ONCE])) for start in starts
+        )
         ahead = next(jobs, None)
         while ahead is not None:
-            cells, ahead = ahead.result(), next(jobs, None)
-            for (cell,) in cells:
-                yield cell
-
-
-def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    for batch in batches:
-        target = pa.BufferOutputStream()
-        with pa.ipc.new_stream(target, batch.schema) as stream:
-            stream.write_batch(batch)
-        cell = pa.array([target.getvalue().to_pybytes()], pa.binary())
-        yield pa.RecordBatch.from_arrays([cell], names=["packed"])
+            found, ahead = ahead.result(), next(jobs, None)
+            for message in found:
+                yield pa.ipc.read_record_batch(pa.py_buffer(message), schema)

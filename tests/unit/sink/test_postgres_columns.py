@@ -8,6 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pyspark.sql.types as t
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import PostgresUpsert
@@ -183,3 +184,35 @@ def test_an_identity_that_takes_given_numbers_is_used(upsert: PostgresUpsert) ->
     )
     assert apply_small(upsert, batch(0), driver_batch([("7", "1")]))
     assert table(upsert.conninfo) == [(7, "1")]
+
+
+def test_the_text_of_a_value_does_not_depend_on_the_roles_settings(postgres: str) -> None:
+    settings = {"datestyle": "German", "extra_float_digits": 0, "timezone": "Asia/Tokyo"}
+    options = " -c ".join(
+        [conninfo_to_dict(postgres)["options"], *(f"{k}={v}" for k, v in settings.items())]
+    )
+    upsert = PostgresUpsert(make_conninfo(postgres, options=options), "stock")
+    names = ("a", "b", "c", "d")
+    query(
+        upsert.conninfo,
+        f"CREATE TABLE stock (key text PRIMARY KEY, {' text, '.join(names)} text)",
+    )
+    rows = driver_batch([("k", "x")]).drop_columns(["value"])
+    for name, (_, column) in zip(names, TYPED.values(), strict=True):
+        rows = rows.append_column(name, column)
+    kinds = [data_type for data_type, _ in TYPED.values()]
+    shape = {"key": t.StringType(), **dict(zip(names, kinds, strict=True))}
+    assert apply_small(upsert, batch(0), rows, shape=shape)
+    assert table(upsert.conninfo, "*") == [("k", *TYPED)]
+
+
+TYPED: dict[str, tuple[t.DataType, pa.Array]] = {
+    "0.30000000000000004": (t.DoubleType(), pa.array([0.1 + 0.2])),
+    "2024-05-01": (t.DateType(), pa.array([AT.date()])),
+    "2024-05-01 23:59:59.700001Z": (
+        t.TimestampType(),
+        pa.array([AT], pa.timestamp("us", "UTC")),
+    ),
+    "2024-05-01 23:59:59.700001": (t.TimestampNTZType(), pa.array([NTZ], pa.timestamp("us"))),
+}
+"""The text of values, by which other types of columns read them."""

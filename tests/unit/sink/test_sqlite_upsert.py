@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -170,6 +172,102 @@ def test_nan_becomes_null(database: Path) -> None:
     rows = driver_batch([("k", float("nan"))], ["key", "n"])
     SQLiteUpsert(database, "t").apply(batch(0), ["key", "n"], ["TEXT", "REAL"], [rows])
     assert query(database, "SELECT n FROM t") == [(None,)]
+
+
+def test_what_is_empty_is_not_null(database: Path) -> None:
+    names = ["key", "bytes", "text"]
+    for key, rows in (
+        ("a", [("a", b"", "")]),
+        ("b", [("b", b"x", "y"), ("c", b"", ""), ("d", None, None)]),
+    ):
+        part = driver_batch([*rows, (key + "!", b"", "")], names, [False] * (len(rows) + 1))
+        upsert = SQLiteUpsert(database, "t")
+        upsert.apply(batch(ord(key)), names, ["TEXT", "BLOB", "TEXT"], [part.slice(0, len(rows))])
+    found = query(database, "SELECT * FROM t ORDER BY key")
+    assert found == [("a", b"", ""), ("b", b"x", "y"), ("c", b"", ""), ("d", None, None)]
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
+def test_a_file_with_text_of_another_encoding_is_used(database: Path, encoding: str) -> None:
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute(f"PRAGMA encoding = '{encoding}'")
+        connection.execute("CREATE TABLE stock (key TEXT PRIMARY KEY, n TEXT)")
+    rows = [("é😀", "1"), ("a\0b", "2")]
+    upsert = SQLiteUpsert(database, "stock")
+    for number in range(2):
+        part = driver_batch(rows, ["key", "n"])
+        assert upsert.apply(batch(number), ["key", "n"], ["TEXT", "TEXT"], [part])
+    assert sorted(query(database, "SELECT * FROM stock")) == sorted(rows)
+
+
+def test_the_library_that_stages_rows_never_opens_the_database(
+    upsert: SQLiteUpsert, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The locks of two SQLite libraries in one process do not exclude each other."""
+    from adbc_driver_sqlite import dbapi
+
+    opened, connect = [], dbapi.connect
+
+    def recorded(path: str, **more: Any) -> Any:
+        opened.append(path)
+        return connect(path, **more)
+
+    monkeypatch.setattr(dbapi, "connect", recorded)
+    apply(upsert, 0, row(b"a", b"1", 0))
+    upsert.apply(batch(0, "new", is_replacing=True), NAMES, KINDS, [])
+    assert len(opened) == 2
+    assert str(database) not in opened
+
+
+def staging_files(database: Path) -> list[Path]:
+    return list(database.parent.glob(f"{database.name}-kafkalog-*"))
+
+
+def test_the_staging_file_of_a_killed_process_is_replaced_and_none_stays(
+    upsert: SQLiteUpsert, database: Path
+) -> None:
+    def driver_batches() -> Iterator[pa.RecordBatch]:
+        staged.extend(staging_files(database))
+        yield driver_batch([row(b"a", b"1", 0)])
+
+    staged: list[Path] = []
+    upsert.apply(batch(0), NAMES, KINDS, driver_batches())
+    assert staging_files(database) == []
+    staged[0].write_bytes(b"half a file" * 1000)
+    assert apply(upsert, 1, row(b"b", b"1", 1))
+    assert staging_files(database) == []
+    assert query(database, "SELECT key FROM stock") == [(b"a",), (b"b",)]
+    with pytest.raises(ZeroDivisionError):
+        upsert.apply(batch(2), NAMES, KINDS, (1 // 0 for _ in range(1)))
+    assert staging_files(database) == []
+
+
+def test_the_file_is_not_locked_while_spark_computes_the_rows(
+    upsert: SQLiteUpsert, database: Path
+) -> None:
+    def driver_batches() -> Iterator[pa.RecordBatch]:
+        for number in range(2):
+            yield driver_batch([row(b"%d" % number, b"1", number)])
+            query(database, f"INSERT INTO other VALUES ({number})")
+
+    query(database, "CREATE TABLE other (n)")
+    assert upsert.apply(batch(0), NAMES, KINDS, driver_batches())
+    assert query(database, "SELECT count(*) FROM other") == [(2,)]
+
+
+def test_two_queries_into_one_table_take_turns(upsert: SQLiteUpsert, database: Path) -> None:
+    def follow(query_id: str) -> None:
+        mine = SQLiteUpsert(database, "stock")
+        for number in range(6):
+            rows = [row(b"%d" % key, query_id.encode(), number) for key in range(200)]
+            assert mine.apply(batch(number, query_id), NAMES, KINDS, [driver_batch(rows)])
+
+    apply(upsert, 0, row(b"a", b"1", 0), query_id="first")  # the file is in WAL mode from now on
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(follow, query_id) for query_id in "ab"]:
+            done.result()
+    assert query(database, "SELECT count(*) FROM stock") == [(201,)]
+    assert set(upsert.positions()) == {"first", "a", "b"}
 
 
 def test_a_batch_without_rows_is_remembered(upsert: SQLiteUpsert) -> None:
@@ -361,7 +459,7 @@ def test_a_column_of_any_type_is_used_where_it_keeps_each_value(
     query(database, "CREATE TABLE stock (key ANY PRIMARY KEY, n ANY) STRICT")
     rows = [("1", "007"), ("01", "1e3")]
     assert upsert.apply(batch(0), names, kinds, [driver_batch(rows, names)])
-    assert query(database, "SELECT * FROM stock") == rows
+    assert sorted(query(database, "SELECT * FROM stock")) == sorted(rows)
 
 
 @pytest.mark.parametrize(
@@ -392,6 +490,34 @@ def test_a_record_that_does_not_fit_is_named_and_nothing_is_written(
         upsert.apply(batch(1), NAMES, KINDS, [driver_batch(rows[:2]), driver_batch(rows[1:])])
     assert query(database, "SELECT key, value FROM stock") == [(b"a", b"1")]
     assert query(database, "SELECT batch_id FROM kafkalog_positions") == [(0,)]
+
+
+def test_a_deletion_that_the_table_refuses_is_named(upsert: SQLiteUpsert, database: Path) -> None:
+    apply(upsert, 0, row(b"a", b"1", 0), row(b"b", b"1", 1), row(b"c", b"1", 2))
+    query(
+        database,
+        "CREATE TRIGGER kept BEFORE DELETE ON stock WHEN old.key = x'62' "
+        "BEGIN SELECT RAISE(ABORT, 'b stays'); END",
+    )
+    rows = [row(b"a", None, 3), row(b"c", None, 4), row(b"b", None, 5), row(b"d", b"1", 6)]
+    with pytest.raises(InvalidInputError, match="t-0 offset 5 does not fit: b stays"):
+        apply(upsert, 1, *rows)
+    assert query(database, "SELECT count(*) FROM stock") == [(3,)]
+
+
+def test_a_trigger_that_ends_the_transaction_leaves_nothing(
+    upsert: SQLiteUpsert, database: Path
+) -> None:
+    apply(upsert, 0, row(b"a", b"1", 0))
+    query(
+        database,
+        "CREATE TRIGGER ended BEFORE INSERT ON stock WHEN new.key = x'63' "
+        "BEGIN SELECT RAISE(ROLLBACK, 'no c'); END",
+    )
+    with pytest.raises(InvalidInputError, match="table stock: no c"):
+        apply(upsert, 1, row(b"b", b"1", 1), row(b"c", b"1", 2), row(b"d", b"1", 3))
+    assert query(database, "SELECT key FROM stock") == [(b"a",)]
+    assert list(upsert.positions().values()) == [batch(0).position()]
 
 
 def test_text_that_is_no_utf8_is_named_with_its_column(upsert: SQLiteUpsert) -> None:

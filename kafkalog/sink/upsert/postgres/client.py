@@ -9,12 +9,22 @@ from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import psycopg
+    from adbc_driver_manager.dbapi import Connection as ArrowConnection
     from psycopg.sql import SQL, Composed, Identifier
 
     Connection = psycopg.Connection[tuple[Any, ...]]
     Statement = str | SQL | Composed
 
-__all__ = ["address", "connect", "is_about_rows", "one", "run", "sql_name"]
+__all__ = [
+    "address",
+    "connect",
+    "connect_for_arrow",
+    "is_about_rows",
+    "is_row_fault",
+    "one",
+    "run",
+    "sql_name",
+]
 
 _DEFAULTS = {"application_name": "kafkalog", "keepalives_idle": 30, "connect_timeout": 30}
 _ROW_FAULTS = {"22", "23", "44", "54", "P0"}
@@ -60,18 +70,37 @@ def _is_ambiguous(conninfo: str) -> bool:
 def connect(conninfo: str) -> Connection:
     """Return a connection in autocommit; its text is UTF-8 whatever the database's encoding."""
     import psycopg
-    from psycopg.conninfo import conninfo_to_dict
 
-    given = conninfo_to_dict(conninfo)
-    more: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name not in given}
-    connection = psycopg.connect(conninfo, autocommit=True, client_encoding="UTF8", **more)
+    connection = psycopg.connect(_completed(conninfo), autocommit=True)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection
 
 
+def connect_for_arrow(conninfo: str) -> ArrowConnection:
+    """Return a connection of ADBC, which copies Arrow columns; it begins transactions itself."""
+    from adbc_driver_postgresql import dbapi
+
+    connection: ArrowConnection = dbapi.connect(_completed(conninfo))
+    return connection
+
+
+def _completed(conninfo: str) -> str:
+    """Return a connection string with our defaults, and text in UTF-8."""
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    given = conninfo_to_dict(conninfo)
+    more: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name not in given}
+    return make_conninfo(conninfo, client_encoding="UTF8", **more)
+
+
 def is_about_rows(fault: psycopg.Error) -> bool:
     """Return whether PostgreSQL refuses a row, and not the work as a whole."""
-    return (fault.sqlstate or "")[:2] in _ROW_FAULTS
+    return is_row_fault(fault.sqlstate)
+
+
+def is_row_fault(sqlstate: str | None) -> bool:
+    """Return whether an SQLSTATE is about a row."""
+    return (sqlstate or "")[:2] in _ROW_FAULTS
 
 
 def sql_name(*parts: str) -> Identifier:

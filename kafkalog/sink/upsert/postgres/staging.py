@@ -1,8 +1,8 @@
 """The tables that hold a micro-batch's rows until one transaction merges them.
 
-Small micro-batches come to the driver. The tasks copy larger ones, in parallel, into an unlogged
-table. The driver holds an advisory lock on it; if the lock is free, the driver is dead and the
-table is removed.
+The tasks copy the rows into an unlogged table, in parallel; the driver copies those of a small
+micro-batch. The driver holds an advisory lock on the table. If the lock is free, the driver is dead
+and the table is removed.
 """
 
 from __future__ import annotations
@@ -11,17 +11,24 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.sink.upsert.postgres.client import connect, is_about_rows, one, run
-from kafkalog.sink.upsert.postgres.copy import ATTEMPT, CopyTarget, pieces
+from kafkalog.sink.upsert.postgres.client import connect_for_arrow, one, run
+from kafkalog.sink.upsert.postgres.staging_table import (
+    ATTEMPT,
+    RefusedRowsError,
+    StagingTable,
+    pieces,
+)
 from kafkalog.sink.upsert.rows import DELETED, RECORD
 
 if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
+    from adbc_driver_manager.dbapi import Connection as ArrowConnection
     from pyspark.sql import DataFrame
 
     from kafkalog.sink.upsert.postgres.table import Column, PostgresTable
@@ -33,7 +40,6 @@ __all__ = [
     "PackingTask",
     "StagedRows",
     "StagingTask",
-    "create_temporary",
     "remove_orphans",
     "staging_of_a_batch",
 ]
@@ -47,6 +53,8 @@ _DROP_TIMEOUT = "1s"
 _LOCK = "SELECT pg_advisory_lock(hashtextextended(%s, 0))"
 _TRY_LOCK = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
 _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(%s, 0))"
+_UNSYNCED = "SET LOCAL synchronous_commit TO off"
+"""The rows are of no use after a crash, nor is the table."""
 _STAY = (
     "SELECT set_config('idle_session_timeout', '0', false) "
     "WHERE current_setting('server_version_num')::int >= 140000"
@@ -76,40 +84,26 @@ def _lock_name(schema: str, name: str) -> str:
     return f"kafkalog staging {schema}.{name}"
 
 
-def _create(
-    connection: Connection, target: CopyTarget, columns: Sequence[Column], temporary: bool
-) -> None:
-    from psycopg.sql import SQL
-
-    form = (
-        "CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP"
-        if temporary
-        else "CREATE UNLOGGED TABLE {} ({}) WITH (autovacuum_enabled = false)"
-    )
-    declared = [SQL(_LEADING), *(column.declaration() for column in columns)]
-    run(connection, SQL(form).format(target.identifier, SQL(", ").join(declared)))
-
-
-def create_temporary(connection: Connection, columns: Sequence[Column]) -> CopyTarget:
-    """Create a temporary table for rows; the end of the transaction drops it."""
-    target = CopyTarget("pg_temp", "kafkalog_rows", tuple(column.name for column in columns))
-    _create(connection, target, columns, temporary=True)
-    return target
-
-
 @contextmanager
 def staging_of_a_batch(
     connection: Connection, table: PostgresTable, columns: Sequence[Column], batch: Batch
-) -> Iterator[CopyTarget]:
+) -> Iterator[StagingTable]:
     """Create a table for a micro-batch's rows, and drop it at the end."""
     from psycopg.sql import SQL, Literal
 
     name = f"{_prefix(table)}{_short(batch.query_id)}_{batch.batch_id}_{secrets.token_hex(4)}"
-    target = CopyTarget(table.schema, name, tuple(column.name for column in columns))
+    target = StagingTable(table.schema, name, tuple(columns))
     run(connection, _STAY)
     run(connection, _LOCK, (_lock_name(table.schema, name),))
     with connection.transaction():
-        _create(connection, target, columns, temporary=False)
+        run(connection, _UNSYNCED)
+        declared = [SQL(_LEADING), *(column.staged_declaration() for column in columns)]
+        run(
+            connection,
+            SQL("CREATE UNLOGGED TABLE {} ({}) WITH (autovacuum_enabled = false)").format(
+                target.identifier, SQL(", ").join(declared)
+            ),
+        )
         text = (
             f"kafkalog: micro-batch {batch.batch_id} of query {batch.query_id}, run "
             f"{batch.run_id}, on its way into {table}; the next start removes it if its driver died"
@@ -136,6 +130,7 @@ def _drop(connection: Connection, table: PostgresTable, name: str) -> bool:
         run(connection, _OTHERS, (table.oid(connection, name),))
         try:
             with connection.transaction():
+                run(connection, _UNSYNCED)
                 run(connection, SQL("SET LOCAL lock_timeout = {}").format(_DROP_TIMEOUT))
                 run(connection, SQL("DROP TABLE IF EXISTS {}").format(table.beside(name)))
             is_dropped = True
@@ -189,7 +184,7 @@ class StagingTask:
     """
 
     conninfo: str = field(repr=False)
-    target: CopyTarget
+    target: StagingTable
 
     def collect(self, frame: DataFrame) -> list[StagedRows]:
         """Run it over all rows; return the results of the attempts that count."""
@@ -203,7 +198,7 @@ class StagingTask:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        names = [DELETED, *RECORD, *self.target.columns]
+        names = [DELETED, *RECORD, *(column.name for column in self.target.columns)]
         named = (batch.rename_columns(names) for batch in batches)
         staged = self.stage(named, 0 if context is None else context.taskAttemptId())
         kinds = {"attempt": "int64", "rows": "int64", "deletions": "int64", "fault": "string"}
@@ -216,7 +211,7 @@ class StagingTask:
         first = next(chunks, None)
         if first is None:
             return StagedRows(attempt, 0, 0, None)
-        with connect(self.conninfo) as connection:
+        with connect_for_arrow(self.conninfo) as connection:
             staged = self._copy(connection, attempt, first, chunks)
         for _ in chunks:  # Spark expects all rows to be read
             pass
@@ -224,33 +219,26 @@ class StagingTask:
 
     def _copy(
         self,
-        connection: Connection,
+        connection: ArrowConnection,
         attempt: int,
         first: list[pa.RecordBatch],
         following: Iterator[list[pa.RecordBatch]],
     ) -> StagedRows:
-        import psycopg
         import pyarrow.compute as pc
 
         rows = deletions = 0
-        chunk = first
-        try:
-            with connection.transaction():
-                run(connection, "SET LOCAL synchronous_commit TO off")  # the table is unlogged
-                while True:
-                    self.target.copy(connection, chunk, attempt)
-                    rows += sum(batch.num_rows for batch in chunk)
-                    deletions += sum(pc.sum(batch.column(DELETED)).as_py() or 0 for batch in chunk)
-                    following_chunk = next(following, None)
-                    if following_chunk is None:
-                        break
-                    chunk = following_chunk
-        except psycopg.Error as fault:
-            if not is_about_rows(fault):
-                raise
-            text = self.target.describe_misfit(connection, chunk)
-            reason = fault.diag.message_primary or str(fault)
-            return StagedRows(attempt, 0, 0, text or reason)
+        with closing(connection.cursor()) as cursor:
+            cursor.execute(_UNSYNCED)
+        for chunk in chain([first], following):
+            try:
+                self.target.ingest(connection, chunk, attempt)
+            except RefusedRowsError as refused:
+                connection.rollback()
+                text = self.target.describe_misfit(connection, chunk)
+                return StagedRows(attempt, 0, 0, text or str(refused))
+            rows += sum(batch.num_rows for batch in chunk)
+            deletions += sum(pc.sum(batch.column(DELETED)).as_py() or 0 for batch in chunk)
+        connection.commit()
         return StagedRows(attempt, rows, deletions, None)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.postgres.client import one, run, sql_name
-from kafkalog.sink.upsert.postgres.types import changes_values, column_type
+from kafkalog.sink.upsert.postgres.types import changes_values, column_type, staged_type
 
 if TYPE_CHECKING:
     import psycopg
@@ -34,6 +34,7 @@ SELECT a.attname, format_type(
     CASE WHEN n.nspname = 'pg_catalog' AND c.collname = 'default' AND c.collisdeterministic
     AND t.typname IN ('text', 'varchar') THEN 'pg_catalog."C"'
     ELSE quote_ident(n.nspname) || '.' || quote_ident(c.collname) END,
+    format_type(CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE a.atttypid END, -1),
     a.attgenerated <> '' OR a.attidentity = 'a'
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 LEFT JOIN pg_collation c ON c.oid = a.attcollation
@@ -54,7 +55,7 @@ SELECT EXISTS (
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table, as the staging tables declare it."""
+    """A column of the table, and its staged values."""
 
     name: str
     kind: str
@@ -63,15 +64,41 @@ class Column:
     """Its name in SQL. "C" replaces the database's default where equal texts have equal bytes, as
     it sorts far faster. A collation that the table names stays, since it compares only with
     itself."""
+    base: str = ""
+    """The type without its length or precision. A value that does not fit into these is refused
+    where it is stored; a cast to `kind` would silently cut it."""
+    staged: str = ""
+    """The type of the staged column."""
 
     def declaration(self) -> Composed:
         """Return the column as CREATE TABLE declares it."""
         from psycopg.sql import SQL
 
-        collation = f" COLLATE {self.collation}" if self.collation else ""
         return SQL("{} {}").format(
-            sql_name(self.name), SQL((self.kind + collation).replace("%", "%%"))
+            sql_name(self.name), SQL((self.kind + self._collate()).replace("%", "%%"))
         )
+
+    def staged_declaration(self) -> Composed:
+        """Return the column as the staging tables declare it."""
+        from psycopg.sql import SQL
+
+        return SQL("{} {}").format(sql_name(self.name), SQL(self.staged))
+
+    def value(self) -> Composed:
+        """Return the staged value in the type of the column, read from its text if they differ."""
+        from psycopg.sql import SQL
+
+        form = "{name}" if self.staged == self.base else "CAST({text} AS {base})"
+        # The text of an instant depends on the session's time zone, unless it says its own.
+        is_instant = self.staged == "timestamp with time zone"
+        text = "CAST({0} AT TIME ZONE 'UTC' AS text) || 'Z'" if is_instant else "CAST({0} AS text)"
+        name = sql_name(self.name)
+        return SQL(form + self._collate().replace("%", "%%")).format(
+            name=name, text=SQL(text).format(name), base=SQL(self.base.replace("%", "%%"))
+        )
+
+    def _collate(self) -> str:
+        return f" COLLATE {self.collation}" if self.collation else ""
 
 
 def check_names(where: str, names: Sequence[str]) -> None:
@@ -228,8 +255,8 @@ class PostgresTable:
     ) -> list[Column]:
         oid = self.oid(connection)
         rows = run(connection, _COLUMNS, (oid,)).fetchall()
-        found = {row[0]: Column(*row[:3]) for row in rows}
-        generated = {row[0] for row in rows if row[3]}
+        found = {row[0]: Column(*row[:4]) for row in rows}
+        generated = {row[0] for row in rows if row[4]}
         missing = [name for name in names if name not in found]
         if missing:
             raise InvalidInputError(
@@ -258,7 +285,10 @@ class PostgresTable:
                 f'table {self}: column "key" has neither a primary key nor a unique constraint of '
                 "its own, by which its rows are found; add one"
             )
-        return [found[name] for name in names]
+        return [
+            replace(found[name], staged=staged_type(data_type))
+            for name, data_type in zip(names, types, strict=True)
+        ]
 
     def positions(self, connection: Connection) -> dict[str, Position]:
         """Return the position of each query that has written to the table.

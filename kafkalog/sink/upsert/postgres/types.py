@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["changes_values", "column_type", "for_postgres"]
+__all__ = ["changes_values", "column_type", "for_postgres", "staged_type"]
 
 _SIMPLE_TYPES = {
     "binary": "bytea",
@@ -45,6 +45,12 @@ def column_type(data_type: DataType) -> str:
     if name in _JSON_TYPES:
         return "jsonb"
     return _SIMPLE_TYPES.get(name, "text")
+
+
+def staged_type(data_type: DataType) -> str:
+    """Return the type of a staged column, as ADBC copies Spark's type."""
+    name = data_type.typeName()
+    return "numeric" if name == "decimal" else _SIMPLE_TYPES.get(name, "text")
 
 
 def changes_values(data_type: DataType, kind: str) -> bool:

@@ -5,7 +5,8 @@ Invariants:
 - One transaction holds rows and position of a micro-batch, and locks the query's position.
 - One attempt counts per Spark partition: the one that Spark reports.
 - PostgreSQL reduces a micro-batch to the latest record per key, from rows that the tasks copied in
-  parallel. Only small micro-batches pass through the driver.
+  parallel. The driver copies those of a small micro-batch.
+- ADBC copies the rows, as Arrow columns. psycopg runs all other statements.
 """
 
 from __future__ import annotations
@@ -17,19 +18,17 @@ from typing import TYPE_CHECKING, Any
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.postgres.client import address, connect, is_about_rows, run
-from kafkalog.sink.upsert.postgres.copy import CopyTarget
 from kafkalog.sink.upsert.postgres.merge import Merge, Staged
 from kafkalog.sink.upsert.postgres.staging import (
     PackingTask,
     StagedRows,
     StagingTask,
-    create_temporary,
     remove_orphans,
     staging_of_a_batch,
 )
+from kafkalog.sink.upsert.postgres.staging_table import StagingTable
 from kafkalog.sink.upsert.postgres.table import Column, PostgresTable, check_names
 from kafkalog.sink.upsert.postgres.types import for_postgres
-from kafkalog.sink.upsert.rows import DELETED
 from kafkalog.sink.upsert.upsert import Batch, Upsert
 
 if TYPE_CHECKING:
@@ -46,13 +45,17 @@ __all__ = ["PostgresUpsert"]
 _SMALL = 20_000
 """A micro-batch of at most this many records passes through the driver."""
 _PACKED_SIZE_MAX = 4 << 20
-"""Bytes that a task hands to the driver. If a task has more, the micro-batch is staged."""
+"""Bytes that a task hands to the driver. If a task has more, all tasks copy their rows."""
 _LOGGED = (
     "SELECT set_config('synchronous_commit', 'on', true) "
     "WHERE current_setting('synchronous_commit') = 'off'"
 )
 """Overrides a role or database with synchronous_commit off: Spark's checkpoint relies on the
 commit."""
+_TEXT_FORMS = (
+    "SELECT set_config('datestyle', 'ISO', true), set_config('extra_float_digits', '1', true)"
+)
+"""Overrides a role's own forms: the text of a staged value must say all of the value."""
 _TRIES = 3
 """Attempts at a merge that PostgreSQL ends because of a deadlock with another transaction."""
 
@@ -114,10 +117,11 @@ class PostgresUpsert(Upsert):
         if not name or table.startswith(".") or name.startswith("kafkalog_"):
             raise InvalidInputError(f"PostgresUpsert: {table!r} is not a table name")
         try:
+            import adbc_driver_postgresql  # noqa: F401
             import psycopg  # noqa: F401
         except ImportError as fault:
             raise InvalidInputError(
-                f"PostgresUpsert needs psycopg: pip install 'kafkalog[postgres]' ({fault})"
+                f"PostgresUpsert needs psycopg and ADBC: pip install 'kafkalog[postgres]' ({fault})"
             ) from fault
         check_names("PostgresUpsert", [name, table.rpartition(".")[0]])
         given = address(conninfo)
@@ -148,11 +152,14 @@ class PostgresUpsert(Upsert):
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """Yield a connection in autocommit; an error of PostgreSQL becomes StorageError."""
+        import adbc_driver_manager
         import psycopg
 
         try:
             with connect(self.conninfo) as connection:
                 yield connection
+        except adbc_driver_manager.Error as fault:
+            raise StorageError(f"{self.where}: {' '.join(str(fault).split())}") from fault
         except psycopg.Error as fault:
             text = fault.diag.message_primary or " ".join(str(fault).split())
             raise StorageError(f"{self.where}: {text}") from fault
@@ -185,28 +192,9 @@ class PostgresUpsert(Upsert):
         rows: Sequence[pa.RecordBatch],
     ) -> bool:
         """Apply rows that are on the driver; return False if the table has them already."""
-        import pyarrow.compute as pc
-
-        count = sum(driver_batch.num_rows for driver_batch in rows)
-        deletions = sum(pc.sum(driver_batch.column(DELETED)).as_py() or 0 for driver_batch in rows)
-
-        def stage() -> Staged:
-            target = create_temporary(connection, columns)
-            if count:
-                target.copy(connection, rows, 0)
-            return Staged(target, [0], count, deletions)
-
-        try:
-            return self._merge(connection, table, batch, stage)
-        except _RefusedError as refused:
-            with connection.transaction(force_rollback=True):
-                text = create_temporary(connection, columns).describe_misfit(connection, rows)
-            if not text:
-                with connection.transaction(force_rollback=True):
-                    text = Merge(table, stage()).describe_misfit(
-                        connection, is_replacing=batch.is_replacing
-                    )
-            raise self._misfit(batch, text or str(refused)) from refused.__cause__
+        with staging_of_a_batch(connection, table, columns, batch) as target:
+            staged = StagingTask(self.conninfo, target).stage(rows, 0)
+            return self.merge_staged(connection, table, batch, target, [staged])
 
     def _merge_staged(
         self,
@@ -225,7 +213,7 @@ class PostgresUpsert(Upsert):
         connection: Connection,
         table: PostgresTable,
         batch: Batch,
-        target: CopyTarget,
+        target: StagingTable,
         results: Sequence[StagedRows],
     ) -> bool:
         """Apply rows that tasks have staged; return False if the table has them already."""
@@ -239,7 +227,7 @@ class PostgresUpsert(Upsert):
             sum(result.deletions for result in results),
         )
         try:
-            return self._merge(connection, table, batch, lambda: staged)
+            return self._merge(connection, table, batch, staged)
         except _RefusedError as refused:
             text = Merge(table, staged).describe_misfit(connection, is_replacing=batch.is_replacing)
             raise self._misfit(batch, text or str(refused)) from refused.__cause__
@@ -249,7 +237,7 @@ class PostgresUpsert(Upsert):
         connection: Connection,
         table: PostgresTable,
         batch: Batch,
-        stage: Callable[[], Staged],
+        staged: Staged,
     ) -> bool:
         """Run the transaction; repeat it if PostgreSQL ended it because of a deadlock."""
         import psycopg
@@ -259,7 +247,7 @@ class PostgresUpsert(Upsert):
             try:
                 with connection.transaction():
                     run(connection, _LOGGED)
-                    staged = stage()
+                    run(connection, _TEXT_FORMS)
                     table.lock(connection)
                     position = table.lock_position(connection, batch.query_id)
                     if self.is_due(batch, position):

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.sink.upsert.rows import RECORD
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+__all__ = ["SQLiteTable", "quoted"]
 
-__all__ = ["LEADING", "ROW_FAULTS", "SQLiteTable", "quoted", "values_of"]
-
-LEADING = len(RECORD) + 1
-"""Columns of `UpsertRows` before those of the table."""
-ROW_FAULTS = (sqlite3.IntegrityError, sqlite3.DataError, ValueError, OverflowError)
-"""Faults that a single row causes; ValueError is text that is not UTF-8."""
 _ACCEPTING = {
     "BLOB": {""},
     "INTEGER": {"", "INTEGER", "NUMERIC"},
@@ -40,18 +32,6 @@ class SQLiteTable:
         self.where = where
         self.name = name
         self.names = list(names)
-        marks = ", ".join("?" for _ in names)
-        updates = ", ".join(f"{quoted(n)} = excluded.{quoted(n)}" for n in names if n != "key")
-        self.on_conflict = (
-            f'ON CONFLICT ("key") DO {"UPDATE SET " + updates if updates else "NOTHING"}'
-        )
-        """The end of an INSERT that replaces the key's row."""
-        # BINARY whatever collation the column declares: "A" is not "a" in a log.
-        self._delete = f'DELETE FROM {quoted(name)} WHERE "key" = ? COLLATE BINARY'
-        self._upsert = (
-            f"INSERT INTO {quoted(name)} ({', '.join(map(quoted, names))}) VALUES ({marks}) "
-            f"{self.on_conflict}"
-        )
 
     def create(self, types: Sequence[str]) -> None:
         """Create the table if it is missing, with the SQLite `types` of its columns.
@@ -136,63 +116,6 @@ class SQLiteTable:
     def clear(self) -> None:
         """Delete all rows."""
         self.connection.execute(f"DELETE FROM {quoted(self.name)}")
-
-    def write(
-        self, driver_batch: pa.RecordBatch, put: Callable[[pa.RecordBatch], None] | None = None
-    ) -> None:
-        """Delete and upsert rows of `UpsertRows`, or `put` them elsewhere.
-
-        Raises InvalidInputError that names the record that does not fit.
-        """
-        put = put or self._put
-        self.connection.execute("SAVEPOINT kafkalog_batch")
-        try:
-            put(driver_batch)
-        except ROW_FAULTS as fault:
-            self.connection.execute("ROLLBACK TO kafkalog_batch")
-            self._raise_for_row(driver_batch, put)
-            raise InvalidInputError(f"{self.where}: {fault}") from fault
-        self.connection.execute("RELEASE kafkalog_batch")
-
-    def _put(self, driver_batch: pa.RecordBatch) -> None:
-        import pyarrow.compute as pc
-
-        is_deleted = driver_batch.column(0)
-        if driver_batch.num_rows and pc.any(is_deleted).as_py():
-            keys = driver_batch.column(LEADING + self.names.index("key")).filter(is_deleted)
-            self.connection.executemany(self._delete, zip(values_of("key", keys), strict=True))
-            driver_batch = driver_batch.filter(pc.invert(is_deleted))
-        columns = [
-            values_of(name, column)
-            for name, column in zip(self.names, driver_batch.columns[LEADING:], strict=True)
-        ]
-        self.connection.executemany(self._upsert, zip(*columns, strict=True))
-
-    def _raise_for_row(
-        self, driver_batch: pa.RecordBatch, put: Callable[[pa.RecordBatch], None]
-    ) -> None:
-        """Write row by row up to the first that fails, and raise the error that names it."""
-        for number in range(driver_batch.num_rows):
-            row = driver_batch.slice(number, 1)
-            try:
-                put(row)
-            except ROW_FAULTS as fault:
-                topic, partition, offset = (row.column(place)[0].as_py() for place in (1, 2, 3))
-                raise self.misfit(topic, partition, offset, fault) from fault
-
-    def misfit(self, topic: str, partition: int, offset: int, fault: Exception) -> Exception:
-        """Return the error that names the record of a row that does not fit."""
-        return InvalidInputError(
-            f"{self.where}: the record at {topic}-{partition} offset {offset} does not fit: {fault}"
-        )
-
-
-def values_of(name: str, column: pa.Array) -> list[object]:
-    """Return a column's values for sqlite3; raises ValueError for text that is not UTF-8."""
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError as fault:
-        raise ValueError(f"column {name}: text that is not UTF-8: {fault}") from fault
 
 
 def _affinity(declared: str, is_strict: bool) -> str:

@@ -1,6 +1,7 @@
 """SQLiteUpsert: a table in an SQLite file that follows a log, one transaction per micro-batch.
 
-Rows come to the driver in bounded driver batches, never a micro-batch at once.
+Rows come to the driver in bounded driver batches and wait in a staging file until one transaction
+merges them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from itertools import chain, islice
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert.driver_batches import in_driver_batches, parts_for
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import DELETED, RECORD, UpsertRows, column_of
-from kafkalog.sink.upsert.sqlite.replacement import replace_rows
+from kafkalog.sink.upsert.sqlite.merge import SQLiteMerge
+from kafkalog.sink.upsert.sqlite.staging_file import StagingFile, check_client
 from kafkalog.sink.upsert.sqlite.table import SQLiteTable, quoted
 from kafkalog.sink.upsert.upsert import Batch, Upsert
 from kafkalog.storage_engine.fs import files
@@ -63,11 +64,15 @@ class SQLiteUpsert(Upsert):
     keep their values as long as the row's key stays, even if all rows are replaced; that takes room
     in SQLite's temporary directory. A record that the table refuses fails the micro-batch.
 
+    The rows of a micro-batch wait in a staging file beside the database, which takes as much room
+    as they do. ADBC writes that file: the extra `sqlite`. Only Python's `sqlite3` opens the
+    database, so you may read it with `sqlite3` in the same process.
+
     The table `kafkalog_positions` of the same file holds the last micro-batch of each (query,
     table) and its end offsets. A new file is in WAL mode: readers do not wait, and see the old rows
-    until a micro-batch is committed. Other writers of the file are awaited for `timeout_s`. A
-    view's rebuild locks other writers out until it ends. The driver holds about 100,000 rows at a
-    time, or a hundredth of a micro-batch with more than 10 million.
+    until a micro-batch is committed. Other writers of the file are awaited for `timeout_s`. They
+    are locked out while the rows are merged, not while Spark computes them. The driver holds about
+    100,000 rows at a time, or a hundredth of a micro-batch with more than 10 million.
 
     Raises InvalidInputError that names a refused record, CommitConflictError, and StorageError.
     """
@@ -102,6 +107,7 @@ class SQLiteUpsert(Upsert):
                 f"SQLiteUpsert: the database {self.database!r} is gone with each connection; give "
                 "the path of a file"
             )
+        check_client()
         self.timeout_s = timeout_s
 
     @property
@@ -143,15 +149,18 @@ class SQLiteUpsert(Upsert):
         The rows are those of `UpsertRows`, at most one per key. `kinds` are the SQLite types of the
         columns `names`.
         """
-        following = iter(driver_batches)
-        # The first rows cost the whole reduction, so they are read before the file is locked.
-        first = list(islice(following, 1))
         file = Path(self.database)
         is_new = not file.exists() or file.stat().st_size == 0
-        with self._connection() as connection:
+        staging = StagingFile(self.database, self.where, self.table)
+        with self._connection() as connection, staging.held():
+            (encoding,) = connection.execute("PRAGMA encoding").fetchone()
+            # Spark computes the rows meanwhile, so the database is not locked yet.
+            staging.fill(encoding, names, driver_batches)
             if is_new:
                 with suppress(sqlite3.OperationalError):  # another process is doing it
                     connection.execute("PRAGMA journal_mode = WAL")
+            table = SQLiteTable(connection, self.where, self.table, names)
+            merge = SQLiteMerge(table, staging.path)
             connection.execute("BEGIN IMMEDIATE")
             position = self._positions(connection).get(batch.query_id)
             if not self.is_due(batch, position):
@@ -160,15 +169,13 @@ class SQLiteUpsert(Upsert):
             is_replacing = batch.is_replacing and position is None
             if is_replacing or not _exists(connection, self.table):
                 self._forget(connection)
-            table = SQLiteTable(connection, self.where, self.table, names)
             table.create(kinds)
-            rows = chain(first, following)
             if is_replacing:
-                replace_rows(table, rows)
+                merge.replace()
             else:
-                for driver_batch in rows:
-                    table.write(driver_batch)
+                merge.run()
             self._record(connection, batch)
+            connection.commit()
         return True
 
     @contextmanager

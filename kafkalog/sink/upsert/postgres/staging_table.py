@@ -1,0 +1,163 @@
+"""Rows on their way into PostgreSQL: Arrow columns in a staging table, by ADBC's binary COPY.
+
+The columns of the table have the types of the rows. The merge turns them into the types of the
+upsert's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kafkalog.sink.upsert.postgres.client import is_row_fault, sql_name
+from kafkalog.sink.upsert.rows import RECORD
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from adbc_driver_manager.dbapi import Connection
+    from psycopg.sql import Identifier
+
+    from kafkalog.sink.upsert.postgres.table import Column
+
+__all__ = ["ATTEMPT", "RefusedRowsError", "StagingTable", "pieces", "record_text"]
+
+ATTEMPT = "kl_attempt"
+"""The staged column with the task attempt that wrote a row."""
+_PIECE_SIZE = 4 << 20
+_YEARS = (-719_162, 11_248_738)
+"""Days from 1970 to the years 1 and 32768, between which Arrow and PostgreSQL agree."""
+_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+
+
+class RefusedRowsError(Exception):
+    """PostgreSQL cannot store one of the rows; the message says why."""
+
+
+def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in non-empty pieces of a few MiB, so that ADBC's copy of them is small."""
+    for batch in batches:
+        count = max(1, batch.num_rows * _PIECE_SIZE // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, count):
+            yield batch.slice(start, count)
+
+
+@dataclass(frozen=True, slots=True)
+class StagingTable:
+    """A table with the columns of `UpsertRows`, and the attempt beside them."""
+
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    """The table's own columns, without those that name a row's record."""
+
+    @property
+    def identifier(self) -> Identifier:
+        """The table in SQL."""
+        return sql_name(self.schema, self.name)
+
+    def ingest(
+        self, connection: Connection, batches: Sequence[pa.RecordBatch], attempt: int
+    ) -> None:
+        """Copy rows in the connection's transaction; raises RefusedRowsError."""
+        import pyarrow as pa
+        from adbc_driver_manager import Error
+
+        for column in (column for batch in batches for column in batch.columns):
+            _check_years(column)
+        marked = [
+            batch.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), len(batch)))
+            for batch in batches
+        ]
+        try:
+            with closing(connection.cursor()) as cursor:
+                cursor.adbc_ingest(
+                    self.name,
+                    pa.Table.from_batches(marked),
+                    mode="append",
+                    db_schema_name=self.schema,
+                )
+        except Error as fault:
+            if not is_row_fault(fault.sqlstate):
+                raise
+            raise RefusedRowsError(_message(fault)) from fault
+
+    def describe_misfit(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> str:
+        """Return the first row that cannot be copied, and why, by copying halves; "" if all can."""
+        import pyarrow as pa
+
+        rows = pa.Table.from_batches(batches)
+        if self._misfit(connection, rows) is None:
+            return ""
+        start, end = 0, rows.num_rows
+        while end - start > 1:
+            middle = (start + end) // 2
+            if self._misfit(connection, rows.slice(start, middle - start)) is None:
+                start = middle
+            else:
+                end = middle
+        row = rows.slice(start, 1)
+        topic, partition, offset = (row.column(name)[0].as_py() for name in list(RECORD)[:3])
+        record = record_text(topic, partition, offset, _key(row) if offset is None else None)
+        for column in self.columns:
+            if reason := self._misfit(connection, row.select([column.name])):
+                return f'{record} does not fit: column "{column.name}": {reason}'
+        return f"{record} does not fit: {self._misfit(connection, row)}"
+
+    def _misfit(self, connection: Connection, rows: pa.Table) -> str | None:
+        """Return why rows, or some columns of them, cannot be copied; None if they can."""
+        try:
+            self.ingest(connection, rows.combine_chunks().to_batches(), 0)
+        except RefusedRowsError as refused:
+            return str(refused)
+        finally:
+            connection.rollback()
+        return None
+
+
+def _message(fault: Any) -> str:
+    """Return PostgreSQL's own message, without what ADBC puts around it."""
+    for name, value in fault.details or ():
+        if name in {"PG_DIAG_MESSAGE_PRIMARY", b"PG_DIAG_MESSAGE_PRIMARY"}:
+            return bytes(value).decode("utf-8", "replace")
+    return str(fault)
+
+
+def _check_years(column: pa.Array) -> None:
+    """Raise RefusedRowsError for a time that PostgreSQL would take for another one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_date32(kind):
+        numbers, per_day, unit = pc.cast(column, pa.int32()), 1, "days"
+    elif pa.types.is_timestamp(kind):
+        numbers, per_day, unit = pc.cast(column, pa.int64()), _PER_DAY[kind.unit], kind.unit
+    else:
+        return
+    ends = pc.min_max(numbers).as_py()
+    first, end = (day * per_day for day in _YEARS)
+    for found in (ends["min"], ends["max"]):
+        if found is not None and not first <= found < end:
+            raise RefusedRowsError(
+                f"the time {found} {unit} from 1970 is outside the years 1 to 32767"
+            )
+
+
+def _key(row: pa.Table) -> object:
+    """Return the key of the one row, as bytes if it is text that is not UTF-8."""
+    import pyarrow as pa
+
+    key = row.column("key")
+    try:
+        return key[0].as_py()
+    except UnicodeDecodeError:
+        return key.cast(pa.binary())[0].as_py()
+
+
+def record_text(topic: str | None, partition: int | None, offset: int | None, key: object) -> str:
+    """Return the record of a row, as errors name it; the key if the record is not known."""
+    if offset is None:
+        return f"the row of key {key!r:.200}"
+    return f"the record at {topic}-{partition} offset {offset}"

@@ -227,8 +227,8 @@ def test_a_look_asks_nothing_of_actions_that_have_ended(
         asked.append(path)
         return read_bytes(path)
 
-    monkeypatch.setattr(files, "read_file", counted)
     LogBuilder(engine).fill()
+    monkeypatch.setattr(files, "read_file", counted)
     assert limit(engine, NOW + 999 * 60_000, key_partition(engine)) == 1
     assert len(names(engine.root)) == len(asked) == 10
     assert (engine.root / layout.ENDED_PINS).stat().st_size < 500_000

@@ -147,11 +147,11 @@ def test_the_column_of_deletions_is_found_in_any_case(name: str) -> None:
     assert deletion_column(["key", "is_deleted"]) is None
 
 
-def test_a_part_has_fifty_thousand_rows_until_there_are_two_hundred_parts() -> None:
+def test_a_part_has_25_thousand_rows_until_there_are_400_parts() -> None:
     assert parts_for(None) is None
-    assert [parts_for(rows) for rows in (0, 1, 50_000, 50_001)] == [1, 1, 1, 2]
-    assert parts_for(10_000_000) == 200
-    assert parts_for(10**12) == 200
+    assert [parts_for(rows) for rows in (0, 1, 25_000, 25_001)] == [1, 1, 1, 2]
+    assert parts_for(10_000_000) == 400
+    assert parts_for(10**12) == 400
 
 
 @pytest.mark.parametrize(

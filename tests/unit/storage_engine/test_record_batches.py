@@ -281,5 +281,5 @@ def test_a_tables_headers_are_those_of_tuples(log: KafkaLog) -> None:
 
 def test_the_help_of_append_shows_the_forms() -> None:
     text = KafkaLog.append.__doc__ or ""
-    for form in ('[("k1", "v1")', '[{"key": "k1", "value": "v1"', "pyarrow.table("):
+    for form in ('[("k1", "v1")', '[{"key": "k4", "value": ', "pyarrow.table("):
         assert form in text

@@ -480,18 +480,10 @@ def postgres(at: Place) -> None:
     follow(at, upsert, rows)
 
 
-@cell("`DeltaUpsert(..., name=)`")
-def delta(at: Place) -> None:
-    from deltalake import DeltaTable
-
-    uri = str(at.root / "delta")
-    upsert = DeltaUpsert(uri, schema=SHELF, key_type="string", name="stock")
-
-    def rows() -> list[Any]:
-        table = DeltaTable(uri).to_pyarrow_table().to_pylist()
-        return sorted((row["key"], row["shelf"], row["left"]) for row in table)
-
-    follow(at, upsert, rows)
+@cell("`DeltaUpsert` in a session without Delta Lake")
+def delta(at: Place) -> str | None:
+    upsert = DeltaUpsert("stock", name="stock")
+    return at.refusal(upsert.positions, "this Spark session has no Delta Lake")
 
 
 @cell("`KTableView`: start, wait, progress, rebuild, stop")

@@ -13,10 +13,10 @@ Spark has two task slots.
 
 The broker is as Kafka's start scripts run it (bench/broker.py). Its producer: acks=all, as is the
 default; linger.ms=5, the default since Kafka 4.0, and batch.size=262144, sixteen times the default,
-as a producer of much data has it (other settings have not been tried). Our write is synced twice,
-staged file and log; the broker leaves its writes to the page cache. After each write the topic is
-read, and has to have as many rows as were written, of the same sum of hashes; of the sink that only
-counts it is the count.
+as a producer of much data has it (other settings have not been tried). Our log is synced, and a
+staged file if it becomes a segment; the broker leaves its writes to the page cache. After each
+write the topic is read, and has to have as many rows as were written, of the same sum of hashes; of
+the sink that only counts it is the count.
 
 The first round warms up. The last one is not timed either: it is watched for memory, as watching
 takes time: that of this process, Spark's JVM and its Python workers together during a write,

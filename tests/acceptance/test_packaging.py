@@ -21,7 +21,7 @@ import kafkalog
 from tests import ROOT, kernel_builds
 
 SPARK = "pyspark==4.2.*"
-"""What the extra `spark` is tried with; the other tests have the latest_records."""
+"""What the extra `spark` is tried with; the other tests have the latest release."""
 
 FINDS_THE_FORMAT = """
 import sys

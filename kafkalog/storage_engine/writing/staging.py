@@ -152,7 +152,7 @@ class StagedWriter:
             under_way.result()
 
     def finish(self) -> StagedMessage:
-        """Encode the rest, sync, and return the message for the commit."""
+        """Encode the rest, sync what the commit will rename, and return the message for it."""
         self._wait()
         self._end_encoder()
         self._encode(self._gathered)

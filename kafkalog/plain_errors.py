@@ -66,6 +66,7 @@ def plain_in_batch(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
+        os.environ.pop(_HIDES_FRAMES, None)  # an earlier error did not end this worker
         try:
             return function(*arguments, **named)
         except Exception as fault:
@@ -88,10 +89,12 @@ def _hide_frames() -> None:
 
 def _refusal(fault: Exception) -> InvalidInputError | None:
     """Return our error for one that `raise_error` made in an expression; None for others."""
-    condition = getattr(fault, "getCondition", None)
-    if condition is None or condition() != "USER_RAISED_EXCEPTION":
+    try:
+        if fault.getCondition() != "USER_RAISED_EXCEPTION":  # type: ignore[attr-defined]
+            return None
+        return InvalidInputError((fault.getMessageParameters() or {}).get("errorMessage", ""))  # type: ignore[attr-defined]
+    except Exception:  # no error of Spark's, or its JVM is gone
         return None
-    return InvalidInputError((fault.getMessageParameters() or {}).get("errorMessage", ""))  # type: ignore[attr-defined]
 
 
 def _sentence(error: Exception) -> KafkaLogError | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ def register(spark: SparkSession) -> None:
     """
     from kafkalog.datasource.source import KafkaLogDataSource
 
-    context = _context()
+    context = _context(spark)
     if context is not None and hasattr(spark, "_jsparkSession"):
         _activate_in_new_threads(spark)
     fault = ""
@@ -66,10 +67,12 @@ def register(spark: SparkSession) -> None:
     )
 
 
-def _context() -> SparkContext | None:
-    """Return the context of the JVM that this process has started; a remote session has none."""
+def _context(spark: SparkSession) -> SparkContext | None:
+    """Return the context of the session's JVM if this process has started it; else None."""
     import pyspark
 
+    if not hasattr(spark, "_jsparkSession") and "SPARK_LOCAL_REMOTE" not in os.environ:
+        return None  # the server was started elsewhere
     holder = getattr(pyspark, "SparkContext", None)  # the package pyspark-client lacks it
     return None if holder is None else holder._active_spark_context
 

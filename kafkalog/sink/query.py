@@ -22,7 +22,7 @@ from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
     "EndOffsets",
@@ -68,9 +68,9 @@ def micro_batch_of_task() -> MicroBatch | None:
     return None if context is None else _read(context.getLocalProperty)
 
 
-def is_connect(frame: DataFrame) -> bool:
-    """Return whether a frame belongs to a session of Spark Connect."""
-    return type(frame).__module__.startswith("pyspark.sql.connect.")
+def is_connect(owner: DataFrame | SparkSession) -> bool:
+    """Return whether a frame, or a session, is one of Spark Connect."""
+    return type(owner).__module__.startswith("pyspark.sql.connect.")
 
 
 def micro_batch_of_driver(frame: DataFrame, batch_id: int, name: str, caller: str) -> MicroBatch:
@@ -133,7 +133,8 @@ def _behind_the_rows(frame: DataFrame, reached: EndOffsets) -> EndOffsets:
     if {"topic", "partition", "offset"} <= {*frame.columns}:
         last = frame.groupBy("topic", "partition").agg(F.max("offset"))
         for topic, partition, offset in last.collect():
-            ends.setdefault(topic, {})[str(partition)] = offset + 1
+            known = ends.setdefault(topic, {})
+            known[str(partition)] = max(offset + 1, known.get(str(partition), 0))
     return ends
 
 

@@ -65,8 +65,6 @@ class Batch:
 
     def reaches_beyond(self, position: Position) -> bool:
         """Return whether an end offset is above the position's, or its partition is not in it."""
-        if not position.end_offsets:
-            return False
         return any(
             end > position.end_offsets.get(topic, {}).get(partition, -1)
             for topic, partitions in self.end_offsets.items()
@@ -127,10 +125,6 @@ class Upsert(ABC):
     ) -> None:
         if not table or "\0" in table:
             raise InvalidInputError(f"{type(self).__name__}: {table!r} is not a table name")
-        if "/" in name:  # which separates a query from its topics in a Delta table
-            raise InvalidInputError(
-                f"{type(self).__name__}: name (expected a word without a slash, found {name!r})"
-            )
         self.table = table
         self.shape = RowShape(select=select, schema=schema, key_type=key_type)
         self.name = name

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.plain_errors import plain_in_batch
 from kafkalog.sink.query import MicroBatch, end_offsets_of_checkpoint
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.upsert import Upsert
@@ -339,6 +340,7 @@ class _Apply:
     number: int
     run_id: str
 
+    @plain_in_batch
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         query_id = self.generations.query_id(self.number)
         assert query_id is not None, "Spark names a query before its first micro-batch"

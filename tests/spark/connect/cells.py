@@ -483,7 +483,8 @@ def postgres(at: Place) -> None:
 @cell("`DeltaUpsert` in a session without Delta Lake")
 def delta(at: Place) -> str | None:
     upsert = DeltaUpsert("stock", name="stock")
-    return at.refusal(upsert.positions, "this Spark session has no Delta Lake")
+    words = "needs a classic Spark session" if at.is_connect else "has no Delta Lake"
+    return at.refusal(upsert.positions, words)
 
 
 @cell("`KTableView`: start, wait, progress, rebuild, stop")

@@ -107,11 +107,6 @@ def test_a_query_has_one_upsert_to_a_table_in_a_micro_batch() -> None:
     first.take(rows, 1, again, {})  # a start repeats the last one
 
 
-def test_a_name_has_no_slash() -> None:
-    with pytest.raises(InvalidInputError, match="without a slash, found 'a/b'"):
-        Remembering("t", name="a/b")
-
-
 def test_an_upsert_that_failed_may_be_called_again() -> None:
     rows: Any = None
     upsert, running = Remembering("failing"), MicroBatch("failing", 0, "run 1")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
+from kafkalog.sink.query import is_connect
 from kafkalog.sink.upsert.delta.columns import DeltaRows
 from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
 from kafkalog.sink.upsert.position import Position
@@ -40,9 +41,9 @@ _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT
 _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _REASON = re.compile(r"\[[A-Z][A-Z0-9_.]+\].*?(?=\n\s+at |\nCaused by|\n\nJVM|\Z)", re.DOTALL)
 """An error of Spark or Delta in the text of an exception, before its stack trace."""
-_turns: dict[str, threading.Lock] = {}
-"""Per table, since a commit makes the attempts beside it void; and per query, whose session has the
-settings of one commit at a time."""
+_turns: dict[tuple[str, str], threading.Lock] = {}
+"""Per table, since a commit makes the attempts beside it void; and per session, which has the
+settings and the view of one commit at a time."""
 
 
 class DeltaUpsert(Upsert):
@@ -120,13 +121,14 @@ class DeltaUpsert(Upsert):
 
     def _store(self, batch: Batch, rows: DeltaRows) -> None:
         """Commit the rows and the position of a micro-batch, unless the table has them already."""
+        session = rows.frame.sparkSession._jsparkSession.sessionUUID()
         for attempt in range(_ATTEMPTS):
             if attempt:
                 pause_s = min(_PAUSE_MAX_S, _PAUSE_S * 2**attempt)
                 time.sleep(pause_s * random.uniform(0.5, 1))
             with (
-                _turns.setdefault(self.table, threading.Lock()),
-                _turns.setdefault(batch.query_id, threading.Lock()),
+                _turns.setdefault(("table", self.table), threading.Lock()),
+                _turns.setdefault(("session", session), threading.Lock()),
             ):
                 if self._commit(batch, rows):
                     return
@@ -201,6 +203,11 @@ class DeltaUpsert(Upsert):
 
     def _last_commit(self, spark: SparkSession) -> UpsertCommit | None:
         """Return the last commit of an upsert; None if the table is missing."""
+        if is_connect(spark):
+            raise InvalidInputError(
+                f"{self.where}: DeltaUpsert needs a classic Spark session: under Spark Connect all "
+                "queries of a client share one session, and so the settings of Delta's commit"
+            )
         try:
             return last_commit(spark, self._in_sql)
         except Exception as fault:

@@ -64,8 +64,10 @@ class StagingTable:
         import pyarrow as pa
         from adbc_driver_manager import Error
 
-        for column in (column for batch in batches for column in batch.columns):
-            _check_years(column)
+        for batch in batches:
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                if name != "kl_timestamp":  # the table does not store the record's time
+                    _check_years(column)
         marked = [
             batch.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), len(batch)))
             for batch in batches

@@ -96,7 +96,8 @@ class SQLiteMerge:
         try:
             self._connection.execute(statement, (1, last))
         except _ROW_FAULTS as fault:
-            self._blame(statement, 1, last)
+            if self._connection.in_transaction:  # else a trigger has rolled it back
+                self._blame(statement, 1, last)
             raise InvalidInputError(f"{self._table.where}: {fault}") from fault
 
     def _blame(self, statement: str, first: int, last: int) -> None:

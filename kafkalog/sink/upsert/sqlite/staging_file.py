@@ -16,8 +16,9 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NUMBER", "ORIGIN", "ROWS", "StagingFile", "check_client", "misfit"]
 
+_PAUSE_S = 0.05
 ROWS = "kafkalog_rows"
 NUMBER = "kl_number"
 """The column that numbers the rows from 1, in the order in which they came."""
@@ -60,14 +62,29 @@ class StagingFile:
         self._where = where
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the file's lock, with the file empty; remove the file at the end."""
-        with FileLock(self.path).exclusive():
-            files.create(self.path)
+    def held(self, timeout_s: float) -> Iterator[None]:
+        """Hold the file's lock, with the file empty; remove the file at the end.
+
+        Raises StorageError if another upsert holds it for longer than `timeout_s`.
+        """
+        lock = FileLock(self.path)
+        until_s = time.monotonic() + timeout_s
+        with ExitStack() as stack:
+            with files.disk_faults(self.path):
+                while not stack.enter_context(lock.exclusive(wait=False)):
+                    stack.close()
+                    if time.monotonic() > until_s:
+                        raise StorageError(
+                            f"{self._where}: another upsert has written to the table for longer "
+                            f"than timeout_s={timeout_s:g}"
+                        )
+                    time.sleep(_PAUSE_S)
+                files.create(self.path)
             try:
                 yield
             finally:
-                files.remove(self.path)
+                with files.disk_faults(self.path):
+                    files.remove(self.path)
 
     def fill(
         self, encoding: str, names: Sequence[str], driver_batches: Iterable[pa.RecordBatch]

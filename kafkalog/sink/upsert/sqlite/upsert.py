@@ -152,7 +152,7 @@ class SQLiteUpsert(Upsert):
         file = Path(self.database)
         is_new = not file.exists() or file.stat().st_size == 0
         staging = StagingFile(self.database, self.where, self.table)
-        with self._connection() as connection, staging.held():
+        with self._connection() as connection, staging.held(self.timeout_s):
             (encoding,) = connection.execute("PRAGMA encoding").fetchone()
             # Spark computes the rows meanwhile, so the database is not locked yet.
             staging.fill(encoding, names, driver_batches)

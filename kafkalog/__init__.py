@@ -45,13 +45,13 @@ __version__ = "0.1.0"
 
 _ROOMS = ("cleaner", "errors", "sink")
 _HOMES = {
-    "KTable": "kafkalog.datasource.ktable",
-    "KTableView": "kafkalog.sink.views.table_view",
-    "LagListener": "kafkalog.datasource.lag",
-    "in_order": "kafkalog.sink.order",
-    "offsets_behind_latest": "kafkalog.datasource.lag",
-    "register": "kafkalog.datasource.register",
-    "value_columns": "kafkalog.datasource.values",
+    "KTable": "datasource.ktable",
+    "KTableView": "sink.views.table_view",
+    "LagListener": "datasource.lag",
+    "in_order": "sink.order",
+    "offsets_behind_latest": "datasource.lag",
+    "register": "datasource.register",
+    "value_columns": "datasource.values",
 }
 """The modules of names that are imported when they are first used."""
 
@@ -87,12 +87,12 @@ def __getattr__(name: str) -> Any:
         kernels = [sheet for sheet in sheets if "kernels" in (sheet.stem, sheet.parent.name)]
         return all(any(k.with_suffix(suffix).exists() for suffix in suffixes) for k in kernels)
     if name in _HOMES:
-        is_lag = _HOMES[name] == "kafkalog.datasource.lag"
+        is_lag = _HOMES[name] == "datasource.lag"
         if is_lag and importlib.util.find_spec("pyspark") is None:
             raise ModuleNotFoundError(
                 f"kafkalog.{name} needs the package pyspark: pip install 'kafkalog[spark]'"
             )
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(f"kafkalog.{_HOMES[name]}"), name)
     if name in _ROOMS:
         return importlib.import_module(f"kafkalog.{name}")
     raise AttributeError(f"module 'kafkalog' has no attribute {name!r}")

@@ -126,7 +126,7 @@ class SQLiteTarget(Target):
 
     def arm(self, moments: Moments) -> None:
         class Connection(sqlite3.Connection):
-            """One whose statements, and the end of whose block, are moments."""
+            """One whose statements, and whose commit, are moments."""
 
             def execute(self, sql: str, *values: Any) -> Any:
                 return moments.around(sql, lambda: sqlite3.Connection.execute(self, sql, *values))
@@ -135,8 +135,8 @@ class SQLiteTarget(Target):
                 run = sqlite3.Connection.executemany
                 return moments.around(sql, lambda: run(self, sql, *values))
 
-            def __exit__(self, *fault: Any) -> Any:
-                return moments.around("COMMIT", lambda: sqlite3.Connection.__exit__(self, *fault))
+            def commit(self) -> None:
+                moments.around("COMMIT", lambda: sqlite3.Connection.commit(self))
 
         ours: Any = partial(sqlite3.connect, factory=Connection)
         sqlite3.connect = ours

@@ -37,7 +37,7 @@ from tests.unit.sink.spark_write import Row, SparkWrite, staged_names
 from tests.unit.storage_engine.faults import ACTS
 
 STEPS = (
-    "staging synced",
+    "staged",
     "verified",
     "cut",
     "appended",
@@ -69,7 +69,7 @@ class Moments:
             self.pass_by(f"before {name} {kind}", "verified" if is_first else "")
             result = act(target, *args, **kwargs)
             step = step_of(name, kind, args)
-            is_late = self._is_verified and step == "staging synced"  # of a stamped file
+            is_late = self._is_verified and step == "staged"  # of a stamped file
             self.pass_by(f"after {name} {kind}", "" if is_late else step)
             return result
 
@@ -107,7 +107,7 @@ def step_of(act: str, kind: str, args: Sequence[Any]) -> str:
         is_header = args[1] == layout.JOURNAL_PUBLISHED_POSITION
         return "published" if is_header else "record written"
     return {
-        ("sync_file", "staged"): "staging synced",
+        ("write_at", "staged"): "staged",
         ("truncate", "log"): "cut",
         ("remove", "log"): "cut",
         ("write_at", "log"): "appended",

@@ -14,7 +14,6 @@ JOBS ?= auto
 REST_JOBS ?= 2
 KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -path '*/kernels/*.py' -o -name '*.pxd')
 KERNEL_TESTS := tests/unit/storage_engine/test_kernels.py \
-    tests/unit/storage_engine/test_index_kernels.py \
     tests/unit/cleaner/test_kernels.py tests/unit/cleaner/test_merge_kernels.py
 export KAFKALOG_REQUIRE_COMPILER = 1
 

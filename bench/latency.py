@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -134,7 +135,7 @@ def claims(found: dict[str, list[list[dict[str, float]]]], mib: Mapping[str, flo
     return made
 
 
-class Query:
+class Query(ABC):
     """A streaming query that copies what it is fed, in micro-batches of 1,000 records."""
 
     records = RECORDS
@@ -146,17 +147,17 @@ class Query:
         self.fed = 0
         """Micro-batches."""
 
+    @abstractmethod
     def feed(self, batches: int) -> None:
         """Give the source that many micro-batches more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self) -> StreamingQuery:
         """Start the query, from its checkpoint if there is one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def content(self, topic: str) -> DataFrame | None:
         """Return the records of a topic; None without the topic."""
-        raise NotImplementedError
 
     def run(self, batches: int) -> list[dict[str, float]]:
         """Run the query until it has all; return Spark's times in ms of its micro-batches.

@@ -5,7 +5,7 @@ Two places turn an error into text, frames first:
 - A worker of Spark does so with the error that ends it. It writes the last line alone if the
   variable SPARK_HIDE_TRACEBACK is in its environment at that moment.
 - py4j does so in the driver, with the error of a function of `foreachBatch`. It writes an error's
-  cause before the error. So the cause is the sentence, an error without frames.
+  cause before the error. The cause is therefore the sentence, an error without frames.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kafkalog.errors import InvalidInputError, KafkaLogError
 
@@ -55,7 +55,7 @@ def plain_in_worker(function: _Function) -> _Function:
             _hide_frames()
             raise
 
-    return generated if inspect.isgeneratorfunction(function) else called  # type: ignore[return-value]
+    return cast("_Function", generated if inspect.isgeneratorfunction(function) else called)
 
 
 def plain_in_batch(function: _Function) -> _Function:
@@ -77,7 +77,7 @@ def plain_in_batch(function: _Function) -> _Function:
             _hide_frames()
             raise error.with_traceback(None) from sentence
 
-    return called  # type: ignore[return-value]
+    return cast("_Function", called)
 
 
 def _hide_frames() -> None:
@@ -87,12 +87,12 @@ def _hide_frames() -> None:
         os.environ[_HIDES_FRAMES] = "1"
 
 
-def _refusal(fault: Exception) -> InvalidInputError | None:
+def _refusal(fault: Any) -> InvalidInputError | None:
     """Return our error for one that `raise_error` made in an expression; None for others."""
     try:
-        if fault.getCondition() != "USER_RAISED_EXCEPTION":  # type: ignore[attr-defined]
+        if fault.getCondition() != "USER_RAISED_EXCEPTION":
             return None
-        return InvalidInputError((fault.getMessageParameters() or {}).get("errorMessage", ""))  # type: ignore[attr-defined]
+        return InvalidInputError((fault.getMessageParameters() or {}).get("errorMessage", ""))
     except Exception:  # no error of Spark's, or its JVM is gone
         return None
 

@@ -1,4 +1,4 @@
-"""What a commit of an upsert leaves in a Delta table's history.
+"""The commits of upserts in a Delta table's history.
 
 Each commit carries two things beside the rows:
 

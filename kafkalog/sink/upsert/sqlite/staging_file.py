@@ -6,9 +6,9 @@ table, in SQL.
 Invariants:
 
 - Each of the two clients has an SQLite library of its own. Within one process they do not see each
-  other's locks, and a library that closes a file drops the locks of the other. So ADBC never opens
-  the database, which users read with `sqlite3` in the same process. ADBC has closed the staging
-  file before `sqlite3` opens it.
+  other's locks, and a library that closes a file drops the locks of the other. ADBC therefore never
+  opens the database, which users read with `sqlite3` in the same process. ADBC has closed the
+  staging file before `sqlite3` opens it.
 - A table has one staging file, whose lock lets upserts take turns. A killed process leaves that one
   file at most, and the table's next upsert replaces it.
 """

@@ -74,8 +74,6 @@ class Batch:
 
     def reaches_beyond(self, position: Position) -> bool:
         """Return whether an end offset is above the position's, or its partition is not in it."""
-        if not position.end_offsets:
-            return False
         return any(
             end > position.end_offsets.get(topic, {}).get(partition, -1)
             for topic, partitions in self.end_offsets.items()

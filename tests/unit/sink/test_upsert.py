@@ -64,9 +64,16 @@ def test_a_batch_is_due_when_it_is_later_or_reaches_further(given: Batch, is_due
 
 
 def test_a_query_without_offsets_is_known_by_its_batch_ids_alone() -> None:
-    at_3 = Position(3, {}, 0)
-    assert not Remembering("t").is_due(batch(3, p0=10), at_3)
-    assert not Remembering("t").is_due(batch(3), at_3)
+    assert not Remembering("t").is_due(batch(3), Position(3, {}, 0))
+
+
+def test_a_micro_batch_that_had_no_rows_and_comes_again_with_rows_is_applied() -> None:
+    rows: Any = None
+    upsert = Remembering("filled")  # under Spark Connect the rows say how far a micro-batch reaches
+    upsert.take(rows, 0, MicroBatch("q", 0, "run 1"), batch(0).end_offsets)
+    upsert.take(rows, 0, MicroBatch("q", 0, "run 2"), batch(0, p0=10).end_offsets)
+    upsert.take(rows, 0, MicroBatch("q", 0, "run 3"), batch(0, p0=10).end_offsets)
+    assert [each.end_offsets for each in upsert.batches] == [{}, {"t": {"0": 10}}]
 
 
 def test_an_earlier_batch_is_refused_unless_the_writer_is_reset() -> None:

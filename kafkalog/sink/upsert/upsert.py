@@ -28,7 +28,6 @@ from kafkalog.sink.plan import sync_plan
 from kafkalog.sink.query import (
     EndOffsets,
     MicroBatch,
-    checkpoint_of_driver,
     end_offsets_of_driver,
     micro_batch_of_driver,
 )
@@ -105,6 +104,7 @@ class UpsertArguments(TypedDict, total=False):
     key: str | Sequence[str]
     key_type: str
     name: str
+    checkpoint: str | PathLike[str] | None
     path: str | PathLike[str]
     on_bad_record: str
     on_new_column: str
@@ -121,7 +121,10 @@ class Upsert(ABC):
         key_type: "string" makes the column `key` text, if `select` does not make it.
         name: the query, as the table's positions name it, instead of the query's id. A name belongs
             to one checkpoint: a query with a new checkpoint needs a new name. A query under Spark
-            Connect needs a name, and may then move between Connect and a classic session.
+            Connect needs a name or `checkpoint`, and may then move to a classic session and back.
+        checkpoint: the query's `checkpointLocation`, a local directory. Spark Connect hides it. It
+            has the query's id and the exact end offsets, which otherwise come from the rows. A
+            classic session finds it by itself, and refuses another query's.
         on_bad_record: "fail", "skip" or "deadletter:<topic>", see `BadRecords`.
         path: the log of the dead-letter topic; a view gives its own.
         on_new_column: "add" adds a column that the rows have and the table lacks. Old rows have
@@ -150,6 +153,7 @@ class Upsert(ABC):
         key: str | Sequence[str] = "key",
         key_type: str = "binary",
         name: str = "",
+        checkpoint: str | PathLike[str] | None = None,
         path: str | PathLike[str] = "",
         on_bad_record: str = "fail",
         on_new_column: str = "fail",
@@ -171,6 +175,7 @@ class Upsert(ABC):
         )
         self.adds_columns = on_new_column == "add"
         self.name = name
+        self.checkpoint = None if checkpoint is None else fspath(checkpoint)
         self.reset_writer = reset_writer
         self.replace_first = replace_first
 
@@ -182,21 +187,17 @@ class Upsert(ABC):
     @plain_in_batch
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Apply one micro-batch; `batch_id` is Spark's."""
-        running = micro_batch_of_driver(df, batch_id, self.name, type(self).__name__)
+        running = micro_batch_of_driver(
+            df, batch_id, type(self).__name__, name=self.name, checkpoint=self.checkpoint
+        )
         query_id = self.name or running.query_id
         end_offsets = end_offsets_of_driver(df, running, lambda: self._reached(query_id))
-        checkpoint = checkpoint_of_driver(df, running)
-        self.take(df, batch_id, replace(running, query_id=query_id), end_offsets, checkpoint)
+        self.take(df, batch_id, replace(running, query_id=query_id), end_offsets)
 
     def take(
-        self,
-        df: DataFrame,
-        batch_id: int,
-        running: MicroBatch,
-        end_offsets: EndOffsets,
-        checkpoint: str | None,
+        self, df: DataFrame, batch_id: int, running: MicroBatch, end_offsets: EndOffsets
     ) -> None:
-        """Apply one micro-batch of a query that the caller knows, with its checkpoint."""
+        """Apply one micro-batch of a query that the caller knows."""
         place, turn = (self.where, running.query_id), (running.run_id, batch_id)
         if _applied.get(place) == turn:
             raise InvalidInputError(
@@ -217,9 +218,8 @@ class Upsert(ABC):
             if self.refuses_gaps:  # refuse early; the transaction logs the warning
                 self._check_gap(batch, position)
             if self.bad_records.are_left_out:
-                sync_plan(
-                    checkpoint, batch_id
-                )  # the log would drop the dead letters of another plan
+                # The log would drop the dead letters of another plan.
+                sync_plan(running.checkpoint, batch_id)
                 found = self.shape.bad_records(df)
                 count = self.bad_records.leave_out(
                     found, f"{batch.query_id}/{self.where}", batch_id

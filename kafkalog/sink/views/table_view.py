@@ -113,10 +113,11 @@ class KTableView:
         self._held = ExitStack()
         self._mutex = threading.RLock()
         taken = sorted(key for key in self.options if key.lower() in _OURS)
-        if target.name:
+        if target.name or target.checkpoint is not None:
             raise InvalidInputError(
-                f"{target.where}: a view knows its query by the checkpoint (expected an upsert "
-                f"without a name, found {target.name!r}). Leave name= out."
+                f"{target.where}: a view knows its query by its own checkpoint (expected an upsert "
+                f"without name= and checkpoint=, found {target.name or target.checkpoint!r}). "
+                "Leave them out."
             )
         if taken:
             raise InvalidInputError(
@@ -354,10 +355,9 @@ class _Apply:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         query_id = self.generations.query_id(self.number)
         assert query_id is not None, "Spark names a query before its first micro-batch"
-        ends = end_offsets_of_checkpoint(self.generations.path(self.number), batch_id)
-        checkpoint = str(self.generations.path(self.number))
-        running = MicroBatch(query_id, batch_id, self.run_id)
-        self.target.take(df, batch_id, running, ends, checkpoint)
+        checkpoint = self.generations.path(self.number)
+        running = MicroBatch(query_id, batch_id, self.run_id, str(checkpoint))
+        self.target.take(df, batch_id, running, end_offsets_of_checkpoint(checkpoint, batch_id))
         self.generations.remove_before(self.number)
 
 

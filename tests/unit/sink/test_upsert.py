@@ -109,13 +109,13 @@ def test_a_query_has_one_upsert_to_a_table_in_a_micro_batch() -> None:
     rows: Any = None
     first, second, other = Remembering("here"), Remembering("here"), Remembering("there")
     running = MicroBatch("twice", 0, "run 1")
-    first.take(rows, 0, running, {}, None)
-    other.take(rows, 0, running, {}, None)
+    first.take(rows, 0, running, {})
+    other.take(rows, 0, running, {})
     with pytest.raises(InvalidInputError, match="table here: a second upsert of micro-batch 0 of"):
-        second.take(rows, 0, running, {}, None)
-    first.take(rows, 1, running, {}, None)
+        second.take(rows, 0, running, {})
+    first.take(rows, 1, running, {})
     again = MicroBatch("twice", 0, "run 2")
-    first.take(rows, 1, again, {}, None)  # a start repeats the last one
+    first.take(rows, 1, again, {})  # a start repeats the last one
 
 
 def test_an_upsert_that_failed_may_be_called_again() -> None:
@@ -123,18 +123,18 @@ def test_an_upsert_that_failed_may_be_called_again() -> None:
     upsert, running = Remembering("failing"), MicroBatch("failing", 0, "run 1")
     upsert.known["failing"] = Position(5, {}, 0)
     with pytest.raises(CommitConflictError):
-        upsert.take(rows, 4, running, {}, None)
+        upsert.take(rows, 4, running, {})
     upsert.reset_writer = True
-    upsert.take(rows, 4, running, {}, None)
+    upsert.take(rows, 4, running, {})
     assert upsert.known["failing"].batch_id == 4
 
 
 def test_only_the_first_micro_batch_of_all_replaces_a_table() -> None:
     rows: Any = None
     upsert = Remembering("replaced", replace_first=True)
-    upsert.take(rows, 3, MicroBatch("late", 0, "run 1"), {}, None)  # its position was lost
-    upsert.take(rows, 0, MicroBatch("first", 0, "run 1"), {}, None)
-    upsert.take(rows, 1, MicroBatch("first", 0, "run 1"), {}, None)
+    upsert.take(rows, 3, MicroBatch("late", 0, "run 1"), {})  # its position was lost
+    upsert.take(rows, 0, MicroBatch("first", 0, "run 1"), {})
+    upsert.take(rows, 1, MicroBatch("first", 0, "run 1"), {})
     assert [(b.query_id, b.batch_id) for b in upsert.batches if b.is_replacing] == [("first", 0)]
 
 

@@ -312,17 +312,18 @@ def behind(at: Place) -> None:
 def listener(at: Place) -> None:
     made = kafkalog.LagListener()
     at.spark.streams.addListener(made)
+    checkpoint = str(at.root / "checkpoint")
+    writer = at.stream().writeStream.format("noop").option("checkpointLocation", checkpoint)
+    query = writer.start()
     try:
-        checkpoint = str(at.root / "checkpoint")
-        writer = at.stream().writeStream.format("noop").option("checkpointLocation", checkpoint)
-        query = writer.start()
         until = time.monotonic() + 60
         while query.id not in made.latest and time.monotonic() < until:
             time.sleep(0.05)
         assert made.latest[query.id][0]["maxOffsetsBehindLatest"] == "0"
-        query.stop()
     finally:
+        # Under Connect it waits forever for an event that comes meanwhile, as by `stop`.
         at.spark.streams.removeListener(made)
+        query.stop()
 
 
 @cell("batch write, `txnAppId` and `txnVersion`")

@@ -11,12 +11,13 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.sink.upsert.postgres.client import connect_for_arrow, one, run
+from kafkalog.sink.upsert.postgres.arrow_connection import ArrowConnection
+from kafkalog.sink.upsert.postgres.client import one, run
 from kafkalog.sink.upsert.postgres.staging_table import (
     ATTEMPT,
     RefusedRowsError,
@@ -28,7 +29,6 @@ from kafkalog.sink.upsert.rows import DELETED, RECORD
 if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
-    from adbc_driver_manager.dbapi import Connection as ArrowConnection
     from pyspark.sql import DataFrame
 
     from kafkalog.sink.upsert.postgres.table import Column, PostgresTable
@@ -41,6 +41,7 @@ __all__ = [
     "StagedRows",
     "StagingTask",
     "remove_orphans",
+    "stage",
     "staging_of_a_batch",
 ]
 
@@ -168,9 +169,11 @@ class StagedRows:
     """The rows that a task's attempt has committed to a staging table."""
 
     attempt: int
-    rows: int
-    deletions: int
-    fault: str | None
+    rows: int = 0
+    deletions: int = 0
+    seems_unique: bool = True
+    """Whether no key was seen twice; keys that lie far apart are not compared."""
+    fault: str | None = None
     """The first row that does not fit, and why; nothing is staged then."""
 
 
@@ -184,11 +187,12 @@ class StagingTask:
     """
 
     conninfo: str = field(repr=False)
+    """A complete one: a task does not import psycopg."""
     target: StagingTable
 
     def collect(self, frame: DataFrame) -> list[StagedRows]:
         """Run it over all rows; return the results of the attempts that count."""
-        schema = "attempt bigint, rows bigint, deletions bigint, fault string"
+        schema = "attempt bigint, rows bigint, deletions bigint, seems_unique boolean, fault string"
         numbered = _numbered(frame)
         return [StagedRows(*row) for row in numbered.mapInArrow(self.run, schema).collect()]
 
@@ -201,51 +205,66 @@ class StagingTask:
         names = [DELETED, *RECORD, *(column.name for column in self.target.columns)]
         named = (batch.rename_columns(names) for batch in batches)
         staged = self.stage(named, 0 if context is None else context.taskAttemptId())
-        kinds = {"attempt": "int64", "rows": "int64", "deletions": "int64", "fault": "string"}
-        columns = [pa.array([getattr(staged, name)], kind) for name, kind in kinds.items()]
-        yield pa.RecordBatch.from_arrays(columns, names=list(kinds))
+        schema = pa.schema(
+            [
+                *((name, pa.int64()) for name in ("attempt", "rows", "deletions")),
+                ("seems_unique", pa.bool_()),
+                ("fault", pa.string()),
+            ]
+        )
+        yield pa.RecordBatch.from_pylist([asdict(staged)], schema)
 
     def stage(self, batches: Iterable[pa.RecordBatch], attempt: int) -> StagedRows:
-        """Copy rows in one transaction."""
-        chunks = _chunks(batches)
-        first = next(chunks, None)
+        """Copy rows in one transaction, on a connection of its own if there are rows."""
+        small = pieces(batches)
+        first = next(small, None)
         if first is None:
-            return StagedRows(attempt, 0, 0, None)
-        with connect_for_arrow(self.conninfo) as connection:
-            staged = self._copy(connection, attempt, first, chunks)
-        for _ in chunks:  # Spark expects all rows to be read
+            return StagedRows(attempt)
+        with ArrowConnection(self.conninfo) as connection:
+            staged = stage(connection, self.target, chain([first], small), attempt)
+        for _ in small:  # Spark expects all rows to be read
             pass
         return staged
 
-    def _copy(
-        self,
-        connection: ArrowConnection,
-        attempt: int,
-        first: list[pa.RecordBatch],
-        following: Iterator[list[pa.RecordBatch]],
-    ) -> StagedRows:
-        import pyarrow.compute as pc
 
-        rows = deletions = 0
-        with closing(connection.cursor()) as cursor:
-            cursor.execute(_UNSYNCED)
-        for chunk in chain([first], following):
-            try:
-                self.target.ingest(connection, chunk, attempt)
-            except RefusedRowsError as refused:
-                connection.rollback()
-                text = self.target.describe_misfit(connection, chunk)
-                return StagedRows(attempt, 0, 0, text or str(refused))
-            rows += sum(batch.num_rows for batch in chunk)
-            deletions += sum(pc.sum(batch.column(DELETED)).as_py() or 0 for batch in chunk)
-        connection.commit()
-        return StagedRows(attempt, rows, deletions, None)
+def stage(
+    connection: ArrowConnection,
+    target: StagingTable,
+    batches: Iterable[pa.RecordBatch],
+    attempt: int,
+) -> StagedRows:
+    """Copy rows in one transaction; each of `batches` is small."""
+    import pyarrow.compute as pc
+
+    rows = deletions = 0
+    seems_unique = True
+    chunk: list[pa.RecordBatch] = []
+    try:
+        with connection.transaction():
+            connection.execute(_UNSYNCED)
+            for chunk in _chunks(batches):
+                target.ingest(connection, chunk, attempt)
+                rows += sum(batch.num_rows for batch in chunk)
+                deletions += sum(pc.sum(batch.column(DELETED)).as_py() or 0 for batch in chunk)
+                seems_unique = seems_unique and _has_distinct_keys(chunk)
+    except RefusedRowsError as refused:
+        text = target.describe_misfit(connection, chunk)
+        return StagedRows(attempt, fault=text or str(refused))
+    return StagedRows(attempt, rows, deletions, seems_unique)
+
+
+def _has_distinct_keys(chunk: list[pa.RecordBatch]) -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    keys = pa.chunked_array([batch.column("key") for batch in chunk])
+    return bool(pc.count_distinct(keys, mode="all").as_py() == len(keys))
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     chunk: list[pa.RecordBatch] = []
     size = 0
-    for piece in pieces(batches):
+    for piece in batches:
         chunk.append(piece)
         size += piece.nbytes
         if size >= _CHUNK_SIZE:

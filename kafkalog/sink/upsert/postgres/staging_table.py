@@ -7,7 +7,6 @@ upsert's table.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,9 @@ from kafkalog.sink.upsert.rows import RECORD
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from adbc_driver_manager.dbapi import Connection
     from psycopg.sql import Identifier
 
+    from kafkalog.sink.upsert.postgres.arrow_connection import ArrowConnection
     from kafkalog.sink.upsert.postgres.table import Column
 
 __all__ = ["ATTEMPT", "RefusedRowsError", "StagingTable", "pieces", "record_text"]
@@ -58,9 +57,9 @@ class StagingTable:
         return sql_name(self.schema, self.name)
 
     def ingest(
-        self, connection: Connection, batches: Sequence[pa.RecordBatch], attempt: int
+        self, connection: ArrowConnection, batches: Sequence[pa.RecordBatch], attempt: int
     ) -> None:
-        """Copy rows in the connection's transaction; raises RefusedRowsError."""
+        """Copy rows in the caller's transaction; raises RefusedRowsError."""
         import pyarrow as pa
         from adbc_driver_manager import Error
 
@@ -73,19 +72,15 @@ class StagingTable:
             for batch in batches
         ]
         try:
-            with closing(connection.cursor()) as cursor:
-                cursor.adbc_ingest(
-                    self.name,
-                    pa.Table.from_batches(marked),
-                    mode="append",
-                    db_schema_name=self.schema,
-                )
+            connection.ingest(self.schema, self.name, pa.Table.from_batches(marked))
         except Error as fault:
             if not is_row_fault(fault.sqlstate):
                 raise
             raise RefusedRowsError(_message(fault)) from fault
 
-    def describe_misfit(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> str:
+    def describe_misfit(
+        self, connection: ArrowConnection, batches: Sequence[pa.RecordBatch]
+    ) -> str:
         """Return the first row that cannot be copied, and why, by copying halves; "" if all can."""
         import pyarrow as pa
 
@@ -107,14 +102,13 @@ class StagingTable:
                 return f'{record} does not fit: column "{column.name}": {reason}'
         return f"{record} does not fit: {self._misfit(connection, row)}"
 
-    def _misfit(self, connection: Connection, rows: pa.Table) -> str | None:
+    def _misfit(self, connection: ArrowConnection, rows: pa.Table) -> str | None:
         """Return why rows, or some columns of them, cannot be copied; None if they can."""
         try:
-            self.ingest(connection, rows.combine_chunks().to_batches(), 0)
+            with connection.transaction(force_rollback=True):
+                self.ingest(connection, rows.combine_chunks().to_batches(), 0)
         except RefusedRowsError as refused:
             return str(refused)
-        finally:
-            connection.rollback()
         return None
 
 

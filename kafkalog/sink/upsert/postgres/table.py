@@ -118,25 +118,25 @@ class PostgresTable:
 
     schema: str
     name: str
+    existed: bool = True
+    """Whether `find` found it."""
 
     @classmethod
     def find(cls, connection: Connection, given: str) -> PostgresTable:
         """Return the table `name` or `schema.name`; without a schema, the search path decides."""
-        schema, dot, name = given.rpartition(".")
-        if dot:
-            return cls(schema, name)
-        found = one(
+        schema, _, name = given.rpartition(".")
+        schema = schema or one(
             connection,
             "SELECT coalesce((SELECT n.nspname FROM pg_class c JOIN pg_namespace n "
             "ON n.oid = c.relnamespace WHERE c.oid = to_regclass(quote_ident(%s))), "
             "current_schema())",
             (name,),
         )
-        if found is None:
+        if schema is None:
             raise InvalidInputError(
                 f"table {given}: the search path has no schema to put it in; give it as schema.name"
             )
-        return cls(found, name)
+        return cls(schema, name, cls(schema, name).oid(connection) is not None)
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"

@@ -17,16 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert.position import Position
-from kafkalog.sink.upsert.postgres.client import address, connect, is_about_rows, run
+from kafkalog.sink.upsert.postgres.client import (
+    address,
+    complete_conninfo,
+    connect,
+    connect_for_arrow,
+    is_about_rows,
+    run,
+)
+from kafkalog.sink.upsert.postgres.idle_connections import IdleConnections
 from kafkalog.sink.upsert.postgres.merge import Merge, Staged
 from kafkalog.sink.upsert.postgres.staging import (
     PackingTask,
     StagedRows,
     StagingTask,
     remove_orphans,
+    stage,
     staging_of_a_batch,
 )
-from kafkalog.sink.upsert.postgres.staging_table import StagingTable
+from kafkalog.sink.upsert.postgres.staging_table import StagingTable, pieces
 from kafkalog.sink.upsert.postgres.table import Column, PostgresTable, check_names
 from kafkalog.sink.upsert.postgres.types import for_postgres
 from kafkalog.sink.upsert.upsert import Batch, Upsert
@@ -128,6 +137,8 @@ class PostgresUpsert(Upsert):
         self.conninfo = conninfo
         self._database = f"{given.get('dbname', 'PostgreSQL')}@{given.get('host', 'local')}"
         self._started: set[str] = set()
+        self._connections = IdleConnections(connect, conninfo)
+        self._arrow_connections = IdleConnections(connect_for_arrow, conninfo)
 
     @property
     def where(self) -> str:
@@ -156,7 +167,7 @@ class PostgresUpsert(Upsert):
         import psycopg
 
         try:
-            with connect(self.conninfo) as connection:
+            with self._connections.borrow() as connection:
                 yield connection
         except adbc_driver_manager.Error as fault:
             raise StorageError(f"{self.where}: {' '.join(str(fault).split())}") from fault
@@ -193,8 +204,11 @@ class PostgresUpsert(Upsert):
     ) -> bool:
         """Apply rows that are on the driver; return False if the table has them already."""
         with staging_of_a_batch(connection, table, columns, batch) as target:
-            staged = StagingTask(self.conninfo, target).stage(rows, 0)
-            return self.merge_staged(connection, table, batch, target, [staged])
+            staged = []
+            if rows:
+                with self._arrow_connections.borrow() as arrow:
+                    staged = [stage(arrow, target, pieces(rows), 0)]
+            return self.merge_staged(connection, table, batch, target, staged)
 
     def _merge_staged(
         self,
@@ -205,7 +219,7 @@ class PostgresUpsert(Upsert):
         frame: DataFrame,
     ) -> None:
         with staging_of_a_batch(connection, table, columns, batch) as target:
-            results = StagingTask(self.conninfo, target).collect(frame)
+            results = StagingTask(complete_conninfo(self.conninfo), target).collect(frame)
             self.merge_staged(connection, table, batch, target, results)
 
     def merge_staged(
@@ -225,6 +239,7 @@ class PostgresUpsert(Upsert):
             [result.attempt for result in results if result.rows],
             sum(result.rows for result in results),
             sum(result.deletions for result in results),
+            all(result.seems_unique for result in results),
         )
         try:
             return self._merge(connection, table, batch, staged)

@@ -8,6 +8,7 @@ and the table is removed.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafkalog.sink.upsert.postgres.arrow_connection import ArrowConnection
 from kafkalog.sink.upsert.postgres.client import one, run
+from kafkalog.sink.upsert.postgres.plain_arrays import cell
 from kafkalog.sink.upsert.postgres.staging_table import (
     ATTEMPT,
     RefusedRowsError,
@@ -192,27 +194,18 @@ class StagingTask:
 
     def collect(self, frame: DataFrame) -> list[StagedRows]:
         """Run it over all rows; return the results of the attempts that count."""
-        schema = "attempt bigint, rows bigint, deletions bigint, seems_unique boolean, fault string"
-        numbered = _numbered(frame)
-        return [StagedRows(*row) for row in numbered.mapInArrow(self.run, schema).collect()]
+        found = _numbered(frame).mapInArrow(self.run, "staged binary").collect()
+        return [StagedRows(**json.loads(row.staged)) for row in found]
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Copy the rows of one Spark partition."""
-        import pyarrow as pa
         from pyspark import TaskContext
 
         context = TaskContext.get()
         names = [DELETED, *RECORD, *(column.name for column in self.target.columns)]
         named = (batch.rename_columns(names) for batch in batches)
         staged = self.stage(named, 0 if context is None else context.taskAttemptId())
-        schema = pa.schema(
-            [
-                *((name, pa.int64()) for name in ("attempt", "rows", "deletions")),
-                ("seems_unique", pa.bool_()),
-                ("fault", pa.string()),
-            ]
-        )
-        yield pa.RecordBatch.from_pylist([asdict(staged)], schema)
+        yield cell("staged", json.dumps(asdict(staged)).encode())
 
     def stage(self, batches: Iterable[pa.RecordBatch], attempt: int) -> StagedRows:
         """Copy rows in one transaction, on a connection of its own if there are rows."""
@@ -313,5 +306,5 @@ class PackingTask:
         if writer is not None:
             writer.close()
         if writer is not None or size > self.size_max:
-            cell = None if size > self.size_max else target.getvalue().to_pybytes()
-            yield pa.RecordBatch.from_arrays([pa.array([cell], pa.binary())], names=["packed"])
+            is_too_large = size > self.size_max
+            yield cell("packed", None if is_too_large else target.getvalue().to_pybytes())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.sink.upsert.postgres.client import is_row_fault, sql_name
+from kafkalog.sink.upsert.postgres.plain_arrays import repeated
 from kafkalog.sink.upsert.rows import RECORD
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ class StagingTable:
                 if name != "kl_timestamp":  # the table does not store the record's time
                     _check_years(column)
         marked = [
-            batch.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), len(batch)))
-            for batch in batches
+            batch.append_column(ATTEMPT, repeated(attempt, batch.num_rows)) for batch in batches
         ]
         try:
             connection.ingest(self.schema, self.name, pa.Table.from_batches(marked))

@@ -10,6 +10,7 @@ import pytest
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.sink.query import MicroBatch
 from kafkalog.sink.upsert import Batch, Position, Upsert
+from kafkalog.sink.upsert.bad_records import BadRecords
 from kafkalog.sink.upsert.driver_batches import parts_for
 from kafkalog.sink.upsert.rows import deletion_column
 
@@ -28,8 +29,11 @@ class Remembering(Upsert):
     def has_rows(self) -> bool:
         return bool(self.known)
 
+    def additions(self, spark: Any, rows: Any) -> list[str]:
+        return []
+
     def _apply(self, df: Any, batch: Batch, position: Position | None) -> None:
-        self.known[batch.query_id] = batch.position()
+        self.known[batch.query_id] = batch.position(refused=0)
         self.batches.append(batch)
 
 
@@ -98,13 +102,13 @@ def test_a_query_has_one_upsert_to_a_table_in_a_micro_batch() -> None:
     rows: Any = None
     first, second, other = Remembering("here"), Remembering("here"), Remembering("there")
     running = MicroBatch("twice", 0, "run 1")
-    first.take(rows, 0, running, {})
-    other.take(rows, 0, running, {})
+    first.take(rows, 0, running, {}, None)
+    other.take(rows, 0, running, {}, None)
     with pytest.raises(InvalidInputError, match="table here: a second upsert of micro-batch 0 of"):
-        second.take(rows, 0, running, {})
-    first.take(rows, 1, running, {})
+        second.take(rows, 0, running, {}, None)
+    first.take(rows, 1, running, {}, None)
     again = MicroBatch("twice", 0, "run 2")
-    first.take(rows, 1, again, {})  # a start repeats the last one
+    first.take(rows, 1, again, {}, None)  # a start repeats the last one
 
 
 def test_an_upsert_that_failed_may_be_called_again() -> None:
@@ -112,18 +116,18 @@ def test_an_upsert_that_failed_may_be_called_again() -> None:
     upsert, running = Remembering("failing"), MicroBatch("failing", 0, "run 1")
     upsert.known["failing"] = Position(5, {}, 0)
     with pytest.raises(CommitConflictError):
-        upsert.take(rows, 4, running, {})
+        upsert.take(rows, 4, running, {}, None)
     upsert.reset_writer = True
-    upsert.take(rows, 4, running, {})
+    upsert.take(rows, 4, running, {}, None)
     assert upsert.known["failing"].batch_id == 4
 
 
 def test_only_the_first_micro_batch_of_all_replaces_a_table() -> None:
     rows: Any = None
     upsert = Remembering("replaced", replace_first=True)
-    upsert.take(rows, 3, MicroBatch("late", 0, "run 1"), {})  # its position was lost
-    upsert.take(rows, 0, MicroBatch("first", 0, "run 1"), {})
-    upsert.take(rows, 1, MicroBatch("first", 0, "run 1"), {})
+    upsert.take(rows, 3, MicroBatch("late", 0, "run 1"), {}, None)  # its position was lost
+    upsert.take(rows, 0, MicroBatch("first", 0, "run 1"), {}, None)
+    upsert.take(rows, 1, MicroBatch("first", 0, "run 1"), {}, None)
     assert [(b.query_id, b.batch_id) for b in upsert.batches if b.is_replacing] == [("first", 0)]
 
 
@@ -163,3 +167,31 @@ def test_a_part_has_25_thousand_rows_until_there_are_400_parts() -> None:
 def test_contradicting_arguments_are_refused(more: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         Remembering(**{"table": "t", **more})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"on_bad_record": "deadletter"}, r'is "fail", "skip" or "deadletter:<topic>"'),
+        ({"on_bad_record": "deadletter:a b"}, "on_bad_record, the dead-letter topic: "),
+        ({"on_bad_record": "skip", "select": lambda df: df}, "a select function leaves out"),
+        ({"on_new_column": "drop"}, 'on_new_column is "fail" or "add"'),
+        ({"key": ["region", "id"]}, "needs select, or schema without key_type"),
+        ({"key": ["a", "A"], "schema": "a int"}, "one or more different columns"),
+        ({"key": [], "schema": "a int"}, "one or more different columns"),
+        ({"key": ["id"], "schema": "id int", "key_type": "string"}, "schema without key_type"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(given: Any, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        Remembering("t", **given)
+
+
+def test_a_dead_letter_topic_needs_its_log_and_is_not_the_views_topic() -> None:
+    rule = BadRecords.parse("deadletter:bad", "")
+    assert rule.beside("/log", "orders") == BadRecords(True, "bad", "/log")
+    assert BadRecords.parse("deadletter:bad", "/other").beside("/log", "orders").path == "/other"
+    with pytest.raises(InvalidInputError, match="bad is the topic that the view reads"):
+        rule.beside("/log", "bad")
+    with pytest.raises(InvalidInputError, match="Give the upsert path=, the log of the topic"):
+        rule.leave_out(None, "q", 0)  # type: ignore[arg-type]  # it looks at the path first

@@ -290,6 +290,24 @@ class PostgresTable:
             for name, data_type in zip(names, types, strict=True)
         ]
 
+    def additions(
+        self, connection: Connection, names: Sequence[str], types: Sequence[DataType]
+    ) -> list[str]:
+        """Return the statements that add the columns which the table lacks; [] if it is missing."""
+        from psycopg.sql import SQL
+
+        oid = self.oid(connection)
+        if oid is None:
+            return []
+        found = {row[0] for row in run(connection, _COLUMNS, (oid,)).fetchall()}
+        return [
+            SQL("ALTER TABLE {} ADD COLUMN {}")
+            .format(self.identifier, Column(name, column_type(data_type), None).declaration())
+            .as_string(connection)
+            for name, data_type in zip(names, types, strict=True)
+            if name not in found
+        ]
+
     def positions(self, connection: Connection) -> dict[str, Position]:
         """Return the position of each query that has written to the table.
 

@@ -11,9 +11,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert.position import Position
@@ -38,14 +38,13 @@ from kafkalog.sink.upsert.postgres.staging import (
 from kafkalog.sink.upsert.postgres.staging_table import StagingTable, pieces
 from kafkalog.sink.upsert.postgres.table import Column, PostgresTable, check_names
 from kafkalog.sink.upsert.postgres.types import for_postgres
-from kafkalog.sink.upsert.upsert import Batch, Upsert
+from kafkalog.sink.upsert.rows import UpsertRows
+from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 
 if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
-    from pyspark.sql import Column as SparkColumn
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame, SparkSession
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -105,23 +104,9 @@ class PostgresUpsert(Upsert):
         self,
         conninfo: str,
         table: str,
-        *,
-        select: Callable[[DataFrame], DataFrame] | Sequence[str | SparkColumn] | None = None,
-        schema: StructType | str | None = None,
-        key_type: str = "binary",
-        name: str = "",
-        reset_writer: bool = False,
-        replace_first: bool = False,
+        **given: Unpack[UpsertArguments],
     ) -> None:
-        super().__init__(
-            table,
-            select=select,
-            schema=schema,
-            key_type=key_type,
-            name=name,
-            reset_writer=reset_writer,
-            replace_first=replace_first,
-        )
+        super().__init__(table, **given)
         name = table.rpartition(".")[2]
         if not name or table.startswith(".") or name.startswith("kafkalog_"):
             raise InvalidInputError(f"PostgresUpsert: {table!r} is not a table name")
@@ -133,9 +118,9 @@ class PostgresUpsert(Upsert):
                 f"PostgresUpsert needs psycopg and ADBC: pip install 'kafkalog[postgres]' ({fault})"
             ) from fault
         check_names("PostgresUpsert", [name, table.rpartition(".")[0]])
-        given = address(conninfo)
+        known = address(conninfo)
         self.conninfo = conninfo
-        self._database = f"{given.get('dbname', 'PostgreSQL')}@{given.get('host', 'local')}"
+        self._database = f"{known.get('dbname', 'PostgreSQL')}@{known.get('host', 'local')}"
         self._started: set[str] = set()
         self._connections = IdleConnections(connect, conninfo)
         self._arrow_connections = IdleConnections(connect_for_arrow, conninfo)
@@ -174,6 +159,12 @@ class PostgresUpsert(Upsert):
         except psycopg.Error as fault:
             text = fault.diag.message_primary or " ".join(str(fault).split())
             raise StorageError(f"{self.where}: {text}") from fault
+
+    def additions(self, spark: SparkSession, rows: UpsertRows) -> list[str]:
+        """Return the statements that add the columns which the rows have and the table lacks."""
+        with self.connection() as connection:
+            table = PostgresTable.find(connection, self.table)
+            return table.additions(connection, rows.names, rows.types)
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
         rows = self.shape.rows(df, latest=not self.shape.is_row_by_row)

@@ -33,6 +33,7 @@ class ArrowConnection:
         except BaseException:
             self._database.close()
             raise
+        self._depth = 0
 
     def execute(self, statement: str) -> None:
         """Run a statement that returns no rows."""
@@ -64,17 +65,29 @@ class ArrowConnection:
 
     @contextmanager
     def transaction(self, *, force_rollback: bool = False) -> Iterator[None]:
-        """Commit what is done inside; roll it back after an exception or with `force_rollback`."""
+        """Commit what is done inside; roll it back after an exception or with `force_rollback`.
+
+        Inside another transaction it is a savepoint.
+        """
         from adbc_driver_manager import Error
 
-        self.execute("BEGIN")
+        name = f"kafkalog_{self._depth}"
+        begin, commit, rollback = "BEGIN", "COMMIT", "ROLLBACK"
+        if self._depth:
+            begin, commit = f"SAVEPOINT {name}", f"RELEASE {name}"
+            rollback = f"ROLLBACK TO {name}"
+        self.execute(begin)
+        self._depth += 1
         try:
             yield
         except BaseException:
             with suppress(Error):  # a lost connection has rolled back
-                self.execute("ROLLBACK")
+                self.execute(rollback)
             raise
-        self.execute("ROLLBACK" if force_rollback else "COMMIT")
+        else:
+            self.execute(rollback if force_rollback else commit)
+        finally:
+            self._depth -= 1
 
     def close(self) -> None:
         """End the connection, and an open transaction with it."""

@@ -13,10 +13,11 @@ import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from kafkalog.sink.upsert.bad_records import Refusal
 from kafkalog.sink.upsert.postgres.arrow_connection import ArrowConnection
 from kafkalog.sink.upsert.postgres.client import one, run
 from kafkalog.sink.upsert.postgres.plain_arrays import cell
@@ -95,7 +96,7 @@ def staging_of_a_batch(
     from psycopg.sql import SQL, Literal
 
     name = f"{_prefix(table)}{_short(batch.query_id)}_{batch.batch_id}_{secrets.token_hex(4)}"
-    target = StagingTable(table.schema, name, tuple(columns))
+    target = StagingTable(table.schema, name, tuple(columns), table.keys)
     run(connection, _STAY)
     run(connection, _LOCK, (_lock_name(table.schema, name),))
     with connection.transaction():
@@ -177,6 +178,8 @@ class StagedRows:
     """Whether no key was seen twice; keys that lie far apart are not compared."""
     fault: str | None = None
     """The first row that does not fit, and why; nothing is staged then."""
+    refused: Sequence[Refusal] = ()
+    """The records that were left out, since they do not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +194,17 @@ class StagingTask:
     conninfo: str = field(repr=False)
     """A complete one: a task does not import psycopg."""
     target: StagingTable
+    leaves_out: bool = False
+    """Whether records that do not fit are left out."""
 
     def collect(self, frame: DataFrame) -> list[StagedRows]:
         """Run it over all rows; return the results of the attempts that count."""
         found = _numbered(frame).mapInArrow(self.run, "staged binary").collect()
-        return [StagedRows(**json.loads(row.staged)) for row in found]
+        results = [StagedRows(**json.loads(row.staged)) for row in found]
+        return [
+            replace(result, refused=[Refusal(*record) for record in result.refused])
+            for result in results
+        ]
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Copy the rows of one Spark partition."""
@@ -214,7 +223,8 @@ class StagingTask:
         if first is None:
             return StagedRows(attempt)
         with ArrowConnection(self.conninfo) as connection:
-            staged = stage(connection, self.target, chain([first], small), attempt)
+            rows = chain([first], small)
+            staged = stage(connection, self.target, rows, attempt, leaves_out=self.leaves_out)
         for _ in small:  # Spark expects all rows to be read
             pass
         return staged
@@ -225,33 +235,86 @@ def stage(
     target: StagingTable,
     batches: Iterable[pa.RecordBatch],
     attempt: int,
+    *,
+    leaves_out: bool = False,
 ) -> StagedRows:
     """Copy rows in one transaction; each of `batches` is small."""
-    import pyarrow.compute as pc
+    import pyarrow as pa
 
-    rows = deletions = 0
-    seems_unique = True
-    chunk: list[pa.RecordBatch] = []
+    copying = _Copying(connection, target, attempt, leaves_out)
     try:
         with connection.transaction():
             connection.execute(_UNSYNCED)
             for chunk in _chunks(batches):
-                target.ingest(connection, chunk, attempt)
-                rows += sum(batch.num_rows for batch in chunk)
-                deletions += sum(pc.sum(batch.column(DELETED)).as_py() or 0 for batch in chunk)
-                seems_unique = seems_unique and _has_distinct_keys(chunk)
-    except RefusedRowsError as refused:
-        text = target.describe_misfit(connection, chunk)
-        return StagedRows(attempt, fault=text or str(refused))
-    return StagedRows(attempt, rows, deletions, seems_unique)
+                copying.add(pa.Table.from_batches(chunk))
+    except _MisfitError as refused:
+        return StagedRows(attempt, fault=str(refused))
+    return copying.result()
 
 
-def _has_distinct_keys(chunk: list[pa.RecordBatch]) -> bool:
-    import pyarrow as pa
+class _MisfitError(Exception):
+    """A row does not fit; the message names its record and says why."""
+
+
+class _Copying:
+    """The rows that one transaction copies."""
+
+    def __init__(
+        self, connection: ArrowConnection, target: StagingTable, attempt: int, leaves_out: bool
+    ) -> None:
+        self._connection = connection
+        self._target = target
+        self._attempt = attempt
+        self._leaves_out = leaves_out
+        self._rows = 0
+        self._deletions = 0
+        self._seems_unique = True
+        self._refused: list[Refusal] = []
+
+    def result(self) -> StagedRows:
+        """Return what was copied."""
+        return StagedRows(
+            self._attempt,
+            self._rows,
+            self._deletions,
+            self._seems_unique,
+            refused=self._refused,
+        )
+
+    def add(self, rows: pa.Table) -> None:
+        """Copy rows; if PostgreSQL refuses one, copy each half alone, until that one is found.
+
+        Raises _MisfitError unless rows that do not fit are left out.
+        """
+        import pyarrow.compute as pc
+
+        try:
+            with self._connection.transaction():
+                self._target.ingest(self._connection, rows.to_batches(), self._attempt)
+        except RefusedRowsError as refused:
+            reason = str(refused)
+        else:
+            self._rows += rows.num_rows
+            self._deletions += pc.sum(rows.column(DELETED)).as_py() or 0
+            keys = [rows.column(name) for name in self._target.keys]
+            self._seems_unique = self._seems_unique and _are_distinct(keys)
+            return
+        if rows.num_rows > 1:
+            middle = rows.num_rows // 2
+            self.add(rows.slice(0, middle))
+            self.add(rows.slice(middle))
+            return
+        misfit = self._target.misfit(self._connection, rows, reason)
+        if not self._leaves_out:
+            raise _MisfitError(str(misfit))
+        self._refused.append(misfit.refusal())
+
+
+def _are_distinct(keys: Sequence[pa.ChunkedArray]) -> bool:
+    """Return whether one of the columns has no value twice."""
     import pyarrow.compute as pc
 
-    keys = pa.chunked_array([batch.column("key") for batch in chunk])
-    return bool(pc.count_distinct(keys, mode="all").as_py() == len(keys))
+    return any(pc.count_distinct(key, mode="all").as_py() == len(key) for key in keys)
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import Batch, Position, PostgresUpsert
@@ -102,6 +104,18 @@ def test_the_count_of_bad_records_goes_on_over_restarts(postgres: str, apply: Ap
     assert not apply(repeated, batch(2, bad_records=1), driver_batch([("a", "none")], offset=20))
     assert repeated.positions()["q"].bad_records == 3
     assert table(postgres) == [("b", 2)]
+
+
+def test_the_server_waits_for_the_dead_letters(
+    postgres: str, apply: Apply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((schema,),) = query(postgres, "SELECT current_schema()")
+    query(postgres, "CREATE TABLE stock (key text PRIMARY KEY, value int)")
+    settings = f"-c search_path={schema} -c idle_in_transaction_session_timeout=100"
+    upsert = Skipping(make_conninfo(postgres, options=settings))
+    monkeypatch.setattr(upsert, "leave_out_refused", lambda *_: time.sleep(0.5))
+    assert apply(upsert, batch(0), driver_batch([("a", "x"), ("b", "1")]))
+    assert table(postgres) == [("b", 1)]
 
 
 def test_a_micro_batch_of_refused_records_alone_advances_the_position(

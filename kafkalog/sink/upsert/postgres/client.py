@@ -27,7 +27,13 @@ __all__ = [
     "sql_name",
 ]
 
-_DEFAULTS = {"application_name": "kafkalog", "keepalives_idle": 30, "connect_timeout": 30}
+_DEFAULTS = {
+    "application_name": "kafkalog",
+    "connect_timeout": 30,
+    "keepalives_idle": 30,
+    "tcp_user_timeout": 60_000,
+}
+"""The last two end a wait for a server that is no longer there."""
 _ROW_FAULTS = {"22", "23", "44", "54", "P0"}
 """Classes of SQLSTATE: data, constraints, check option, program limits, raised by users."""
 _HOW_TO_WRITE = (

@@ -89,15 +89,16 @@ class PostgresUpsert(Upsert):
     int integer, long bigint, float real, double double precision, boolean, date, decimal numeric,
     timestamp `timestamp with time zone`, nested types jsonb, anything else text as Spark casts it.
 
-    An existing table must have these columns, in any type that PostgreSQL reads from their text,
-    and a primary key or unique constraint on exactly those of the key. Further columns need
+    An existing table must have these columns, in any type that PostgreSQL reads from their text. It
+    needs a primary key or unique constraint on exactly those of the key. Further columns need
     defaults. An unlogged table is refused, since a server crash empties it. A column that would
     round or truncate numbers or times is refused: timestamp into date, decimal(9,3) into
     numeric(9,2), double into real. Times outside the years 1 to 32767 are refused.
 
     The role needs CREATE in the schema and TEMPORARY in the database. The server must be PostgreSQL
-    12 or newer. A connection pool must work per session, not per transaction. The driver keeps its
-    connections from one micro-batch to the next.
+    12 or newer. A connection pool must work per session, not per transaction. The driver keeps two
+    connections from one micro-batch to the next, and a third one if another thread asks for the
+    progress of a view.
 
     The table `kafkalog_positions` in the same schema stores positions in the same transaction. A
     position belongs to that very table: one that was created again or restored from a dump has
@@ -319,6 +320,8 @@ class PostgresUpsert(Upsert):
                         if staged.refused:
                             # The log takes the dead letters once: no row may be refused later.
                             run(connection, "SET CONSTRAINTS ALL IMMEDIATE")
+                            # Spark writes them meanwhile.
+                            run(connection, "SET LOCAL idle_in_transaction_session_timeout TO 0")
                             assert df is not None
                             self.leave_out_refused(df, batch, staged.refused)
                         is_applied = True

@@ -15,22 +15,20 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.sink.query import is_connect
 from kafkalog.sink.upsert.delta.columns import DeltaRows
 from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
 from kafkalog.sink.upsert.position import Position
-from kafkalog.sink.upsert.rows import DELETED
-from kafkalog.sink.upsert.upsert import Batch, Upsert
+from kafkalog.sink.upsert.rows import DELETED, UpsertRows
+from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["DeltaUpsert"]
 
@@ -79,24 +77,10 @@ class DeltaUpsert(Upsert):
     def __init__(
         self,
         table: str | PathLike[str],
-        *,
-        select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None = None,
-        schema: StructType | str | None = None,
-        key_type: str = "binary",
-        name: str = "",
-        reset_writer: bool = False,
-        replace_first: bool = False,
+        **given: Unpack[UpsertArguments],
     ) -> None:
         address = table if isinstance(table, str) else str(Path(table).absolute())
-        super().__init__(
-            address,
-            select=select,
-            schema=schema,
-            key_type=key_type,
-            name=name,
-            reset_writer=reset_writer,
-            replace_first=replace_first,
-        )
+        super().__init__(address, **given)
         self._in_sql = f"delta.{_quoted(address)}" if "/" in address else address
 
     @property
@@ -113,6 +97,19 @@ class DeltaUpsert(Upsert):
         """Return whether the table exists and has rows."""
         spark = self._active_session()
         return self._last_commit(spark) is not None and not spark.table(self._in_sql).isEmpty()
+
+    def additions(self, spark: SparkSession, rows: UpsertRows) -> list[str]:
+        """Return the statements that add the columns which the rows have and the table lacks."""
+        if self._last_commit(spark) is None:
+            return []
+        found = {name.lower() for name in spark.table(self._in_sql).columns}
+        wanted = DeltaRows(rows, may_repeat_keys=False).schema
+        return [
+            f"ALTER TABLE {self._in_sql} ADD COLUMNS ({_quoted(field.name)} "
+            f"{field.dataType.simpleString()})"
+            for field in wanted
+            if field.name.lower() not in found
+        ]
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
         rows = self.shape.rows(df, latest=True)

@@ -26,12 +26,18 @@ class SQLiteTable:
     """The table `name`, whose columns `names` are written; `where` begins its errors."""
 
     def __init__(
-        self, connection: sqlite3.Connection, where: str, name: str, names: Sequence[str]
+        self,
+        connection: sqlite3.Connection,
+        where: str,
+        name: str,
+        names: Sequence[str],
+        keys: Sequence[str] = ("key",),
     ) -> None:
         self.connection = connection
         self.where = where
         self.name = name
         self.names = list(names)
+        self.keys = list(keys)
 
     def create(self, types: Sequence[str]) -> None:
         """Create the table if it is missing, with the SQLite `types` of its columns.
@@ -67,6 +73,15 @@ class SQLiteTable:
                     f"bring {kind}; cast it in select, key_type or schema, or change the table"
                 )
         self._check_key([row[1] for row in found if row[5]], declared["key"])
+
+    def additions(self, types: Sequence[str]) -> list[str]:
+        """Return the statements that add the columns which the table lacks."""
+        declared = {row[1].lower() for row in self._table_xinfo()}
+        return [
+            f"ALTER TABLE {quoted(self.name)} ADD COLUMN {quoted(name)} {kind}"
+            for name, kind in zip(self.names, types, strict=True)
+            if name.lower() not in declared
+        ]
 
     def _table_xinfo(self) -> list[tuple[Any, ...]]:
         return self.connection.execute(f"PRAGMA table_xinfo({quoted(self.name)})").fetchall()

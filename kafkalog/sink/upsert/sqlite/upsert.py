@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert.driver_batches import in_driver_batches, parts_for
@@ -21,13 +21,13 @@ from kafkalog.sink.upsert.rows import DELETED, RECORD, UpsertRows, column_of
 from kafkalog.sink.upsert.sqlite.merge import SQLiteMerge
 from kafkalog.sink.upsert.sqlite.staging_file import StagingFile, check_client
 from kafkalog.sink.upsert.sqlite.table import SQLiteTable, quoted
-from kafkalog.sink.upsert.upsert import Batch, Upsert
+from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 __all__ = ["SQLiteUpsert"]
 
@@ -82,23 +82,10 @@ class SQLiteUpsert(Upsert):
         database: str | PathLike[str],
         table: str,
         *,
-        select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None = None,
-        schema: StructType | str | None = None,
-        key_type: str = "binary",
-        name: str = "",
-        reset_writer: bool = False,
-        replace_first: bool = False,
         timeout_s: float = 60.0,
+        **given: Unpack[UpsertArguments],
     ) -> None:
-        super().__init__(
-            table,
-            select=select,
-            schema=schema,
-            key_type=key_type,
-            name=name,
-            reset_writer=reset_writer,
-            replace_first=replace_first,
-        )
+        super().__init__(table, **given)
         if table.lower().startswith(("sqlite_", "kafkalog_")):
             raise InvalidInputError(f"SQLiteUpsert: {table!r} is not a table name")
         self.database = fspath(database)
@@ -131,6 +118,18 @@ class SQLiteUpsert(Upsert):
                 return False
             found = connection.execute(f"SELECT 1 FROM {quoted(self.table)} LIMIT 1").fetchone()
             return found is not None
+
+    def additions(self, spark: SparkSession, rows: UpsertRows) -> list[str]:
+        """Return the statements that add the columns which the rows have and the table lacks."""
+        if not Path(self.database).exists():
+            return []
+        kinds, _ = _for_sqlite(rows)
+        with self._connection() as connection:
+            if not _exists(connection, self.table):
+                return []
+            return SQLiteTable(connection, self.where, self.table, rows.names, rows.keys).additions(
+                kinds
+            )
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
         parts = parts_for(batch.record_count_max(position))
@@ -268,7 +267,9 @@ def _for_sqlite(rows: UpsertRows) -> tuple[list[str], UpsertRows]:
         kind, column = _stored(column_of(name), data_type)
         kinds.append(kind)
         columns.append(column.alias(name))
-    return kinds, UpsertRows(rows.frame.select(DELETED, *RECORD, *columns), rows.names, rows.types)
+    return kinds, UpsertRows(
+        rows.frame.select(DELETED, *RECORD, *columns), rows.names, rows.types, rows.keys
+    )
 
 
 def _stored(column: Column, data_type: DataType) -> tuple[str, Column]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kafkalog
-from kafkalog.sink.upsert import PostgresUpsert
+from kafkalog.sink.upsert import PostgresUpsert, Upsert
 from kafkalog.storage_engine.engine import Engine
 from tests.postgres_server import query
 from tests.spark.sink.test_spark_foreach_batch import forget_commit
@@ -22,7 +22,7 @@ MODULE = "kafkalog.sink.upsert.postgres.upsert"
 
 
 class Follower:
-    """A log of topic t with two partitions, and a query that takes it into PostgreSQL."""
+    """A log of topic t with two partitions, and a query that takes it into tables."""
 
     def __init__(self, spark: Any, tmp_path: Path) -> None:
         self.spark = spark
@@ -43,7 +43,7 @@ class Follower:
                 ],
             )
 
-    def run(self, *upserts: PostgresUpsert) -> None:
+    def run(self, *upserts: Upsert) -> None:
         def each(frame: Any, batch_id: int) -> None:
             for upsert in upserts:
                 upsert(frame, batch_id)

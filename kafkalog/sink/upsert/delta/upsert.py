@@ -57,8 +57,9 @@ class DeltaUpsert(Upsert):
     variants) are stored as text. An existing table must have the rows' columns, in any order. A
     column's type may be wider, or narrower if every value fits. Further columns keep their values
     and are null in new rows. If all rows are replaced, as in a view's rebuild, they become null in
-    all rows. `key` must be unique; Delta does not check that. The table may have deletion vectors,
-    column mapping, constraints and generated columns.
+    all rows. Its key must be unique; Delta does not check that. The table may have deletion
+    vectors, column mapping, constraints and generated columns. A row that a constraint of the table
+    refuses fails the micro-batch, whatever `on_bad_record` says.
 
     Spark reduces each micro-batch to the latest record per key and merges it, in executors. The
     merge reads the keys of the whole table and rewrites the files it changes, so few large
@@ -102,13 +103,13 @@ class DeltaUpsert(Upsert):
         """Return the statements that add the columns which the rows have and the table lacks."""
         if self._last_commit(spark) is None:
             return []
-        found = {name.lower() for name in spark.table(self._in_sql).columns}
-        wanted = DeltaRows(rows, may_repeat_keys=False).schema
+        return self._additions(DeltaRows(rows, may_repeat_keys=False), spark)
+
+    def _additions(self, rows: DeltaRows, spark: SparkSession) -> list[str]:
         return [
             f"ALTER TABLE {self._in_sql} ADD COLUMNS ({_quoted(field.name)} "
             f"{field.dataType.simpleString()})"
-            for field in wanted
-            if field.name.lower() not in found
+            for field in rows.missing(self.where, spark.table(self._in_sql).schema)
         ]
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
@@ -156,6 +157,11 @@ class DeltaUpsert(Upsert):
             if last is None:
                 columns = rows.schema.toDDL()
                 spark.sql(f"CREATE TABLE IF NOT EXISTS {self._in_sql} ({columns}) USING delta")
+            additions = self._additions(rows, spark)
+            if additions and not self.adds_columns:
+                raise self.lacks_columns(additions)
+            for statement in additions:
+                spark.sql(statement)
             rows.check(self.where, spark.table(self._in_sql).schema)
             with commit.settings(spark):
                 if is_replacing:
@@ -180,10 +186,11 @@ class DeltaUpsert(Upsert):
         names = [_quoted(name) for name in rows.names]
         updates = ", ".join(f"t.{name} = s.{name}" for name in names)
         values = ", ".join(f"s.{name}" for name in names)
+        same = " AND ".join(f"t.{name} = s.{name}" for name in map(_quoted, rows.keys))
         rows.frame.createOrReplaceTempView(_SOURCE)
         try:
             rows.frame.sparkSession.sql(
-                f"MERGE INTO {self._in_sql} t USING {_SOURCE} s ON t.key = s.key "
+                f"MERGE INTO {self._in_sql} t USING {_SOURCE} s ON {same} "
                 f"WHEN MATCHED AND s.{DELETED} THEN DELETE "
                 f"WHEN MATCHED THEN UPDATE SET {updates} "
                 f"WHEN NOT MATCHED AND NOT s.{DELETED} "

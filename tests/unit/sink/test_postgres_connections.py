@@ -14,6 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from kafkalog.sink.upsert import PostgresUpsert
+from tests.acceptance.killed_steps import in_child
 from tests.postgres_server import PostgresServer, query
 from tests.unit.sink.postgres_rows import Apply, batch, driver_batch, table
 
@@ -94,6 +95,22 @@ def test_a_pickled_upsert_takes_no_connection_along(named: str, apply: Apply) ->
     apply(upsert, batch(0), driver_batch([("a", "1")]))
     copy = pickle.loads(pickle.dumps(upsert))
     assert apply(copy, batch(1), driver_batch([("a", "2")], offset=1))
+    assert apply(upsert, batch(2), driver_batch([("a", "3")], offset=2))
+    assert table(named) == [("a", "3")]
+
+
+def test_a_forked_process_opens_connections_of_its_own(
+    named: str, sessions: Sessions, apply: Apply
+) -> None:
+    upsert = PostgresUpsert(named, "stock")
+    apply(upsert, batch(0), driver_batch([("a", "1")]))
+    of_parent = sessions()
+
+    def work() -> None:
+        assert apply(upsert, batch(1), driver_batch([("a", "2")], offset=1))
+        assert sessions() > of_parent
+
+    assert in_child(work)
     assert apply(upsert, batch(2), driver_batch([("a", "3")], offset=2))
     assert table(named) == [("a", "3")]
 

@@ -5,6 +5,7 @@ A new one costs the server a process and a login, more than a small micro-batch 
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,13 +25,14 @@ C = TypeVar("C", bound=_Connection)
 class IdleConnections(Generic[C]):
     """Connections to one server, in autocommit; each is used by one thread at a time.
 
-    A pickled copy has none. They are closed with this object.
+    A pickled copy has none. A forked process has none of its parent's, since both would read the
+    server's answers. They are closed with this object.
     """
 
     def __init__(self, connect: Callable[[str], C], conninfo: str) -> None:
         self._connect = connect
         self._conninfo = conninfo
-        self._idle: list[C] = []
+        self._idle: dict[int, list[C]] = {}
         weakref.finalize(self, _close, self._idle)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,11 +48,12 @@ class IdleConnections(Generic[C]):
         except BaseException:
             connection.close()
             raise
-        self._idle.append(connection)
+        self._idle.setdefault(os.getpid(), []).append(connection)
 
     def _answering(self) -> C | None:
-        while self._idle:
-            connection = self._idle.pop()
+        idle = self._idle.get(os.getpid(), [])
+        while idle:
+            connection = idle.pop()
             try:
                 connection.execute("SELECT 1")
             except Exception:  # whatever it is, a new connection shows whether it lasts
@@ -60,6 +63,6 @@ class IdleConnections(Generic[C]):
         return None
 
 
-def _close(connections: list[Any]) -> None:
-    while connections:
-        connections.pop().close()
+def _close(idle: dict[int, list[Any]]) -> None:
+    for connection in idle.pop(os.getpid(), []):
+        connection.close()

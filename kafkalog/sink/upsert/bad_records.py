@@ -3,24 +3,27 @@
 The dead-letter topic gets the whole record, with its place and the reason as headers. Their names
 are those of Kafka Connect's dead-letter queue (org.apache.kafka.connect.runtime.errors
 .DeadLetterQueueReporter, KIP-298). They are written before the rows are committed. The log knows
-the micro-batch, so its repetition writes them once.
+the plan of their micro-batch, so its repetition writes them once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.sink.query import EndOffsets
 from kafkalog.sink.upsert.rows import REASON
 from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BadRecords", "Refusal"]
+__all__ = ["BadRecords", "Refusal", "plan_number"]
 
 _log = logging.getLogger("kafkalog.sink")
 _DEAD_LETTER = "deadletter:"
@@ -90,11 +93,19 @@ class BadRecords:
         )
         return df.join(places, list(_PLACE)).select(*df.columns, REASON)
 
-    def leave_out(self, found: DataFrame, writer: str, batch_id: int) -> int:
+    def leave_out(
+        self,
+        found: DataFrame,
+        writer: str,
+        batch_id: int,
+        end_offsets: EndOffsets,
+        applied: EndOffsets,
+    ) -> int:
         """Count bad records, and write those of a dead-letter topic; return the number.
 
-        `found` has the columns of the stream and `kl_reason`. The log knows `writer` and its
-        `batch_id`. Raises InvalidInputError, and the errors of the sink.
+        `found` has the columns of the stream and `kl_reason`. The log knows `writer`, and the plan
+        of its last micro-batch: its id and its end offsets. Records below `applied` were left out
+        before. Raises InvalidInputError, and the errors of the sink.
         """
         from pyspark.sql import functions as F
 
@@ -103,6 +114,8 @@ class BadRecords:
                 "on_bad_record names a dead-letter topic (expected its log, found no path). Give "
                 "the upsert path=, the log of the topic."
             )
+        if applied:
+            found = _beyond(found, applied)
         first = F.min(F.struct(*_PLACE, REASON))
         [(count, record)] = found.agg(F.count("*"), first).collect()
         if not count:
@@ -120,10 +133,10 @@ class BadRecords:
             reason,
         )
         if self.topic:
-            self._write(found, writer, batch_id)
+            self._write(found, writer, plan_number(batch_id, end_offsets))
         return int(count)
 
-    def _write(self, found: DataFrame, writer: str, batch_id: int) -> None:
+    def _write(self, found: DataFrame, writer: str, plan: int) -> None:
         from pyspark.sql import functions as F
 
         ours = F.array(
@@ -141,6 +154,23 @@ class BadRecords:
         letters = letters.select(
             "key", "value", "timestamp", F.concat(*theirs, ours).alias("headers")
         )
-        options = {"path": self.path, "topic": self.topic, "txnAppId": writer}
-        target = letters.write.format("kafkalog").mode("append").options(**options)
-        target.option("txnVersion", batch_id).save()
+        # The numbers of plans have no order: each but the last one is new.
+        once = {"txnAppId": writer, "txnVersion": str(plan), "resetWriter": "true"}
+        options = {"path": self.path, "topic": self.topic, **once}
+        letters.write.format("kafkalog").mode("append").options(**options).save()
+
+
+def plan_number(batch_id: int, end_offsets: EndOffsets) -> int:
+    """Return a number that this plan of a micro-batch has, and no other plan of the query."""
+    plan = json.dumps([batch_id, end_offsets], sort_keys=True).encode()
+    return int.from_bytes(hashlib.blake2b(plan, digest_size=8).digest()) >> 1
+
+
+def _beyond(found: DataFrame, ends: EndOffsets) -> DataFrame:
+    """Return the records at or beyond these end offsets."""
+    from pyspark.sql import functions as F
+
+    known = F.from_json(F.lit(json.dumps(ends)), "map<string,map<string,bigint>>")
+    partitions = F.try_element_at(known, F.col("topic"))
+    end = F.try_element_at(partitions, F.col("partition").cast("string"))
+    return found.where(F.col("offset") >= F.coalesce(end, F.lit(0)))

@@ -18,7 +18,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypedDict
 
@@ -63,6 +63,9 @@ class Batch:
     queries."""
     bad_records: int = 0
     """Records that the query has left out up to this micro-batch, before the target sees rows."""
+
+    applied: EndOffsets = field(default_factory=dict)
+    """End offsets that the table has reached before, if the micro-batch was planned again."""
 
     def position(self, *, refused: int = 0) -> Position:
         """Return the position that the target stores with the rows.
@@ -213,6 +216,9 @@ class Upsert(ABC):
             now_ms=clock.now_ms(),
             is_replacing=self.replace_first and position is None and batch_id == 0,
             bad_records=0 if position is None else position.bad_records,
+            applied=(
+                {} if position is None or batch_id > position.batch_id else position.end_offsets
+            ),
         )
         if self.is_due(batch, position):
             if self.refuses_gaps:  # refuse early; the transaction logs the warning
@@ -221,9 +227,7 @@ class Upsert(ABC):
                 # The log would drop the dead letters of another plan.
                 sync_plan(running.checkpoint, batch_id)
                 found = self.shape.bad_records(df)
-                count = self.bad_records.leave_out(
-                    found, f"{batch.query_id}/{self.where}", batch_id
-                )
+                count = self._leave_out(found, batch, "")
                 batch = replace(batch, bad_records=batch.bad_records + count)
             self._apply(df, batch, position)
         _applied[place] = turn
@@ -292,9 +296,13 @@ class Upsert(ABC):
 
     def leave_out_refused(self, df: DataFrame, batch: Batch, refused: Sequence[Refusal]) -> None:
         """Leave out records that the target refuses; it calls this before it commits."""
-        found = self.bad_records.refused(df, refused)
-        writer = f"{batch.query_id}/{self.where}/refused"
-        self.bad_records.leave_out(found, writer, batch.batch_id)
+        self._leave_out(self.bad_records.refused(df, refused), batch, "/refused")
+
+    def _leave_out(self, found: DataFrame, batch: Batch, suffix: str) -> int:
+        writer = f"{batch.query_id}/{self.where}{suffix}"
+        return self.bad_records.leave_out(
+            found, writer, batch.batch_id, batch.end_offsets, batch.applied
+        )
 
     def is_due(self, batch: Batch, position: Position | None) -> bool:
         """Return whether the micro-batch must be applied to a table at `position`.

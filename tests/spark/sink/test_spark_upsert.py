@@ -206,7 +206,8 @@ def test_dead_letters_have_the_record_its_place_and_the_reason_once(
     own = F.expr("array(named_struct('key', 'mine', 'value', binary('1')))")
     frame = frame_of(spark, ("a", "x", 1), ("b", None, 2), ("c", "y", 3)).withColumn("headers", own)
     for _ in range(2):
-        assert rule.leave_out(shape.bad_records(frame), "q/t", 7) == 2
+        found = shape.bad_records(frame)
+        assert rule.leave_out(found, "q/t", 7, {"t": {"0": 4}}, {}) == 2
     with Engine(tmp_path / "log", read_only=True) as log:
         batches = log.read("bad", 0, 0, include_headers=True)
         [table] = [pa.Table.from_batches(batches)]
@@ -223,6 +224,27 @@ def test_dead_letters_have_the_record_its_place_and_the_reason_once(
             b"the value is not a JSON document of struct<n:int>; found 'y'"
         ),
     }
+
+
+def test_a_micro_batch_that_reaches_further_writes_the_dead_letters_beyond_the_position(
+    spark: Any, tmp_path: Path
+) -> None:
+    rule = BadRecords.parse("deadletter:bad", str(tmp_path / "log"))
+    shape = RowShape(schema="n int", leaves_out_bad=True)
+    frame = frame_of(spark, *[(f"k{n}", "x", n) for n in range(4)])
+
+    def leave_out(batch_id: int, end: int, applied: int) -> int:
+        found = shape.bad_records(frame.where(f"offset < {end}"))
+        known = {"t": {"0": applied}} if applied else {}
+        return rule.leave_out(found, "q/t", batch_id, {"t": {"0": end}}, known)
+
+    assert leave_out(1, 2, 0) == 2
+    assert leave_out(1, 3, 2) == 1  # reaches further
+    assert leave_out(0, 4, 3) == 1  # from an older checkpoint
+    assert leave_out(0, 4, 3) == 1
+    with Engine(tmp_path / "log", read_only=True) as log:
+        keys = [row["key"] for rows in log.read("bad", 0, 0) for row in rows.to_pylist()]
+    assert keys == [b"k0", b"k1", b"k2", b"k3"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.sink.query import MicroBatch
 from kafkalog.sink.upsert import Batch, Position, Upsert
-from kafkalog.sink.upsert.bad_records import BadRecords
+from kafkalog.sink.upsert.bad_records import BadRecords, plan_number
 from kafkalog.sink.upsert.driver_batches import parts_for
 from kafkalog.sink.upsert.rows import deletion_column
 
@@ -74,6 +74,24 @@ def test_a_micro_batch_that_had_no_rows_and_comes_again_with_rows_is_applied() -
     upsert.take(rows, 0, MicroBatch("q", 0, "run 2"), batch(0, p0=10).end_offsets)
     upsert.take(rows, 0, MicroBatch("q", 0, "run 3"), batch(0, p0=10).end_offsets)
     assert [each.end_offsets for each in upsert.batches] == [{}, {"t": {"0": 10}}]
+
+
+def test_dead_letters_of_another_plan_of_a_micro_batch_are_not_a_repetition() -> None:
+    given = plan_number(3, {"t": {"0": 10, "1": 5}})
+    assert given == plan_number(3, {"t": {"1": 5, "0": 10}})
+    others = [(3, {"t": {"0": 11, "1": 5}}), (4, {"t": {"0": 10, "1": 5}}), (3, {}), (4, {})]
+    assert len({given, *(plan_number(*plan) for plan in others)}) == 5
+
+
+def test_only_a_micro_batch_that_was_planned_again_has_been_applied_in_part() -> None:
+    rows: Any = None
+    upsert = Remembering("planned", reset_writer=True)
+    upsert.known["q"] = AT_3
+    for run, (batch_id, end) in enumerate([(3, 12), (4, 20), (2, 21)]):
+        ends = {"t": {"0": end, "1": 5}}
+        upsert.take(rows, batch_id, MicroBatch("q", batch_id, f"run {run}"), ends)
+    applied = [each.applied for each in upsert.batches]
+    assert applied == [AT_3.end_offsets, {}, {"t": {"0": 20, "1": 5}}]
 
 
 def test_an_earlier_batch_is_refused_unless_the_writer_is_reset() -> None:
@@ -201,4 +219,4 @@ def test_a_dead_letter_topic_needs_its_log_and_is_not_the_views_topic() -> None:
     with pytest.raises(InvalidInputError, match="bad is the topic that the view reads"):
         rule.beside("/log", "bad")
     with pytest.raises(InvalidInputError, match="Give the upsert path=, the log of the topic"):
-        rule.leave_out(None, "q", 0)  # type: ignore[arg-type]  # it looks at the path first
+        rule.leave_out(None, "q", 0, {}, {})  # type: ignore[arg-type]  # it looks at the path first

@@ -207,6 +207,7 @@ class Upsert(ABC):
                 f"{self.where}: a second upsert of micro-batch {batch_id} of one query: its rows "
                 "would be taken for a repetition; unite the frames, and call one upsert"
             )
+        self.bad_records.check(end_offsets)
         position = self.position(running.query_id)
         batch = Batch(
             query_id=running.query_id,

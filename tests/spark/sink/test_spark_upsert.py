@@ -244,6 +244,7 @@ def test_a_micro_batch_that_reaches_further_writes_the_dead_letters_beyond_the_p
     assert leave_out(0, 4, 3) == 1
     with Engine(tmp_path / "log", read_only=True) as log:
         keys = [row["key"] for rows in log.read("bad", 0, 0) for row in rows.to_pylist()]
+        assert log.describe("bad").config["cleanup.policy"] == "delete"
     assert keys == [b"k0", b"k1", b"k2", b"k3"]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import kafkalog
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.sink.query import MicroBatch
 from kafkalog.sink.upsert import Batch, Position, Upsert
@@ -212,11 +214,45 @@ def test_arguments_that_do_not_go_together_are_refused(given: Any, words: str) -
         Remembering("t", **given)
 
 
-def test_a_dead_letter_topic_needs_its_log_and_is_not_the_views_topic() -> None:
+def test_the_dead_letters_of_a_view_go_to_its_log_unless_another_is_given() -> None:
     rule = BadRecords.parse("deadletter:bad", "")
     assert rule.beside("/log", "orders") == BadRecords(True, "bad", "/log")
-    assert BadRecords.parse("deadletter:bad", "/other").beside("/log", "orders").path == "/other"
-    with pytest.raises(InvalidInputError, match="bad is the topic that the view reads"):
-        rule.beside("/log", "bad")
+    elsewhere = BadRecords.parse("deadletter:bad", "/other").beside("/log", "orders")
+    assert (elsewhere.path, elsewhere.is_elsewhere) == ("/other", True)
+    assert BadRecords.parse("skip", "").beside("/log", "orders").path == "/log"
+
+
+def test_a_dead_letter_topic_needs_its_log() -> None:
     with pytest.raises(InvalidInputError, match="Give the upsert path=, the log of the topic"):
-        rule.leave_out(None, "q", 0, {}, {})  # type: ignore[arg-type]  # it looks at the path first
+        BadRecords.parse("deadletter:bad", "").check({})
+
+
+@pytest.mark.parametrize("path", ["", "/log", "file:/log", "/more/../log"])
+def test_a_view_does_not_read_its_own_dead_letters(path: str) -> None:
+    with pytest.raises(InvalidInputError, match="bad is the topic that the query reads"):
+        BadRecords.parse("deadletter:bad", path).beside("/log", "bad")
+    BadRecords.parse("deadletter:bad", "/other").beside("/log", "bad")
+
+
+def test_an_upsert_does_not_read_its_own_dead_letters(tmp_path: Path) -> None:
+    rows: Any = None
+    upsert = Remembering("own", on_bad_record="deadletter:o", path=tmp_path)
+    with pytest.raises(InvalidInputError, match="o is the topic that the query reads"):
+        upsert.take(rows, 0, MicroBatch("q", 0, "run 1"), {"o": {"0": 1}})
+    assert upsert.known == {}
+
+
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+def test_a_compacted_topic_takes_no_dead_letters(tmp_path: Path, policy: str) -> None:
+    with kafkalog.open(tmp_path) as log:
+        log.create_topic("bad", config={"cleanup.policy": policy})
+        rule = BadRecords.parse("deadletter:bad", str(tmp_path))
+        with pytest.raises(InvalidInputError, match=f"cleanup.policy=delete, found {policy}"):
+            rule.check({})
+        log.alter_topic("bad", config={"cleanup.policy": "delete"})
+    rule.check({})
+
+
+def test_a_topic_of_kafkas_own_takes_no_dead_letters() -> None:
+    with pytest.raises(InvalidInputError, match="dead-letter topic: topic '__cluster_metadata'"):
+        BadRecords.parse("deadletter:__cluster_metadata", "/log")

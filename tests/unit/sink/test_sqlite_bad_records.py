@@ -87,6 +87,23 @@ def test_all_refused_records_are_left_out_and_the_others_are_stored(
     assert upsert.positions()["q"].bad_records == 3
 
 
+@pytest.mark.parametrize("rule", ["fail", "skip"])
+def test_a_column_that_no_row_can_fill_is_a_fault_of_the_table(database: Path, rule: str) -> None:
+    query(database, "CREATE TABLE stock (key TEXT PRIMARY KEY, value TEXT, extra TEXT NOT NULL)")
+    upsert = SQLiteUpsert(database, "stock", on_bad_record=rule)
+    rows = rows_of(*in_order(("a", "1")))
+    with pytest.raises(InvalidInputError, match="column extra is NOT NULL without a default, and"):
+        upsert.apply(batch(0), NAMES, KINDS, [rows], df=DF)
+    assert upsert.positions() == {}
+
+
+@pytest.mark.parametrize("other", ["n INTEGER PRIMARY KEY NOT NULL", "n NOT NULL DEFAULT 7", "n"])
+def test_columns_that_sqlite_fills_need_no_value(database: Path, other: str) -> None:
+    query(database, f"CREATE TABLE stock ({other}, key TEXT UNIQUE, value TEXT)")
+    assert Skipping(database).take_rows(batch(0), *in_order(("a", "1")))
+    assert query(database, "SELECT key FROM stock") == [("a",)]
+
+
 def test_text_that_is_no_utf8_is_left_out(database: Path) -> None:
     rows = rows_of(*in_order(*[(f"k{n}", "v") for n in range(9)]))
     binary = pa.array([b"\xff" if n in {2, 5} else b"v" for n in range(9)], pa.binary())

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.sink.spark_sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,9 +53,9 @@ def latest_rows(
     from pyspark.sql import functions as F
 
     topic, partition, offset, timestamp = record
-    row = F.struct(*[F.col("`" + name.replace("`", "``") + "`") for name in rows.columns])
+    row = F.struct(*[F.col(quoted(name)) for name in rows.columns])
     # Rows are spread by key alone, which serves both groupings: Spark needs no second shuffle.
-    key = ["`" + name.replace("`", "``") + "`" for name in keys]
+    key = list(map(quoted, keys))
     spread = rows.repartition(*key) if parts is None else rows.repartition(parts, *key)
     by_partition = spread.groupBy(*key, topic, partition).agg(F.max_by(row, offset).alias("row"))
     age = F.struct(f"row.{timestamp}", f"row.{topic}", f"row.{partition}")

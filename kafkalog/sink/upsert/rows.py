@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.sink.spark_sql import fields_of, quoted
 from kafkalog.sink.upsert.latest import latest_per_key, latest_rows, with_keys
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = [
     "DELETED",
     "REASON",
     "RECORD",
+    "REMEDY",
     "RowShape",
     "UpsertRows",
     "column_of",
@@ -40,6 +42,11 @@ RECORD = {
 """The columns that name a row's record: (the source's column, its type)."""
 REASON = "kl_reason"
 """The column that says why a record makes no row; null for one that does."""
+REMEDY = (
+    "Shape the rows with select or schema, change the table, or give "
+    'on_bad_record="skip" or "deadletter:<topic>".'
+)
+"""What to do about a record that does not fit."""
 _RAW = ("key", "value", "topic", "partition", "offset")
 _CORRUPT = "kl_corrupt"
 
@@ -64,7 +71,7 @@ class RowShape:
     - By default the columns are `key` and `value` (binary), `topic`, `partition`, `offset`.
     - `schema` ("count int, name string", or a StructType): values are JSON documents of these
       fields; the columns are `key` and the fields. A missing field is null. Spark's `from_json`
-      ignores text behind the document.
+      ignores text behind the document, and reads the escape of half a surrogate pair as "?".
     - `select` as a list of SQL expressions or Columns is evaluated for each record.
     - `select` as a function from DataFrame to DataFrame gets the latest record of each key.
 
@@ -177,7 +184,7 @@ class RowShape:
         """Return `kl_deleted`, the record's columns, `more`, `kl_reason`, then the row's own."""
         if self._schema is not None:
             key = self._key if self._has_own_key else None
-            return _parsed(records, _struct(self._schema), self.keys, key, more)
+            return _parsed(records, fields_of(self._schema, "schema"), self.keys, key, more)
         wanted = self._select if self._select is not None else [self._key, *_RAW[1:]]
         assert not callable(wanted), "a function's rows do not say which records they are from"
         first = [*_of_record(), *more]
@@ -337,8 +344,11 @@ class _Document:
 
         text = F.col(self.source).cast("string")
         whole = StructType(list(self.fields.fields)).add(_CORRUPT, "string")
-        document = F.from_json(text, whole, {"columnNameOfCorruptRecord": _CORRUPT})
-        return [document.alias(self._name), F.substring(text, 1, 100).alias(f"{self._name}_text")]
+        # Spark's parser would put U+FFFD for bytes that are no UTF-8.
+        valid = F.try_validate_utf8(text)
+        document = F.from_json(valid, whole, {"columnNameOfCorruptRecord": _CORRUPT})
+        begin = F.substring(F.make_valid_utf8(text), 1, 100)
+        return [document.alias(self._name), begin.alias(f"{self._name}_text")]
 
     def field(self, name: str) -> Column:
         from pyspark.sql import functions as F
@@ -378,22 +388,13 @@ def _without(fields: StructType, names: Sequence[str]) -> StructType:
     return StructType([field for field in fields if field.name not in names])
 
 
-def _struct(schema: StructType | str) -> StructType:
-    from pyspark.sql.types import StructType
-
-    fields = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-    if not isinstance(fields, StructType):
-        raise InvalidInputError(f"schema names columns and their types, {schema!r} does not")
-    return fields
-
-
 def record_fault(reason: Column | str) -> Column:
     """Return an expression that fails the micro-batch and names the record."""
     from pyspark.sql import functions as F
 
     columns = [F.col(name) for name in list(RECORD)[:3]]
     found = F.lit(reason) if isinstance(reason, str) else reason
-    return F.raise_error(F.format_string("%s-%s offset %s: %s", *columns, found))
+    return F.raise_error(F.format_string(f"%s-%s offset %s: %s. {REMEDY}", *columns, found))
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -410,4 +411,4 @@ def column_of(name: str) -> Column:
     """Return the column with exactly this name, whatever characters it has."""
     from pyspark.sql import functions as F
 
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(quoted(name))

@@ -23,7 +23,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypedDict
 
 from kafkalog.errors import CommitConflictError, InvalidInputError
-from kafkalog.plain_errors import plain_in_batch
+from kafkalog.plain_errors import plain_in_batch, refusal
 from kafkalog.sink.plan import sync_plan
 from kafkalog.sink.query import (
     EndOffsets,
@@ -221,17 +221,28 @@ class Upsert(ABC):
                 {} if position is None or batch_id > position.batch_id else position.end_offsets
             ),
         )
+        try:
+            self._take(df, batch, position, running)
+        except Exception as fault:
+            error = refusal(fault)
+            if error is None:
+                raise
+            raise InvalidInputError(f"{self.where}: {error}") from fault
+        _applied[place] = turn
+
+    def _take(
+        self, df: DataFrame, batch: Batch, position: Position | None, running: MicroBatch
+    ) -> None:
         if self.is_due(batch, position):
             if self.refuses_gaps:  # refuse early; the transaction logs the warning
                 self._check_gap(batch, position)
             if self.bad_records.are_left_out:
                 # The log would drop the dead letters of another plan.
-                sync_plan(running.checkpoint, batch_id)
+                sync_plan(running.checkpoint, batch.batch_id)
                 found = self.shape.bad_records(df)
                 count = self._leave_out(found, batch, "")
                 batch = replace(batch, bad_records=batch.bad_records + count)
             self._apply(df, batch, position)
-        _applied[place] = turn
 
     def position(self, query_id: str) -> Position | None:
         """Return the query's position; None if it has not written, or a table is missing."""

@@ -75,6 +75,24 @@ def test_a_value_that_is_no_such_document_fails_and_names_the_record(
     assert words in message
 
 
+def test_a_document_that_is_no_utf8_is_bad(spark: Any) -> None:
+    shape = RowShape(schema="name string", leaves_out_bad=True)
+    frame = frame_of(spark, ("a", '{"name": "x"}', 1), ("b", '{"name": "x"}', 2)).selectExpr(
+        "key", "if(offset = 2, unhex('7b226e616d65223a2022ff227d'), value) value",
+        "topic", "partition", "offset", "timestamp",
+    )  # fmt: skip
+    assert [row[1] for row in collected(shape.rows(frame, latest=True))] == [1]
+    [bad] = shape.bad_records(frame).collect()
+    assert bad.offset == 2
+    assert bad.kl_reason.endswith("""found '{"name": "\ufffd"}'""")
+
+
+@pytest.mark.parametrize("schema", ["n intt", "", "binary"])
+def test_a_text_that_is_no_schema_is_refused_in_one_line(spark: Any, schema: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"^schema(=| names|: expected)[^\n]*$"):
+        RowShape(schema=schema).rows(frame_of(spark, *DOCUMENTS), latest=True)
+
+
 def test_a_list_may_make_other_keys_than_the_records_have_and_the_latest_of_those_counts(
     spark: Any,
 ) -> None:

@@ -96,6 +96,27 @@ def test_only_a_micro_batch_that_was_planned_again_has_been_applied_in_part() ->
     assert applied == [AT_3.end_offsets, {}, {"t": {"0": 20, "1": 5}}]
 
 
+class RefusedRecord(Exception):
+    """As Spark raises it for `raise_error`."""
+
+    def getCondition(self) -> str:
+        return "USER_RAISED_EXCEPTION"
+
+    def getMessageParameters(self) -> dict[str, str]:
+        return {"errorMessage": "t-0 offset 3: no number"}
+
+
+def test_an_error_about_a_record_names_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> None:
+        raise RefusedRecord
+
+    upsert = Remembering("naming")
+    monkeypatch.setattr(upsert, "_apply", fail)
+    rows: Any = None
+    with pytest.raises(InvalidInputError, match=r"^table naming: t-0 offset 3: no number$"):
+        upsert.take(rows, 0, MicroBatch("q", 0, "run 1"), {})
+
+
 def test_an_earlier_batch_is_refused_unless_the_writer_is_reset() -> None:
     words = r"^table t: this checkpoint is older than the table: committed 3 at \d\d:\d\d, got 2; "
     with pytest.raises(CommitConflictError, match=words + "reset_writer=True accepts it$"):

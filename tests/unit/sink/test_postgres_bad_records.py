@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import Batch, Position, PostgresUpsert
 from kafkalog.sink.upsert.bad_records import Refusal
+from kafkalog.sink.upsert.postgres.merge import Merge
 from tests.postgres_server import query
 from tests.unit.sink.postgres_rows import Apply, batch, driver_batch, table
 
@@ -130,6 +131,26 @@ def test_an_earlier_record_of_a_key_counts_if_the_latest_is_left_out(
     assert apply(upsert, batch(0), driver_batch(rows))
     assert table(postgres) == [("a", "2")]
     assert offsets(upsert) == [2, 3, 4, 6]
+
+
+def test_all_refused_records_of_a_key_are_found_in_one_round(
+    postgres: str, apply: Apply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[None] = []
+    run = Merge.run
+
+    def counted(merge: Merge, connection: Any, *, is_replacing: bool) -> None:
+        rounds.append(None)
+        run(merge, connection, is_replacing=is_replacing)
+
+    monkeypatch.setattr(Merge, "run", counted)
+    query(postgres, "CREATE TABLE stock (key text PRIMARY KEY, value text CHECK (value < 'x'))")
+    upsert = Skipping(postgres)
+    bad = [(key, f"x{n}") for n in range(30) for key in "abc"]
+    assert apply(upsert, batch(0), driver_batch([("b", "1"), ("a", "x"), ("b", "2"), *bad]))
+    assert table(postgres) == [("b", "2")]
+    assert offsets(upsert) == [1, *range(3, 93)]
+    assert len(rounds) == 2
 
 
 def test_the_count_of_bad_records_goes_on_over_restarts(postgres: str, apply: Apply) -> None:

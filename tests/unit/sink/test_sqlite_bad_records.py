@@ -13,6 +13,7 @@ import pytest
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import Batch, Position, SQLiteUpsert
 from kafkalog.sink.upsert.bad_records import Refusal
+from kafkalog.sink.upsert.sqlite.merge import SQLiteMerge
 from tests.unit.sink.sqlite_rows import LEADING, batch, query
 
 NAMES, KINDS = ["key", "value"], ["TEXT", "TEXT"]
@@ -145,6 +146,21 @@ def test_the_latest_of_all_records_is_chosen_as_spark_would(
 ) -> None:
     assert Skipping(database).take_rows(batch(0), *records)
     assert query(database, "SELECT value FROM stock") == [(latest,)]
+
+
+def test_all_refused_records_of_a_key_are_found_in_one_round(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[None] = []
+    choose = SQLiteMerge._choose
+    monkeypatch.setattr(SQLiteMerge, "_choose", lambda merge: (rounds.append(None), choose(merge)))
+    query(database, "CREATE TABLE stock (key TEXT PRIMARY KEY, value TEXT CHECK (value < 'x'))")
+    upsert = Skipping(database)
+    bad = [(key, f"x{n}") for n in range(30) for key in "abc"]
+    assert upsert.take_rows(batch(0), *in_order(("b", "1"), ("a", "x"), ("b", "2"), *bad))
+    assert query(database, "SELECT * FROM stock") == [("b", "2")]
+    assert offsets(upsert) == [1, *range(3, 93)]
+    assert len(rounds) == 2
 
 
 def test_the_count_of_bad_records_goes_on_over_restarts(database: Path) -> None:

@@ -14,6 +14,7 @@ from kafkalog.sink.query import MicroBatch
 from kafkalog.sink.upsert import Batch, Position, Upsert
 from kafkalog.sink.upsert.bad_records import BadRecords, plan_number
 from kafkalog.sink.upsert.driver_batches import parts_for
+from kafkalog.sink.upsert.latest import Version, newest_first
 from kafkalog.sink.upsert.rows import deletion_column
 
 
@@ -186,6 +187,25 @@ def test_rows_are_at_most_the_offsets_since_the_position() -> None:
     assert batch(4).record_count_max(AT_3) is None
     # One that comes again, or comes from an older checkpoint, begins before the position.
     assert batch(3, p0=12, p1=5).record_count_max(AT_3) == 17
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        # Within a partition the offset counts, whatever the timestamps say.
+        ([(0, 1, 100), (0, 2, 5), (0, 3, 50)], [3, 2, 1]),
+        # Between partitions the timestamps of their latest records count.
+        ([(0, 1, 100), (0, 2, 5), (1, 7, 50)], [7, 2, 1]),
+        ([(0, 1, 10), (0, 9, None), (1, 7, 5)], [7, 9, 1]),
+        ([(0, 9, 50), (1, 7, 50), (1, 6, None)], [7, 9, 6]),
+        ([(0, 9, None), (1, 7, None)], [7, 9]),
+    ],
+)
+def test_each_record_of_a_key_is_the_latest_without_those_before_it(
+    versions: list[tuple[int, int, int | None]], expected: list[int]
+) -> None:
+    given = [Version("t", *version, number=0) for version in versions]
+    assert [version.offset for version in newest_first(given)] == expected
 
 
 @pytest.mark.parametrize("name", ["deleted", "Deleted", "DELETED"])

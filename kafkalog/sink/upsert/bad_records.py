@@ -75,8 +75,8 @@ class BadRecords:
         """Parse `on_bad_record`; raises InvalidInputError."""
         if text in {"fail", "skip"}:
             return cls(text == "skip")
-        topic = text.removeprefix(_DEAD_LETTER)
-        if topic == text:
+        topic = str(text).removeprefix(_DEAD_LETTER)
+        if topic == str(text):
             raise InvalidInputError(
                 f'on_bad_record is "fail", "skip" or "deadletter:<topic>", not {text!r}'
             )

@@ -100,7 +100,10 @@ class RowShape:
         key: str | Sequence[str] = "key",
         leaves_out_bad: bool = False,
     ) -> None:
-        self.keys = [key] if isinstance(key, str) else list(key)
+        if isinstance(key, (str, list, tuple)):
+            self.keys = [key] if isinstance(key, str) else list(key)
+        else:
+            self.keys = []
         if select is not None and schema is not None:
             raise InvalidInputError("an upsert takes select or schema, not both")
         if isinstance(select, str):
@@ -109,8 +112,9 @@ class RowShape:
             raise InvalidInputError(f'key_type is "binary" or "string", not {key_type!r}')
         if select is not None and key_type != "binary":
             raise InvalidInputError("key_type goes without select, which makes the key itself")
-        if not self.keys or len({name.lower() for name in self.keys}) < len(self.keys):
-            raise InvalidInputError(f"key names one or more different columns, not {self.keys}")
+        are_names = all(isinstance(name, str) and name for name in self.keys)
+        if not are_names or not 0 < len(self.keys) == len({name.lower() for name in self.keys}):
+            raise InvalidInputError(f"key names one or more different columns, not {key!r}")
         if not self._has_own_key and select is None and (schema is None or key_type != "binary"):
             raise InvalidInputError(
                 f"key={self.keys} needs select, or schema without key_type, to make these columns"
@@ -124,6 +128,8 @@ class RowShape:
         self._schema = schema
         self._key = "key" if key_type == "binary" else "cast(key as string) as key"
         self._leaves_out_bad = leaves_out_bad
+        if schema is not None and (not isinstance(schema, str) or _can_parse()):
+            self._fields()
 
     @property
     def _has_own_key(self) -> bool:
@@ -184,7 +190,7 @@ class RowShape:
         """Return `kl_deleted`, the record's columns, `more`, `kl_reason`, then the row's own."""
         if self._schema is not None:
             key = self._key if self._has_own_key else None
-            return _parsed(records, fields_of(self._schema, "schema"), self.keys, key, more)
+            return _parsed(records, self._fields(), self.keys, key, more)
         wanted = self._select if self._select is not None else [self._key, *_RAW[1:]]
         assert not callable(wanted), "a function's rows do not say which records they are from"
         first = [*_of_record(), *more]
@@ -195,6 +201,18 @@ class RowShape:
         return shaped.select(
             *head, self._null_key(names).alias(REASON), *[column_of(name) for name in names]
         )
+
+    def _fields(self) -> StructType:
+        """Return the fields of `schema`; raises InvalidInputError."""
+        assert self._schema is not None
+        fields = fields_of(self._schema, "schema")
+        if missing := [n for n in self.keys if not self._has_own_key and n not in fields.names]:
+            raise InvalidInputError(
+                f"key names the column {missing[0]} (expected a field of schema, found "
+                f"{', '.join(fields.names)}). Add it to schema."
+            )
+        _check_names(["key", *fields.names] if self._has_own_key else fields.names)
+        return fields
 
     def _null_key(self, names: Sequence[str]) -> Column:
         """Return why a row of these columns has no key; null if it has one."""
@@ -235,6 +253,13 @@ class RowShape:
         )
         types = [field.dataType for field in frame.schema.fields[len(RECORD) + 1 :]]
         return UpsertRows(frame, names, types, self.keys)
+
+
+def _can_parse() -> bool:
+    """Return whether a session is there, by which Spark reads a schema in DDL."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
 
 
 def _expression(given: str | Column) -> Column:
@@ -301,12 +326,6 @@ def _parsed(
     """
     from pyspark.sql import functions as F
 
-    if missing := [name for name in keys if key is None and name not in fields.names]:
-        raise InvalidInputError(
-            f"key names the column {missing[0]} (expected a field of schema, found "
-            f"{', '.join(fields.names)}). Add it to schema."
-        )
-    _check_names(["key", *fields.names] if key is not None else fields.names)
     value = _Document("value", fields if key is not None else _without(fields, keys))
     documents = [value]
     is_bad = ~F.col(DELETED) & value.is_wrong()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 import kafkalog
 from kafkalog.errors import CommitConflictError, InvalidInputError
@@ -45,6 +46,7 @@ def batch(batch_id: int, **ends: int) -> Batch:
     return Batch("q", batch_id, "run", offsets, 1_700_000_000_000)
 
 
+A_NUMBER = StructType([StructField("a", IntegerType())])
 AT_3 = Position(3, {"t": {"0": 10, "1": 5}}, 1_700_000_000_000)
 
 
@@ -241,11 +243,18 @@ def test_contradicting_arguments_are_refused(more: dict[str, Any], words: str) -
     ("given", "words"),
     [
         ({"on_bad_record": "deadletter"}, r'is "fail", "skip" or "deadletter:<topic>"'),
+        ({"on_bad_record": None}, r'is "fail", "skip" or "deadletter:<topic>", not None'),
+        ({"on_bad_record": 5}, r'is "fail", "skip" or "deadletter:<topic>", not 5'),
         ({"on_bad_record": "deadletter:a b"}, "on_bad_record, the dead-letter topic: "),
         ({"on_bad_record": "skip", "select": lambda df: df}, "a select function leaves out"),
         ({"on_new_column": "drop"}, 'on_new_column is "fail" or "add"'),
         ({"key": ["region", "id"]}, "needs select, or schema without key_type"),
         ({"key": ["a", "A"], "schema": "a int"}, "one or more different columns"),
+        ({"key": None, "schema": "a int"}, "one or more different columns, not None"),
+        ({"key": [1], "schema": "a int"}, "one or more different columns"),
+        ({"key": "", "select": ["value"]}, "one or more different columns"),
+        ({"key": ["b"], "schema": A_NUMBER}, "key names the column b .*found a"),
+        ({"schema": StructType()}, "schema: expected the schema of a struct"),
         ({"key": [], "schema": "a int"}, "one or more different columns"),
         ({"key": ["id"], "schema": "id int", "key_type": "string"}, "schema without key_type"),
     ],

@@ -152,8 +152,9 @@ class SQLiteTable:
             )
         if not collations and list(rowid) != key:
             raise InvalidInputError(
-                f"{self.where}: {which} {verb} neither the primary key nor unique; CREATE UNIQUE "
-                f"INDEX on exactly {which}, or let the table be created"
+                f"{self.where}: {which} {verb} neither the primary key nor unique. If the upsert "
+                "has got another key, drop the table and start the view or a new query. Else "
+                f"CREATE UNIQUE INDEX on exactly {which}, or let the table be created."
             )
 
     def clear(self) -> None:

@@ -18,7 +18,7 @@ def quoted(name: str) -> str:
 
 
 def fields_of(schema: StructType | str, argument: str) -> StructType:
-    """Return a schema that is given as such or in DDL; it has at least one field.
+    """Return a schema, which may be text in DDL; it has at least one field.
 
     Errors begin with the name of the `argument`. Raises InvalidInputError.
     """

@@ -21,6 +21,7 @@ from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogErro
 from kafkalog.sink.upsert import Batch, DeltaUpsert
 from kafkalog.sink.upsert.delta import upsert as delta_module
 from kafkalog.storage_engine.engine import Engine
+from tests import delta_spark
 from tests.spark.sink.test_spark_foreach_batch import forget_commit
 from tests.spark.sink.test_spark_upsert import Change, frame_of
 from tests.spark.sink.test_spark_writes import finish
@@ -33,15 +34,11 @@ SETTINGS = ("write.txnAppId", "write.txnVersion", "commitInfo.userMetadata")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     scratch = tmp_path_factory.mktemp("spark")
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in delta_spark.settings().items():
+        builder = builder.config(name, value)
     session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.jars", os.environ["KAFKALOG_DELTA_JARS"])
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config(
-            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-        )
-        .config("spark.databricks.delta.snapshotPartitions", "2")
-        .config("spark.sql.shuffle.partitions", "2")
+        builder.config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .config("spark.driver.host", "127.0.0.1")

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from kafkalog import KTableView
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
+from kafkalog.sink.query import MicroBatch
 from kafkalog.sink.upsert import Batch, DeltaUpsert
 from kafkalog.sink.upsert.delta import upsert as delta_module
 from kafkalog.storage_engine.engine import Engine
@@ -195,11 +196,11 @@ def before_the_merge(
     """Let another process act once, after the upsert has read the positions."""
     merge = upsert._merge
 
-    def late(rows: Any) -> None:
+    def late(rows: Any) -> bool:
         monkeypatch.undo()
         monkeypatch.setattr(delta_module, "_turns", {})  # the locks of another process
         act()
-        merge(rows)
+        return merge(rows)
 
     monkeypatch.setattr(upsert, "_merge", late)
 
@@ -239,6 +240,74 @@ def test_a_commit_lands_only_on_the_positions_that_were_read(
     with pytest.raises(CommitConflictError, match="of query q is none, the next is 3"):
         store(upsert, batch(3), change("a", 13))
     assert table.rows() == [("c", 30)]
+
+
+def test_an_error_after_a_commit_is_no_failure_and_without_a_history_it_is_unknown(
+    upsert: DeltaUpsert,
+    table: Table,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store(upsert, batch(0), change("a", 1))
+    version, merge = table.version(), upsert._merge
+
+    def fail_late(rows: Any) -> bool:
+        merge(rows)
+        raise RuntimeError("the hook failed")
+
+    monkeypatch.setattr(upsert, "_merge", fail_late)
+    store(upsert, batch(1), change("a", 2))
+    assert (table.rows(), table.version()) == ([("a", 2)], version + 1)
+    assert "a commit has landed, and then came an error: the hook failed" in caplog.text
+    assert "micro-batch 1 of query q was applied before" in caplog.text
+
+    def lose_history(rows: Any) -> bool:
+        monkeypatch.setattr(delta_module, "last_commit", lambda *_: 1 / 0)
+        return fail_late(rows)
+
+    monkeypatch.setattr(upsert, "_merge", lose_history)
+    with pytest.raises(StorageError, match="whether micro-batch 2 is written is unknown: the hook"):
+        store(upsert, batch(2), change("a", 3))
+    monkeypatch.undo()
+    position = upsert.position("q")
+    assert position is not None
+    assert (table.rows(), position.batch_id) == ([("a", 3)], 2)
+
+
+def test_a_micro_batch_reads_the_history_once_and_once_more_if_it_has_changed_since(
+    upsert: DeltaUpsert, table: Table, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(upsert, batch(0), change("a", 1))
+    reads, last_commit = [], delta_module.last_commit
+
+    def counted(*given: Any) -> Any:
+        reads.append(given)
+        return last_commit(*given)
+
+    monkeypatch.setattr(delta_module, "last_commit", counted)
+
+    def take(number: int) -> int:
+        frame = frame_of(table.spark, change("b", number))
+        upsert.take(frame, number, MicroBatch("q", number, "run"), {"t": {"0": number + 1}})
+        found = len(reads)
+        reads.clear()
+        return found
+
+    assert take(1) == 1
+    positions = upsert.positions
+
+    def late() -> Any:
+        found = positions()
+        rival = DeltaUpsert(path, schema="n int", key_type="string")
+        store(rival, batch(0, query_id="other"), change("c", 5))
+        reads.clear()
+        return found
+
+    monkeypatch.setattr(upsert, "positions", late)
+    assert take(2) == 1
+    assert table.rows() == [("a", 1), ("b", 2), ("c", 5)]
+    monkeypatch.undo()
+    assert upsert.positions().keys() == {"q", "other"}
 
 
 def wait_for(file: Path, patience_s: float = PATIENCE_S) -> bool:

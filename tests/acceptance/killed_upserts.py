@@ -117,7 +117,9 @@ class Queries:
 
     def _records(self) -> Any:
         reader = self.session.readStream.schema("key string, value string")
-        return reader.option("maxFilesPerTrigger", FILES_PER_BATCH).json(str(self.root / "source"))
+        if not self.to_the_end:
+            reader = reader.option("maxFilesPerTrigger", FILES_PER_BATCH)
+        return reader.json(str(self.root / "source"))
 
     def _paced(self, writer: Any) -> Any:
         return writer if self.to_the_end else writer.trigger(processingTime=INTERVAL)

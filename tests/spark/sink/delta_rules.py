@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from examples import orders_pipeline
 from kafkalog import KTableView
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.sink.query import MicroBatch
@@ -23,6 +24,7 @@ from kafkalog.sink.upsert import Batch, DeltaUpsert
 from kafkalog.sink.upsert.delta import upsert as delta_module
 from kafkalog.storage_engine.engine import Engine
 from tests import delta_spark
+from tests.spark.examples.test_orders_pipeline import ROWS, dead_letters
 from tests.spark.sink.test_spark_foreach_batch import forget_commit
 from tests.spark.sink.test_spark_upsert import Change, frame_of
 from tests.spark.sink.test_spark_writes import finish
@@ -610,3 +612,21 @@ def test_a_key_of_two_columns_a_new_column_and_bad_records_outlive_a_restart(
     with Engine(tmp_path / "log", read_only=True) as engine:
         (letters,) = engine.read("bad", 0)
     assert letters.column("value").to_pylist() == [b"broken"]
+
+
+def test_the_orders_of_the_example_become_equal_to_the_log(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = orders_pipeline.targets
+
+    def of_delta(*given: Any, **more: Any) -> list[Any]:
+        return [each for each in targets(*given, **more) if each[0] == "delta"]
+
+    monkeypatch.setattr(orders_pipeline, "targets", of_delta)
+    orders_pipeline.run(spark, tmp_path, has_delta=True)
+    orders = spark.table(f"delta.`{tmp_path}/delta/orders`")
+    found = orders.select("region", "id", "item", "n", "note").collect()
+    assert sorted(map(tuple, found)) == ROWS
+    assert dead_letters(tmp_path, "delta") == [(b'{"region": "us", "id": 1}', b"no order")]
+    people = spark.table(f"delta.`{tmp_path}/delta/customers`").select("key", "city").collect()
+    assert sorted(map(tuple, people)) == [("ann", "Oslo"), ("bob", "Rome")]

@@ -88,12 +88,8 @@ class Driver:
 
     def processes(self, kind: str) -> list[int]:
         """Return the processes of a kind that `VICTIMS` names."""
-        found = {pid: command_of(pid) for pid in session_processes(self.process.pid)}
-        return [
-            pid
-            for pid, command in found.items()
-            if kind_of(command, found.get(parent_of(pid), "")) == kind
-        ]
+        found = session_processes(self.process.pid)
+        return [pid for pid in found if kind_of(command_of(pid), group_of(pid) == pid) == kind]
 
 
 def command_of(pid: int) -> str:
@@ -103,19 +99,21 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def parent_of(pid: int) -> int:
+def group_of(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
+        return os.getpgid(pid)
+    except ProcessLookupError:
         return 0
 
 
-def kind_of(command: str, parent: str) -> str:
-    """Name the part that a process of Spark's plays."""
-    is_forked = "pyspark.daemon" in parent
+def kind_of(command: str, leads_group: bool) -> str:
+    """Name the part that a process of Spark's plays.
+
+    A daemon leads its group. Workers that it has forked stay in the group, and outlive it.
+    """
     for part, kind in {
         "CoarseGrainedExecutorBackend": "executor",
-        "pyspark.daemon pyspark.worker": "task" if is_forked else "daemon",
+        "pyspark.daemon pyspark.worker": "daemon" if leads_group else "task",
         "python_streaming_sink_runner": "commit",
         "python_streaming_source_runner": "source",
     }.items():

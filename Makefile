@@ -15,10 +15,11 @@ REST_JOBS ?= 2
 KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -path '*/kernels/*.py' -o -name '*.pxd')
 KERNEL_TESTS := tests/unit/storage_engine/test_kernels.py \
     tests/unit/cleaner/test_kernels.py tests/unit/cleaner/test_merge_kernels.py
+KERNEL_BUILDS := sanitized mutated python checked
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-rest test-all test-kernels damage-test twin-test test-peers kill-test cluster-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
+.PHONY: help setup peers demo test test-rest test-all test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -39,10 +40,16 @@ test-rest: $(READY) ## every test that `make test` leaves out, in REST_JOBS (2) 
 test-all: test test-rest ## every test, once
 
 test-kernels: $(READY) ## the kernels' tests with bounds checks, with sanitizers, as Python, and with wrong types
-	$(BIN)/python -m tests.kernel_builds checked -m pytest $(KERNEL_TESTS)
-	$(BIN)/python -m tests.kernel_builds sanitized -m pytest $(KERNEL_TESTS)
+	$(MAKE) --jobs=2 --output-sync $(KERNEL_BUILDS:%=test-kernels-%)
+
+test-kernels-checked test-kernels-sanitized: test-kernels-%: $(READY)
+	$(BIN)/python -m tests.kernel_builds $* -m pytest $(KERNEL_TESTS)
+
+test-kernels-python: $(READY)
 	$(BIN)/python -m tests.kernel_builds python -m coverage run --include='*/kernels.py,*/kernels/*.py' -m pytest $(KERNEL_TESTS)
 	$(BIN)/python -m tests.kernel_builds python -m coverage report --show-missing --fail-under=97
+
+test-kernels-mutated: $(READY)
 	$(BIN)/python -m tests.mutated_sheets
 
 damage-test: $(READY) ## every file of a log cut and flipped at every byte, counted; takes a while
@@ -74,8 +81,8 @@ torture-quick: $(READY) ## a sample of each way, in minutes
 	$(BIN)/python -m tests.torture --quick $(ARGS)
 
 torture-quick-kernels: $(READY) ## damage, fuzz and model with kernels that check bounds; more with sanitized ones
-	$(BIN)/python -m tests.kernel_builds checked -m tests.torture --quick damage fuzz model
-	$(BIN)/python -m tests.kernel_builds sanitized -m tests.torture --quick failed_calls kills damage fuzz model
+	$(BIN)/python -m tests.kernel_builds checked -m tests.torture --quick fuzz model damage
+	$(BIN)/python -m tests.kernel_builds sanitized -m tests.torture --quick fuzz model failed_calls kills damage
 
 lint: $(READY) ## ruff's format and rules, mypy --strict
 	$(BIN)/ruff format --check .

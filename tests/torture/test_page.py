@@ -101,7 +101,7 @@ def test_what_went_wrong_and_what_was_skipped_is_told_in_the_end(
         "damage": ([row(12)], 0),
         "power_cuts": ([row(0, skipped="needs root")], 0),
     }
-    monkeypatch.setattr(__main__, "run", lambda name, _, **__: outcomes[name])
+    monkeypatch.setattr(__main__.Programs, "run", lambda _, name: outcomes[name])
     with pytest.raises(SystemExit, match=r"broken: kills$"):
         __main__.main([*outcomes])
     assert "skipped: power_cuts: needs root" in capsys.readouterr().err

@@ -6,6 +6,7 @@ all places, not bits. It gets more examples to change as decoding ends at new pl
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Final
@@ -19,6 +20,10 @@ ROOM: Final = 512 << 20
 """Bytes that hypothesis itself may take."""
 _EXAMPLES: Final = 200
 """Drawn at a time: what hypothesis remembers of them is forgotten then."""
+
+
+class _TimeIsOverError(BaseException):
+    """The seconds are over; hypothesis lets it pass, and draws nothing more."""
 
 
 def hypothesise(
@@ -43,10 +48,13 @@ def hypothesise(
         )
         @given(_inputs(corpus, is_text=is_text))
         def draw(data: bytes) -> None:
-            if time.process_time() < end and run(data):
+            if time.process_time() >= end:
+                raise _TimeIsOverError
+            if run(data):
                 corpus.append(data)
 
-        draw()
+        with contextlib.suppress(_TimeIsOverError):
+            draw()
 
 
 def _inputs(corpus: list[bytes], *, is_text: bool) -> st.SearchStrategy[bytes]:

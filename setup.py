@@ -72,5 +72,8 @@ setup(
             "show_performance_hints": False,
         },
     ),
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={
+        "bdist_wheel": {"py_limited_api": "cp311"},
+        "build_ext": {"parallel": True},  # one gcc for each processor
+    },
 )

@@ -89,15 +89,19 @@ def _digest() -> str:
 def copy(target: Path) -> None:
     """Copy this checkout, without what is compiled."""
     for path in _files():
-        copied = target / path.relative_to(ROOT)
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, copied)
+        copy_file(path, target / path.relative_to(ROOT))
+
+
+def copy_file(path: Path, target: Path) -> None:
+    """Copy a file with its time, which tells what has to be compiled."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(path, target)
 
 
 def compile_kernels(target: Path, kind: str) -> None:
     """Compile the kernels of a copy."""
     subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--build-lib=build/lib"],
         cwd=target,
         env={**os.environ, "KAFKALOG_KERNELS": kind, "KAFKALOG_REQUIRE_COMPILER": "1"},
         check=True,

@@ -17,8 +17,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
 )
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-# No JVM of a test runs long enough to gain from the second compiler, which takes half a processor.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+# No JVM of a test runs long enough to gain from the second compiler, which takes half a processor,
+# or from a collector with threads of its own. The verifier takes a second of each start.
+os.environ.setdefault(
+    "JAVA_TOOL_OPTIONS",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+)
 
 import pytest  # noqa: E402 - the environment comes first
 

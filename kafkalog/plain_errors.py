@@ -93,17 +93,37 @@ def refusal(fault: Any) -> InvalidInputError | None:
     Either `raise_error` names the record, or Spark cannot compute a value. The class 22 of the
     SQLSTATE means the latter: a data exception.
     """
-    try:
-        if fault.getCondition() == "USER_RAISED_EXCEPTION":
-            return InvalidInputError((fault.getMessageParameters() or {}).get("errorMessage", ""))
-        if (fault.getSqlState() or "").startswith("22"):
-            reason = str(fault.getMessage()).strip().partition("\n")[0].partition(" SQLSTATE")[0]
-            return InvalidInputError(
-                f"an expression fails on the value of a record: {reason} Use an expression that "
-                "gives null instead, as try_cast does."
-            )
-    except Exception:  # no error of Spark's, or its JVM is gone
-        return None
+    for each in _with_causes(fault):
+        try:
+            error = _refusal(each)
+        except Exception:  # no error of Spark's
+            continue
+        if error is not None:
+            return error
+    return None
+
+
+def _with_causes(fault: Any) -> Iterator[Any]:
+    """Yield an error, and the errors of the JVM in it if PySpark has not converted them."""
+    yield fault
+    cause = getattr(fault, "java_exception", None)
+    while cause is not None:
+        yield cause
+        try:
+            cause = cause.getCause()
+        except Exception:  # its JVM is gone
+            return
+
+
+def _refusal(fault: Any) -> InvalidInputError | None:
+    if fault.getCondition() == "USER_RAISED_EXCEPTION":
+        return InvalidInputError((fault.getMessageParameters() or {}).get("errorMessage", ""))
+    if (fault.getSqlState() or "").startswith("22"):
+        reason = str(fault.getMessage()).strip().partition("\n")[0].partition(" SQLSTATE")[0]
+        return InvalidInputError(
+            f"an expression fails on the value of a record: {reason} Use an expression that gives "
+            "null instead, as try_cast does."
+        )
     return None
 
 

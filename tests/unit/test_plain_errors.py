@@ -167,6 +167,15 @@ def test_an_expression_that_fails_on_a_value_is_an_invalid_input_that_names_a_re
     )
 
 
+def test_an_expression_is_found_in_a_cause_that_pyspark_has_not_converted() -> None:
+    value, fault = FailedExpression(), Exception("An error occurred while calling o1.sql")
+    vars(value)["getCause"] = lambda: None
+    vars(fault)["java_exception"] = SimpleNamespace(getCause=lambda: value)
+    assert "InvalidInputError: an expression fails on" in in_batch(fault).splitlines()[0]
+    vars(value)["getSqlState"] = lambda: "23001"
+    assert "InvalidInputError" not in in_batch(fault)
+
+
 def test_an_error_of_spark_is_led_by_the_sentence_of_ours_inside() -> None:
     text = "[PYTHON_EXCEPTION] It failed: kafkalog.errors.DataLossError: gone. SQLSTATE: 38000"
     lines = in_batch(ValueError(text)).splitlines()

@@ -129,7 +129,8 @@ class Upsert(ABC):
             has the query's id and the exact end offsets, which otherwise come from the rows. A
             classic session finds it by itself, and refuses another query's.
         on_bad_record: "fail", "skip" or "deadletter:<topic>", see `BadRecords`.
-        path: the log of the dead-letter topic; a view gives its own.
+        path: the log of the dead-letter topic; a view gives its own. A query of your own without
+            it fails in its first micro-batch.
         on_new_column: "add" adds a column that the rows have and the table lacks. Old rows have
             null there. "fail" refuses the micro-batch, and the error has the statement.
         reset_writer: accept a batch id below the last one, after you restored a checkpoint.

@@ -213,7 +213,9 @@ class KTableView:
             query = self._query
             # Ask first: the query may finish while we look.
             is_over = self._was_stopped or (query is not None and not query.isActive)
+            looks = time.monotonic()
             missing = self._missing(offsets)
+            looked_s = time.monotonic() - looks
             if not missing:
                 return
             where = f"the view of {self.topic} in {self.target.where}"
@@ -226,7 +228,7 @@ class KTableView:
                 raise TimeoutError(
                     f"{where}: after {timeout_s} s there is still missing: {missing}"
                 )
-            time.sleep(_POLL_S)
+            time.sleep(max(_POLL_S, looked_s))  # a look at Delta's history takes Spark's cores
 
     def _missing(self, offsets: Mapping[int, int]) -> str:
         position = self._position()[1]

@@ -56,9 +56,9 @@ def test_delta(rule: str, outcomes: dict[str, str]) -> None:
 
 
 def test_a_session_without_delta_is_answered_with_what_to_add(spark: Any, tmp_path: Path) -> None:
-    release = ".".join(spark.version.split(".")[:2])
     words = (
-        rf"no Delta Lake; start it with --packages io\.delta:delta-spark_{release}_2\.13:4\.4\.1"
+        rf"no Delta Lake \(expected Spark 4\.2 with Delta, found Spark {spark.version} without\)\. "
+        r"Start Spark 4\.2 with --packages io\.delta:delta-spark_4\.2_2\.13:4\.4\.0"
     )
     with pytest.raises(InvalidInputError, match=words + ".*DeltaSparkSessionExtension"):
         DeltaUpsert(tmp_path / "table").positions()

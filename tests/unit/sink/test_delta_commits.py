@@ -1,4 +1,4 @@
-"""What a commit of DeltaUpsert says, and which types keep values; without Spark."""
+"""What a commit of DeltaUpsert says, names, and which types keep values; without Spark."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from pyspark.sql import types
 
-from kafkalog.sink.upsert import Position
+from kafkalog.errors import InvalidInputError
+from kafkalog.sink.upsert import Batch, DeltaUpsert, Position
 from kafkalog.sink.upsert.delta.columns import _keeps_values, delta_type
 from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
-from kafkalog.sink.upsert.delta.upsert import _reason
+from kafkalog.sink.upsert.delta.upsert import _in_sql, _reason
 
-COMMIT = UpsertCommit(7, {"q": Position(3, {"t": {"0": 9}}, 1000)})
+COMMIT = UpsertCommit(7, {"q": Position(3, {"t": {"0": 9}}, 1000)}, ("region", "id"))
 
 
 class History:
@@ -42,6 +43,34 @@ def test_the_last_commit_is_found_below_those_of_others(newer: int) -> None:
 def test_without_an_upsert_in_the_history_the_tables_version_counts() -> None:
     session: Any = History(*[None] * 12)
     assert last_commit(session, "t") == UpsertCommit(11, {})
+
+
+def test_an_upsert_with_another_key_than_the_last_commit_is_refused() -> None:
+    upsert = DeltaUpsert("t", schema="region string, id int, n int", key="id")
+    words = r"another key than the upsert's \(expected id, found region and id\)\. If .* drop the"
+    rows: Any = SimpleNamespace(frame=SimpleNamespace(sparkSession=None))
+    with pytest.raises(InvalidInputError, match=words):
+        upsert._commit(Batch("q", 4, "run", {"t": {"0": 10}}, 1000), rows, COMMIT)
+    DeltaUpsert("t", schema="ID int, Region int", key=["ID", "Region"])._check_key(COMMIT)
+
+
+@pytest.mark.parametrize(
+    ("given", "in_sql"),
+    [
+        ("stock", "`stock`"),
+        ("my table", "`my table`"),
+        ("main.shop-1.stock", "`main`.`shop-1`.`stock`"),
+        ("shop.`a.``b`", "`shop`.`a.``b`"),
+    ],
+)
+def test_each_part_of_a_name_is_in_quotes(given: str, in_sql: str) -> None:
+    assert _in_sql(given) == in_sql
+
+
+@pytest.mark.parametrize("given", ["a..b", ".a", "a`b", "`a", "``", "a.`b`c"])
+def test_a_name_with_broken_parts_is_refused(given: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"is not a table name \(expected a path"):
+        DeltaUpsert(given)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Each commit carries two things beside the rows:
 - Delta's transaction identifier `kafkalog`. Its version counts the upserts' commits. Delta skips a
   commit whose number the table has, and refuses it if another commit takes the number meanwhile. A
   commit therefore lands only on the positions that its writer has read.
-- The positions of all queries, as JSON in the commit's user metadata.
+- The positions of all queries and the table's key, as JSON in the commit's user metadata.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ class UpsertCommit:
     """Counts the upserts' commits of the table; never above the table's version."""
     positions: Mapping[str, Position]
     """The positions of all queries after the commit, by query id."""
+    keys: tuple[str, ...] = ()
+    """The columns of the table's key; () if no upsert is known to have committed."""
 
     def to_json(self) -> str:
         """Return the commit's user metadata."""
         positions = {query_id: asdict(each) for query_id, each in self.positions.items()}
-        return json.dumps({"format": _FORMAT, "commit": self.number, "positions": positions})
+        own = {"commit": self.number, "key": self.keys, "positions": positions}
+        return json.dumps({"format": _FORMAT, **own})
 
     @contextmanager
     def settings(self, spark: SparkSession) -> Iterator[None]:
@@ -67,8 +70,8 @@ class UpsertCommit:
 def last_commit(spark: SparkSession, table: str) -> UpsertCommit:
     """Return the last commit of an upsert to a table, which is given as in SQL.
 
-    If the history has none, the result has no positions, and the table's version as its number. No
-    commit that Delta has removed from the history has a higher number.
+    If the history has none, the result has no positions and no key, and the table's version as its
+    number. No commit that Delta has removed from the history has a higher number.
     """
     wanted = _ROWS_FIRST
     while True:
@@ -91,4 +94,4 @@ def _of_metadata(text: str | None) -> UpsertCommit | None:
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         return None
     positions = {query_id: Position(**each) for query_id, each in found["positions"].items()}
-    return UpsertCommit(found["commit"], positions)
+    return UpsertCommit(found["commit"], positions, tuple(found["key"]))

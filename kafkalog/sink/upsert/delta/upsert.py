@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
+from kafkalog.plain_errors import refusal
 from kafkalog.sink.query import is_connect
+from kafkalog.sink.spark_sql import quoted
 from kafkalog.sink.upsert.delta.columns import DeltaRows
 from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
 from kafkalog.sink.upsert.position import Position
@@ -38,6 +40,9 @@ _log = logging.getLogger("kafkalog.sink")
 _ATTEMPTS = 12
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 _SOURCE = "kl_source"
+_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+_NAME_PART = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
+"""A part of a table's name, with or without quotes."""
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND")
 _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _REASON = re.compile(r"\[[A-Z][A-Z0-9_.]+\].*?(?=\n\s+at |\nCaused by|\n\nJVM|\Z)", re.DOTALL)
@@ -50,9 +55,10 @@ settings and the view of one commit at a time."""
 class DeltaUpsert(Upsert):
     """Keep a Delta Lake table equal to the latest records of a stream of this source.
 
-    `table` is a path or URI if it has a slash, else a name in the catalog. The session needs Delta:
+    `table` is a path or URI if it has a slash, else a name in the catalog, as in `shop.stock`. The
+    session needs Delta Lake, which is published for Spark 4.2:
 
-        --packages io.delta:delta-spark_4.3_2.13:4.4.1
+        --packages io.delta:delta-spark_4.2_2.13:4.4.0
         spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension
         spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog
 
@@ -60,9 +66,10 @@ class DeltaUpsert(Upsert):
     variants) are stored as text. An existing table must have the rows' columns, in any order. A
     column's type may be wider, or narrower if every value fits. Further columns keep their values
     and are null in new rows. If all rows are replaced, as in a view's rebuild, they become null in
-    all rows. Its key must be unique; Delta does not check that. The table may have deletion
-    vectors, column mapping, constraints and generated columns. A row that a constraint of the table
-    refuses fails the micro-batch, whatever `on_bad_record` says.
+    all rows. Its key must be unique; Delta does not check that. The table remembers the columns of
+    the key, and an upsert with another key is refused. The table may have deletion vectors, column
+    mapping, constraints and generated columns. A row that a constraint of the table refuses fails
+    the micro-batch, whatever `on_bad_record` says.
 
     Spark reduces each micro-batch to the latest record per key and merges it, in executors. The
     merge reads the keys of the whole table and rewrites the files it changes, so few large
@@ -85,7 +92,7 @@ class DeltaUpsert(Upsert):
     ) -> None:
         address = table if isinstance(table, str) else str(Path(table).absolute())
         super().__init__(address, **given)
-        self._in_sql = f"delta.{_quoted(address)}" if "/" in address else address
+        self._in_sql = f"delta.{quoted(address)}" if "/" in address else _in_sql(address)
         self._seen: UpsertCommit | None = None
         """What `positions` has found, until a micro-batch is applied."""
 
@@ -106,14 +113,17 @@ class DeltaUpsert(Upsert):
 
     def additions(self, spark: SparkSession, rows: UpsertRows) -> list[str]:
         """Return the statements that add the columns which the rows have and the table lacks."""
-        if self._last_commit(spark) is None:
+        last = self._last_commit(spark)
+        if last is None:
             return []
+        self._check_key(last)
         return self._additions(DeltaRows(rows, may_repeat_keys=False), spark)
 
     def _additions(self, rows: DeltaRows, spark: SparkSession) -> list[str]:
+        from pyspark.sql.types import StructType
+
         return [
-            f"ALTER TABLE {self._in_sql} ADD COLUMNS ({_quoted(field.name)} "
-            f"{field.dataType.simpleString()})"
+            f"ALTER TABLE {self._in_sql} ADD COLUMNS ({StructType([field]).toDDL()})"
             for field in rows.missing(self.where, spark.table(self._in_sql).schema)
         ]
 
@@ -152,6 +162,8 @@ class DeltaUpsert(Upsert):
     def _commit(self, batch: Batch, rows: DeltaRows, last: UpsertCommit | None) -> bool:
         """Make one attempt; return False if another writer's commit came after `last`."""
         spark = rows.frame.sparkSession
+        if last is not None:
+            self._check_key(last)
         known = {} if last is None else last.positions
         position = known.get(batch.query_id)
         if not self.is_due(batch, position):
@@ -164,6 +176,7 @@ class DeltaUpsert(Upsert):
         commit = UpsertCommit(
             1 if last is None else last.number + 1,
             {**({} if is_replacing else known), batch.query_id: batch.position()},
+            tuple(rows.keys),
         )
         try:
             if last is None:
@@ -204,18 +217,19 @@ class DeltaUpsert(Upsert):
                 f"{reason}. Start the query again: the history of the table then decides"
             ) from fault
         if found is None or found.positions == known:
-            kind = InvalidInputError if "USER_RAISED_EXCEPTION" in reason else StorageError
-            raise kind(
-                f"{self.where}: nothing of micro-batch {batch.batch_id} is written: {reason}"
-            ) from fault
+            words = f"{self.where}: nothing of micro-batch {batch.batch_id} is written: "
+            refused = refusal(fault)
+            if refused is not None:
+                raise InvalidInputError(f"{words}{refused}") from fault
+            raise StorageError(f"{words}{reason}") from fault
         _log.warning("%s: a commit has landed, and then came an error: %s", self.where, reason)
 
     def _merge(self, rows: DeltaRows) -> bool:
         """Merge the rows; return False if Delta has skipped the commit: its number was taken."""
-        names = [_quoted(name) for name in rows.names]
+        names = [quoted(name) for name in rows.names]
         updates = ", ".join(f"t.{name} = s.{name}" for name in names)
         values = ", ".join(f"s.{name}" for name in names)
-        same = " AND ".join(f"t.{name} = s.{name}" for name in map(_quoted, rows.keys))
+        same = " AND ".join(f"t.{name} = s.{name}" for name in map(quoted, rows.keys))
         rows.frame.createOrReplaceTempView(_SOURCE)
         try:
             counts = rows.frame.sparkSession.sql(
@@ -248,11 +262,12 @@ class DeltaUpsert(Upsert):
             reason = _reason(fault)
             if any(word in reason for word in _MISSING):
                 return None
-            if "PARSE_SYNTAX_ERROR" in reason:  # Spark itself does not know DESCRIBE HISTORY
-                release = ".".join(spark.version.split(".")[:2])
+            # The name is quoted, so what Spark itself cannot parse is DESCRIBE HISTORY.
+            if "PARSE_SYNTAX_ERROR" in reason:
                 raise InvalidInputError(
-                    f"{self.where}: this Spark session has no Delta Lake; start it with --packages "
-                    f"io.delta:delta-spark_{release}_2.13:4.4.1 and the settings "
+                    f"{self.where}: this Spark session has no Delta Lake (expected Spark 4.2 with "
+                    f"Delta, found Spark {spark.version} without). Start Spark 4.2 with --packages "
+                    f"{_PACKAGE} and the settings "
                     "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
                     "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
                 ) from fault
@@ -267,6 +282,17 @@ class DeltaUpsert(Upsert):
             raise InvalidInputError(
                 f"{self.where}: Spark reads its position; start a Spark session first"
             ) from fault
+
+    def _check_key(self, last: UpsertCommit) -> None:
+        """Refuse an upsert with another key, which would find other rows than the last one."""
+        ours, theirs = self.shape.keys, last.keys
+        if theirs and {name.lower() for name in ours} != {name.lower() for name in theirs}:
+            raise InvalidInputError(
+                f"{self.where}: its rows have another key than the upsert's (expected "
+                f"{' and '.join(ours)}, found {' and '.join(theirs)}). If the upsert has got "
+                "another key, drop the table and start the view or a new query. Else give the "
+                "upsert the table's key with key=."
+            )
 
     def _check_offsets(self, batch: Batch, position: Position) -> None:
         if self.reset_writer:
@@ -284,8 +310,15 @@ class DeltaUpsert(Upsert):
                     )
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+def _in_sql(name: str) -> str:
+    """Return a table's name with each part in quotes; a part may have them already."""
+    parts = _NAME_PART.findall(name)
+    if ".".join(parts) != name:
+        raise InvalidInputError(
+            f"DeltaUpsert: {name!r} is not a table name (expected a path with a slash, or parts "
+            "with dots between them). Write a part with a dot or a backquote in backquotes."
+        )
+    return ".".join(part if part.startswith("`") else quoted(part) for part in parts)
 
 
 def _reason(fault: Exception) -> str:

@@ -165,6 +165,12 @@ class SourceOptions:
             raise InvalidInputError(self.stream_fault)
         if self.starting_time is not None:
             self.starting_time.check_stream()
+        if self.latest_view and not self.read_committed:
+            raise InvalidInputError(
+                "kafka.isolation.level=read_uncommitted cannot be set with view=latest in a "
+                "stream: a view has committed records alone, and the changes after it would lack "
+                "the others"
+            )
 
 
 def _limit(

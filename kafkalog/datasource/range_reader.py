@@ -43,7 +43,7 @@ class OffsetRangePartition(InputPartition):
 
 
 class SnapshotPartition(OffsetRangePartition):
-    """The latest record of each key of a partition, as of the end of a micro-batch."""
+    """The latest record of each key of a partition, also a tombstone, at a micro-batch's end."""
 
     def __init__(self, range_: OffsetRange, pin: Path | None, is_passed: bool) -> None:
         super().__init__(range_)
@@ -108,7 +108,7 @@ class RangeReader:
             if isinstance(partition, SnapshotPartition):
                 partition.check(snapshot.state)
             if is_snapshot or self.options.latest_view:
-                yield from self._latest(snapshot, wanted, may_be_passed=is_snapshot)
+                yield from self._latest(snapshot, wanted, is_of_stream=is_snapshot)
             else:
                 yield from self._records(snapshot, wanted)
 
@@ -157,7 +157,7 @@ class RangeReader:
             )
 
     def _latest(
-        self, snapshot: PartitionSnapshot, wanted: OffsetRange, *, may_be_passed: bool
+        self, snapshot: PartitionSnapshot, wanted: OffsetRange, *, is_of_stream: bool
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.cleaner.key_index.latest_view import latest
 
@@ -170,7 +170,8 @@ class RangeReader:
             budget_bytes=_VIEW_BUDGET,
             schema=arrow_schema(self.columns),
             keys=self.options.keys,
-            may_be_passed=may_be_passed,
+            with_tombstones=is_of_stream,
+            may_be_passed=is_of_stream,
         )
 
     def _available(self, state: PartitionState, wanted: OffsetRange) -> tuple[int, int]:

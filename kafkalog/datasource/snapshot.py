@@ -2,7 +2,8 @@
 
 The first micro-batch of a partition reads its view as of the end of that micro-batch, one task
 each, whatever `maxOffsetsPerTrigger` says, since half a view is useless. From there the query reads
-the changelog with deletions: applied to the view, it gives the table.
+the changelog. A stream has the deletions that are still in the log, also in its view: a deletion
+counts against an earlier record of the key in another partition.
 
 The driver pins the end when it chooses it, and holds the pin until it plans the next micro-batch.
 Therefore not even a forced cleaning removes a record of the view. A query that died repeats its

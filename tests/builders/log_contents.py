@@ -102,13 +102,21 @@ def latest_column(
     end: int | None = None,
     budget_bytes: int = BUDGET_BYTES,
     keys: Collection[bytes] | None = None,
+    with_tombstones: bool = False,
 ) -> dict[bytes, Any]:
     """Return one column of the latest record of every key below `end` in partition 0."""
     schema = changelog_schema()
     found: dict[bytes, Any] = {}
     with engine.snapshot(topic, 0, whole=True) as snapshot:
         end = snapshot.state.high_watermark if end is None else end
-        for rows in latest(snapshot, end, budget_bytes=budget_bytes, schema=schema, keys=keys):
+        for rows in latest(
+            snapshot,
+            end,
+            budget_bytes=budget_bytes,
+            schema=schema,
+            keys=keys,
+            with_tombstones=with_tombstones,
+        ):
             assert rows.schema == schema
             cells = dict(zip(rows["key"].to_pylist(), rows[name].to_pylist(), strict=True))
             assert len(cells) == rows.num_rows and found.keys().isdisjoint(cells)

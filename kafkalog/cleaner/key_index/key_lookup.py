@@ -204,6 +204,11 @@ class PartitionLookup:
 
     def latest(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
         """Return the latest record of a key below `end`; None for no record, or a tombstone."""
+        found = self.latest_or_tombstone(key, end)
+        return None if found is None or found.is_tombstone else found
+
+    def latest_or_tombstone(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
+        """Return the latest record of a key below `end`; None for no record."""
         try:
             return self._latest(key, min(end, self.snapshot.state.last_stable_offset))
         except KafkaLogError:
@@ -217,7 +222,7 @@ class PartitionLookup:
                 continue
             found = self._of_segment(segment, key, start, end)
             if found is not None:
-                return None if found.is_tombstone else found
+                return found
         return None
 
     def _of_segment(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:

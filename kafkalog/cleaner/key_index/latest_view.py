@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,10 +36,11 @@ def latest(
     budget_bytes: int,
     schema: pa.Schema,
     keys: Collection[bytes] | None = None,
+    with_tombstones: bool = False,
     may_be_passed: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the latest record of each key below `end`, except tombstones.
+    """Yield the latest record of each key below `end`; tombstones only with `with_tombstones`.
 
     If the keys exceed the memory budget, the hash space is split, and the log is read once or twice
     per part. Records are in offset order within a part. Records without a key, aborted records, and
@@ -63,15 +65,16 @@ def latest(
         )
     span = start, min(end, state.last_stable_offset)
     passes = _Passes(span, progress)
+    rows = _Rows(schema, with_tombstones)
     if keys is None:
-        return _latest(snapshot, span, budget_bytes, schema, None, passes=passes)
+        return _latest(snapshot, span, budget_bytes, rows, None, passes=passes)
     with contextlib.closing(PartitionLookup(snapshot)) as lookup:
         if lookup.is_less_work(len(keys)):
-            found = [lookup.latest(key, span[1]) for key in set(keys)]
+            found = [lookup.latest_or_tombstone(key, span[1]) for key in set(keys)]
             offsets = sorted(record.offset for record in found if record is not None)
             places = np.array(offsets, dtype=np.int64).reshape(-1, 1)
-            return (batch for place in places for batch in _at(snapshot, place, schema, passes))
-    return _latest(snapshot, span, budget_bytes, schema, ChosenKeys(keys), passes=passes)
+            return (batch for place in places for batch in rows.at(snapshot, place, passes))
+    return _latest(snapshot, span, budget_bytes, rows, ChosenKeys(keys), passes=passes)
 
 
 def latest_of_topic(
@@ -103,7 +106,7 @@ def _latest(
     snapshot: PartitionSnapshot,
     span: tuple[int, int],
     budget_bytes: int,
-    schema: pa.Schema,
+    rows: _Rows,
     keys: ChosenKeys | None,
     *,
     passes: _Passes,
@@ -128,7 +131,7 @@ def _latest(
 
     for _ in parts_that_fit(put):
         passes.end_one()
-        yield from _at(snapshot, offset_map.take_offsets(), schema, passes)
+        yield from rows.at(snapshot, offset_map.take_offsets(), passes)
         passes.end_one()
 
 
@@ -158,24 +161,32 @@ class _Passes:
             self._progress(self._done * self._size + offsets, of)
 
 
-def _at(
-    snapshot: PartitionSnapshot, offsets: Int64s, schema: pa.Schema, passes: _Passes
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records at these offsets (n, ascending), except tombstones."""
-    from kafkalog.storage_engine.records.columns import arrow_batches
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The columns of the rows, and whether tombstones make rows."""
 
-    if not len(offsets):
-        return
-    place = snapshot.topic, snapshot.partition
-    for chunk in snapshot.chunks(int(offsets[0]), int(offsets[-1]) + 1):
-        table = chunk.table
-        first = offsets.searchsorted(table.base_offsets)
-        is_wanted = first < offsets.searchsorted(table.last_offsets, side="right")
-        for run, records in chunk.runs(is_wanted):
-            rows = _rows_at(records.offsets, offsets)
-            rows = rows[records.value_sizes[rows] >= 0]
-            passes.tell(records)
-            yield from arrow_batches(records, run.table, rows, place, schema=schema)
+    schema: pa.Schema
+    with_tombstones: bool
+
+    def at(
+        self, snapshot: PartitionSnapshot, offsets: Int64s, passes: _Passes
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the records at these offsets (n, ascending)."""
+        from kafkalog.storage_engine.records.columns import arrow_batches
+
+        if not len(offsets):
+            return
+        place = snapshot.topic, snapshot.partition
+        for chunk in snapshot.chunks(int(offsets[0]), int(offsets[-1]) + 1):
+            table = chunk.table
+            first = offsets.searchsorted(table.base_offsets)
+            is_wanted = first < offsets.searchsorted(table.last_offsets, side="right")
+            for run, records in chunk.runs(is_wanted):
+                rows = _rows_at(records.offsets, offsets)
+                if not self.with_tombstones:
+                    rows = rows[records.value_sizes[rows] >= 0]
+                passes.tell(records)
+                yield from arrow_batches(records, run.table, rows, place, schema=self.schema)
 
 
 def _rows_at(found: Int64s, wanted: Int64s) -> Int64s:

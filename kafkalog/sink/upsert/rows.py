@@ -141,6 +141,15 @@ class RowShape:
         """Whether `rows` works with `latest=False`."""
         return not callable(self._select)
 
+    @property
+    def needs_latest_alone(self) -> bool:
+        """Whether the latest record of each key in each partition makes the rows of all records.
+
+        The expressions of a `select` list may give one row's key to records of several keys. An
+        earlier record counts if the latest one is bad and left out.
+        """
+        return not self._leaves_out_bad and (self._select is None or callable(self._select))
+
     def rows(self, df: DataFrame, *, latest: bool, parts: int | None = None) -> UpsertRows:
         """Return the rows of a micro-batch's records; records without a key make none.
 

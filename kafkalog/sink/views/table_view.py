@@ -49,6 +49,8 @@ _OURS = {
     *("startingoffsets", "startingoffsetsbytimestamp"),
 }
 """Options of the source that the view sets itself: it reads the whole topic from the beginning."""
+_DIVIDING = {"minpartitions", "maxrecordsperpartition"}
+"""Options of the source that divide a changelog among tasks; `view=latest` refuses them."""
 _POLL_S = 0.1
 _running: dict[Path, KTableView] = {}
 """The view that holds the lock of each checkpoint in this process."""
@@ -69,8 +71,7 @@ class KTableView:
         spark: may be None if you call only `progress` and `wait_until`, in any process.
         target: an upsert that belongs to this view alone.
         checkpoint: a directory on a local file system that belongs to this view alone.
-        options: further options of the source. With `maxOffsetsPerTrigger` a rebuilt table is
-            incomplete until the query reaches the log's end.
+        options: further options of the source.
         name: the query's name.
         trigger: the arguments of `DataStreamWriter.trigger`, as in {"availableNow": True}.
 
@@ -79,6 +80,12 @@ class KTableView:
     further behind may keep deleted keys. `start` rebuilds a table whose last micro-batch is that
     old and which the cleaner has overtaken. It does not notice a running query that lags so far:
     `progress` shows the lag, `rebuild` repairs the table.
+
+    The first micro-batch has the latest record of each key, and `maxOffsetsPerTrigger` does not cut
+    it. All records are read instead if `select` is a list or if `on_bad_record` leaves records out.
+    The options `minPartitions`, `maxRecordsPerPartition` and `read_uncommitted` have the same
+    effect. With `maxOffsetsPerTrigger` a rebuilt table is then incomplete until the query reaches
+    the log's end.
 
     Spark itself needs no database to query a topic's latest values: use `KTable(...).create_view`
     or the option `view=latest`.
@@ -328,8 +335,17 @@ class KTableView:
         if self.target.bad_records.topic:  # whose dead letters have the record's headers
             reader = reader.options(includeHeaders="true")
         reader = reader.options(**self.options)
-        reader = reader.options(path=self.path, subscribe=self.topic, startingOffsets="earliest")
-        return reader.load()
+        view = "latest" if self._needs_latest_alone else "changelog"
+        reader = reader.options(path=self.path, subscribe=self.topic)
+        return reader.options(startingOffsets="earliest", view=view).load()
+
+    @property
+    def _needs_latest_alone(self) -> bool:
+        """Whether the query may begin with the latest records, with which a table is the same."""
+        is_divided = not _DIVIDING.isdisjoint(key.lower() for key in self.options)
+        return (
+            self.target.shape.needs_latest_alone and not is_divided and not self._reads_uncommitted
+        )
 
     def _start(self, changes: DataFrame, number: int) -> StreamingQuery:
         self.target.replace_first = True

@@ -166,7 +166,7 @@ def test_a_stream_of_a_view_begins_with_it_and_follows_its_changes(
     put(root, {"a": None, "b": "1"})
     put(root, {"b": "2"})
     run()
-    assert batches[0] == [("a", "1"), ("b", "0")]
+    assert batches[0] == [("a", "1"), ("b", "0"), ("c", None)]
     assert [change for batch in batches[1:] for change in batch] == [
         ("a", None),
         ("b", "1"),

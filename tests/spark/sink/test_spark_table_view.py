@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from kafkalog import KTableView
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert import SQLiteUpsert
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.fs import clock
 from tests.spark.sink.test_spark_upsert import append, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -106,6 +108,54 @@ def test_a_table_lost_under_a_running_view_ends_the_query_and_is_rebuilt(
     view.wait_until(timeout_s=120)
     assert table(tmp_path / "view.db") == [("a", 3), ("b", 2), ("c", 4)]
     wait_for_generation(tmp_path, "3")
+
+
+def test_a_later_deletion_in_another_partition_wins_over_an_earlier_value(
+    log: Path, view: KTableView, tmp_path: Path
+) -> None:
+    append(log, ["a", "b", "c"], [None, '{"n":9}', None], [1, 0, 0])
+    view.start()
+    view.wait_until(timeout_s=120)
+    assert table(tmp_path / "view.db") == [("b", 9)]
+
+
+def test_a_later_deletion_of_a_key_that_is_spelled_otherwise_wins(
+    spark: Any, tmp_path: Path
+) -> None:
+    with Engine(tmp_path / "log") as engine:
+        engine.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
+    keys = ['{"id":1}', '{"id":2}', '{"id":3}', '{"id": 3}', '{"id":4}']
+    append(tmp_path / "log", keys, ['{"n":1}', '{"n":2}', '{"n":3}', None, "{"], [0, 1, 0, 0, 0])
+    append(tmp_path / "log", ['{"id": 1}', '{"id":4}'], [None, '{"n":4}'], [1, 0])
+    target = SQLiteUpsert(tmp_path / "view.db", "stock", schema="id int, n int", key=["id"])
+    view = KTableView(spark, tmp_path / "log", "t", target, checkpoint=tmp_path / "views" / "stock")
+    view.start()
+    view.wait_until(timeout_s=120)
+    view.stop()
+    with closing(sqlite3.connect(tmp_path / "view.db")) as connection:
+        found = connection.execute("SELECT * FROM stock ORDER BY id").fetchall()
+    assert found == [(2, 2), (4, 4)]
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_view_that_began_with_the_changelog_goes_on(
+    log: Path, view: KTableView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(KTableView, "_needs_latest_alone", False)
+        query_id = view.start().id
+        view.wait_until(timeout_s=120)
+        view.stop()
+    if is_first:  # as if it had died in its first micro-batch
+        commits = tmp_path / "views" / "stock" / "1" / "commits"
+        shutil.rmtree(commits)
+        (tmp_path / "view.db").unlink()
+    append(log, ["a", "b", "c"], ['{"n":4}', None, '{"n":5}'], [0, 1, 1])
+    with Engine(log) as engine:
+        clean(engine, "t", force=True, now_ms=clock.now_ms())
+    assert view.start().id == query_id
+    view.wait_until(timeout_s=120)
+    assert table(tmp_path / "view.db") == [("a", 4), ("c", 5)]
 
 
 def test_rows_of_somebody_else_are_replaced_on_demand_only(

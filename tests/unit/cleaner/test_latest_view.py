@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from pathlib import Path
 
@@ -131,11 +132,14 @@ def test_chosen_keys_have_the_records_that_they_have_among_all(
                 log.clean("t", force=True, now_ms=1000)
     with Engine(tmp_path, read_only=True) as engine:
         cleaned_to = engine.describe("t").partitions[0].cleaned_to
-        for end in (cleaned_to, cleaned_to + 25, 600):
-            everything = latest_column(engine, end=end)
+        for end, with_tombstones in itertools.product(
+            (cleaned_to, cleaned_to + 25, 600), (False, True)
+        ):
+            everything = latest_column(engine, end=end, with_tombstones=with_tombstones)
             for count in (1, 2, 30):
                 keys = [b"k%d" % number for number in rng.sample(range(95), count)]
-                found = latest_column(engine, end=end, keys=[*keys, keys[0]])
+                given = [*keys, keys[0]]
+                found = latest_column(engine, end=end, keys=given, with_tombstones=with_tombstones)
                 assert found == {key: at for key, at in everything.items() if key in keys}
                 assert list(found.values()) == sorted(found.values())
 
@@ -173,12 +177,12 @@ def test_the_latest_records_are_exact_at_any_number_of_keys(
         engine.append("t", rows, now_ms=1000)
     records = records_of(dump(engine))
     for end in (0, 1, 137, 400):
-        expected = {
-            key: offset
-            for key, (offset, value) in latest_values(r for r in records if r.offset < end).items()
-            if value is not None
-        }
-        assert latest_column(engine, end=end, budget_bytes=24 * slots) == expected
+        found = latest_values(r for r in records if r.offset < end)
+        every = {key: offset for key, (offset, _) in found.items()}
+        some = {key: offset for key, (offset, value) in found.items() if value is not None}
+        budget = 24 * slots
+        assert latest_column(engine, end=end, budget_bytes=budget) == some
+        assert latest_column(engine, end=end, budget_bytes=budget, with_tombstones=True) == every
 
 
 def test_records_without_a_key_are_no_latest_records(tmp_path: Path) -> None:

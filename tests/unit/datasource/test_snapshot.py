@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from kafkalog.cleaner.schedule.manager import clean
@@ -54,6 +55,7 @@ def test_the_first_batch_is_the_view_and_the_next_ones_are_the_changes(tmp_path:
     assert [(row["key"], row["value"]) for row in first] == [
         (b"b", b"0"),
         (b"c", b"0"),
+        (b"x", None),
         (b"a", b"1"),
     ]
 
@@ -67,6 +69,40 @@ def test_the_first_batch_is_the_view_and_the_next_ones_are_the_changes(tmp_path:
         (b"c", b"1"),
         (b"a", b"3"),
     ]
+
+
+def test_a_streams_view_has_a_deletion_as_long_as_it_is_in_the_log(tmp_path: Path) -> None:
+    log = LogBuilder(tmp_path).topic("t", 2, policy="compact")
+    log.append((b"a", b"0"), (b"b", b"0"), (b"a", None), partition=[0, 0, 1]).close()
+    first = rows(*planned(stream(tmp_path)))
+    assert {(row["key"], row["value"]) for row in first} == {
+        (b"a", b"0"),
+        (b"b", b"0"),
+        (b"a", None),
+    }
+    chosen = rows(*planned(stream(tmp_path, keys='["a"]')))
+    assert {row["value"] for row in chosen} == {b"0", None}
+
+    later_ms = clock.now_ms() + 7 * 86_400_000
+    with Engine(tmp_path) as engine:
+        for now_ms in (later_ms, 2 * later_ms):
+            clean(engine, "t", force=True, now_ms=now_ms)
+    assert table(rows(*planned(stream(tmp_path)))) == {b"a": b"0", b"b": b"0"}
+
+
+def planned(
+    reader: KafkaLogStreamReader,
+) -> tuple[KafkaLogStreamReader, Sequence[InputPartition]]:
+    """A new query's reader, and the tasks of its first micro-batch."""
+    start = reader.initialOffset()
+    return reader, reader.partitions(start, reader.latestOffset(start, ALL))
+
+
+def test_uncommitted_records_are_refused(tmp_path: Path) -> None:
+    append(tmp_path, OLD)
+    reader = stream(tmp_path, **{"kafka.isolation.level": "read_uncommitted"})
+    with pytest.raises(InvalidInputError, match="read_uncommitted cannot be set with view=latest"):
+        reader.initialOffset()
 
 
 def test_the_limit_cuts_the_changes_and_not_the_view(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 import kafkalog
+from kafkalog.datasource.source import KafkaLogDataSource
+from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.sink.upsert import Batch, Position, SQLiteUpsert
 from kafkalog.sink.views.generations import Generations
@@ -444,6 +446,31 @@ def test_a_view_reads_the_headers_for_its_dead_letters(place: Place, rule: str) 
     upsert = SQLiteUpsert(place.database, "stock", on_bad_record=rule)
     KTableView(None, place.log, "t", upsert, checkpoint=place.checkpoint)._changes(spark)
     assert (spark.given.get("includeHeaders") == "true") == rule.startswith("deadletter")
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "view"),
+    [
+        ({"schema": "n int"}, {"maxOffsetsPerTrigger": "1", "keys": '["k1"]'}, "latest"),
+        ({"select": lambda frame: frame}, {}, "latest"),
+        ({"select": ["key", "value"]}, {}, "changelog"),
+        ({"on_bad_record": "skip"}, {}, "changelog"),
+        ({"on_bad_record": "deadletter:bad"}, {}, "changelog"),
+        ({}, {"kafka.isolation.level": "read_uncommitted"}, "changelog"),
+        ({}, {"minpartitions": "4"}, "changelog"),
+        ({}, {"maxRecordsPerPartition": "4"}, "changelog"),
+    ],
+)
+def test_a_view_begins_with_the_latest_records_where_they_make_the_same_table(
+    place: Place, given: dict[str, Any], options: dict[str, str], view: str
+) -> None:
+    spark: Any = Reading()
+    upsert = SQLiteUpsert(place.database, "stock", **given)
+    made = KTableView(None, place.log, "t", upsert, checkpoint=place.checkpoint, options=options)
+    made._changes(spark)
+    assert spark.given["view"] == view
+    reader = KafkaLogStreamReader(spark.given, KafkaLogDataSource(spark.given).schema())
+    assert reader.initialOffset() == {"t": {"0": -2, "1": -2}}
 
 
 def test_wrong_arguments_are_refused(place: Place) -> None:

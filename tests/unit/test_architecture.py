@@ -43,6 +43,7 @@ ROOMS = [
     "storage_engine/broker",
     "storage_engine/reading",
     "storage_engine/writing",
+    "storage_engine/object_store",
     "storage_engine/transactions",
     "storage_engine/segment",
     "storage_engine/metadata",
@@ -73,6 +74,7 @@ LIGHT = [
     "kafkalog.storage_engine.metadata.journal",
     "kafkalog.storage_engine.writing.partition",
     "kafkalog.storage_engine.format.batch",
+    "kafkalog.storage_engine.object_store.client",
     "kafkalog.storage_engine.reading.partition_snapshot",
     "kafkalog.cleaner.schedule.thread",
     "kafkalog.cleaner.schedule.manager",
@@ -433,7 +435,7 @@ def loaded_by(modules: list[str], heavy: list[str]) -> list[str]:
 
 
 def test_engine_planning_and_commit_import_nothing_heavy() -> None:
-    heavy = ["pyarrow", "pandas", "pyspark", "prometheus_client"]
+    heavy = ["pyarrow", "pandas", "pyspark", "prometheus_client", "obstore"]
     assert loaded_by(LIGHT, heavy) == []
 
 
